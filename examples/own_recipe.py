@@ -1,4 +1,4 @@
-"""Q-learning on a line of eight cells, rewarded at the right end: `rlinf train recipe=own_recipe:recipe`."""
+"""Q-learning on a line of eight cells, rewarded at its end: `PYTHONPATH=. rlinf train recipe=own_recipe:recipe`."""
 
 import json
 from pathlib import Path

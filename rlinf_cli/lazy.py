@@ -55,9 +55,9 @@ class LazyGroup(TyperGroup):
         return [*self._packages, *self.offered]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        known = cmd_name in self._packages or cmd_name in self.offered
+        is_command = cmd_name in self._packages or cmd_name in self.offered
         # For an unknown name all of them are loaded, to suggest the nearest.
-        for name in (cmd_name,) if known else self.list_commands(ctx):
+        for name in (cmd_name,) if is_command else self.list_commands(ctx):
             if name not in self.commands:
                 self.add_command(self._build(name), name)
         return super().get_command(ctx, cmd_name)

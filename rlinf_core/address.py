@@ -95,7 +95,7 @@ def _checked_rank(rank: int) -> int:
     except TypeError:
         number = -1
     if number < 0:
-        raise InvalidNameError(f"{rank!r} is not a rank of a worker", help="ranks are whole numbers from 0")
+        raise InvalidNameError(f"{rank!r} is not a rank of a worker", help="ranks are integers >= 0")
     return number
 
 

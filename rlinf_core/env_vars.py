@@ -126,7 +126,7 @@ def parse_ports(text: str) -> range:
 
 
 _A_TIME = "a positive number of seconds, such as `1800` or `0.5`"
-_A_COUNT = "a whole number from 0"
+_A_COUNT = "an integer >= 0"
 _A_SIZE = "a positive size in bytes, such as `256MB`, `2GiB` or `1048576`"
 
 TIMEOUT = EnvVar(

@@ -63,8 +63,8 @@ class Registry(Generic[T]):
             return cast("T", import_target(target, self._what))
         from rlinf_core.suggest import did_you_mean, quoted
 
-        known = f"known: {quoted(self.names())}; your own: `package.module:name`"
-        raise ConfigError(f"unknown {self._what} `{name}`", help=did_you_mean(name, self.names()) or known)
+        choices = f"known: {quoted(self.names())}; your own: `package.module:name`"
+        raise ConfigError(f"unknown {self._what} `{name}`", help=did_you_mean(name, self.names()) or choices)
 
 
 def import_target(target: str, what: str) -> object:

@@ -1,4 +1,4 @@
-"""Suggestions for misspelt names."""
+"""Words of messages: suggestions for misspelt names, lists of names, quoted pieces."""
 
 from __future__ import annotations
 
@@ -47,3 +47,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
 def quoted(names: Iterable[str]) -> str:
     """Return the names in backticks, joined by commas."""
     return ", ".join(f"`{name}`" for name in names)
+
+
+def excerpt(text: str, limit: int = 60) -> str:
+    """Return a text as quoted in messages: on one line, and truncated."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.column_statistics import PictureStatistics, Statistics, of_numbers
+from recipes.demonstrations.column_statistics import Statistics
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.names import Flip
 from recipes.demonstrations.shape import DatasetShape, check_alike
@@ -36,22 +36,6 @@ class Camera(ABC):
         Raises:
             DatasetError: one is missing or damaged.
         """
-
-
-class KeptCamera(Camera):
-    """Images in memory.
-
-    Args:
-        pictures: uint8 [N, H, W, 3].
-    """
-
-    def __init__(self, pictures: NDArray[np.uint8]) -> None:
-        super().__init__((pictures.shape[1], pictures.shape[2], 3))
-        self._pictures = pictures
-
-    def read(self, rows: Rows) -> NDArray[np.uint8]:
-        """See `Camera`."""
-        return self._pictures[rows]
 
 
 class JoinedSet(NamedTuple):
@@ -187,18 +171,6 @@ class Demonstrations:
             draws=of(self.draws),
             place=None if place is None else _placed(place, rows),
         )
-
-    def computed_statistics(self, pictures: bool = False) -> dict[str, Statistics]:
-        """Return the statistics of the loaded rows: `action`, `observation.state` and optionally the cameras."""
-        statistics = {"action": of_numbers(self.actions)}
-        if self.states is not None:
-            statistics["observation.state"] = of_numbers(self.states)
-        for name, camera in self.cameras.items() if pictures else ():
-            counted = PictureStatistics()
-            for episode in range(self.episodes):
-                counted.add(camera.read(self.rows_of(episode)))
-            statistics[f"observation.images.{name}"] = counted.statistics()
-        return statistics
 
 
 class FlippedCamera(Camera):

@@ -74,11 +74,11 @@ def check_fsdp(fsdp: FsdpConfig, report: Report) -> None:
     reshards = fsdp.sharding_strategy == "full_shard"
     if fsdp.reshard_after_forward in (None, reshards):
         return
-    said = "true" if fsdp.reshard_after_forward else "false"
+    value = "true" if fsdp.reshard_after_forward else "false"
     report(
         ("actor", "fsdp_config", "reshard_after_forward"),
         "conflicting-settings",
-        f"`reshard_after_forward: {said}` contradicts `sharding_strategy: {fsdp.sharding_strategy}`",
+        f"`reshard_after_forward: {value}` contradicts `sharding_strategy: {fsdp.sharding_strategy}`",
         "remove one of the two",
         about=[("actor", "fsdp_config", "sharding_strategy")],
     )
@@ -124,12 +124,12 @@ def check_group_names(config: BaseModel, names: Mapping[str, str], report: Repor
     """Report worker groups with the same name. `names` is by section."""
     first: dict[str, str] = {}
     for section, name in names.items():
-        other = first.setdefault(name, section)
-        if other != section:
+        earlier = first.setdefault(name, section)
+        if earlier != section:
             report(
-                blame(config, (section, "group_name"), (other, "group_name")),
+                blame(config, (section, "group_name"), (earlier, "group_name")),
                 "conflicting-settings",
-                f"`{other}.group_name` and `{section}.group_name` are both `{name}`",
+                f"`{earlier}.group_name` and `{section}.group_name` are both `{name}`",
                 "give every worker group its own name",
             )
 

@@ -72,7 +72,7 @@ class SftRunner(RolloutRunner):
         if self._env is None:
             return None
         self.update_rollout_weights(step)
-        self.record.tell(events.PhaseStarted(step, events.EVALUATE))
+        self.record.emit(events.PhaseStarted(step, events.EVALUATE))
         episodes, _ = wait_together(self._env.evaluate(), self._rollout.evaluate())
         if not self._evaluated:
             self._evaluated = True

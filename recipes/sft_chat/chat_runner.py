@@ -53,7 +53,7 @@ class ChatRunner(Runner):
         """Return the loss on the conversations of evaluation, if there are any."""
         if not self._counts.evaluation:
             return None
-        self.record.tell(events.PhaseStarted(step, events.EVALUATE))
+        self.record.emit(events.PhaseStarted(step, events.EVALUATE))
         return self._actor.evaluate().wait()[0]
 
     def write_checkpoint(self, folder: Path) -> None:

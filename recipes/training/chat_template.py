@@ -63,7 +63,7 @@ class ChatTemplate:
         source: Any = getattr(tokenizer, "chat_template", None)
         if not source:
             raise ConfigError(
-                "`data.apply_chat_template` is on, and the tokenizer has no chat template",
+                "`data.apply_chat_template` is true, but the tokenizer has no chat template",
                 help="write `data.apply_chat_template: false`, and put examples into `data.few_shot`",
             )
         for name in arguments:

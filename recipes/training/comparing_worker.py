@@ -12,7 +12,7 @@ from rlinf_core.worker.handle import wait_together
 
 
 class ComparingWorker(Worker):
-    """A worker that keeps what it compares, for the runner to take; its configuration is `_config`."""
+    """A worker that collects its comparisons for the runner; its configuration is `_config`."""
 
     _config: Any
 

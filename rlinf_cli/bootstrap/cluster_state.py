@@ -100,8 +100,8 @@ async def ask_all(cluster: ClusterRecord, transport: Transport, notify: Notify) 
     joined = asyncio.ensure_future(_members(cluster, head, transport))
     answers = await asyncio.gather(*(_probe(cluster, node, transport) for node in nodes))
     members = await joined
-    known = None if members is None else _by_rank(members["nodes"])
-    statuses = tuple(_status(node, answer, known) for node, answer in zip(nodes, answers, strict=True))
+    members_by_rank = None if members is None else _by_rank(members["nodes"])
+    statuses = tuple(_status(node, answer, members_by_rank) for node, answer in zip(nodes, answers, strict=True))
     jobs = None if members is None else tuple(_job(job) for job in members["jobs"])
     seconds = time.monotonic() - begun
     return StatusReport(statuses, jobs, seconds, cluster.address, cluster.name, cluster.file, cluster.authenticated)

@@ -36,8 +36,8 @@ def find_job(name: str | None = None) -> JobRecord:
     """
     jobs = running_jobs()
     if name is None or name not in [job.job for job in jobs]:
-        known = env_vars.ADDRESS.get() not in (None, attach.LOCAL) or attach.known() is not None
-        if known and (name is not None or not jobs):
+        has_cluster = env_vars.ADDRESS.get() not in (None, attach.LOCAL) or attach.known() is not None
+        if has_cluster and (name is not None or not jobs):
             jobs += _jobs_of_cluster()
     if not jobs:
         raise ClusterError(

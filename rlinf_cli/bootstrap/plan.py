@@ -61,13 +61,13 @@ def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], 
     actions: dict[int, Action] = {}
     failures: list[NodeFailure] = []
     head = facts.get(0)
-    seen: dict[str, NodeTarget] = {}
+    target_by_host: dict[str, NodeTarget] = {}
     head_keeps = head is not None and _runs(head)
     for node in nodes:
         node_facts = facts.get(node.rank)
         if node_facts is None:
             continue
-        twin = seen.setdefault(str(node_facts["machine"]), node)
+        twin = target_by_host.setdefault(str(node_facts["machine"]), node)
         failure = _same_machine(node, twin) or _software(node, node_facts, head, own)
         if failure is None:
             action = _action(node_facts, head, head_keeps=head_keeps, is_head=node.is_head)

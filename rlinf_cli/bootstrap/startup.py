@@ -358,7 +358,7 @@ class _Run:
 
     def _save(self, before: ClusterRecord | None) -> None:
         request = self.request
-        known = {node.rank: node for node in before.nodes} if before else {}
+        earlier_nodes = {node.rank: node for node in before.nodes} if before else {}
         head = self._up.get(0)
         ports = request.nodes[0].ports
         cluster_records.save(
@@ -369,7 +369,7 @@ class _Run:
                 address=str(head["gcs"]) if head else before.address if before else "",
                 authenticated=request.authenticated,
                 ports=(ports.gcs, ports.last_data),
-                nodes=tuple(self._recorded(node, known.get(node.rank)) for node in request.nodes),
+                nodes=tuple(self._recorded(node, earlier_nodes.get(node.rank)) for node in request.nodes),
                 since=before.since if before else time.time(),
                 synced=request.archive is not None,
             )

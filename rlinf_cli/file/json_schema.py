@@ -43,9 +43,9 @@ def json_schema(model: type[BaseModel]) -> Schema:
     """Return the schema of a file whose root is `model`."""
     definitions, references = _definitions({"file": model})
     requirements = _Requirements(definitions)
-    whole = requirements.unless_extended(references["file"])
+    job_file = requirements.unless_extended(references["file"])
     requirements.remove()
-    return {**_file(f"rlinf: {model.__name__}"), **whole, "$defs": definitions}
+    return {**_file(f"rlinf: {model.__name__}"), **job_file, "$defs": definitions}
 
 
 def file_schema(

@@ -147,12 +147,12 @@ def _additions(conversion: Conversion) -> Iterator[Added]:
 
 def _rlinf_math(tree: MappingNode, values: Values) -> Iterator[Added]:
     placement = find(tree, ("cluster", "component_placement"))
-    known = placed(placement) if isinstance(placement, MappingNode) else {}
-    if "reward" not in known:
+    group_by_component = placed(placement) if isinstance(placement, MappingNode) else {}
+    if "reward" not in group_by_component:
         yield from reward_place()
-    actor = known.get("actor")
+    actor = group_by_component.get("actor")
     place = placement.get(actor) if isinstance(placement, MappingNode) and actor is not None else None
-    if values.get("algorithm.kl_beta", 0) and "reference" not in known and place is not None:
+    if values.get("algorithm.kl_beta", 0) and "reference" not in group_by_component and place is not None:
         why = "`algorithm.kl_beta` needs a reference model: it shares the actor's accelerators"
         for at, value in _plain(place, ("cluster", "component_placement", "reference")):
             yield Added(at, value, why)

@@ -69,9 +69,9 @@ def names_of(section: type[BaseModel]) -> SectionNames:
     fields = written_fields(section)
     names = {other: ours for other, ours in merged["names"].items() if ours in fields and other not in fields}
     moved = {other: path for other, path in merged["moved"].items() if other not in fields}
-    known = {*fields, *names}
+    own_names = {*fields, *names}
     left = [
-        {key: value for key, value in merged[kind].items() if key not in known}
+        {key: value for key, value in merged[kind].items() if key not in own_names}
         for kind in ("unavailable", "accepted", "means")
     ]
     return SectionNames(names, moved, *left)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from rlinf_core.config.composing.paths import PathSyntaxError, parse_path, to_path
-from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, SequenceNode, child, format_path
+from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, child, format_path
 from rlinf_core.config.yaml.reader import resolve_plain
 
 MAX_DEPTH: Final = 40
@@ -42,11 +42,6 @@ class _Interpolation(NamedTuple):
     """`${...}` in a text: the part between the braces."""
 
     body: str
-
-
-def has_reference(node: Node) -> bool:
-    """Return whether a scalar holds a reference."""
-    return isinstance(node, ScalarNode) and "${" in node.raw
 
 
 def split(text: str) -> list[str | _Interpolation]:
@@ -247,10 +242,10 @@ class References:
         default = _unquoted(arguments[1])
         if "${" in default:
             try:
-                known = self._argument(default, path, 0)
+                resolved = self._argument(default, path, 0)
             except UnresolvableError:
                 return None
-            default = known.raw if isinstance(known, ScalarNode) else "}"
+            default = resolved.raw if isinstance(resolved, ScalarNode) else "}"
         default = "" if default in ("null", "None") else default
         return None if "}" in default else f"${{env:{arguments[0]}:-{default}}}"
 
@@ -292,8 +287,3 @@ _UNKNOWN: Final = {
     "hydra": "`hydra:` describes a Hydra run, which does not exist here",
     "now": "`now:` names folders by time; here every run gets its own folder",
 }
-
-
-def list_items(node: Node) -> tuple[Node, ...]:
-    """Return the items of a list; empty for anything else."""
-    return node.items if isinstance(node, SequenceNode) else ()

@@ -64,17 +64,17 @@ def recipe_of(project: Project, tree: MappingNode) -> tuple[str, str]:
     if project is Project.VERL:
         if tree.entry("actor_rollout_ref") is None:
             raise ConfigError(
-                "no recipe fine-tunes a language model on given answers, as this verl file does",
+                "fine-tuning files of verl are not converted",
                 why="it has no `actor_rollout_ref`, so nothing generates answers",
-                help="recipe `sft` learns from robot demonstrations; `rlinf recipes` lists all",
+                help="write a file for recipe `sft_chat`, which learns from given answers",
             )
         return "math", "a file of verl with `actor_rollout_ref`"
     task = find(tree, ("runner", "task_type"))
     written = task.raw if isinstance(task, ScalarNode) else ""
     if written == "sft" and not _is_policy(tree):
         raise ConfigError(
-            "no recipe fine-tunes a language model on given answers, as `runner.task_type: sft` does here",
-            help="recipe `sft` learns from robot demonstrations; `rlinf recipes` lists all",
+            "`runner.task_type: sft` of a language model is not converted",
+            help="write a file for recipe `sft_chat`, which learns from given answers",
         )
     if written in _TASKS:
         return _TASKS[written], f"`runner.task_type: {written}`"
@@ -82,10 +82,10 @@ def recipe_of(project: Project, tree: MappingNode) -> tuple[str, str]:
         return "embodied", "the section `env`"
     if find(tree, ("data", "prompt_key")) is not None or find(tree, ("algorithm", "sampling_params")) is not None:
         return "math", "prompts and sampling of a language model"
-    known = ", ".join(f"`{name}`" for name in _TASKS)
+    task_types = ", ".join(f"`{name}`" for name in _TASKS)
     raise ConfigError(
         f"no recipe matches `runner.task_type: {written}`" if written else "the file does not say what to train",
-        help=f"known values of `runner.task_type`: {known}",
+        help=f"known values of `runner.task_type`: {task_types}",
     )
 
 

@@ -78,7 +78,7 @@ def _visibility_variables() -> frozenset[str]:
 
 
 def _forwarded(site: Site, taken: frozenset[str]) -> None:
-    seen: set[str] = set()
+    names: set[str] = set()
     for index, name in enumerate(site.cluster.forward_env):
         path = (*CLUSTER, "forward_env", index)
         if name in taken:
@@ -89,11 +89,11 @@ def _forwarded(site: Site, taken: frozenset[str]) -> None:
                 help="remove it",
                 severity=Severity.WARNING,
             )
-        elif name in seen:
+        elif name in names:
             site.report(
                 "duplicate-env-var",
                 f"`{name}` is listed twice",
                 path,
                 help="keep one of them",
             )
-        seen.add(name)
+        names.add(name)

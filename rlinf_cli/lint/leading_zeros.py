@@ -23,8 +23,8 @@ def lint(job: Job) -> Iterator[Diagnostic]:
 
     model = ClusterFile if job.recipe is None else job.recipe.config_model()
     for path, scalar in scalars(view.tree):
-        whole = type(scalar.value) is int and _LEADING_ZERO.fullmatch(scalar.raw)
-        if whole and int in types_at(model, path):
+        is_octal = type(scalar.value) is int and _LEADING_ZERO.fullmatch(scalar.raw)
+        if is_octal and int in types_at(model, path):
             message = f"`{scalar.raw}` is read as {scalar.value}; other YAML loaders read it as octal"
             help = f"write `{scalar.value}`"
             where = view.original(path)

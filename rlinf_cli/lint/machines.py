@@ -27,24 +27,24 @@ def check(site: Site) -> None:
 
 
 def _hosts(site: Site) -> None:
-    whole: Path = (*CLUSTER, "hosts")
+    hosts_path: Path = (*CLUSTER, "hosts")
     with_hosts = [(path, group) for path, group in site.groups() if group.hosts]
     if site.cluster.hosts and with_hosts:
         first = (*with_hosts[0][0], "hosts")
         site.report(
             "hosts-twice",
             "hosts are set both for the cluster and for its groups",
-            whole,
-            span=site.key(whole),
+            hosts_path,
+            span=site.key(hosts_path),
             help="keep only one: the groups' hosts or the cluster's",
             related=[(site.key(first), "a group's hosts are set at")],
         )
     elif site.cluster.hosts:
         count = site.num_nodes
-        if count is not None and not site.damaged(whole) and len(site.cluster.hosts) != count:
-            _count(site, whole, len(site.cluster.hosts), count, "`num_nodes` is")
+        if count is not None and not site.damaged(hosts_path) and len(site.cluster.hosts) != count:
+            _count(site, hosts_path, len(site.cluster.hosts), count, "`num_nodes` is")
             return
-        _assign(site, [(whole, site.cluster.hosts, [range(len(site.cluster.hosts))])])
+        _assign(site, [(hosts_path, site.cluster.hosts, [range(len(site.cluster.hosts))])])
         return
     claims: list[tuple[Path, tuple[str, ...], Sequence[range]]] = []
     for path, group in with_hosts:

@@ -286,8 +286,8 @@ class _Linter:
             if covered.unit == ACCELERATORS:
                 continue
             nodes = merge_ranges(piece for pieces in _nodes_by_label(viewer).values() for piece in pieces)
-            seen = merge_ranges(numbers.on(piece) for piece in nodes)
-            shared = {other.name: intersect(ranges, seen) for other, ranges in holding}
+            visible = merge_ranges(numbers.on(piece) for piece in nodes)
+            shared = {other.name: intersect(ranges, visible) for other, ranges in holding}
             names = [name for name, pieces in shared.items() if pieces]
             if names:
                 where = merge_ranges(

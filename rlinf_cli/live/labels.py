@@ -93,8 +93,8 @@ def conversations(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
         figures.append(("tool errors", f"{failed / calls:.0%}"))
         waited = sum(value for name, value in metrics.items() if name.startswith("agent/tool_seconds/"))
         # Concurrent tool calls may add up to more than the run's time.
-        whole = max(metrics.get("agent/seconds", 0.0), waited)
-        figures.append(("waiting for tools", f"{waited / whole if whole else 0:.0%}"))
+        total = max(metrics.get("agent/seconds", 0.0), waited)
+        figures.append(("waiting for tools", f"{waited / total if total else 0:.0%}"))
     return figures
 
 
@@ -114,8 +114,8 @@ def figure(value: float) -> str:
 
 def clock(seconds: float) -> str:
     """Return `0:42`, `12:07`, `3:04:05`."""
-    whole = int(seconds)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    total = int(seconds)
+    hours, minutes, rest = total // 3600, total // 60 % 60, total % 60
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 

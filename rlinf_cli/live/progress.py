@@ -186,25 +186,25 @@ class RunProgress:
         """
         sums = self._spent()
         phases = {name.removeprefix(_TIME): seconds for name, seconds in sums.items() if name.count("/") == 1}
-        whole = phases.pop(_WHOLE_STEP.removeprefix(_TIME), None) or sum(phases.values())
-        if whole <= 0:
+        step_seconds = phases.pop(_WHOLE_STEP.removeprefix(_TIME), None) or sum(phases.values())
+        if step_seconds <= 0:
             return None, []
         ordered = sorted(phases.items(), key=lambda item: -item[1])
-        return whole / len(self._times), [(name, seconds / whole) for name, seconds in ordered]
+        return step_seconds / len(self._times), [(name, seconds / step_seconds) for name, seconds in ordered]
 
     def shares_of_components(self) -> dict[str, list[tuple[str, float]]]:
         """Return the activities of each component in the last steps, as shares of a step's time.
 
         Components work in parallel, so their shares add up to more than 1.
         """
-        whole, _ = self.shares()
+        step_seconds, _ = self.shares()
         shares: dict[str, list[tuple[str, float]]] = {}
-        if whole is None:
+        if step_seconds is None:
             return shares
         for name, seconds in self._spent().items():
             component, slash, work = name.removeprefix(_TIME).partition("/")
             if slash and "/" not in work:
-                shares.setdefault(component, []).append((work, seconds / len(self._times) / whole))
+                shares.setdefault(component, []).append((work, seconds / len(self._times) / step_seconds))
         return shares
 
     def _spent(self) -> dict[str, float]:

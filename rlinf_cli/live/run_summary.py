@@ -69,8 +69,8 @@ def summary_record(
     unread: Sequence[Diagnostic] = (),
 ) -> dict[str, Any]:
     """Return the format `rlinf.train/1`. Seconds are wall-clock; a metric that is not finite is null."""
-    known = progress if progress is not None and progress.started is not None else None
-    evaluation = known.evaluation if known else None
+    begun = progress if progress is not None and progress.started is not None else None
+    evaluation = begun.evaluation if begun else None
     return {
         "schema": SCHEMA,
         "status": status,
@@ -78,16 +78,16 @@ def summary_record(
         "recipe": recipe,
         "folder": str(folder),
         "pid": os.getpid() if pid is None else pid,
-        "step": known.step if known else 0,
-        "last_step": known.total if known else None,
+        "step": begun.step if begun else 0,
+        "last_step": begun.total if begun else None,
         "launch_seconds": round(progress.launch_seconds, 3) if progress else None,
-        "seconds": round(known.train_seconds, 3) if known else 0.0,
-        "metrics": _numbers(known.metrics) if known else {},
+        "seconds": round(begun.train_seconds, 3) if begun else 0.0,
+        "metrics": _numbers(begun.metrics) if begun else {},
         "evaluation": {"step": evaluation.step, "metrics": _numbers(evaluation.metrics)} if evaluation else None,
-        "checkpoint": str(known.checkpoint.path) if known and known.checkpoint else None,
+        "checkpoint": str(begun.checkpoint.path) if begun and begun.checkpoint else None,
         "curve": str(progress.curve) if progress and progress.curve else None,
         "report": str(report) if report else None,
-        "restarts": known.restart.restart if known and known.restart else 0,
+        "restarts": begun.restart.restart if begun and begun.restart else 0,
         "no_effect": [
             {"key": format_path(diagnostic.path), "place": str(diagnostic.span), "message": diagnostic.message}
             for diagnostic in unread

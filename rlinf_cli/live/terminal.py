@@ -79,10 +79,10 @@ def block(progress: RunProgress, title: str, place: str) -> Group:
 
 
 def _line(label: str, style: str, width: int, text: Text) -> Text:
-    whole = Text.assemble((label.ljust(width), style), "  ", text, no_wrap=True, overflow="ellipsis")
+    line = Text.assemble((label.ljust(width), style), "  ", text, no_wrap=True, overflow="ellipsis")
     # The view moves the cursor itself, so its stream does not escape.
-    whole.plain = replaced(hidden(whole.plain))
-    return whole
+    line.plain = replaced(hidden(line.plain))
+    return line
 
 
 def _rows(progress: RunProgress) -> list[tuple[str, Text]]:
@@ -96,10 +96,10 @@ def _rows(progress: RunProgress) -> list[tuple[str, Text]]:
     losses = labels.losses(progress.metrics)
     if losses:
         rows.append(("learn", _figures(losses)))
-    whole, shares = progress.shares()
-    if whole is not None:
+    step_seconds, shares = progress.shares()
+    if step_seconds is not None:
         spent = [(labels.short_phase(name), f"{share:.0%}") for name, share in shares]
-        rows.append(("time", Text(f"{labels.duration(whole)} a step: ", style="dim") + _figures(spent)))
+        rows.append(("time", Text(f"{labels.duration(step_seconds)} a step: ", style="dim") + _figures(spent)))
     work = progress.shares_of_components()
     if work:
         rows.append(("work", _work(work)))

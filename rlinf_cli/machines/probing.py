@@ -146,9 +146,9 @@ def recorded_cluster(name: str | None) -> ClusterRecord:
     record = cluster_records.recorded(name)
     if record is not None:
         return record
-    known, name = cluster_records.names(), name or env_vars.CLUSTER.get()
+    recorded, name = cluster_records.names(), name or env_vars.CLUSTER.get()
     what = f"no cluster `{name}` is known on this machine" if name else "no cluster is known on this machine"
-    others = f"known clusters: {', '.join(f'`{known_name}`' for known_name in known)}" if known else ""
+    others = f"known clusters: {', '.join(f'`{known_name}`' for known_name in recorded)}" if recorded else ""
     hint = f"bring one up with `rlinf up FILE`, or set `{env_vars.ADDRESS.name}` to one started by hand"
     raise ClusterError(what, why=others or None, help=hint)
 

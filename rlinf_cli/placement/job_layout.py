@@ -72,10 +72,10 @@ def masked(name: str, value: str, secrets: Iterable[str]) -> str:
 def _only(cluster: ClusterConfig, component: str) -> ClusterConfig:
     entry = cluster.component_placement.get(component)
     if entry is None:
-        known = list(cluster.component_placement)
-        listed = f"the components are {quoted(known)}" if known else "the file places no component"
+        components = list(cluster.component_placement)
+        listed = f"the components are {quoted(components)}" if components else "the file places no component"
         raise PlacementError(
-            f"the file does not place a component `{component}`", help=did_you_mean(component, known) or listed
+            f"the file does not place a component `{component}`", help=did_you_mean(component, components) or listed
         )
     return cluster.model_copy(update={"component_placement": {component: entry}})
 
@@ -91,12 +91,12 @@ def _check_known(cluster: ClusterConfig, topology: ClusterTopology, asked: Seque
     components = dict.fromkeys(name for names in waiting.values() for name in names)
     import shlex
 
-    whole = CLUSTER_LABEL in waiting
-    assumptions = ("8",) if whole else tuple(f"{label}=8" for label in waiting)
+    needs_cluster = CLUSTER_LABEL in waiting
+    assumptions = ("8",) if needs_cluster else tuple(f"{label}=8" for label in waiting)
     better = shlex.join(
         (*map(mask_text, asked), *(word for assumption in assumptions for word in ("--assume", assumption)))
     )
-    where = "the nodes" if whole else quoted(waiting)
+    where = "the nodes" if needs_cluster else quoted(waiting)
     raise PlacementError(
         f"the accelerators of {where} are unknown, so {quoted(components)} cannot be laid out",
         help=f"give the number per node: `{better}`,\n"

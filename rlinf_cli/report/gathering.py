@@ -287,11 +287,11 @@ def _samples(folder: Path, notes: list[str]) -> list[Sample]:
 
 def _one_of_each_prompt(ordered: Sequence[Sample]) -> list[Sample]:
     """Return samples interleaved by prompt, since answers to one prompt are alike."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     rounds: list[int] = []
     for sample in ordered:
-        rounds.append(seen[sample.prompt])
-        seen[sample.prompt] += 1
+        rounds.append(counts[sample.prompt])
+        counts[sample.prompt] += 1
     return [sample for _, sample in sorted(zip(rounds, ordered, strict=True), key=lambda pair: pair[0])]
 
 

@@ -118,16 +118,16 @@ def _curves(series: RunSeries, specs: dict[str, Spec]) -> list[tuple[str, str]]:
 
 def _lines(panel: Panel, series: RunSeries) -> dict[str, Sequence[Band] | Sequence[EvaluatedPoint]]:
     lines: dict[str, Sequence[Band] | Sequence[EvaluatedPoint]] = {}
-    known: list[tuple[Any, Any]] = []
+    points: list[tuple[Any, Any]] = []
     for label, names in panel.series:
         name = next((name for name in names if name in series.columns), None)
         if name is None:
             continue
         column = series.columns[name]
         # Show two series with equal values once, as where success ends the episode.
-        if (column.steps, column.values) in known:
+        if (column.steps, column.values) in points:
             continue
-        known.append((column.steps, column.values))
+        points.append((column.steps, column.values))
         if name.startswith("eval/"):
             lines[label] = evaluated(name, series.evaluations)
         else:

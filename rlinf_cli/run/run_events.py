@@ -23,7 +23,6 @@ FILE: Final = "events.jsonl"
 
 STARTED: Final = "started"
 RESUMED: Final = "resumed"
-CHECKPOINT: Final = "checkpoint"
 RESTARTED: Final = "restarted"
 FINISHED: Final = "finished"
 INTERRUPTED: Final = "interrupted"

@@ -140,5 +140,5 @@ class Follower:
         except OSError:
             return []
         self._at += len(data)
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        return [_text(line) for line in whole]
+        *complete, self._rest = (self._rest + data).split(b"\n")
+        return [_text(line) for line in complete]

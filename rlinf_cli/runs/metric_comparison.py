@@ -133,14 +133,14 @@ def differences(
     ]
     parts = (("code", Kind.CODE), ("inputs", Kind.INPUTS), ("versions", Kind.VERSIONS), ("machine", Kind.MACHINE))
     for part, kind in parts:
-        known = [
+        config_changes = [
             cast("Mapping[str, str]", getattr(provenance, part)) if provenance is not None else None
             for provenance in provenances
         ]
-        for name in _names([versions for versions in known if versions is not None]):
-            values = tuple(None if versions is None else versions.get(name) for versions in known)
+        for name in _names([versions for versions in config_changes if versions is not None]):
+            values = tuple(None if versions is None else versions.get(name) for versions in config_changes)
             # A run without provenance has no versions or code to compare.
-            if len({value for value, versions in zip(values, known, strict=True) if versions is not None}) > 1:
+            if len({value for value, versions in zip(values, config_changes, strict=True) if versions is not None}) > 1:
                 differences.append(ConfigDifference(kind, name, values))
     differences = [difference for difference in differences if len(set(difference.values)) > 1]
     # Evaluation keys that only follow training keys are reported after them.
@@ -305,8 +305,8 @@ def t_quantile(freedom: float) -> float:
     By the table up to 30, above by the first terms of its expansion around the normal quantile (Abramowitz and Stegun,
     26.7.5), which is exact to 1e-4 there.
     """
-    whole = max(1, int(freedom))
-    if whole <= len(_T):
-        return _T[whole - 1]
+    degrees = max(1, int(freedom))
+    if degrees <= len(_T):
+        return _T[degrees - 1]
     cube = _Z**3
-    return _Z + (cube + _Z) / (4 * whole) + (5 * _Z**5 + 16 * cube + 3 * _Z) / (96 * whole**2)
+    return _Z + (cube + _Z) / (4 * degrees) + (5 * _Z**5 + 16 * cube + 3 * _Z) / (96 * degrees**2)

@@ -303,7 +303,7 @@ def group_advantages(scores: Tensor, group_size: int) -> Tensor:
         float [B].
 
     Raises:
-        ValueError: there are no whole groups, or groups of one.
+        ValueError: the number of scores is not a multiple of `group_size`, or groups have one member.
     """
     groups = _compared(scores, group_size)
     centered = groups - groups.mean(dim=1, keepdim=True)
@@ -373,7 +373,7 @@ def _compared(scores: Tensor, group_size: int) -> Tensor:
 
 def _groups(scores: Tensor, group_size: int) -> Tensor:
     if scores.numel() % group_size:
-        raise ValueError(f"{scores.numel()} trajectories are no whole groups of {group_size}")
+        raise ValueError(f"{scores.numel()} trajectories are not a multiple of the group size {group_size}")
     return scores.reshape(-1, group_size)
 
 

@@ -98,10 +98,10 @@ def aggregate(
         raise ValueError(f"unknown aggregation `{how}`, known: {quoted(AGGREGATIONS)}")
     if mask is None and total is None and how in ("token-mean", "seq-mean-token-mean"):
         return losses.mean()  # sequences of equal length: the two means are the same
-    whole = denominator(mask, losses.shape, how) if total is None else total
+    count = denominator(mask, losses.shape, how) if total is None else total
     rows = losses.reshape(losses.shape[0], -1)
     counted = expand_mask(mask, losses).reshape(rows.shape)
     rows = torch.where(counted, rows, 0)
     if how == "seq-mean-token-mean":
-        return (rows.sum(dim=1) / counted.sum(dim=1).clamp(min=1)).sum() / whole
-    return rows.sum() / whole
+        return (rows.sum(dim=1) / counted.sum(dim=1).clamp(min=1)).sum() / count
+    return rows.sum() / count

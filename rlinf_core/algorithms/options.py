@@ -49,8 +49,8 @@ def options_for(owner: object, written: Mapping[str, Any]) -> Any:
     model = options_model(owner)
     if model is None:
         return dict(written)
-    known = option_names(model)
-    return model.model_validate({name: value for name, value in written.items() if known is None or name in known})
+    names = option_names(model)
+    return model.model_validate({name: value for name, value in written.items() if names is None or name in names})
 
 
 def checked_options(owner: object, written: Mapping[str, Any], section: str) -> Any:

@@ -75,11 +75,11 @@ def checked_bound(maxsize: int) -> int:
     """Return how many items each key holds.
 
     Raises:
-        ValueError: it is no whole number from 0.
+        ValueError: it is not an integer >= 0.
     """
     number = amount(maxsize)
     if number is None or number != int(number):
-        raise ValueError(f"`maxsize` is {short_repr(maxsize)}, expected a whole number from 0 (0 means no bound)")
+        raise ValueError(f"`maxsize` is {short_repr(maxsize)}, expected an integer >= 0 (0 means no bound)")
     return int(number)
 
 

@@ -67,9 +67,9 @@ class Channel:
                 there is no name to connect to.
 
         Raises:
-            InvalidNameError: the name cannot be one, or is taken.
+            InvalidNameError: the name is invalid or taken.
             ClusterError: there is no such node, or its process does not start.
-            ValueError: `maxsize` is no whole number from 0, or `node_rank` is no rank.
+            ValueError: `maxsize` is not an integer >= 0, or `node_rank` is no rank.
         """
         check_channel_name(name)
         maxsize = checked_bound(maxsize)

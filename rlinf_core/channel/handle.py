@@ -194,7 +194,7 @@ class Reaper:
                     _log.exception("channel `%s`: a get whose handle was dropped could not be cancelled", handle.target)
         for (channel, key, error), count in failures.items():
             _log.error(
-                "channel `%s`, key `%s`: %d puts failed that nobody waited for, and their items are lost: %s",
+                "channel `%s`, key `%s`: %d puts failed without a waiter, and their items are lost: %s",
                 channel,
                 key,
                 count,

@@ -59,7 +59,7 @@ class KeyedQueue(Generic[T]):
 
     def __init__(self, maxsize: int = 0) -> None:
         if maxsize < 0:
-            raise ValueError(f"`maxsize` is {maxsize}, expected a whole number from 0 (0 means no bound)")
+            raise ValueError(f"`maxsize` is {maxsize}, expected an integer >= 0 (0 means no bound)")
         self.maxsize = maxsize
         self.closed = False
         self.held_back = False
@@ -120,7 +120,7 @@ class KeyedQueue(Generic[T]):
     def get(
         self, op_id: OpId, *, key: str = DEFAULT_KEY, consumer: OwnerId = None, now: float = 0.0, wait: bool = True
     ) -> list[Effect[T]]:
-        """Ask for one item: `Delivered` at once or later, or `Refused`."""
+        """Request one item; the reply is `Delivered`, now or later, or `Refused`."""
         return self._ask(op_id, None, key, consumer, now, wait)
 
     def get_batch(
@@ -135,7 +135,7 @@ class KeyedQueue(Generic[T]):
     ) -> list[Effect[T]]:
         """Ask for items until their weights reach or exceed `batch_weight`.
 
-        Once the channel is closed, what is left is delivered although it weighs less.
+        Once the channel is closed, the remaining items are delivered even below that weight.
 
         Raises:
             ValueError: `batch_weight` is not a finite number above 0.
@@ -186,7 +186,7 @@ class KeyedQueue(Generic[T]):
         return effects
 
     def remove(self, owner: OwnerId, now: float = 0.0) -> list[Effect[T]]:
-        """Remove a producer or consumer that died, and what it had not finished.
+        """Remove a dead producer or consumer with its unfinished operations.
 
         Its puts that were not accepted are `Lost`; items reserved by or on their way to it go back to their place;
         its accepted items stay.
@@ -211,7 +211,7 @@ class KeyedQueue(Generic[T]):
         return effects
 
     def hold_back(self, on: bool, now: float = 0.0) -> list[Effect[T]]:
-        """Hold back all puts but those that a get waits for, although there is room; or let them go on."""
+        """Block all puts but those that a get waits for, even with room; or unblock them."""
         self.held_back = on
         effects: list[Effect[T]] = []
         if not on:
@@ -221,7 +221,7 @@ class KeyedQueue(Generic[T]):
         return effects
 
     def close(self, now: float = 0.0) -> list[Effect[T]]:
-        """Close the channel: waiting puts are refused, what is in the queues can still be taken.
+        """Close the channel: waiting puts are refused, queued items can still be taken.
 
         Waiting batches get what they have reserved. A second time does nothing.
         """
@@ -322,7 +322,7 @@ class KeyedQueue(Generic[T]):
         return effects
 
     def _settle(self, queue: Queue[T], now: float, effects: list[Effect[T]]) -> None:
-        """Do all that the queue's state allows: serve gets, let puts in, end what cannot go on."""
+        """Make all possible progress: serve gets, accept puts, refuse what can no longer succeed."""
         self._serve(queue, now, effects)
         if self.closed:
             while queue.gets:
@@ -380,7 +380,7 @@ class KeyedQueue(Generic[T]):
         return entry.items
 
     def _give_back(self, queue: Queue[T], returned: list[QueuedItem[T]], now: float, effects: list[Effect[T]]) -> None:
-        """Put items back to their places at the head, and let the next ones have them."""
+        """Return items to their places at the head, for the next consumers."""
         if returned:
             back = list(returned)
             if queue.gets:

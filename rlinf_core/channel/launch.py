@@ -47,9 +47,9 @@ class ChannelResolver(Resolver):
 
     def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
         deadline = Deadline.after(max(0.0, timeout))
-        known = self._is_known(address.root_group_name, deadline)
+        is_known = self._is_known(address.root_group_name, deadline)
         info = self._manager.lookup(address, deadline.remaining())
-        if not known:
+        if not is_known:
             self._is_known(address.root_group_name, deadline)
         return info
 
@@ -90,8 +90,8 @@ def create(name: str, maxsize: int, node: Node | int) -> ChannelClient:
     """Return a new channel on a node, or on that of a rank.
 
     Raises:
-        InvalidNameError: the name cannot be one, or is taken.
-        ClusterError: there is no such node, or the process does not start.
+        InvalidNameError: the name is invalid or taken.
+        ClusterError: the node does not exist, or the process does not start.
         ValueError: `node` is no rank.
     """
     check_channel_name(name)
@@ -144,7 +144,7 @@ def rank_of(worker: WorkerAddress) -> int:
     """Return the rank of the node that a worker lives on, waiting while it may still be launching.
 
     Raises:
-        UnknownGroupError: there is no such group.
+        UnknownGroupError: no such group.
         PeerNotFoundError: the worker was not launched in time, or its group has no such rank.
     """
     manager = _manager()
@@ -169,7 +169,7 @@ def _start(options: dict[str, Any], args: Sequence[Any]) -> Any:
 def _node_of_rank(node_rank: int) -> Node:
     rank = as_index(node_rank)
     if rank is None:
-        raise ValueError(f"{short_repr(node_rank)} is not the rank of a node: ranks are whole numbers from 0")
+        raise ValueError(f"{short_repr(node_rank)} is not the rank of a node: ranks are integers >= 0")
     cluster = Cluster()
     ip = cluster.get_node_ip(rank)
     return Node(next(ray_id for ray_id, known_rank in cluster.node_ranks.items() if known_rank == rank), ip, rank)

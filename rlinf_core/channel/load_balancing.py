@@ -89,7 +89,7 @@ class RoundRobin(Balancer):
 
 
 class LeastLoaded(Balancer):
-    """The rank with the least weight so far; of several, the one with fewest items, then the lowest.
+    """Assignment to the rank with the least weight so far; ties go to the fewest items, then to the lowest rank.
 
     Greedy list scheduling: whatever the order of items, the heaviest load is at most the mean plus one item, thus at
     most `2 - 1/num_ranks` times the best possible (Graham, Bounds on Multiprocessing Timing Anomalies, 1969).
@@ -109,7 +109,7 @@ class LeastLoaded(Balancer):
 def _checked_ranks(num_ranks: int) -> int:
     number = as_index(num_ranks)
     if number is None or number < 1:
-        raise ValueError(f"`num_ranks` is {short_repr(num_ranks)}, expected a whole number from 1")
+        raise ValueError(f"`num_ranks` is {short_repr(num_ranks)}, expected an integer >= 1")
     return number
 
 
@@ -160,7 +160,7 @@ def rank_key(rank: int) -> str:
     """
     number = as_index(rank)
     if number is None or number < 0:
-        raise ValueError(f"{short_repr(rank)} is not a rank: ranks are whole numbers from 0")
+        raise ValueError(f"{short_repr(rank)} is not a rank: ranks are integers >= 0")
     return f"rank-{number}"
 
 
@@ -220,4 +220,4 @@ def distribute(
 def _check_count(count: int | None) -> None:
     number = 0 if count is None else as_index(count)
     if number is None or number < 0:
-        raise ValueError(f"`count` is {short_repr(count)}, expected a whole number from 0, or None for all")
+        raise ValueError(f"`count` is {short_repr(count)}, expected an integer >= 0, or None for all")

@@ -177,7 +177,7 @@ class ClientMailbox:
     """The client's side of a mailbox.
 
     Attributes:
-        small: whether the last item fitted into a slot, so that the next one may.
+        small: whether the last item fitted into a slot; predicts the next one.
     """
 
     def __init__(self, memory: memoryview) -> None:

@@ -198,7 +198,7 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
         return failed
 
     def _drop_encoded(self) -> None:
-        """Let go of what came of a result that will not be. The caller holds `_opening`: who fails it and who asks for
+        """Drop the arrived part of a failed result. The caller holds `_opening`: who fails it and who asks for
         the result meet here, and each must find either all or nothing."""
         pieces, self.pieces = self.pieces, []
         let_go(pieces)

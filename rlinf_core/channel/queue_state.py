@@ -19,11 +19,11 @@ class KeyStatistics:
         puts: items that were accepted.
         gets: items that were delivered and did not come back.
         bytes: bytes of the accepted items.
-        depth: items that nobody has taken or reserved.
+        depth: items neither taken nor reserved.
         waiting_puts: puts that wait for room now.
         waiting_gets: gets that wait for items now.
-        put_wait: seconds that producers have waited, over all puts whose wait has ended.
-        get_wait: seconds that consumers have waited, over all gets whose wait has ended.
+        put_wait: seconds that producers waited, summed over finished puts.
+        get_wait: seconds that consumers waited, summed over finished gets.
     """
 
     puts: int
@@ -119,7 +119,7 @@ class Refused(Generic[T]):
     """Effect: the put or get ends with nothing done; a put's payload is dropped.
 
     Attributes:
-        why: what kept a get waiting, in words; empty where the reason says all.
+        why: details on why a get waited; empty if the reason suffices.
     """
 
     op_id: OpId
@@ -146,7 +146,7 @@ class Queue(Generic[T]):
 
     Attributes:
         items: accepted and not reserved, in order.
-        gets: what waits for items, first come; only the first one has items reserved.
+        gets: waiting gets, first come first served; only the first has items reserved.
         blocked: puts that wait for room, first come; empty while a get waits.
         delivering: how many deliveries have not been taken.
         sequence: the place that the next accepted item gets.

@@ -3,7 +3,7 @@
 Every message is one frame of the data plane. Its `key` says what it is for; a small item is packed into its `head`,
 a large one is its body, so that it lies in shared memory wherever two processes share some.
 
-An op_id names one operation of one client for as long as it lives.
+An op_id identifies one operation of one client for the client's lifetime.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ class Query(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClosedNotice:
-    """The last message of a channel that is closed and drained, whose process ends."""
+    """The last message of a closed and drained channel, whose process ends."""
 
     statistics: dict[str, KeyStatistics]
     losses: list[object]
 
 
 class RequestHeader(NamedTuple):
-    """The header of a request, in the key of its frame: what it wants, and whether it may wait for it."""
+    """The header of a request, in the key of its frame: the operation, and whether it may wait."""
 
     ask: int
     wait: bool
@@ -95,7 +95,7 @@ class ReplyHeader(NamedTuple):
     """The header of a reply, in the key of its frame.
 
     Attributes:
-        say: what it answers.
+        say: kind of the reply.
         place: of the first item in the frame among those of the operation; for REFUSED the number of the reason.
         total: how many items the operation has.
         ack_slot: where to sign for them, or NO_ACK_SLOT.
@@ -134,7 +134,7 @@ def unpack_op_ids(data: bytes | bytearray) -> tuple[int, ...]:
 
 
 def pack_puts(puts: Sequence[tuple[int, float, bytes]]) -> bytes:
-    """Return op_ids, weights and packed items as one piece."""
+    """Return op_ids, weights and packed items as one byte string."""
     pieces: list[bytes] = []
     for op_id, weight, item in puts:
         pieces.append(_PUT.pack(op_id, weight, len(item)))
@@ -188,7 +188,7 @@ def pack_item(head: bytes, parts: Sequence[Part]) -> bytes:
 
 
 def unpack_item(data: bytes | bytearray) -> object:
-    """Return the object; its arrays and tensors have memory of their own."""
+    """Return the object; its arrays and tensors own their memory."""
     parts, size = _PACKED.unpack_from(data)
     at = _PACKED.size
     if not parts:

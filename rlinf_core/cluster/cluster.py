@@ -73,9 +73,7 @@ class Cluster:
         self.config = _cluster_config(cluster_cfg)
         wanted = num_nodes if num_nodes is not None else (self.config.num_nodes if self.config else None)
         if wanted is not None and (as_index(wanted) or 0) < 1:
-            raise ClusterError(
-                f"a cluster of {short_repr(wanted)} nodes was requested", help="give a whole number from 1"
-            )
+            raise ClusterError(f"a cluster of {short_repr(wanted)} nodes was requested", help="give an integer >= 1")
         if self.config and num_nodes is not None and num_nodes != self.config.num_nodes:
             raise ClusterError(
                 f"`num_nodes` is {num_nodes}, but the configuration has {self.config.num_nodes}",

@@ -89,8 +89,8 @@ def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: 
     if cluster is None:
         _engine = _start(namespace)
     else:
-        known, other = (cluster, cluster.address) if isinstance(cluster, attach.Known) else (None, cluster)
-        _authenticate(known)
+        cluster_found, other = (cluster, cluster.address) if isinstance(cluster, attach.Known) else (None, cluster)
+        _authenticate(cluster_found)
         _engine = _join(other, namespace, on_loopback=reachable.check(other) == LOOPBACK)
     return _engine
 

@@ -1,6 +1,6 @@
 """The endpoint of a process, through which its workers, channels and driver talk to other processes.
 
-Threads: a listener accepts, a reactor reads while nobody waits; a thread that waits reads for itself.
+Threads: a listener accepts; a reactor reads while no thread waits; a waiting thread reads for itself.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class Endpoint:
     # Failures
 
     def fail(self, error: Exception, peer: WorkerAddress | None = None) -> int:
-        """Fail every operation that goes on, or those with `peer`, and tell how many. Each raises `error`."""
+        """Fail every pending operation, or those with `peer`, with `error`; return their number."""
         name = None if peer is None else peer.get_name()
         works = {id(work): work for work in self.waits.waiting()}
         for stream in self._streams.all():
@@ -264,7 +264,7 @@ class Endpoint:
         self._streams.on_lost(callback)
 
     def on_close(self, callback: Callable[[Exception], object]) -> None:
-        """Call `callback` when this endpoint closes, with what operations fail with that nobody waits in."""
+        """Call `callback` when this endpoint closes, with the error of operations that no thread waits for."""
         self._on_close.append(callback)
 
     def streams(self) -> list[PeerStream]:
@@ -275,7 +275,7 @@ class Endpoint:
         return [error for stream in self._streams.all() for error in stream.outgoing.take_mismatches()]
 
     def disregard_mismatches(self) -> None:
-        """Forget the mismatches of what was sent until now, also those that peers report later."""
+        """Forget the mismatches of all messages sent so far, including those that peers report later."""
         for stream in self._streams.all():
             stream.outgoing.disregard_mismatches()
 
@@ -300,7 +300,7 @@ class Endpoint:
         return self._relay.forwards.outstanding()
 
     def explain_later(self, stream: PeerStream, reason: str, then: Callable[[Exception], object]) -> None:
-        """Call `then` with the error for operations with a peer that was lost, in a thread of its own."""
+        """Call `then` in a new thread with the error for operations with a lost peer."""
         self._streams.explain_later(stream.peer, reason, then)
 
     def explain(self, stream: PeerStream, reason: str) -> Exception:
@@ -310,7 +310,7 @@ class Endpoint:
     # The end
 
     def close(self, *, linger: float = 1.0) -> None:
-        """Announce the close, fail what goes on and free every descriptor; received views stay valid.
+        """Announce the close, fail pending operations and free every descriptor; received views stay valid.
 
         Args:
             linger: seconds that messages in the background may still take to leave.

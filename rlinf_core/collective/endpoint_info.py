@@ -24,7 +24,7 @@ class EndpointInfo:
     """The network location and the identity of one process's endpoint; it pickles.
 
     Attributes:
-        incarnation: unique id of this endpoint; a relaunched worker has another one.
+        incarnation: unique id of this endpoint; a relaunched worker gets a new one.
         host: the boot id of the machine; equal in all containers of one machine.
         network: the inode of the network namespace; unix sockets and addresses mean the same within one.
         pid: its process id, as itself sees it.
@@ -42,7 +42,7 @@ class EndpointInfo:
     torch: str | None
 
     def shares_host_with(self, other: EndpointInfo) -> bool:
-        """Return whether a unix socket may reach from one to the other; only trying it tells for certain."""
+        """Return whether a unix socket may connect the two; only a connection attempt is certain."""
         return self.host == other.host and self.network == other.network and bool(self.unix_path and other.unix_path)
 
     def __str__(self) -> str:

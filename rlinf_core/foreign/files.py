@@ -1,4 +1,4 @@
-"""Files that anybody may have left: read within bounds, and written without following links.
+"""Untrusted files: read within limits, and written without following links.
 
 A path may name a pipe that never ends, a device, a link into a home folder, or gigabytes. Readers here wait for
 nothing and take regular files only; writers replace or refuse a link instead of writing to where it leads.
@@ -23,7 +23,7 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class BadFileError(OSError):
-    """A file that cannot be read as what it should be; `strerror` is a sentence without its subject."""
+    """A file with invalid content; `strerror` is a sentence without its subject."""
 
     def __init__(self, path: str | os.PathLike[str], why: str) -> None:
         super().__init__(errno.EINVAL, why, os.fspath(path))

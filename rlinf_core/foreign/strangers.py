@@ -17,15 +17,15 @@ C = TypeVar("C")
 
 
 class Unproven(Generic[C]):
-    """The connections that have proved nothing yet: only so many in all and from one address, each for so long.
+    """Connections that have not authenticated yet, limited in number, per address and in time.
 
-    Where a newcomer finds no room, the connection goes that came first, of those from the address that has the most.
+    At the limit, a new connection evicts the oldest one of the address that has the most.
     One that has said something may be removed and admitted again. Safe for threads.
 
     Args:
         most: connections at a time.
-        from_one: of one address; by default half of `most`, so that no single address has them all.
-        seconds: after which one that has proved nothing is overdue; by default never.
+        from_one: limit per address; by default half of `most`, so that no address takes all.
+        seconds: after which an unauthenticated connection is overdue; by default never.
     """
 
     def __init__(self, most: int, *, from_one: int = 0, seconds: float = float("inf")) -> None:
@@ -37,7 +37,7 @@ class Unproven(Generic[C]):
         self._waiting: dict[int, tuple[C, str, float]] = {}
 
     def admit(self, connection: C, address: str, now: float = 0.0) -> list[C]:
-        """Add a connection that has come; return those that must be closed for it."""
+        """Add a new connection; return those to close for it."""
         with self._lock:
             leaving: list[C] = []
             same = [key for key, (_, other, _) in self._waiting.items() if other == address]
@@ -67,7 +67,7 @@ class Unproven(Generic[C]):
             return remaining
 
     def waiting(self) -> list[C]:
-        """Return the connections, those that came first at the front.
+        """Return the connections, oldest first.
 
         It takes no lock: a forked child, in which nobody lets go of one, may ask.
         """
@@ -85,7 +85,7 @@ def origin_of(peer: Any) -> str:
     """Return the address that a connection counts under: the host, or the network of an IPv6 host.
 
     Args:
-        peer: what `getpeername` or `accept` told.
+        peer: as `getpeername` or `accept` returned it.
     """
     if not isinstance(peer, tuple) or not peer:
         return "a local process"

@@ -76,8 +76,8 @@ def load_json_object(text: str | bytes, *, non_finite: bool = False) -> dict[str
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        keys: set[str] = set()
+        twice = next(name for name, _ in pairs if name in keys or keys.add(name))
         raise BadJsonError(f"names the key {twice[:60]!a} twice")
     return fields
 

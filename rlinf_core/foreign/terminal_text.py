@@ -83,7 +83,7 @@ class TerminalStream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write texts one after another."""
+        """Write several texts."""
         for line in lines:
             self.write(line)
 

@@ -35,9 +35,9 @@ def find_recipe(name: str) -> Recipe:
     if point is None:
         from rlinf_core.suggest import did_you_mean, quoted
 
-        known = f"the recipes are {quoted(sorted(points))}" if points else "no installed package provides a recipe"
-        known = f"{known}; {FORM}"
-        raise UnknownRecipeError(f"there is no recipe `{name}`", help=did_you_mean(name, points) or known)
+        choices = f"the recipes are {quoted(sorted(points))}" if points else "no installed package provides a recipe"
+        choices = f"{choices}; {FORM}"
+        raise UnknownRecipeError(f"there is no recipe `{name}`", help=did_you_mean(name, points) or choices)
     try:
         recipe = point.load()
     except Exception as error:

@@ -157,10 +157,10 @@ class WorkerRegistry(Generic[C]):
 
     def ready(self, address: WorkerAddress, incarnation: int, info: C, node: str | None = None) -> bool:
         """Record that a worker is reachable; return False for an earlier incarnation."""
-        known = self._current(address, incarnation)
-        if known is None or known.life is Life.DEAD:
+        current = self._current(address, incarnation)
+        if current is None or current.life is Life.DEAD:
             return False
-        self._store(replace(known, life=Life.READY, info=info, node=node))
+        self._store(replace(current, life=Life.READY, info=info, node=node))
         return True
 
     def died(
@@ -170,18 +170,18 @@ class WorkerRegistry(Generic[C]):
 
         A cause that becomes known later is added.
         """
-        known = self._current(address, incarnation)
-        if known is None:
+        current = self._current(address, incarnation)
+        if current is None:
             return False
-        news = known.life is not Life.DEAD
+        news = current.life is not Life.DEAD
         self._store(
             replace(
-                known,
+                current,
                 life=Life.DEAD,
                 info=None,
-                node=known.node or node,
-                cause=known.cause or cause,
-                died_at=now if news else known.died_at,
+                node=current.node or node,
+                cause=current.cause or cause,
+                died_at=now if news else current.died_at,
             )
         )
         return news
@@ -238,8 +238,8 @@ class WorkerRegistry(Generic[C]):
         return group.workers.get(address.rank) if group else None
 
     def _current(self, address: WorkerAddress, incarnation: int) -> WorkerRecord[C] | None:
-        known = self.record(address)
-        return known if known is not None and known.incarnation == incarnation else None
+        current = self.record(address)
+        return current if current is not None and current.incarnation == incarnation else None
 
 
 def _group_name(address: WorkerAddress) -> str:

@@ -40,7 +40,7 @@ class Known(NamedTuple):
 
 
 def known() -> Known | None:
-    """Return the cluster that this machine is a node of; None when there is none. Of several `RLINF_CLUSTER` names one.
+    """Return the cluster that this machine is a node of, or None. `RLINF_CLUSTER` selects one of several.
 
     Raises:
         ClusterError: there are several, or this machine is a node of none of those in the records.
@@ -80,7 +80,7 @@ def destination(address: str | None, num_nodes: int | None, *, may_start: bool) 
         A cluster of `rlinf up`; the address of another Ray; None for an embedded Ray.
 
     Raises:
-        ClusterError: several clusters fit, the named one does not run here, or there is none and one is needed.
+        ClusterError: several clusters match, the named one does not run here, or none exists and one is needed.
     """
     address = address or env_vars.ADDRESS.get()
     if address == LOCAL:

@@ -23,7 +23,7 @@ class RecordedNode(NamedTuple):
     Attributes:
         address, folder: None while it is not up.
         process: `PID:START` of its `ray start`.
-        machine: what tells the machine from others; see `node_facts`.
+        machine: the machine's identity; see `node_facts`.
     """
 
     rank: int
@@ -90,7 +90,7 @@ def load(name: str) -> ClusterRecord | None:
     """Return the record of a cluster, or None when there is none.
 
     Raises:
-        RLinfError: the file cannot be read as one.
+        RLinfError: the file is not a valid record.
     """
     path = folder() / f"{name}.json"
     try:
@@ -128,17 +128,17 @@ def recorded(name: str | None = None) -> ClusterRecord | None:
     name = name or env_vars.CLUSTER.get()
     if name is not None:
         return load(name)
-    known = names()
-    if len(known) > 1:
-        listed = ", ".join(f"`{cluster_name}`" for cluster_name in known)
+    clusters = names()
+    if len(clusters) > 1:
+        listed = ", ".join(f"`{cluster_name}`" for cluster_name in clusters)
         raise ClusterError(
             f"several clusters are up: {listed}", help=f"say which by `--name`, or by `{env_vars.CLUSTER.name}`"
         )
-    return load(known[0]) if known else None
+    return load(clusters[0]) if clusters else None
 
 
 def save(record: ClusterRecord) -> None:
-    """Write the record, for this user only, in one step."""
+    """Write the record atomically, readable by this user only."""
     make_folder()
     data = {
         "version": _VERSION,

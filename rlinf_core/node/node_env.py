@@ -18,9 +18,9 @@ def merged(own: Mapping[str, str], variables: Mapping[str, str], prepended: Iter
     """Return the environment `own` with the variables of `given`, exactly as they are written.
 
     Args:
-        own: the environment of whoever starts the process.
+        own: the environment of the starting process.
         given: the variables of the file.
-        prepended: the names among them that hold lists of directories: their value goes before the own one.
+        prepended: the names among them that hold lists of directories: their value is prepended to the existing one.
     """
     lists = set(prepended)
     env = dict(own)

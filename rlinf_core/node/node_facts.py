@@ -1,4 +1,4 @@
-"""Facts about a node that a driver of its own needs, too: folders, records, the environment of a Ray of ours.
+"""Facts about a node that its drivers need too: folders, records, the environment of a Ray that rlinf started.
 
 Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
@@ -41,7 +41,7 @@ def folder_of(cluster: str) -> str:
 
 
 def read_record(folder: str) -> dict[str, Any] | None:
-    """Return what was written when the node was started, or None."""
+    """Return the facts written when the node was started, or None."""
     try:
         with open(os.path.join(folder, _RECORD), encoding="utf-8") as file:
             record = json.load(file)
@@ -51,7 +51,7 @@ def read_record(folder: str) -> dict[str, Any] | None:
 
 
 def write_private(path: str, text: str) -> None:
-    """Write a file that only this user reads, in one step."""
+    """Write a file atomically, readable by this user only."""
     part = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.part"
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

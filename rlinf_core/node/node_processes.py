@@ -1,4 +1,4 @@
-"""Processes of one node: which are a Ray of ours, and ending them.
+"""Processes of one node: finding and ending those of a Ray that rlinf started.
 
     python -I -S node_processes.py FOLDER    waits until its standard input ends, then ends a driver's embedded Ray
 
@@ -24,7 +24,7 @@ _PAUSE = 0.1
 
 
 def identity(pid: int) -> str | None:
-    """Return `PID:START`, which no later process with the same pid shares; None when there is no such process."""
+    """Return `PID:START`, unique even if the pid is reused; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -41,7 +41,7 @@ def alive(written: object) -> bool:
 
 
 def processes_of(owner: str, folder: str, *, engine_only: bool = False) -> list[int]:
-    """Return the living processes of a Ray, without this one.
+    """Return the living processes of a Ray instance, without this one.
 
     They carry its mark in their environment. Those of Ray that give themselves a title write over it; they are known by
     files of its folder that they have open. Those of containers are left out: a cluster in there may have the same
@@ -50,7 +50,7 @@ def processes_of(owner: str, folder: str, *, engine_only: bool = False) -> list[
     Args:
         owner: the value of the mark.
         folder: of the Ray.
-        engine_only: whether to leave out what users' code has started by itself.
+        engine_only: leave out processes that users' code started.
     """
     mark = b"\0" + f"{MARK}={owner}".encode() + b"\0"
     own_namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -85,7 +85,7 @@ def send(pids: list[int], number: int) -> None:
 
 
 def kill_all(owner: str, folder: str, *, engine_only: bool = False) -> list[int]:
-    """Kill every process of a Ray, also those that are started meanwhile; return those that don't end."""
+    """Kill every process of a Ray instance, including those started meanwhile; return those that survive."""
     end = time.monotonic() + _KILL_SECONDS
     remaining = processes_of(owner, folder, engine_only=engine_only)
     while remaining and time.monotonic() < end:
@@ -112,7 +112,7 @@ def guard(folder: str) -> subprocess.Popen[bytes]:
 
 
 def reap(folder: str) -> None:
-    """End what is left of the embedded Ray of a driver that is gone, and remove the driver's folder."""
+    """End the remaining processes of a dead driver's embedded Ray, and remove the driver's folder."""
     kill_all(folder, folder, engine_only=True)
     shutil.rmtree(folder, ignore_errors=True)
 

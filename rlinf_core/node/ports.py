@@ -1,4 +1,4 @@
-"""The ports of a node, as whoever starts it and whoever joins it divide the range of the file."""
+"""The ports of a node: the fixed division of the file's range, computed by `rlinf up` and by every driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FIXED_PORTS: Final = 16
 
 
 class NodePorts(NamedTuple):
-    """The TCP ports that Ray and rlinf listen on at a node; the same on every one.
+    """The TCP ports that Ray and rlinf listen on; the same on every node.
 
     Attributes:
         gcs: where the head is joined; only the head listens on it.
@@ -77,7 +77,7 @@ class NodePorts(NamedTuple):
         return f"{self.first_data}-{self.last_data}"
 
     def fixed(self, *, head: bool) -> dict[str, int]:
-        """Return the ports that one process each listens on at a node, by what listens there."""
+        """Return the ports with a single listener on a node, by the name of that listener."""
         only_head = {"gcs", "dashboard", "client_server"}
         names = self._fields[:9]
         return {name: getattr(self, name) for name in names if head or name not in only_head}

@@ -38,7 +38,7 @@ class Presence(StrEnum):
 
 
 class ProcessIdentity(NamedTuple):
-    """A process, told from every other one. An empty field is not known.
+    """The identity of a process. An empty field is unknown.
 
     Attributes:
         pid, start: its number, and `PID:START` with the ticks from boot to its start.
@@ -60,7 +60,7 @@ class ProcessIdentity(NamedTuple):
 
 
 class UnprovenProcessError(Exception):
-    """It cannot be told that a process is the one that is meant; the message says why."""
+    """A process could not be identified with certainty; the message says why."""
 
 
 def own_identity() -> ProcessIdentity:
@@ -90,7 +90,7 @@ def pid_namespace() -> int:
 
 
 def look(process: ProcessIdentity, written: float = 0.0) -> Presence:
-    """Return whether a process is there, as far as that can be told from here.
+    """Return whether a process exists, as far as this process can see.
 
     Args:
         process: as its own file describes it.
@@ -121,7 +121,7 @@ def held(process: ProcessIdentity, folder: Path) -> Generator[int, None, None]:
             has opened this very folder.
 
     Raises:
-        UnprovenProcessError: it cannot be told that it is the one, or it must not be signalled.
+        UnprovenProcessError: it cannot be identified with certainty, or must not be signalled.
         ProcessLookupError: it has ended.
         PermissionError: it is another user's.
     """
@@ -173,7 +173,7 @@ def _look_here(process: ProcessIdentity) -> Presence:
 
 
 def _is_earlier_boot(process: ProcessIdentity, own: ProcessIdentity, written: float) -> bool:
-    """Return whether a process of another boot was one of this machine, which has started anew since."""
+    """Return whether a process of an earlier boot ran on this machine, which has rebooted since."""
     same = (process.host, process.machine, process.pid_namespace) == (own.host, own.machine, own.pid_namespace)
     booted = _booted()
     # Two machines made from one image have all names in common; but only one that runs on writes after our start.
@@ -189,7 +189,7 @@ def _booted() -> float | None:
 
 
 def _counts_in_own_namespace() -> bool:
-    """Return whether /proc shows the pids that this process counts in; in `unshare --pid` it may be the outer ones."""
+    """Return whether /proc shows this process's pid name space; under `unshare --pid` it may show the outer one."""
     try:
         return os.readlink("/proc/self") == str(os.getpid())
     except OSError:

@@ -106,11 +106,11 @@ class ComponentPlacement:
     def _resolution(self, name: str) -> Resolution:
         resolution = self._resolutions.get(name)
         if resolution is None:
-            known = f"the components are {quoted(self.components)}" if self.components else "no component is placed"
+            choices = f"the components are {quoted(self.components)}" if self.components else "no component is placed"
             raise PlacementError(
                 f"component `{name}` is not placed",
                 where="cluster.component_placement",
-                help=did_you_mean(name, self.components) or known,
+                help=did_you_mean(name, self.components) or choices,
             )
         return resolution
 

@@ -30,7 +30,7 @@ class NodePlacementStrategy(PlacementStrategy):
             `node`, every node.
 
     Raises:
-        PlacementError: there are no processes, or their nodes are not whole numbers.
+        PlacementError: there are no processes, or their nodes are not integers.
     """
 
     def __init__(

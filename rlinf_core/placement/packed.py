@@ -65,7 +65,7 @@ class PackedPlacementStrategy(PlacementStrategy):
             )
         for name, value in (("num_hardware_per_process", self.num_hardware_per_process), ("stride", self.stride)):
             if value < 1:
-                raise PlacementError(f"`{name}` is {value}", where=self._where, help="give a number from 1")
+                raise PlacementError(f"`{name}` is {value}", where=self._where, help="give a number >= 1")
         count = self.end_hardware_rank - self.start_hardware_rank + 1
         if count % self._block:
             fits = count // self._block * self._block

@@ -180,13 +180,13 @@ def _unknown_group(topology: ClusterTopology, label: str, index: int, subject: s
 
 
 def _listed_twice(labels: Sequence[str], subject: str) -> list[PlacementProblem]:
-    seen: set[str] = set()
+    listed: set[str] = set()
     problems: list[PlacementProblem] = []
     for index, label in enumerate(labels):
-        if label in seen:
+        if label in listed:
             message = f"{subject} lists node group `{label}` twice"
             problems.append(PlacementProblem("groups-overlap", message, "name each group once", label=index))
-        seen.add(label)
+        listed.add(label)
     return problems
 
 

@@ -44,11 +44,11 @@ def number(value: object, name: str, where: str) -> int:
     """Return a strategy's argument as an int.
 
     Raises:
-        PlacementError: it is not a whole number.
+        PlacementError: it is not an integer.
     """
     number = as_index(value)
     if number is None:
-        raise PlacementError(f"`{name}` is {short_repr(value)}", where=where, help="give a whole number")
+        raise PlacementError(f"`{name}` is {short_repr(value)}", where=where, help="give an integer")
     return number
 
 
@@ -56,13 +56,13 @@ def numbers(values: object, name: str, where: str) -> tuple[int, ...]:
     """Return a strategy's argument as ranks; `name` and `where` are for the error.
 
     Raises:
-        PlacementError: it is not an iterable of whole numbers.
+        PlacementError: it is not an iterable of integers.
     """
     listed = items(values)
     ranks = None if listed is None else [as_index(value) for value in listed]
     if ranks is None or None in ranks:
         raise PlacementError(
-            f"{name} are {short_repr(values)}", where=where, help="give a list of ranks, which are whole numbers"
+            f"{name} are {short_repr(values)}", where=where, help="give a list of ranks, which are integers"
         )
     return tuple(number for number in ranks if number is not None)
 

@@ -1,1 +1,1 @@
-"""This process: its imports, its memory, its signals, and what it is doing."""
+"""This process: imports, memory, signals, pending operations."""

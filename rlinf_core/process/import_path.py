@@ -80,7 +80,7 @@ def manage(folder: str | None) -> None:
 
 
 def is_unnamed(folder: str | os.PathLike[str]) -> bool:
-    """Return whether `folder` is the working folder of a command and nobody has named it as a folder of modules.
+    """Return whether `folder` is on the path only as the working folder of a command.
 
     What lies there may have come with the file that the command reads. `PYTHONPATH` and an installed package name a
     folder; a program of the user's own names the one that it lies in.
@@ -89,12 +89,12 @@ def is_unnamed(folder: str | os.PathLike[str]) -> bool:
 
 
 def named_path() -> list[str]:
-    """Return the entries of `sys.path` that somebody has named: all but the mere working folder of a command."""
+    """Return the entries of `sys.path` set on purpose: all but the working folder of a command."""
     return [entry for entry in sys.path if not is_unnamed(entry)]
 
 
 def holds_data(folder: str) -> bool:
-    """Return whether a folder is one of a run, a checkpoint, a model or a data set, or lies in one."""
+    """Return whether a folder is, or lies in, a run, a checkpoint, a model or a data set."""
     path = os.path.realpath(folder)
     for _ in range(_DEPTH):
         if any(all(os.path.lexists(os.path.join(path, name)) for name in names) for names in _OF_DATA):

@@ -1,4 +1,4 @@
-"""The operations that one process is in at this moment, by its threads and by its asyncio tasks, for others to read."""
+"""The pending operations of one process, by thread and asyncio task, readable by other processes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class InflightOps:
         return task_key
 
     def passed(self, kind: OperationKind) -> None:
-        """Publish that the calling thread was in an operation, so shortly that nobody need have seen it."""
+        """Publish a past operation of the calling thread that was too short to be seen."""
         self._thread(kind)
         self._changes += 1
         if not self._current:
@@ -85,7 +85,7 @@ class InflightOps:
         self._changes += 1
 
     def detach(self, serial: int) -> None:
-        """Publish that nobody waits any longer for an operation that goes on, as after a wait that timed out."""
+        """Publish that no thread waits any longer for a pending operation, as after a timeout."""
         self._attached.pop(serial, None)
         self._changes += 1
 
@@ -101,16 +101,16 @@ class InflightOps:
             self._quiet_since = time.monotonic()
 
     def returned(self, method: str, failure: str | None) -> None:
-        """Publish how a call of a method ended; `failure` is what it raised, as in `ValueError: no camera`, or None."""
+        """Publish the outcome of a method call; `failure` is its exception, as in `ValueError: no camera`, or None."""
         self._last_call = f"its `{method}` raised {failure}" if failure is not None else f"its `{method}` returned"
 
     def task_key(self, serial: int) -> Hashable:
-        """Return what is held up by an operation, or None when it is over."""
+        """Return the thread or task blocked by an operation; None once it has ended."""
         attached, entry = self._attached.get(serial), self._current.get(serial)
         return None if entry is None else entry[6] if attached is None else attached[0]
 
     def moved(self) -> None:
-        """Publish that a part of a large message has moved, or is about to: its operation is slow, not stuck."""
+        """Publish progress of a large message: its operation is slow, not stuck."""
         self._moved_at = time.monotonic()
 
     @contextmanager
@@ -132,7 +132,7 @@ class InflightOps:
             self.end(serial)
 
     def publication(self) -> Publication:
-        """Return what to tell others now."""
+        """Return the current report for other processes."""
         now = time.monotonic()
         if now - self._moved_at < _STILL_MOVING:
             self._changes += 1
@@ -186,7 +186,7 @@ def _record(recorder: tracing.SpanRecorder, entry: _Entry) -> None:
 
 
 def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:
-    """Return the threads whose event loop has nothing but tasks that are held up, or that wait for such tasks."""
+    """Return the threads whose event loop holds only blocked tasks, or tasks that await blocked ones."""
     others = [task_key for task_key in held_up if not isinstance(task_key, int)]
     if not others:
         return set()
@@ -204,7 +204,7 @@ def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:
 
 
 def _is_held_up(awaited: object, held_up: set[Hashable]) -> bool:
-    """Return whether a task is in an operation, or waits for tasks that all are; a timer, say, may still wake it."""
+    """Return whether a task is blocked in an operation, or awaits only blocked tasks; a timer may still wake it."""
     if isinstance(awaited, Hashable) and awaited in held_up:
         return True
     inner = getattr(awaited, "_fut_waiter", None)

@@ -61,7 +61,7 @@ def forget() -> None:
 
 
 def hidden(text: str) -> str:
-    """Return a text with stars for every secret value in it, as it is, in JSON, or in an address."""
+    """Return a text with every secret value masked, in plain, JSON and URL form."""
     pattern = _pattern
     return text if pattern is None else pattern.sub(MASK, text)
 

@@ -1,4 +1,4 @@
-"""Memory of processes: what one held at most in each of its phases."""
+"""Peak memory of a process, by phase."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PeakMeter:
 
 
 def rss_fields() -> dict[str, int]:
-    """Return `VmRSS` and `VmHWM`, the peak of it, in bytes; empty where the system does not tell."""
+    """Return `VmRSS` and its peak `VmHWM` in bytes; empty where the system does not report them."""
     fields: dict[str, int] = {}
     with suppress(OSError), open(_STATUS) as file:
         for line in file:
@@ -72,6 +72,6 @@ def _peak() -> Peak:
 
 
 def _cuda() -> Any:
-    """Return torch's module of accelerators, where this process uses one."""
+    """Return torch's accelerator module if this process uses one."""
     torch: Any = sys.modules.get("torch")
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None

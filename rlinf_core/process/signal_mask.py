@@ -13,7 +13,7 @@ SCHEDULER_WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU})
 
 @contextmanager
 def warnings_blocked() -> Generator[None, None, None]:
-    """Within the block processes are started that no warning of a scheduler ends; this one takes it afterwards."""
+    """Start the processes of the block with schedulers' warning signals blocked; this one handles them afterwards."""
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, SCHEDULER_WARNINGS)
     try:
         yield
@@ -22,7 +22,7 @@ def warnings_blocked() -> Generator[None, None, None]:
 
 
 def ignore_warnings() -> None:
-    """Ignore the warnings of schedulers, in this process and in those that it starts."""
+    """Ignore schedulers' warning signals, in this process and its children."""
     for number in SCHEDULER_WARNINGS:
         signal.signal(number, signal.SIG_IGN)
 

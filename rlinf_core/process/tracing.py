@@ -31,7 +31,7 @@ class TraceSpan(NamedTuple):
 
     Attributes:
         kind: one of the kinds above.
-        name: what it was, as in `send to actor:0`.
+        name: its label, as in `send to actor:0`.
         began: in seconds since 1970 by the clock of its host.
         seconds: how long it took.
         task_key: its thread or task; spans of one task_key are nested or disjoint, except transfers.
@@ -45,7 +45,7 @@ class TraceSpan(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The spans that one process recorded since it was asked last, in the order of their ends, and how many more."""
+    """The spans of one process since the last request, ordered by end, and the number of those dropped."""
 
     spans: list[TraceSpan]
     dropped: int
@@ -62,7 +62,7 @@ class SpanRecorder:
         self._epoch = time.time() - time.monotonic()
 
     def add(self, kind: str, name: str, began: float, ended: float, task_key: Hashable = None) -> None:
-        """Record what is over.
+        """Record a finished span.
 
         Args:
             kind: one of the kinds above.
@@ -79,7 +79,7 @@ class SpanRecorder:
         spans.append(TraceSpan(kind, name, self._epoch + began, ended - began, number))
 
     def take(self) -> Taken:
-        """Return what was recorded since the last time."""
+        """Return the spans since the last call."""
         # A thread that has the old list in hand may lose the span that it adds now.
         spans, self._spans = self._spans, []
         dropped, self._dropped = self._dropped, 0
@@ -98,13 +98,13 @@ def start() -> None:
 
 
 def stop() -> None:
-    """Record no longer; what was not taken is gone."""
+    """Stop recording and drop spans that were not collected."""
     global recorder
     recorder = None
 
 
 def take() -> Taken:
-    """Return what was recorded since the last time; nothing where nothing is traced."""
+    """Return the spans since the last call; none if tracing is off."""
     return recorder.take() if recorder is not None else Taken([], 0)
 
 

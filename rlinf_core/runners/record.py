@@ -77,7 +77,7 @@ class RunRecord:
         trace: TraceWriter | None = None,
     ) -> None:
         self.folder = folder
-        self.tell = listener if trace is None else trace.listening(listener)
+        self.emit = listener if trace is None else trace.listening(listener)
         self._trace = trace
         self._metrics = metrics
         self._config_hash = config_hash
@@ -125,9 +125,9 @@ class RunRecord:
         runner = config.runner
         resumed = folder.resumed_from is not None
         # Later metrics than the checkpoint's are still there: they are cut off below, once the services know of them.
-        known = max((line.step for line in read_metrics(folder.metrics_file)), default=-1)
+        newest_step = max((line.step for line in read_metrics(folder.metrics_file)), default=-1)
         project = runner.logger.project_name
-        settings = BackendSettings(folder.path, project, folder.path.name, plain, resumed, known)
+        settings = BackendSettings(folder.path, project, folder.path.name, plain, resumed, newest_step)
         services = open_backends(runner.logger.logger_backends, settings)
         if runner.metrics_port is not None:
             from rlinf_core.runners.prometheus_exporter import PrometheusExporter
@@ -159,12 +159,12 @@ class RunRecord:
         self._components = components
         running = engine.current()
         self.folder.update(address=running.address if running is not None else "")
-        self.tell(events.ClusterReady(cluster.topology))
+        self.emit(events.ClusterReady(cluster.topology))
 
         def launching(group: str, workers: int, started: int) -> None:
             count_text = f"{started} of {workers}" if started else str(workers)
             waiting = f"{components.get(group, group)}: {count_text} process{'es' if workers > 1 else ''}"
-            self.tell(events.Waiting(waiting))
+            self.emit(events.Waiting(waiting))
 
         traced = self._trace is not None
         cluster.record(self.folder.logs, log_names=components, trace=traced, on_launch=launching)
@@ -232,7 +232,7 @@ class RunRecord:
             self.folder.checkpoints.recover()
             self._metrics.rewind(self.step)
             resumed = self.source.path if self.source else None
-            self.tell(events.RunStarted(self.folder.path, self.step + 1, last_step, components, resumed))
+            self.emit(events.RunStarted(self.folder.path, self.step + 1, last_step, components, resumed))
 
     def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a finished training step."""
@@ -240,14 +240,14 @@ class RunRecord:
         self.newest.update(metrics)
         self.step = step
         self._worked()
-        self.tell(events.StepFinished(step, metrics))
+        self.emit(events.StepFinished(step, metrics))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of the evaluation after `step`."""
         self._metrics.log(step, metrics)
         self.newest.update(metrics)
         self._worked()
-        self.tell(events.Evaluated(step, metrics))
+        self.emit(events.Evaluated(step, metrics))
 
     def save(
         self, step: int, write: Callable[[Path], Any], *, weight_version: int, world_sizes: Mapping[str, int]
@@ -257,7 +257,7 @@ class RunRecord:
         Raises:
             CheckpointError: it cannot be written.
         """
-        self.tell(events.PhaseStarted(step, events.SAVE_CHECKPOINT))
+        self.emit(events.PhaseStarted(step, events.SAVE_CHECKPOINT))
         store = self.folder.checkpoints
         manifest = Manifest(
             step,
@@ -276,7 +276,7 @@ class RunRecord:
             raise
         self._saved = step
         self._worked()
-        self.tell(events.CheckpointSaved(step, path))
+        self.emit(events.CheckpointSaved(step, path))
 
     def has_unsaved(self, step: int) -> bool:
         """Return whether `step` is the last finished one, without a checkpoint."""
@@ -284,7 +284,7 @@ class RunRecord:
 
     def finished(self) -> None:
         """Emit that the run has finished."""
-        self.tell(events.RunFinished(self.step, self.newest, self._seconds))
+        self.emit(events.RunFinished(self.step, self.newest, self._seconds))
 
     def _worked(self) -> None:
         if self._began is not None:

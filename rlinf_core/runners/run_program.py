@@ -72,7 +72,7 @@ def loop_program(runner: Callable[..., Runner], workers: Mapping[str, type[Worke
 
 
 def _attempt(config: Any, record: RunRecord, launch: Launch) -> None:
-    record.tell(events.Waiting("the cluster"))
+    record.emit(events.Waiting("the cluster"))
     with Cluster(cluster_cfg=config.cluster) as cluster:
         record.watch(cluster, _components(config))
         try:
@@ -118,7 +118,7 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, limit: RestartLim
             step = record.go_back()
             reason, *details = str(cause).splitlines()
             details += evidence_line(evidence)
-            record.tell(events.RunRestarted(step, *restart, reason, tuple(details)))
+            record.emit(events.RunRestarted(step, *restart, reason, tuple(details)))
 
 
 def death(error: WorkerGroupError) -> WorkerDiedError | None:

@@ -160,7 +160,7 @@ class Runner(ABC):
     @contextmanager
     def phase(self, step: int, name: str) -> Generator[None, None, None]:
         """Emit the start of a phase, and record its duration as `time/NAME`."""
-        self.record.tell(events.PhaseStarted(step, name))
+        self.record.emit(events.PhaseStarted(step, name))
         began = time.perf_counter()
         yield
         self._times[f"time/{name}"] = time.perf_counter() - began

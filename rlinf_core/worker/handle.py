@@ -239,8 +239,8 @@ class WorkerGroupHandle(Generic[T]):
         tag = self.method if tag is None else tag
         durations: dict[str, float] = self.consume_durations(reduction_type)
         if tag not in durations:
-            known = ", ".join(f"`{tag}`" for tag in durations) or "none"
-            raise KeyError(f"no timer `{tag}` ran in {self._title}; its timers: {known}")
+            tags = ", ".join(f"`{tag}`" for tag in durations) or "none"
+            raise KeyError(f"no timer `{tag}` ran in {self._title}; its timers: {tags}")
         return durations[tag]
 
     @property

@@ -120,8 +120,8 @@ def reduce_durations(by_rank: Sequence[Mapping[str, float]], reduction: Reductio
     """
     reduce = _REDUCTIONS.get(reduction)
     if reduce is None:
-        known = ", ".join(f"`{name}`" for name in _REDUCTIONS)
-        raise ValueError(f"`{reduction}` is not a reduction of durations, expected one of {known}")
+        names = ", ".join(f"`{name}`" for name in _REDUCTIONS)
+        raise ValueError(f"`{reduction}` is not a reduction of durations, expected one of {names}")
     tags = dict.fromkeys(tag for durations in by_rank for tag in durations)
     return {tag: reduce([durations[tag] for durations in by_rank if tag in durations]) for tag in tags}
 

@@ -167,7 +167,7 @@ class WorkerGroup(Generic[W]):
             WorkerGroupError: a constructor raised; it holds the exceptions by rank. No process is left.
             RuntimeFailure: this group, or another of its name, is already running.
             PlacementError: the cluster cannot hold the processes as asked.
-            ValueError: `max_concurrency` is no whole number from 1.
+            ValueError: `max_concurrency` is not an integer >= 1.
             PayloadError: the class or an argument does not pickle.
         """
         _launch_all(
@@ -185,7 +185,7 @@ class WorkerGroup(Generic[W]):
     ) -> Callable[[], Launch]:
         """Check the arguments of `launch`; return the function that begins it."""
         if max_concurrency is not None and (as_index(max_concurrency) or 0) < 1:
-            raise ValueError(f"`max_concurrency` is {short_repr(max_concurrency)}, expected a whole number from 1")
+            raise ValueError(f"`max_concurrency` is {short_repr(max_concurrency)}, expected an integer >= 1")
         if self._members:
             raise RuntimeFailure(
                 f"group `{self._name}` is already running", help="shut it down first, or create another"

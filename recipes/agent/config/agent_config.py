@@ -188,7 +188,7 @@ class AgentConfig(LanguageConfig):
     # An agent may reward itself.
     rewards_by_rule: ClassVar[bool] = False
 
-    shown_first: ClassVar[str] = "recipes.agent.tasks.warm_start_examples:conversations"
+    warm_start_examples: ClassVar[str] = "recipes.agent.tasks.warm_start_examples:conversations"
     no_effect: ClassVar[tuple[NoEffect, ...]] = AGENT
 
     runner: AgentRunnerConfig = Field(

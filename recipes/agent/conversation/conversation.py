@@ -79,31 +79,6 @@ class Conversation:
         self._versions += versions
         self._rewards += [0.0] * len(tokens)
 
-    def extend_to(self, prompt: Sequence[int]) -> None:
-        """Extend the conversation to a full prompt: the additional tokens become input.
-
-        Raises:
-            ConversationError: the prompt does not begin with the tokens so far.
-        """
-        there = self._tokens
-        if list(prompt[: len(there)]) == there:
-            self.observe(prompt[len(there) :])
-            return
-        same = min(len(there), len(prompt))
-        place = next((n for n in range(same) if prompt[n] != there[n]), same)
-        said = "was sampled by the model" if place < len(there) and self._drawn[place] else "was part of the input"
-        difference = (
-            f"the prompt has token {prompt[place]} there"
-            if place < len(prompt)
-            else f"the prompt ends after {place} tokens"
-        )
-        raise ConversationError(
-            f"the prompt of turn {self.turns + 1} of conversation `{self.name}` does not extend the earlier turns",
-            where=f"token {place} of {len(there)}",
-            why=f"token {there[place]} {said}, but {difference}",
-            help="keep earlier turns as token ids, or branch: a changed past needs a conversation of its own",
-        )
-
     def fork(self, name: str) -> Conversation:
         """Return a copy that continues independently; the tokens sampled so far are trained on in this one only."""
         return Conversation(name, self._tokens)

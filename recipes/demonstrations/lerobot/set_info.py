@@ -209,7 +209,7 @@ class DatasetInfo:
 
 
 def read_info(folder: Path) -> DatasetInfo:
-    """Return what a data set says of itself.
+    """Return the description of a data set.
 
     Raises:
         DatasetError: the folder holds no data set, one of another version, or a description that cannot be understood.

@@ -25,7 +25,7 @@ class DataSource(ConfigModel):
     episodes: tuple[NonNegativeInt, ...] = Field(
         default=(), description="Indices of the episodes to learn from. Default: all."
     )
-    flip: Flip | None = Field(default=None, description="Turn its pictures otherwise than `data.flip` says.")
+    flip: Flip | None = Field(default=None, description="Flip of this data set's images, overriding `data.flip`.")
 
 
 _FILE_PATH: TypeAdapter[str] = TypeAdapter(FilePath)

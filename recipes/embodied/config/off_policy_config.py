@@ -66,7 +66,7 @@ class ReplayConfig(ConfigModel):
     image_memory_gib: PositiveFloat | None = Field(
         default=None,
         description="Compress images losslessly into at most this many GiB, over all actors; when full, the oldest"
-        " rows are dropped, whatever `capacity` says. Demonstrations are compressed too and not counted."
+        " rows are dropped, even below `capacity`. Demonstrations are compressed too and not counted."
         " Default: images are not compressed.",
     )
     memory_gib: PositiveFloat | None = Field(

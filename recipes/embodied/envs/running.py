@@ -37,7 +37,7 @@ class RunningEpisodes:
         self.resting = np.zeros(count, np.bool_)
 
     def reset(self) -> None:
-        """Count episodes from 0 again, and let none rest."""
+        """Restart the episode counts, and let every environment step."""
         self.episode[:] = 0
         self.resting[:] = False
 

@@ -85,8 +85,8 @@ def setup(env_type: str, folder: Path | None, emit: Tell) -> Made:
     if env_type not in simulators():
         from rlinf_core.suggest import did_you_mean, quoted
 
-        known = simulators()
-        help = did_you_mean(env_type, known) or f"known: {quoted(known)}"
+        installable = simulators()
+        help = did_you_mean(env_type, installable) or f"known: {quoted(installable)}"
         raise ConfigError(f"`rlinf env setup` does not support `{env_type}`", help=help)
     folder = (folder or DEFAULT_FOLDER / env_type).expanduser().absolute()
     python = folder / "bin" / "python"
@@ -138,8 +138,8 @@ def probe(env_type: str, python: Path, variables: dict[str, str]) -> dict[str, A
             timeout=_PROBE_SECONDS,
             check=False,
         )
-        said = done.stderr.strip().splitlines()
-        why = said[-1] if said else f"exit code {done.returncode}"
+        error_lines = done.stderr.strip().splitlines()
+        why = error_lines[-1] if error_lines else f"exit code {done.returncode}"
         return load_json_object(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         why = f"no response within {_PROBE_SECONDS:g} s"

@@ -29,8 +29,8 @@ def open_source(name: str, env: Steerable, options: Mapping[str, Any]) -> Interv
         ConfigError: there is no such source, its package is missing, or an option is wrong.
         InterventionError: the device cannot be opened.
     """
-    known = SOURCES.get(name)
-    if known is not None and known.module is not None and missing_modules([known.module]):
-        raise missing_package(name, known.install or known.module)
+    source = SOURCES.get(name)
+    if source is not None and source.module is not None and missing_modules([source.module]):
+        raise missing_package(name, source.install or source.module)
     made = _SOURCES.get(name)
     return made(env, checked_options(made, options, "env.train.intervention.options"))

@@ -51,11 +51,11 @@ def _camera(
     only = next(iter(data.cameras), None) if len(data.cameras) == len(spec.cameras) == 1 else None
     column = named.get(camera) or camera_like(camera, data.cameras) or only
     if column is None or column not in data.cameras:
-        known = ", ".join(f"`{name}`" for name in data.cameras) or "none"
+        names = ", ".join(f"`{name}`" for name in data.cameras) or "none"
         raise DatasetError(
             f"the data set has no camera `{column or camera}`",
             where=data.where,
-            help=f"it has {known}; `data.cameras` selects the one for the environment's `{camera}`",
+            help=f"it has {names}; `data.cameras` selects the one for the environment's `{camera}`",
         )
     theirs = data.cameras[column]
     if theirs != shape:

@@ -158,7 +158,7 @@ class EmbodiedRunner(RolloutRunner):
     def evaluate_policy(self, step: int) -> dict[str, float]:
         """Have the policy act greedily in environments that it is not trained in."""
         self.update_rollout_weights(step)
-        self.record.tell(events.PhaseStarted(step, events.EVALUATE))
+        self.record.emit(events.PhaseStarted(step, events.EVALUATE))
         episodes, _ = wait_together(self.env.evaluate(), self.rollout.evaluate())
         self._note_first_step("env.eval")
         return self._episode_figures("eval", episodes, self._environments.eval)

@@ -40,7 +40,7 @@ def load_trained(policy: BasePolicy, model: EmbodiedModelConfig, spec: EnvSpec, 
 
 
 def keep_loaded(contact: FirstContact, policy: BasePolicy, source: str | None) -> None:
-    """Keep what the loading of weights and statistics has compared, else it would have failed; None: of nothing."""
+    """Record the comparisons that loading weights and statistics has passed; None: nothing was loaded."""
     if source is None:
         return
     contact.keep("weights that training begins with", "names and shapes of the policy's own", Difference(note=source))

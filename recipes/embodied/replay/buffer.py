@@ -190,7 +190,7 @@ class ReplayBuffer:
         return rows
 
     def _clear(self, rows: Rows) -> None:
-        """Make rows such as are never sampled."""
+        """Exclude rows from sampling."""
         self._count -= int((self._flags[rows] & MOVES).sum())
         self._flags[rows] = 0
         if self._tree is not None:

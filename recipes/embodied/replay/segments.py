@@ -277,7 +277,7 @@ class SegmentWriter:
         self._stream = None
 
     def _drop(self, file: Path) -> None:
-        """Remove a segment that could not be begun."""
+        """Remove a segment that could not be opened."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None

@@ -76,14 +76,14 @@ def refuse_faults(client: FrankaClient, checks: list[ArmCheck]) -> None:
 def check_version(facts: ControllerFacts) -> ArmCheck:
     """Judge the version of the controller by the table."""
     named = f"{facts.controller} {facts.version}" + (f", firmware {facts.firmware}" if facts.firmware else "")
-    known = CONTROLLERS.get(facts.controller)
-    if known is None:
+    versions = CONTROLLERS.get(facts.controller)
+    if versions is None:
         return ArmCheck("controller", "skipped", f"{named}: not in the table of tested controllers")
     try:
         version = tuple(int(part) for part in facts.version.split("."))
     except ValueError:
         version = ()
-    first, end = known
+    first, end = versions
     if first <= version < end:
         return ArmCheck("controller", "ok", named)
     wanted = f"{'.'.join(map(str, first))} or later, before {'.'.join(map(str, end))}"
@@ -93,11 +93,11 @@ def check_version(facts: ControllerFacts) -> ArmCheck:
 def check_latency(rounds: list[list[float]], period: float) -> ArmCheck:
     """Judge the link by the 99th percentile of the better of some rounds: a machine may be busy once."""
     best = min(float(np.quantile(latencies, 0.99)) for latencies in rounds)
-    said = f"99 of 100 responses within {1000 * best:.1f} ms; the control period is {1000 * period:g} ms"
+    measured = f"99 of 100 responses within {1000 * best:.1f} ms; the control period is {1000 * period:g} ms"
     if best <= period:
-        return ArmCheck("link", "ok", said)
+        return ArmCheck("link", "ok", measured)
     help = "connect the node to the controller with a dedicated cable, and end what loads either"
-    return ArmCheck("link", "fault", said, help)
+    return ArmCheck("link", "fault", measured, help)
 
 
 def check_limits(facts: ControllerFacts) -> ArmCheck:
@@ -127,14 +127,14 @@ def check_workspace(arm: Franka, state: ArmState) -> ArmCheck:
     hand, home = (hand_pose(joints[:, None])[0][:, 0] for joints in (state.joints, HOME))
     low, high = arm.workspace
     outside = f"outside of {list(low)} to {list(high)}"
-    said = f"the hand is at {np.round(hand, 3).tolist()} m"
+    position = f"the hand is at {np.round(hand, 3).tolist()} m"
     if not is_within(hand, arm.workspace):
         help = "guide the arm into its workspace by hand, or correct `workspace`"
-        return ArmCheck("workspace", "fault", f"{said}, {outside}", help)
+        return ArmCheck("workspace", "fault", f"{position}, {outside}", help)
     if not is_within(home, arm.workspace):
         away = f"at the arm's home the hand is at {np.round(home, 3).tolist()} m, {outside}"
         return ArmCheck("workspace", "fault", away, "correct `workspace`: episodes start around the home")
-    return ArmCheck("workspace", "ok", said)
+    return ArmCheck("workspace", "ok", position)
 
 
 def check_cameras(arm: Franka, state: ArmState) -> ArmCheck:

@@ -258,7 +258,7 @@ def _check_shares(
         report(
             blame(config, ("env", section, "group_size"), ("algorithm", "group_size"), *sizes),
             "groups-not-divisible",
-            f"`{name}` does not split into whole groups: {total} / ({where}) = {total // shares} environments, /"
+            f"`{name}` does not split into groups: {total} / ({where}) = {total // shares} environments, /"
             f" group_size {size} = {total / shares / size:g}",
             f"nearest valid `{name}`: {near_multiples(total, shares * size)}",
         )

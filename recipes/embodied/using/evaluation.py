@@ -229,10 +229,10 @@ def figures(episodes: Sequence[CollectedEpisode]) -> dict[str, Any]:
     result: dict[str, Any] = {"episodes": len(episodes)}
     for name in ("success_at_end", "success_once"):
         solved = [getattr(episode, name) for episode in episodes]
-        known = bool(solved) and all(flag is not None for flag in solved)
+        is_judged = bool(solved) and all(flag is not None for flag in solved)
         count = sum(map(bool, solved))
-        result[name] = count / len(solved) if known else None
-        result[f"{name}_interval"] = list(wilson_interval(count, len(solved))) if known else None
+        result[name] = count / len(solved) if is_judged else None
+        result[f"{name}_interval"] = list(wilson_interval(count, len(solved))) if is_judged else None
     kinds = [episode.outcome for episode in episodes]
     result["outcomes"] = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
     result["return"] = mean([episode.total_reward for episode in episodes])
@@ -242,14 +242,14 @@ def figures(episodes: Sequence[CollectedEpisode]) -> dict[str, Any]:
 
 def digest(files: Sequence[Path], folder: Path) -> str | None:
     """Return the SHA-256 of some files with their names in `folder`; None where none is there."""
-    there = [file for file in files if file.is_file()]
+    existing = [file for file in files if file.is_file()]
     hasher = hashlib.sha256()
-    for file in there:
+    for file in existing:
         hasher.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
         with file.open("rb") as stream:
             while chunk := stream.read(_DIGESTED):
                 hasher.update(chunk)
-    return hasher.hexdigest() if there else None
+    return hasher.hexdigest() if existing else None
 
 
 def _as_json(episode: CollectedEpisode) -> dict[str, Any]:

@@ -132,9 +132,9 @@ def _intervention(written: InterventionConfig, device: str, overrides: Mapping[s
         ConfigError: there is no such source, or an option is wrong or missing.
     """
     if device not in SOURCES and ":" not in device:
-        known = list(SOURCES)
-        listed = "known: " + ", ".join(f"`{name}`" for name in known)
-        raise ConfigError(f"unknown intervention source `{device}`", help=did_you_mean(device, known) or listed)
+        names = list(SOURCES)
+        listed = "known: " + ", ".join(f"`{name}`" for name in names)
+        raise ConfigError(f"unknown intervention source `{device}`", help=did_you_mean(device, names) or listed)
     options = {**(written.options if written.source == device else {}), **overrides}
     if device in SOURCES:
         owner = import_target(SOURCES[device].options, "options")

@@ -158,7 +158,7 @@ class LanguageActorConfig(ActorConfig):
     max_tokens_per_micro_batch: Count = Field(
         default=4096, description="Packed tokens per forward and backward pass on one rank."
     )
-    threads: Count = Field(default=1, description="CPU threads that each process computes on.")
+    threads: Count = Field(default=1, description="CPU threads per process.")
     model: LanguageModelConfig = Field(
         default_factory=LanguageModelConfig, description="The language model: model_path, precision, lora."
     )
@@ -197,7 +197,7 @@ class LanguageCriticConfig(ConfigModel):
     max_tokens_per_micro_batch: Count = Field(
         default=4096, description="Packed tokens per forward and backward pass on one rank."
     )
-    threads: Count = Field(default=1, description="CPU threads that each process computes on.")
+    threads: Count = Field(default=1, description="CPU threads per process.")
     model: LanguageModelConfig | None = Field(
         default=None, description="The model that learns values: model_path, precision, lora. Default: the actor's."
     )
@@ -217,7 +217,7 @@ class LanguageReferenceConfig(ConfigModel):
         default="ReferenceGroup", description="Name of the worker group, by which other components address it."
     )
     max_tokens_per_micro_batch: Count = Field(default=4096, description="Packed tokens per forward pass.")
-    threads: Count = Field(default=1, description="CPU threads that each process computes on.")
+    threads: Count = Field(default=1, description="CPU threads per process.")
     enable_offload: Bool = Field(
         default=False, description="Offload the reference model from its accelerators while other components use them."
     )
@@ -230,7 +230,7 @@ class LanguageConfig(JobConfig):
     """Base configuration of recipes with a language model."""
 
     # Returns what a model that is built on the spot is shown before, from the file and the tokenizer.
-    shown_first: ClassVar[str] = "recipes.language.learning.warm_start:right_answers"
+    warm_start_examples: ClassVar[str] = "recipes.language.learning.warm_start:right_answers"
 
     # Whether `reward.reward_type` scores every answer, and agents set no rewards.
     rewards_by_rule: ClassVar[bool] = True

@@ -104,7 +104,7 @@ class LanguageRolloutConfig(RolloutConfig):
     max_running_tokens: NonNegativeInt = Field(
         default=0, description="Maximum tokens, prompts and answers, in an engine at once; 0: no limit."
     )
-    threads: Count = Field(default=1, description="CPU threads that each process computes on.")
+    threads: Count = Field(default=1, description="CPU threads per process.")
     tensor_parallel_size: Count = Field(default=1, description="GPUs per engine (tensor parallelism); vllm and sglang.")
     gpu_memory_utilization: Annotated[Fraction, Field(gt=0)] = Field(
         default=0.9, description="Fraction of a GPU's memory that the engine reserves; vllm and sglang."

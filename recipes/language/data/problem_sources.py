@@ -152,7 +152,7 @@ def _value(row: Mapping[str, Any], key: str, place: str, purpose: str) -> Any:
 
 
 def _prompt(value: Any) -> Any:
-    """Return a prompt; messages that are written as a JSON text are read."""
+    """Return a prompt; messages given as JSON text are parsed."""
     if isinstance(value, str) and value.lstrip().startswith("[") and '"role"' in value:
         try:
             messages = json.loads(value)

@@ -66,7 +66,7 @@ def initial_policy(
     actor = config.actor.model_copy(update={"model": chosen})
     lora, dtype = chosen.adapter(), DTYPES[chosen.precision]
     built = chosen.model_path is None
-    # What is built is shown right answers in float32 everywhere: a reference begins where the policy does.
+    # A built model learns the warm-start examples in float32 everywhere: a reference begins where the policy does.
     whole = lora is None and (trains or built)
     plain = make_model(actor, tokenizer, torch.float32 if whole else dtype)
     policy = LanguagePolicy(plain if lora is None else cast("PreTrainedModel", with_lora(plain, lora))).to(device)
@@ -74,7 +74,7 @@ def initial_policy(
     contact = contact or FirstContact()
     contact.compare(f"log-probabilities of `{type(plain).__name__}`", PLAIN, lambda: check_policy(policy))
     if built and isinstance(config, LanguageConfig) and config.actor.warm_start.steps:
-        shown = cast("Examples", import_target(config.shown_first, "examples"))(config, tokenizer)
+        shown = cast("Examples", import_target(config.warm_start_examples, "examples"))(config, tokenizer)
         warm_start(policy, shown, config.data.rollout_batch_size, config.actor.warm_start.lr)
     if not trains:
         cast_weights(policy.requires_grad_(False), dtype)

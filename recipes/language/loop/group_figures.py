@@ -23,9 +23,9 @@ def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:
         "rollout/truncated": sum(group.truncated for group in groups) / count,
         "rollout/prompts_skipped": float(sum(group.skipped for group in groups)),
     }
-    whole = sum(group.tokens for group in groups)
+    tokens = sum(group.tokens for group in groups)
     if rewards:
-        metrics["rollout/prompt_length"] = (whole - sum(lengths)) / count
+        metrics["rollout/prompt_length"] = (tokens - sum(lengths)) / count
     for group in groups:
         for kind, number in group.failures.items():
             key = f"failed/{kind}"

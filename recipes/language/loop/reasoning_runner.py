@@ -126,8 +126,8 @@ class ReasoningRunner(RolloutRunner):
         """The step after which the run ends; None: it has no end. An epoch is a pass over the problems."""
         limits: list[int] = [] if self._settings.max_steps == NEVER else [self._settings.max_steps]
         if self._settings.max_epochs != NEVER and self._problems:
-            whole = self._settings.max_epochs * self._problems
-            limits.append(max(1, whole // self._cfg.data.rollout_batch_size))
+            prompts = self._settings.max_epochs * self._problems
+            limits.append(max(1, prompts // self._cfg.data.rollout_batch_size))
         return min(limits, default=None)
 
     def start_workers(self) -> None:
@@ -267,8 +267,8 @@ class ReasoningRunner(RolloutRunner):
     def _check_failures(self, step: int) -> None:
         """End the run where too many answers of a step have failed."""
         if step in self._failures:
-            whole = self._cfg.data.rollout_batch_size * self._cfg.algorithm.group_size
-            self._failures[step].check(f"step {step}", whole, self._settings.max_failed_fraction)
+            answers = self._cfg.data.rollout_batch_size * self._cfg.algorithm.group_size
+            self._failures[step].check(f"step {step}", answers, self._settings.max_failed_fraction)
 
     def _while_generating(self, step: int, *handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
         """Wait for calls and return their results; with asynchronous rollouts, prompts of later steps are answered
@@ -300,7 +300,7 @@ class ReasoningRunner(RolloutRunner):
     def evaluate_policy(self, step: int) -> dict[str, float]:
         """Answer the problems of evaluation, and return how many were right."""
         self.update_rollout_weights(step)
-        self.record.tell(events.PhaseStarted(step, events.EVALUATE))
+        self.record.emit(events.PhaseStarted(step, events.EVALUATE))
         data = self._cfg.data
         samples, groups = data.val_samples, list[GroupReport]()
         temperature = 0.0 if samples == 1 else self._cfg.rollout.sampling_params.temperature

@@ -9,6 +9,7 @@ from recipes.language.rewards.final_answer import answer_number
 from recipes.language.rewards.readings import Other, read, text_of
 from recipes.language.rewards.rules import RULES, Verdict, is_expression
 from rlinf_core import ConfigError
+from rlinf_core.suggest import excerpt
 
 # The kind of a scorer that judges right answers by themselves.
 GOLDS: Final = "right answers"
@@ -58,7 +59,7 @@ def quick_fault(rule: str, answer: str) -> str:
 
 def complaint(rule: str, faults: list[GoldFault], checked: int) -> str:
     """Return a sentence about failing reference answers: how many, and the first of them."""
-    listed = "; ".join(f"{fault.place}: `{_short(fault.answer)}`: {fault.reason}" for fault in faults[:_SHOWN])
+    listed = "; ".join(f"{fault.place}: `{excerpt(fault.answer, 40)}`: {fault.reason}" for fault in faults[:_SHOWN])
     rest = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
     return f"{len(faults)} of {checked} reference answers do not pass `reward_type: {rule}` ({listed}{rest})"
 
@@ -77,8 +78,3 @@ def gold_error(rule: str, faults: list[GoldFault], checked: int) -> ConfigError 
 def _shown(answer: str) -> str:
     content = boxed_content(answer)
     return answer if content is None else content
-
-
-def _short(text: str, longest: int = 40) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= longest else text[: longest - 3] + "..."

@@ -21,6 +21,7 @@ from recipes.language.rewards.final_answer import answer_number, candidates, sai
 from recipes.language.rewards.numbers import Number, same_number
 from recipes.language.rewards.readings import Other, as_choice, chosen, chosen_in_prose, equal, read, text_of
 from rlinf_core import ConfigError
+from rlinf_core.suggest import excerpt
 
 
 class Verdict(NamedTuple):
@@ -47,7 +48,7 @@ def exact(text: str, answer: str) -> Verdict:
     if not answer.strip():
         return _EMPTY
     same = text.strip() == answer.strip()
-    return Verdict(float(same), "the same text" if same else f"not `{_short(answer)}`")
+    return Verdict(float(same), "the same text" if same else f"not `{excerpt(answer, 40)}`")
 
 
 def boxed(text: str, answer: str) -> Verdict:
@@ -58,18 +59,18 @@ def boxed(text: str, answer: str) -> Verdict:
     if content is None:
         return Verdict(0.0, "no \\boxed{}")
     same = _plain(content) == _plain(answer if wanted is None else wanted)
-    return Verdict(float(same), f"boxed `{_short(content)}`")
+    return Verdict(float(same), f"boxed `{excerpt(content, 40)}`")
 
 
 def number(text: str, answer: str) -> Verdict:
     """Compare the numbers that both texts give as their answers, exactly."""
     wanted = answer_number(answer)
     if wanted is None:
-        return Verdict(0.0, f"the correct answer `{_short(answer)}` is not a number")
+        return Verdict(0.0, f"the correct answer `{excerpt(answer, 40)}` is not a number")
     guess = answer_number(text)
     if guess is None:
         return Verdict(0.0, "no number")
-    return Verdict(float(guess.value == wanted.value), f"number {_short(str(guess.value))}")
+    return Verdict(float(guess.value == wanted.value), f"number {excerpt(str(guess.value), 40)}")
 
 
 def math(text: str, answer: str) -> Verdict:
@@ -88,7 +89,7 @@ def math(text: str, answer: str) -> Verdict:
     for guess in candidates(text) if content is None else (content,):
         shown = shown or guess
         if _plain(guess) == _plain(wanted):
-            return Verdict(1.0, f"{type(gold).__name__.lower()} `{_short(guess)}`")
+            return Verdict(1.0, f"{type(gold).__name__.lower()} `{excerpt(guess, 40)}`")
         choices = None if choice is None else chosen(guess)
         if choice is not None and choices is not None:
             return Verdict(float(choice.letter == choices.letter), f"choice {choices.letter}")
@@ -99,16 +100,16 @@ def math(text: str, answer: str) -> Verdict:
         if content is None and isinstance(reading, Other) and (len(guess) > _LONGEST or _PROSE.search(guess)):
             continue
         if equal(gold, reading, _same_expressions):
-            return Verdict(1.0, f"{type(reading).__name__.lower()} `{_short(guess)}`")
+            return Verdict(1.0, f"{type(reading).__name__.lower()} `{excerpt(guess, 40)}`")
     if content is None and not _says_nothing_more(text, shown):
         if choice is not None and (named := chosen_in_prose(text)) is not None:
             return Verdict(float(choice.letter == named.letter), f"choice {named.letter}")
         number_said = answer_number(text)
         if isinstance(gold, Number) and number_said is not None:
-            return Verdict(float(same_number(gold, number_said)), f"number {_short(str(number_said.value))}")
+            return Verdict(float(same_number(gold, number_said)), f"number {excerpt(str(number_said.value), 40)}")
         # Prose: math-verify looks for the expression.
         return _in_prose(text, text_of(gold))
-    return Verdict(0.0, f"read `{_short(shown)}`" if shown.strip() else "no answer")
+    return Verdict(0.0, f"read `{excerpt(shown, 40)}`" if shown.strip() else "no answer")
 
 
 # Characters of an answer without a box up to which it may be an expression as a whole.
@@ -143,13 +144,13 @@ def _in_prose(text: str, gold: str) -> Verdict:
     wanted = _parsed(library, _formula(gold))
     parsed = ([] if said is None else _parsed(library, said)) or _parsed(library, text)
     if not wanted:
-        return Verdict(0.0, f"the correct answer `{_short(gold)}` is not an expression")
+        return Verdict(0.0, f"the correct answer `{excerpt(gold, 40)}` is not an expression")
     if not parsed:
         return Verdict(0.0, "no expression")
     same = bool(library.verify(wanted, parsed, timeout_seconds=None))
     # Texts alone: printing an expression may take as long as comparing it.
     shown = next((part for part in reversed(parsed) if isinstance(part, str)), "")
-    return Verdict(float(same), f"expression `{_short(shown)}`")
+    return Verdict(float(same), f"expression `{excerpt(shown, 40)}`")
 
 
 def _formula(text: str) -> str:
@@ -186,8 +187,3 @@ RULES: Final[Mapping[str, Rule]] = {"exact": exact, "boxed": boxed, "number": nu
 
 def _plain(text: str) -> str:
     return without_blanks(unwrapped(cleaned(text))[0])
-
-
-def _short(text: str, longest: int = 40) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= longest else text[: longest - 3] + "..."

@@ -151,14 +151,14 @@ class Scorer:
         scores: dict[int, Score] = {}
         lost: Counter[int] = Counter()
         again: set[int] = set()
-        whole = True
+        is_complete = True
         while len(scores) < len(items):
             left = [number for number in range(len(items)) if number not in scores]
             self._started()
             # If an earlier round lost its process, scoring one at a time identifies the fatal answer.
-            sent = left if self._together and whole else left[:1]
+            sent = left if self._together and is_complete else left[:1]
             judged, loss = self._ask([items[number] for number in sent])
-            whole = len(judged) == len(sent)
+            is_complete = len(judged) == len(sent)
             for index, score in judged.items():
                 # What a function raises, or waits for in vain, may be of a judge that was away.
                 if score.failure and self._is_function and sent[index] not in again:

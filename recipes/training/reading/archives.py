@@ -126,7 +126,7 @@ class _ArchiveReader(PickleReader):
         self._left = archive.start_dir
 
     def whole(self) -> object:
-        """Return what the archive holds."""
+        """Return the content of the archive."""
         if "byteorder" in self._entries and bytes(self._bytes("byteorder").numpy()) != sys.byteorder.encode():
             raise ValueError("it was written on a machine with the opposite byte order")
         return self.read(bytes(self._bytes("data.pkl").numpy()))

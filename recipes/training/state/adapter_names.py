@@ -25,9 +25,9 @@ def beneath_adapters(own: Iterable[str], theirs: Collection[str]) -> dict[str, s
     matches: dict[str, str] = {}
     for name in own:
         candidates = (name, _ADDED.sub("", name), _ADDED_TO_LIST.sub("", name)) if plain else (name,)
-        there = next((candidate for candidate in candidates if candidate in theirs), None)
-        if there is not None:
-            matches[name] = there
+        matching = next((candidate for candidate in candidates if candidate in theirs), None)
+        if matching is not None:
+            matches[name] = matching
     return matches
 
 

@@ -146,12 +146,12 @@ def _complete(optimizer: torch.optim.Optimizer) -> None:
 
     Who reads the checkpoint has a state of every weight, and looks for each.
     """
-    known: list[dict[str, torch.Tensor]] = list(optimizer.state.values())
-    for weight in [parameter for group in optimizer.param_groups for parameter in group["params"]] if known else ():
+    states: list[dict[str, torch.Tensor]] = list(optimizer.state.values())
+    for weight in [parameter for group in optimizer.param_groups for parameter in group["params"]] if states else ():
         if not optimizer.state[weight]:
             # Steps are counted by a number, the rest is of the weight's shape.
             optimizer.state[weight] = {
-                name: torch.zeros_like(weight if value.dim() else value) for name, value in known[0].items()
+                name: torch.zeros_like(weight if value.dim() else value) for name, value in states[0].items()
             }
 
 

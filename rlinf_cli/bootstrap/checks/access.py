@@ -33,11 +33,11 @@ def head_address(probed: Sequence[ProbedNode], address: str | None) -> list[Find
     if head is None or address is None:
         return []
     try:
-        known = ip_address(address)
+        parsed = ip_address(address)
     except ValueError:
         return []  # a name: the nodes resolve it
     # Documentation and carrier-grade NAT ranges are not private either, and get the same finding.
-    if known.is_global:
+    if parsed.is_global:
         what = f"the head's address {address} is reachable from the internet"
         help = "restrict `cluster.ports` to the nodes with a firewall, or set a private `cluster.head_address`"
         return [head.finding("head", CheckVerdict.WARNING, what, help)]

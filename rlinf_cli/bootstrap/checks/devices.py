@@ -42,9 +42,9 @@ def _accelerators(machine: ProbedNode) -> Finding:
         help = "fix the node, or correct `accelerators.per_node` of its group; a visibility variable may hide some"
         return machine.finding("accelerators", CheckVerdict.FAULT, message, help, data)
     wanted = _folded(declared.model or "")
-    other = sorted({model for model in models if model and wanted not in _folded(model)})
-    if wanted and other:
-        message = f"{declared.model} is declared, {', '.join(other)} was found"
+    other_models = sorted({model for model in models if model and wanted not in _folded(model)})
+    if wanted and other_models:
+        message = f"{declared.model} is declared, {', '.join(other_models)} was found"
         return machine.finding(
             "accelerators", CheckVerdict.FAULT, message, "correct `accelerators.model` of its group", data
         )
@@ -97,11 +97,13 @@ def robots(probed: Sequence[ProbedNode]) -> list[Finding]:
 def _robot(machine: ProbedNode, kind: str, address: str, fault: str | None, controller_node: int | None) -> Finding:
     """Return the finding about one controller; `controller_node` is the node that runs it, if the file names one."""
     data = {"type": kind, "address": address, "fault": fault, "controller_node_rank": controller_node}
-    there = "" if controller_node is None else f" on node {controller_node}"
-    robot = f"{kind} at {address}{f', controller{there},' if there else ''}"
+    at_node = "" if controller_node is None else f" on node {controller_node}"
+    robot = f"{kind} at {address}{f', controller{at_node},' if at_node else ''}"
     if fault is None:
         return machine.finding("robot", CheckVerdict.OK, f"{robot} answers", data=data)
-    help = f"switch on the robot and its controller{there}, and check the cable, `robot_ip` and the node's route to it"
+    help = (
+        f"switch on the robot and its controller{at_node}, and check the cable, `robot_ip` and the node's route to it"
+    )
     return machine.finding("robot", CheckVerdict.FAULT, f"{robot.removesuffix(',')}: {fault}", help, data)
 
 

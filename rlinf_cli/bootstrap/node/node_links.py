@@ -166,9 +166,9 @@ def _prove(line: socket.socket, secret: bytes, *, first: bool) -> bool:
         return hmac.new(secret, part + client + server, "sha256").digest()
 
     line.sendall(proof(b"client" if first else b"server"))
-    said = _read(line, 32, end)
+    proof_received = _read(line, 32, end)
     line.settimeout(_STEP_SECONDS)
-    return hmac.compare_digest(said, proof(b"server" if first else b"client"))
+    return hmac.compare_digest(proof_received, proof(b"server" if first else b"client"))
 
 
 def _latency(line: socket.socket, seconds: float) -> float:

@@ -77,13 +77,13 @@ def _chosen(folder: RunFolder, component: str | None, rank: int | None, follow: 
         return chosen_files
     if not files:
         raise RunError("this run has logged nothing", where=str(folder.path))
-    known = sorted({file.component for file in files})
-    if component is not None and component not in known:
+    components = sorted({file.component for file in files})
+    if component is not None and component not in components:
         raise RunError(
             f"this run has no log of `{component}`",
             where=str(folder.path),
             why="logs of workers on other machines stay there unless the run folder is on shared storage",
-            help=did_you_mean(component, known) or f"it has logs of {quoted(known)}",
+            help=did_you_mean(component, components) or f"it has logs of {quoted(components)}",
         )
     ranks = sorted({file.rank for file in chosen(files, component, None)}, key=lambda text: text.split("_"))
     raise RunError(

@@ -29,7 +29,7 @@ def stop(
         bool,
         typer.Option(
             "--force",
-            help="Kill it; the current step is lost. Also releases a run whose machine is gone.",
+            help="Kill the run; the current step is lost. Also releases a run whose machine no longer exists.",
             show_default=False,
         ),
     ] = False,

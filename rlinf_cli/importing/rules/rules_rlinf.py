@@ -96,10 +96,6 @@ def _task(section: str, *, of: tuple[str, ...]) -> Rule:
     return rule
 
 
-def _reset_states(leaf: Leaf, values: Values) -> Result:
-    return LeftOut("the environments of a group share their start states: `algorithm.group_size`", quiet=True)
-
-
 def _greedy(leaf: Leaf, values: Values) -> Result:
     if values.of(leaf):
         return new("rollout.sampling_params.temperature", 0, "`use_greedy: true` is `temperature: 0`")
@@ -116,10 +112,6 @@ def _adv_type(leaf: Leaf, values: Values) -> Result:
     if values.get("algorithm.use_reinpp_baseline", False) and values.of(leaf) in ("reinpp", "reinforce_pp"):
         return new("algorithm.adv_type", "reinforce_pp_baseline", "set by `use_reinpp_baseline: true`")
     return same("algorithm.adv_type", leaf)
-
-
-def _baseline(leaf: Leaf, values: Values) -> Result:
-    return LeftOut("set by `adv_type`: `reinforce_pp_baseline` subtracts the group mean", quiet=True)
 
 
 def _both_clips(leaf: Leaf, values: Values) -> Result:
@@ -157,10 +149,6 @@ def _enforce_eager(leaf: Leaf, values: Values) -> Result:
     return LeftOut("it is an argument of vLLM: `rollout.engine_options` takes the engine's own arguments")
 
 
-def _save_video(leaf: Leaf, values: Values) -> Result:
-    return LeftOut("only evaluations are recorded: `env.eval.video_cfg.save_video`")
-
-
 RLINF: Final[Table] = {
     **COMMON,
     "runner.logger.logger_backends": loggers("runner.logger.logger_backends"),
@@ -186,7 +174,7 @@ EMBODIED: Final[Table] = {
     "actor.model.model_path": _model_path,
     "rollout.model_dir": _model_path,
     "algorithm.ratio_clip_eps": _both_clips,
-    "env.train.video_cfg.save_video": _save_video,
+    "env.train.video_cfg.save_video": drop("only evaluations are recorded: `env.eval.video_cfg.save_video`"),
     "runner.seq_length": drop("the policy decides how many tokens it reads"),
     "runner.max_prompt_length": drop("the policy decides how many instruction tokens it reads"),
     **{
@@ -198,7 +186,9 @@ EMBODIED: Final[Table] = {
             "init_params.id": _task(section, of=("maniskill",)),
             "task_suite_name": _task(section, of=("libero",)),
             "task_name": _task(section, of=("metaworld", "robosuite")),
-            "use_fixed_reset_state_ids": _reset_states,
+            "use_fixed_reset_state_ids": drop(
+                "the environments of a group share their start states: `algorithm.group_size`", quiet=True
+            ),
             "video_cfg.info_on_video": drop("videos contain only the camera images"),
         }.items()
     },
@@ -213,7 +203,9 @@ MATH: Final[Table] = {
     "algorithm.sampling_params.use_greedy": _greedy,
     "algorithm.sampling_params.temperature": _temperature,
     "algorithm.sampling_params.top_k": top_k("rollout.sampling_params.top_k"),
-    "algorithm.use_reinpp_baseline": _baseline,
+    "algorithm.use_reinpp_baseline": drop(
+        "set by `adv_type`: `reinforce_pp_baseline` subtracts the group mean", quiet=True
+    ),
     "actor.lr_sched.min_lr": drop("`actor.optim.min_lr_ratio` is the lowest learning rate divided by `lr`"),
     "critic.model.precision": precision("critic.model.precision"),
     "rollout.enforce_eager": _enforce_eager,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue
+from rlinf_cli.importing.outcomes import Leaf, LeftOut
 from rlinf_cli.importing.rules.shared_rules import (
     EVALUATING,
     HYDRA,
@@ -171,14 +171,6 @@ def _vllm_option(name: str) -> Rule:
     return rule
 
 
-def _free_cache(leaf: Leaf, values: Values) -> Result:
-    return same("rollout.enable_offload", leaf, "frees the engine's memory while the actor trains, weights included")
-
-
-def _val_samples(leaf: Leaf, values: Values) -> Result:
-    return same("data.val_samples", leaf, "1 decodes greedily; more are sampled as in training")
-
-
 def _overlong(leaf: Leaf, values: Values) -> Result:
     on = values.get("reward_model.overlong_buffer.enable", False)
     return same("reward.soft_overlong", leaf) if on else LeftOut("the overlong buffer is not enabled", quiet=True)
@@ -238,10 +230,6 @@ def _total_steps(path: str) -> Rule:
     return _steps(path, "the run's last step is the default")
 
 
-def _critic_model(leaf: Leaf, values: Values) -> NewValue | LeftOut:
-    return same("critic.model.model_path", leaf, "a folder here: nothing is downloaded from HuggingFace or HDFS")
-
-
 VERL: Final[Table] = {
     **HYDRA,
     "actor_rollout_ref.hybrid_engine": drop(
@@ -268,7 +256,7 @@ VERL: Final[Table] = {
     f"{_ACTOR}.fsdp_config.optimizer_offload": offload("actor.fsdp_config.cpu_offload"),
     "critic.model.fsdp_config.param_offload": offload("critic.fsdp_config.cpu_offload"),
     "critic.model.fsdp_config.optimizer_offload": offload("critic.fsdp_config.cpu_offload"),
-    "critic.model.path": _critic_model,
+    "critic.model.path": to("critic.model.model_path", "a folder here: nothing is downloaded from HuggingFace or HDFS"),
     "critic.model.tokenizer_path": drop("the critic reads the tokens of the actor"),
     "critic.model.enable_gradient_checkpointing": to("critic.fsdp_config.gradient_checkpointing"),
     f"{_REF}.fsdp_config.param_offload": drop("the reference model stays on its accelerator"),
@@ -280,10 +268,12 @@ VERL: Final[Table] = {
     f"{_MODEL}.target_modules": _lora("actor.model.lora.target_modules"),
     f"{_ROLLOUT}.name": _rollout_name,
     f"{_ROLLOUT}.top_k": top_k("rollout.sampling_params.top_k"),
-    f"{_ROLLOUT}.val_kwargs.n": _val_samples,
+    f"{_ROLLOUT}.val_kwargs.n": to("data.val_samples", "1 decodes greedily; more are sampled as in training"),
     f"{_ROLLOUT}.gpu_memory_utilization": _of_gpu_engines("rollout.gpu_memory_utilization"),
     f"{_ROLLOUT}.tensor_model_parallel_size": _of_gpu_engines("rollout.tensor_parallel_size"),
-    f"{_ROLLOUT}.free_cache_engine": _free_cache,
+    f"{_ROLLOUT}.free_cache_engine": to(
+        "rollout.enable_offload", "frees the engine's memory while the actor trains, weights included"
+    ),
     f"{_ROLLOUT}.prompt_length": drop("`data.max_prompt_length` is the longest prompt"),
     f"{_ROLLOUT}.response_length": drop("`rollout.sampling_params.max_new_tokens` is the longest answer"),
     **{f"{_ROLLOUT}.{name}": _vllm_option(name) for name in _VLLM_OPTIONS},

@@ -74,9 +74,9 @@ def to(path: str, note: str | None = None) -> Rule:
     return lambda leaf, values: same(path, leaf, note)
 
 
-def drop(reason: str) -> Rule:
-    """Return the rule that drops a key."""
-    return lambda leaf, values: LeftOut(reason)
+def drop(reason: str, *, quiet: bool = False) -> Rule:
+    """Return the rule that drops a key, quietly if nothing is lost by it."""
+    return lambda leaf, values: LeftOut(reason, quiet=quiet)
 
 
 def new(path: str, value: Any, note: str | None = None) -> NewValue:
@@ -128,8 +128,8 @@ def top_k(path: str) -> Rule:
 
     def rule(leaf: Leaf, values: Values) -> Result:
         value = values.of(leaf)
-        whole = isinstance(value, int) and (value <= 0 or value >= 100_000)
-        return new(path, -1) if whole and value != -1 else same(path, leaf)
+        takes_all = isinstance(value, int) and (value <= 0 or value >= 100_000)
+        return new(path, -1) if takes_all and value != -1 else same(path, leaf)
 
     return rule
 
@@ -168,9 +168,7 @@ def offload(target: str) -> Rule:
 
 Table: TypeAlias = Mapping[str, Rule]
 HYDRA: Final[Table] = {
-    "hydra.searchpath": lambda leaf, values: LeftOut(
-        "the files of the defaults list are merged into this one", quiet=True
-    ),
+    "hydra.searchpath": drop("the files of the defaults list are merged into this one", quiet=True),
 }
 COMMON: Final[Table] = {
     **HYDRA,

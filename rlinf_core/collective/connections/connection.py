@@ -1,7 +1,7 @@
 """A connection to another process: any thread writes frames, and the thread that waits for a message reads them.
 
 A thread that waits for a message reads the socket itself, since handing a message over from a reading thread
-would cost more than the message. While nobody waits, the endpoint's own thread reads. `_role` says who may.
+would cost more than the message. While no thread waits, the endpoint's reactor thread reads. `_role` holds the reader.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Connection:
 
     Attributes:
         shares_memory: whether file descriptors pass, so that large parts go through shared memory.
-        segments: the other side's shared memory, by its identity.
-        passed: identities of the shared memory whose descriptors the other side has.
-        backlog: messages that came through it and wait to be received; too many of them pause reading.
-        watch: tells the reactor which events to wait for: readable, writable.
+        segments: the peer's shared memory, by its identity.
+        passed: identities of the shared memory whose descriptors were sent to the peer.
+        backlog: messages that arrived and were not received yet; too many pause reading.
+        watch: sets the events that the reactor polls for: readable, writable.
     """
 
     def __init__(self, name: str, sock: socket.socket, peer: PeerIdentity, watcher: ConnectionHandler) -> None:
@@ -188,7 +188,7 @@ class Connection:
             self.arm()
 
     def arm(self) -> None:
-        """Tell the reactor which events to wait for next, after any change of what they depend on."""
+        """Update the events that the reactor polls for, after any change that affects them."""
         if not self._closed:
             with self._arming:
                 reading = self._reading_thread is None and not self.paused and not self.stalled
@@ -219,7 +219,7 @@ class Connection:
 
         Raises:
             ConnectionLostError: the connection is over.
-            CommunicationTimeoutError: the other side did not take them before `work`'s deadline.
+            CommunicationTimeoutError: the peer did not read them before the deadline of `work`.
             Exception: what `work` was failed with meanwhile.
         """
         if not self._write_lock.acquire(timeout=max(0.0, min(work.deadline - time.monotonic(), 1e6))):
@@ -235,7 +235,7 @@ class Connection:
         self._flush_leftovers()
 
     def try_write(self, data: bytes, fds: Sequence[int] = ()) -> bool:
-        """Send `data` if that needs no waiting, and tell whether it did.
+        """Send `data` if it does not block; return whether it was sent.
 
         Raises:
             ConnectionLostError: the connection is over.
@@ -343,7 +343,7 @@ class Connection:
             raise ConnectionLostError(_broken(error)) from error
 
     def _await_room(self, work: Work[object], *, started: bool) -> None:
-        """Wait until the socket is writable. Half a frame cannot be taken back: giving up then ends the connection."""
+        """Wait until the socket is writable. A timeout ends the connection: a partial frame cannot be withdrawn."""
         poller = select.poll()
         poller.register(self.fd, select.POLLOUT)
         while True:
@@ -388,7 +388,7 @@ class Connection:
             self._outbox.clear()
 
     def abandon(self) -> None:
-        """Close the descriptors in a forked child, without telling the other side."""
+        """Close the descriptors in a forked child without notifying the peer."""
         self._closed = True
         self.sock.close()
         if self._kick >= 0:
@@ -397,7 +397,7 @@ class Connection:
 
 
 def is_dead(process: str) -> bool:
-    """Return whether a process of this host, by its identity, is certainly gone; False for an empty one."""
+    """Return whether the process with this identity has certainly ended on this host; False for an empty identity."""
     return bool(process) and not alive(process)
 
 

@@ -76,8 +76,8 @@ class ConnectionPool:
         """Return the connection to `info`, made when there is none.
 
         Raises:
-            UnreachableError: there is none by the deadline, or nothing can be there.
-            AuthenticationError: whoever is there does not belong to this cluster.
+            UnreachableError: no connection by the deadline, or the endpoint cannot exist.
+            AuthenticationError: the process that answers does not belong to this cluster.
         """
         peer = info.incarnation
         trouble: UnreachableError | None = None
@@ -125,7 +125,7 @@ class ConnectionPool:
         self._establish(dialer.connection, sock, dialer)
 
     def forget(self, connection: Connection) -> bool:
-        """Remove a connection that is over; return whether it was in the pool."""
+        """Remove a closed connection; return whether it was in the pool."""
         peer = connection.peer.incarnation
         with self._changed:
             group = self._established.get(peer, [])

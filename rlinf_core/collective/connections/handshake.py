@@ -41,7 +41,7 @@ class ClusterSecret:
         return cls(secrets.token_bytes(32))
 
     def sign(self, *fields: bytes) -> bytes:
-        """Return a 32-byte proof over the fields, which cannot be shifted into one another."""
+        """Return a 32-byte MAC over the length-prefixed fields."""
         mac = hmac.new(self.key, digestmod=hashlib.sha256)
         for part in fields:
             mac.update(len(part).to_bytes(4, "big"))
@@ -130,14 +130,14 @@ def dial(
     """Do the dialer's part; return the acceptor's answer and identity.
 
     Raises:
-        AuthenticationError: whoever listens there does not belong to this cluster, or refuses this process.
+        AuthenticationError: the listener does not belong to this cluster, or refuses this process.
         OSError: the connection broke, or the deadline passed.
     """
     line = _Line(sock, deadline)
     nonce = secrets.token_bytes(_NONCE)
     line.write(_GREETING + nonce)
     if line.read(len(_GREETING)) != _GREETING:
-        raise AuthenticationError("whoever listens there does not speak this version of the data plane")
+        raise AuthenticationError("the listener does not speak this version of the data plane")
     theirs = line.read(_NONCE)
     identity = mine.encode()
     line.write(secret.sign(b"dial", nonce, theirs, identity) + _LENGTH.pack(len(identity)) + identity)
@@ -151,7 +151,7 @@ def dial(
     proof = line.read(_PROOF)
     answer = line.read_identity()
     if not secret.verify(proof, b"accept", nonce, theirs, identity, verdict, answer):
-        raise AuthenticationError("whoever listens there does not belong to this cluster")
+        raise AuthenticationError("the listener does not belong to this cluster")
     return Admission(verdict[0]), PeerIdentity.decode(answer)
 
 
@@ -168,14 +168,14 @@ class Acceptance:
         self._line = _Line(sock, deadline)
         self._secret = secret
         if self._line.read(len(_GREETING)) != _GREETING:
-            raise AuthenticationError("a stranger connected that does not speak this protocol")
+            raise AuthenticationError("an unknown peer connected that does not speak this protocol")
         self._theirs = self._line.read(_NONCE)
         self._nonce = secrets.token_bytes(_NONCE)
         self._line.write(_GREETING + self._nonce)
         proof = self._line.read(_PROOF)
         self._identity = self._line.read_identity()
         if not secret.verify(proof, b"dial", self._theirs, self._nonce, self._identity):
-            raise AuthenticationError("a stranger connected that does not know this cluster's secret")
+            raise AuthenticationError("an unknown peer connected without this cluster's secret")
         try:
             self.dialer = PeerIdentity.decode(self._identity)
         except (ValueError, TypeError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""Listening sockets, and the authentication of whoever connects.
+"""Listening sockets, and the authentication of connecting peers.
 
 A stranger costs a thread for a few seconds at most, and only so many at a time: the one that dawdles longest, of the
 address that has the most, makes room for the next, so strangers cannot keep members out.
@@ -163,7 +163,7 @@ def tune_tcp(sock: socket.socket, buffer: int) -> None:
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int]:
-    """Return (pid, uid) of who is on the other end of a unix socket."""
+    """Return the (pid, uid) of the peer of a unix socket."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
 

@@ -22,7 +22,7 @@ class Reactor:
     """The event loop of an endpoint: it waits for readiness of connections and calls them."""
 
     def __init__(self, name: str, may_resume: Callable[[Connection], bool], spin: float = 0.0) -> None:
-        """`may_resume` tells whether a connection whose reading paused may go on."""
+        """`may_resume` returns whether a paused connection may read again."""
         self._spin = spin
         self._may_resume = may_resume
         self._epoll = select.epoll()

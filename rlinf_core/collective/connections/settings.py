@@ -30,7 +30,7 @@ class Settings:
         inbox_messages: undelivered messages of one connection before its reading pauses.
         inbox_bytes: undelivered bytes outside the arena, of the whole endpoint, before reading pauses.
         socket_buffer: the kernel's buffer for each direction of a TCP connection.
-        ports: the TCP ports that its listener takes one of; None for any.
+        ports: the TCP ports to choose the listener's from; None for any.
         spin: how long a blocked receive looks for its message before it sleeps; sleeping costs a wake-up.
         device_transport: how tensors on accelerators reach their peers: `auto`, `host`, `ipc` or `nccl`.
         reactor_spin: the same for the endpoint's own thread, where a process does nothing but pass messages on.

@@ -76,7 +76,7 @@ class DeviceTransport(ABC):
 
     @abstractmethod
     def serves(self, tensor: torch.Tensor, connection: Connection) -> bool:
-        """Return whether it may carry `tensor` to the other side of `connection`; the probe tells whether it does."""
+        """Return whether it may carry `tensor` to the peer of `connection`; the probe verifies it."""
 
     @abstractmethod
     def offer(self, tensor: torch.Tensor) -> str:

@@ -55,7 +55,7 @@ def nccl_pair(rendezvous: Rendezvous, rank: int, device: torch.device | None) ->
 
 
 class NcclTransport(DeviceTransport):
-    """The transport of tensors to peers that have a GPU of their own."""
+    """The transport of tensors between peers on different GPUs."""
 
     kind = PartKind.NCCL
 
@@ -123,7 +123,7 @@ class NcclTransport(DeviceTransport):
 
 
 class _Inbound:
-    """The tensors that one peer announced: received in that order, and handed out in any."""
+    """Tensors announced by one peer: received in that order, returned in any order."""
 
     _CONNECT_SECONDS = 30.0
 

@@ -148,7 +148,7 @@ class Arena:
             self.segment.publish_use(self._capacity, self._used)
 
     def cancel_lease(self, block: ArenaBlock, place: int) -> None:
-        """Free the lease of one receiver that never heard of it."""
+        """Free the lease of a receiver that was never notified of it."""
         if block.segment is self._segment:
             with self._lock:
                 self._free_lease(block.leases[place])
@@ -255,7 +255,7 @@ def new_segment(size: int, release_event: int | None) -> SharedSegment:
 
 
 def spill(size: int, owners: int, free_bytes: Callable[[], int] = memory_budget.free_bytes) -> ArenaBlock | None:
-    """Return a block in a segment of its own, for when the arena stays full; None when there is no memory for it.
+    """Return a block in a new segment, for an arena that stays full; None if there is no memory for it.
 
     It is not recycled: the memory is freed when the last process unmaps it.
     """

@@ -30,7 +30,7 @@ def forget_writes(mapping: mmap.mmap, address: int, offset: int, size: int) -> N
 
 
 def _written(address: int, size: int) -> bool:
-    """Return whether any page has become the process's own; true where the kernel does not tell."""
+    """Return whether any page was copied on write; True where the kernel does not report it."""
     pages = (size + PAGE - 1) // PAGE
     try:
         fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
@@ -120,7 +120,7 @@ class BlockLease:
     __slots__ = ("_pid", "_released", "index", "offset", "private", "segment", "size")
 
     def __init__(self, segment: SharedSegment, offset: int, size: int, index: int, private: bool = False) -> None:
-        """`private`: other processes hold the same block; what is written here must stay here."""
+        """`private`: other processes hold the same block; writes must stay in this process."""
         self.segment = segment
         self.offset = offset
         self.size = size
@@ -141,7 +141,7 @@ class BlockLease:
         return self._released
 
     def forward(self, mark: int) -> None:
-        """Hand the duty to release over to another process, before it hears of it; `mark` says who did."""
+        """Transfer the release to another process, before it is notified; `mark` names the holder."""
         self._released = True
         self.segment.memory[FIRST_LEASE + self.index] = mark
 
@@ -154,7 +154,7 @@ class BlockLease:
         return self.segment.memory[FIRST_LEASE + self.index] == mark
 
     def reclaim(self, mark: int) -> None:
-        """Release what was handed to a process that has died with it."""
+        """Release a lease whose holder has died."""
         if self.forwarded_by(mark):
             self.segment.release(self.index)
 

@@ -1,1 +1,1 @@
-"""Messages: what is sent, and how it becomes bytes and tensors again."""
+"""Messages and their encoding."""

@@ -70,7 +70,7 @@ def _dump(obj: object, parts: list[Part], export: DeviceExport | None) -> bytes:
 
 
 def _is_plain(obj: object) -> bool:
-    """Return whether an object certainly holds no tensor, which is cheaper to tell than to pickle for tensors."""
+    """Return whether an object certainly holds no tensor, a check cheaper than pickling it."""
     kind = type(obj)
     if kind is tuple or kind is list:
         items = cast("Sequence[object]", obj)
@@ -97,7 +97,7 @@ def _unpicklable(obj: object, error: Exception) -> PayloadError:
 def decode(head: bytes | bytearray | memoryview, buffers: Sequence[object]) -> object:
     """Return the object that `encode` took apart; its arrays and tensors are built on `buffers`.
 
-    Only for bytes of an authenticated peer: unpickling runs what the sender says.
+    Only for bytes of an authenticated peer: unpickling executes code that the sender chooses.
 
     Raises:
         PayloadError: the object cannot be rebuilt in this process.

@@ -130,7 +130,7 @@ class Frame:
 
 
 def pack_message(tag: int, route: int, key: bytes, head: bytes | bytearray, weight: float) -> bytes:
-    """Return a message without a body, for the many small ones."""
+    """Return a message without a body: the fast path of small messages."""
     return (
         HEADER.pack(_MAGIC, VERSION, FrameKind.MESSAGE, 0, tag, route, 0, 0, weight, len(key), len(head), 0)
         + key
@@ -221,12 +221,12 @@ class FrameReader:
         self.drained = False
 
     def pump(self, deliver: Callable[[Frame, memoryview | None], None]) -> bool:
-        """Read once and deliver every frame that is complete by then; tell whether anything was there.
+        """Read once and deliver every complete frame; return whether any bytes were read.
 
         Raises:
-            EOFError: the other side closed the connection.
+            EOFError: the peer closed the connection.
             OSError: the connection broke.
-            FrameError: what came is no frame.
+            FrameError: the bytes are not a frame.
         """
         if self.stalled is not None:
             return self._resume(deliver)
@@ -252,7 +252,7 @@ class FrameReader:
         """Return the next file descriptor that came with the frames.
 
         Raises:
-            EOFError: none came, though a frame announced it.
+            EOFError: a frame announced one that did not arrive.
         """
         if not self._fds:
             raise EOFError("a file descriptor that a frame announces did not arrive")

@@ -20,7 +20,7 @@ class Message:
     Attributes:
         head: the pickle stream, or dtype and shape of a tensor.
         tag: 0 between workers; other numbers are services of an endpoint.
-        key: bytes whose meaning the service defines.
+        key: bytes interpreted by the service.
     """
 
     head: bytes
@@ -74,7 +74,7 @@ def _nothing() -> None:
 
 @dataclass(slots=True)
 class EncodedBody:
-    """A message's body, encoded for one peer.
+    """The body of a message, encoded for one peer.
 
     Attributes:
         place: its place in shared memory, or None.

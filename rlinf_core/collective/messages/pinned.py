@@ -19,7 +19,7 @@ _PIECE = 16 << 20
 
 
 class Staging(ABC):
-    """Two pinned buffers of a device, and copies into them that go on in the background."""
+    """Two pinned buffers of a device, filled in the background."""
 
     piece: int
 

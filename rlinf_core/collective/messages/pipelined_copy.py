@@ -23,7 +23,7 @@ _GIVEN_UP = (1 << 64) - 1
 
 
 def growing_source(message: Message, piece: int) -> memoryview | None:
-    """Return the bytes of a message whose body is worth being sent as it grows, piece by piece; else None."""
+    """Return the bytes of a message that is worth pipelining; None for any other."""
     if not message.flags & Flag.TENSOR or message.tag:
         return None
     (part,) = message.parts
@@ -42,7 +42,7 @@ def fill_by_pieces(target: memoryview, source: memoryview, piece: int) -> Iterat
 
 
 def grown_frame(route: int, sequence: int, filled: int | None) -> Frame:
-    """Return the frame that says how many bytes of a message are there; None: there will be no more."""
+    """Return the frame with the number of bytes available so far; None for the end."""
     head = _FILLED.pack(_GIVEN_UP if filled is None else filled)
     return Frame(FrameKind.GROWN, route=route, sequence=sequence, head=head)
 
@@ -58,7 +58,7 @@ class Growth:
     Args:
         size: of the whole body, in bytes.
         driver: how a waiting thread receives.
-        seconds: what waiting takes at most where no receive has said so.
+        seconds: the longest wait where no receive sets a timeout.
     """
 
     def __init__(self, size: int, peer: str, driver: Poller, waits: WaitTable, seconds: float) -> None:
@@ -104,7 +104,7 @@ class Growth:
         """Return how many bytes are there, once there are more than `filled`.
 
         Raises:
-            CommunicationTimeoutError: none came in time.
+            CommunicationTimeoutError: no report arrived in time.
             Exception: why none will come.
         """
         while True:

@@ -55,14 +55,14 @@ class ReceivedMessage:
     def parts(self, *, keep: bool) -> list[memoryview]:
         """Return the bytes of each part.
 
-        With `keep` they may be kept and written for as long as anybody likes; without, only until `release`.
+        With `keep` they stay valid and writable; without, only until `release`.
         """
         frame = self.frame
         if not frame.sizes:
             return []
         offsets, _ = layout(frame.sizes)
-        whole = self._whole(keep)
-        return [whole[offset : offset + size] for offset, size in zip(offsets, frame.sizes, strict=True)]
+        body = self._whole(keep)
+        return [body[offset : offset + size] for offset, size in zip(offsets, frame.sizes, strict=True)]
 
     def load(self, adopt: Adopt | None = None) -> object:
         """Return the object that was sent.
@@ -98,10 +98,10 @@ class ReceivedMessage:
         into = target.view()
         done = 0
         while done < source.nbytes:
-            there = growth.wait_beyond(done)
+            available = growth.wait_beyond(done)
             if into is not None:
-                copy_bytes(into[done:there], source[done:there])
-            done = there
+                copy_bytes(into[done:available], source[done:available])
+            done = available
         if into is None:
             target.fill(source)
 
@@ -136,7 +136,7 @@ class ReceivedMessage:
 
 
 def adopted(kinds: Sequence[int], buffers: Sequence[memoryview], adopt: Adopt | None) -> Sequence[object]:
-    """Return the buffers, with those that are handles to device memory replaced by what they stand for."""
+    """Return the buffers, with handles to device memory resolved."""
     if adopt is None or not any(kinds):
         return buffers
     return [

@@ -21,7 +21,7 @@ _ADDED = 2
 
 @functools.lru_cache(maxsize=256)
 def dtype_words(dtype: np.dtype[Any]) -> str:
-    """Return what the bytes of an array mean: dtypes of the same words can take each other's bytes as they are.
+    """Return the meaning of an array's bytes: arrays whose dtypes have the same description can exchange bytes.
 
     The name that torch gives it where the numbers are in this machine's byte order, as in `float32`, else with the
     order before it, as in `>float32`. Structured dtypes name every field, its place and the whole size.
@@ -76,7 +76,7 @@ def check_memory(tensor: torch.Tensor) -> None:
         return
     else:
         why = f"a `{kind.__name__}` stands for other tensors"
-    raise PayloadError(f"a tensor `{tensor.dtype!s}{list(tensor.shape)}` has no memory of its own", why=why)
+    raise PayloadError(f"a tensor `{tensor.dtype!s}{list(tensor.shape)}` does not own its memory", why=why)
 
 
 def _address(tensor: torch.Tensor) -> int:

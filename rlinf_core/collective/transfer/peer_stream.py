@@ -320,7 +320,7 @@ class PeerStreams:
         if stream.incarnation == self._info.incarnation:
             return None
         if stream.resolver is None:
-            raise PeerNotFoundError(stream.peer, f"`{stream.peer}` is not connected, and nothing tells where it is")
+            raise PeerNotFoundError(stream.peer, f"`{stream.peer}` is not connected, and its address is unknown")
         deadline = min(work.deadline, time.monotonic() + self._connect_timeout)
         info = stream.resolver.lookup(WorkerAddress.from_name(stream.peer), deadline - time.monotonic())
         if info.incarnation == self._info.incarnation:

@@ -148,8 +148,8 @@ class Receiver(ConnectionHandler):
     # What arrives
 
     def deliver_here(self, stream: PeerStream, received: ReceivedMessage) -> None:
-        there = self._host.stream_by_names(stream.peer, stream.me)
-        self._deliver(there, received, _Here(stream))
+        stream_there = self._host.stream_by_names(stream.peer, stream.me)
+        self._deliver(stream_there, received, _Here(stream))
 
     def _message(self, connection: Connection, frame: Frame, body: memoryview | None) -> None:
         stream = self._stream(connection, frame)
@@ -186,7 +186,7 @@ class Receiver(ConnectionHandler):
         growing, key = self._growing.get(connection, {}), (frame.route, frame.sequence)
         growth = growing.get(key)
         if growth is None:
-            raise FrameError("the other side says that a message has grown which it never sent")
+            raise FrameError("the peer reports progress of a message that it never sent")
         filled = read_grown(frame)
         if filled is None:
             growth.fail(PayloadError("the tensor was not sent to its end", why="its sender was interrupted"))

@@ -187,15 +187,15 @@ class Sender:
     def _grow(self, stream: PeerStream, connection: Connection, block: ArenaBlock, source: memoryview) -> None:
         """Fill a body whose frame has left, and tell of each piece. The block is held here too until then."""
         route, sequence = stream.outgoing.route, stream.outgoing.sequence
-        whole = False
+        is_complete = False
         try:
             for filled in fill_by_pieces(block.memory(), source, self._settings.growing_piece):
                 self._waits.operations.moved()
                 connection.post(grown_frame(route, sequence, filled).pack())
-            whole = True
+            is_complete = True
         finally:
             self._arena.cancel_lease(block, 1)
-            if not whole:
+            if not is_complete:
                 connection.post(grown_frame(route, sequence, None).pack())
 
     def ready_connection(self, stream: PeerStream) -> Connection | None:

@@ -117,9 +117,9 @@ class _Resolver:
 
     def resolve(self, node: Node, path: Path, depth: int) -> Node:
         """Return `node` at `path` without references; `depth` is the current recursion depth."""
-        known = self.done.get(id(node))
-        if known is not None:
-            return known[1]
+        resolved = self.done.get(id(node))
+        if resolved is not None:
+            return resolved[1]
         if isinstance(node, ScalarNode):
             result = self._scalar(node, path, depth) if has_references(node.raw) else node
             if id(node) in self.failed:
@@ -256,13 +256,13 @@ class _Resolver:
     def _measure(self, node: Node) -> tuple[int, int]:
         if isinstance(node, ScalarNode):
             return 1 + len(node.raw), 0
-        known = self.sizes.get(id(node))
-        if known is None:
+        measured = self.sizes.get(id(node))
+        if measured is None:
             inner = [self._measure(value) for _, value in children(node)]
-            known = 1 + sum(size for size, _ in inner), 1 + max((height for _, height in inner), default=0)
+            measured = 1 + sum(size for size, _ in inner), 1 + max((height for _, height in inner), default=0)
             if id(node) in self.done:
-                self.sizes[id(node)] = known
-        return known
+                self.sizes[id(node)] = measured
+        return measured
 
     def _afford(self, use: _Use, size: int) -> bool:
         self.copied += size

@@ -31,8 +31,8 @@ def merge(base: Node, over: Node, path: Path = ()) -> Node:
     entries = {entry.key.raw: entry for entry in base.entries}
     for entry in over.entries:
         name = entry.key.raw
-        known = entries.get(name)
-        value = entry.value if known is None else merge(known.value, entry.value, (*path, name))
+        earlier = entries.get(name)
+        value = entry.value if earlier is None else merge(earlier.value, entry.value, (*path, name))
         entries[name] = Entry(entry.key, value)
     return MappingNode(over.span, tuple(entries.values()))
 
@@ -57,8 +57,8 @@ def split_components(placement: MappingNode, names: Set[str], keep: Collection[s
     entries: list[Entry] = []
     for entry in placement.entries:
         joined = component_names(entry.key.raw)
-        whole = entry.key.raw == joined[0] or entry.key.raw in keep
-        entries += [entry] if whole or names.isdisjoint(joined) else _pieces(entry)
+        kept_whole = entry.key.raw == joined[0] or entry.key.raw in keep
+        entries += [entry] if kept_whole or names.isdisjoint(joined) else _pieces(entry)
     return MappingNode(placement.span, _with_unique_keys(entries))
 
 

@@ -105,7 +105,7 @@ class EnvConfig(ConfigModel):
     """The software environment of some nodes of a group."""
 
     node_ranks: NodeRanksField = Field(
-        description="Global ranks of the nodes this applies to, a subset of the group's: `3`, `0-7`, `0-3,5`, a list,"
+        description="Ranks of the nodes this applies to, a subset of the group's: `3`, `0-7`, `0-3,5`, a list,"
         " or `all` (the whole group)."
     )
     env_vars: EnvVars = Field(

@@ -118,20 +118,20 @@ def _torn_value(tree: MappingNode, path: Path) -> str | None:
     """Return the intended entry where `{placement: 0-3,8}` makes `8` a key; None for any other key."""
     parent = find(tree, path[:-1])
     entries = parent.entries if isinstance(parent, MappingNode) and parent.span.text.startswith("{") else ()
-    whole: Entry | None = None
+    value_entry: Entry | None = None
     pieces: list[str] = []
     met = False
     for entry in entries:
         value = entry.value
-        if isinstance(value, ScalarNode) and value.plain and not value.raw and whole and not _has_colon(entry):
+        if isinstance(value, ScalarNode) and value.plain and not value.raw and value_entry and not _has_colon(entry):
             met = met or entry.key.raw == path[-1]
             pieces.append(entry.key.raw)
         elif met:
             break
         else:
-            whole = entry if isinstance(value, ScalarNode) and value.plain and value.raw else None
+            value_entry = entry if isinstance(value, ScalarNode) and value.plain and value.raw else None
             pieces = [value.raw] if isinstance(value, ScalarNode) else []
-    return f'`{whole.key.raw}: "{",".join(pieces)}"`' if whole and met else None
+    return f'`{value_entry.key.raw}: "{",".join(pieces)}"`' if value_entry and met else None
 
 
 def _has_colon(entry: Entry) -> bool:
@@ -159,8 +159,8 @@ def _fields(model: type[BaseModel], tree: MappingNode, path: Path) -> dict[str, 
     if path[-2:-1] == ("configs",) and path[-3:-2] == ("hardware",):
         kind = find(tree, (*path[:-2], "type"))
         name = kind.raw if isinstance(kind, ScalarNode) else ""
-        known = hardware_types()
-        meant = name if name in known else next(iter(near(name, known)), UNKNOWN_TYPE)
+        types = hardware_types()
+        meant = name if name in types else next(iter(near(name, types)), UNKNOWN_TYPE)
         try:
             return written_fields(hardware_model(meant))
         except PydanticCustomError:

@@ -47,7 +47,7 @@ class Validated(Generic[M]):
         return prefixes(self.pruned)
 
     def original(self, path: Path) -> Path:
-        """Map a path in `tree`, whose lists may have lost items, to the whole tree."""
+        """Map a path in `tree`, whose lists may have lost items, to the original tree."""
         return original(path, self.kept)
 
     def damaged(self, path: Path) -> bool:
@@ -66,13 +66,13 @@ def original(path: Path, kept: Kept) -> Path:
     """Map a path in a pruned tree to the whole tree."""
     if not kept:
         return path
-    whole: Path = ()
+    full_path: Path = ()
     for segment in path:
-        indexes = kept.get(whole)
+        indexes = kept.get(full_path)
         if isinstance(segment, int) and indexes is not None and segment < len(indexes):
             segment = indexes[segment]
-        whole = (*whole, segment)
-    return whole
+        full_path = (*full_path, segment)
+    return full_path
 
 
 @dataclass(slots=True)

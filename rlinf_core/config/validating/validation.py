@@ -157,14 +157,14 @@ class _Rounds(Generic[M]):
 
     def _plan_cut(self, located: _Located, cuts: Cuts) -> None:
         path = located.path
-        whole = original(path, self.kept)
+        full_path = original(path, self.kept)
         if located.kind == "extra_forbidden":
             cuts.setdefault(path, None)
             return
-        stand_in = None if whole in self.pruned else self._stand_in(whole)
-        self.pruned.add(whole)
+        stand_in = None if full_path in self.pruned else self._stand_in(full_path)
+        self.pruned.add(full_path)
         if stand_in is None and located.kind == "missing":
-            self.pruned.add(whole[:-1])
+            self.pruned.add(full_path[:-1])
             path = path[:-1]
         cuts[path] = stand_in
 

@@ -22,11 +22,10 @@ from ruamel.yaml.events import (
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode
-from rlinf_core.config.yaml.yaml_hints import shown
 from rlinf_core.config.yaml.yaml_layout import Indentation
 from rlinf_core.config.yaml.yaml_scanner import parse_events
 from rlinf_core.config.yaml.yaml_types import find_properties, resolve_plain, tag_help, tagged_value
-from rlinf_core.suggest import did_you_mean
+from rlinf_core.suggest import did_you_mean, excerpt
 
 _MERGE = "<<"
 _BLANKS = " \t\r\n"
@@ -207,10 +206,10 @@ class Composer:
         anchored = self._anchors.get(name)
         if anchored is None:
             if name in self._anchors:
-                message = f"`*{shown(name)}` is inside the value that it names"
+                message = f"`*{excerpt(name)}` is inside the value that it names"
                 self._error("recursive-alias", message, span)
             else:
-                message = f"`*{shown(name)}` names no earlier anchor"
+                message = f"`*{excerpt(name)}` names no earlier anchor"
                 help = self._similar_anchor(name) or "quote the value if it is meant to start with `*`"
                 self._error("undefined-alias", message, span, help)
             return ScalarNode(span, f"*{name}", None), span.end
@@ -261,11 +260,11 @@ class Composer:
         """Return the value of a tagged node and whether it was resolved; report a tag that does not fit."""
         verdict, value, plain = tagged_value(tag, raw, kind)
         if verdict == "unknown":
-            message = f"the tag `{shown(tag_span.text)}` is unknown; only plain data are read"
+            message = f"the tag `{excerpt(tag_span.text)}` is unknown; only plain data are read"
             self._error("unknown-tag", message, tag_span, tag_help(tag_span.text))
         elif verdict == "mismatch":
-            what = {"map": "a mapping", "seq": "a list"}.get(kind, f"`{shown(raw)}`")
-            message = f"the tag `{shown(tag_span.text)}` does not fit {what}"
+            what = {"map": "a mapping", "seq": "a list"}.get(kind, f"`{excerpt(raw)}`")
+            message = f"the tag `{excerpt(tag_span.text)}` does not fit {what}"
             self._error("tag-mismatch", message, tag_span, "remove the tag", ((span, "the value"),))
         return value, plain
 
@@ -301,7 +300,7 @@ class Composer:
         self._error("several-documents", message, self._layout.span(start, end), help)
 
     def _report_duplicate(self, key: ScalarNode, first: ScalarNode) -> None:
-        message = f"key `{shown(key.raw)}` appears twice in the same mapping"
+        message = f"key `{excerpt(key.raw)}` appears twice in the same mapping"
         self._error("duplicate-key", message, key.span, "keep one of the two", ((first.span, "first written here"),))
 
     def _error(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.yaml.yaml_layout import Indentation
 from rlinf_core.config.yaml.yaml_scanner import YamlSyntaxError
+from rlinf_core.suggest import excerpt
 
 
 class _Slip(NamedTuple):
@@ -118,12 +119,6 @@ def explain(layout: Indentation, problem: YamlSyntaxError) -> Diagnostic:
     return Diagnostic(slip.code, Severity.ERROR, slip.message, span, (), help, related)
 
 
-def shown(text: str, limit: int = 60) -> str:
-    """Return a piece of a file as quoted in messages: on one line, and truncated."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 3] + "..."
-
-
 def _slips(text: str, problem: YamlSyntaxError) -> Iterator[_Slip]:
     """Return the matching explanations, best first, with a generic one at the end."""
     for rule in (_tab, _open_bracket, _missing_space):
@@ -138,11 +133,11 @@ def _slips(text: str, problem: YamlSyntaxError) -> Iterator[_Slip]:
             if extent == "escape":
                 start, end = max(text.rfind("\\", 0, start + 1), 0), start + 1
             piece = text[start:end]
-            parts = {"first": piece[:1], "quoted": _quoted(piece), "piece": shown(piece)}
+            parts = {"first": piece[:1], "quoted": _quoted(piece), "piece": excerpt(piece)}
             code = "unknown-tag" if "tag handle" in complaint else "yaml-syntax"
             yield _Slip(message.format(**parts), start, end, help and help.format(**parts), code)
     words = problem.problem.replace("'\\x00'", "the end of the file") or problem.context
-    yield _Slip(f"this is not YAML: {shown(words, 200)}", problem.at, _word_end(text, problem.at))
+    yield _Slip(f"this is not YAML: {excerpt(words, 200)}", problem.at, _word_end(text, problem.at))
 
 
 def _tab(text: str, problem: YamlSyntaxError) -> _Slip | None:
@@ -249,4 +244,4 @@ def _value_end(text: str, at: int) -> int:
 
 
 def _quoted(value: str) -> str:
-    return "`'" + shown(value).replace("'", "''") + "'`"
+    return "`'" + excerpt(value).replace("'", "''") + "'`"

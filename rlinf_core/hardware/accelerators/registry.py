@@ -32,9 +32,9 @@ def register_accelerator(accelerator: Accelerator) -> None:
     """
     if accelerator.name in _ACCELERATORS:
         raise ConfigError(f"accelerator `{accelerator.name}` is registered twice", help="rename one of them")
-    known = dict(_ACCELERATORS)
+    registered = dict(_ACCELERATORS)
     _ACCELERATORS.clear()
-    _ACCELERATORS.update({accelerator.name: accelerator, **known})
+    _ACCELERATORS.update({accelerator.name: accelerator, **registered})
 
 
 def accelerator_names() -> list[str]:
@@ -52,8 +52,8 @@ def get_accelerator(name: str) -> Accelerator:
     if accelerator is None:
         from rlinf_core.suggest import did_you_mean
 
-        known = ", ".join(f"`{known_name}`" for known_name in _ACCELERATORS)
-        raise ConfigError(f"unknown accelerator `{name}`", help=did_you_mean(name, _ACCELERATORS) or f"known: {known}")
+        names = ", ".join(f"`{known_name}`" for known_name in _ACCELERATORS)
+        raise ConfigError(f"unknown accelerator `{name}`", help=did_you_mean(name, _ACCELERATORS) or f"known: {names}")
     return accelerator
 
 

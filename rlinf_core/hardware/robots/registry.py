@@ -80,9 +80,9 @@ def hardware_model(name: str) -> type[RobotUnit]:
 
     from rlinf_core.suggest import did_you_mean
 
-    known = hardware_types()
-    listed = ", ".join(f"`{known_name}`" for known_name in known)
-    hint = did_you_mean(name, known)
+    types = hardware_types()
+    listed = ", ".join(f"`{known_name}`" for known_name in types)
+    hint = did_you_mean(name, types)
     raise problem(
         "unknown-hardware-type",
         f"unknown hardware type `{name}`",

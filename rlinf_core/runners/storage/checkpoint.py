@@ -155,15 +155,15 @@ class CheckpointStore:
         work, final = self.folder / f"{_WRITING}{_name(step)}", self.folder / _name(step)
         if not work.is_dir():
             raise CheckpointError(f"the checkpoint of step {step} was not begun", where=str(self.folder))
-        whole = manifest._replace(
+        complete = manifest._replace(
             step=step,
             time=manifest.time or time.time(),
             versions=manifest.versions or versions(),
         )
         try:
-            whole = whole._replace(files=written_files.sizes(work), digests=written_files.digests(work))
+            complete = complete._replace(files=written_files.sizes(work), digests=written_files.digests(work))
             durable.sync_tree(work)
-            durable.write_whole(work / MANIFEST, _encode(whole))
+            durable.write_whole(work / MANIFEST, _encode(complete))
             if final.exists():
                 durable.rename(final, self.folder / f"{_REPLACED}{final.name}")
             durable.rename(work, final)

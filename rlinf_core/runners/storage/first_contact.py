@@ -47,7 +47,7 @@ class ContactCheck:
     Attributes:
         component: whose workers compared, as in `actor`.
         what: was compared, as in "observations of env.train".
-        with_: what it was held against.
+        with_: its reference.
         verdict: see `Verdict`.
         largest_difference: in the units of what was compared; None: it either agrees or not.
         bound: up to which it agrees.
@@ -75,7 +75,7 @@ class FirstContact:
 
     Args:
         component: of the process.
-        skips: whether those that cost time are left out.
+        skips: leave out the costly ones.
     """
 
     def __init__(self, component: str = "", *, skips: bool = False) -> None:
@@ -86,7 +86,7 @@ class FirstContact:
     def compare(
         self, what: str, with_: str, comparison: Callable[[], Difference | None], *, cheap: bool = False
     ) -> None:
-        """Carry out a comparison, and keep its result; one that raises ends the start of the worker.
+        """Run a comparison and keep its result; an exception ends the start of the worker.
 
         Args:
             what, with_: see `ContactCheck`.
@@ -115,7 +115,7 @@ class FirstContact:
         )
 
     def take(self) -> list[ContactCheck]:
-        """Return what was kept since this was asked last."""
+        """Return the comparisons since the last call."""
         checks, self._checks = self._checks, []
         return checks
 
@@ -152,7 +152,7 @@ def _worse(one: ContactCheck, other: ContactCheck) -> ContactCheck:
 
 
 def read_comparisons(folder: Path) -> list[ContactCheck]:
-    """Return what was noted in a run folder; nothing where the file is missing, or of another schema."""
+    """Return the comparisons recorded in a run folder; empty if the file is missing or has another schema."""
     try:
         content = read_json_object(folder / FILE)
     except OSError:

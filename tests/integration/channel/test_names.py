@@ -75,7 +75,7 @@ def test_a_node_that_is_not_there_is_refused(cluster: Cluster) -> None:
 @pytest.mark.parametrize("rank", ["0", 0.0, None, True])
 def test_wrong_rank_of_a_node_is_refused_and_frees_its_name(cluster: Cluster, rank: Any) -> None:
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"is not the rank of a node: ranks are whole numbers from 0"):
+        with pytest.raises(ValueError, match=r"is not the rank of a node: ranks are integers >= 0"):
             Channel.create("of_no_rank", node_rank=rank)
 
 

@@ -207,7 +207,9 @@ def test_group_advantages_do_not_see_scale_and_shift(seed: int, scale: float, sh
     torch.testing.assert_close(moved, group_advantages(scores, 4), atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("count", "size", "message"), [(6, 1, "two members"), (7, 2, "no whole groups")])
+@pytest.mark.parametrize(
+    ("count", "size", "message"), [(6, 1, "two members"), (7, 2, "not a multiple of the group size")]
+)
 def test_groups_must_be_whole_and_have_members(count: int, size: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         group_advantages(torch.zeros(count), size)

@@ -109,13 +109,13 @@ def test_what_makes_no_sense_is_refused_before_anything_is_taken() -> None:
         with pytest.raises(TypeError, match=said):
             call()
     for count in (-1, 1.5, "3", float("nan")):
-        with pytest.raises(ValueError, match=r"`count` is .*, expected a whole number from 0, or None"):
+        with pytest.raises(ValueError, match=r"`count` is .*, expected an integer >= 0, or None"):
             hand(source, target, RoundRobin(2), count=count)
     assert source.qsize() == 1
 
 
 @pytest.mark.parametrize("rank", [-1, "2", 2.0, None, True])
 def test_what_is_no_rank_has_no_key(rank: Any) -> None:
-    with pytest.raises(ValueError, match="is not a rank: ranks are whole numbers from 0"):
+    with pytest.raises(ValueError, match="is not a rank: ranks are integers >= 0"):
         rank_key(rank)
     assert rank_key(numpy.int64(2)) == "rank-2"  # pyright: ignore[reportArgumentType]

@@ -119,13 +119,13 @@ def test_a_weight_that_is_none_is_refused(weight: Any) -> None:
 @pytest.mark.parametrize("kind", [RoundRobin, LeastLoaded])
 def test_ranks_there_must_be(kind: type[RoundRobin | LeastLoaded]) -> None:
     for number in NO_RANKS:
-        with pytest.raises(ValueError, match=r"`num_ranks` is .*, expected a whole number from 1"):
+        with pytest.raises(ValueError, match=r"`num_ranks` is .*, expected an integer >= 1"):
             kind(number)
 
 
 def test_a_partition_is_among_ranks_that_there_are() -> None:
     for number in NO_RANKS:
-        with pytest.raises(ValueError, match=r"`num_ranks` is .*, expected a whole number from 1"):
+        with pytest.raises(ValueError, match=r"`num_ranks` is .*, expected an integer >= 1"):
             partition([1, 2], number)
 
 

@@ -26,7 +26,7 @@ NAMES = [
 def test_help_lists_every_command(cli: Callable[..., Any]) -> None:
     listed = cli("--help").out.partition("Train:\n")[2].partition("\n  Examples:")[0].splitlines()
     names = [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "]
-    assert sorted(names) == sorted([*NAMES, "env", "record", "robot"])
+    assert sorted(names) == sorted([*NAMES, "env", "record", "robot", "samples"])
 
 
 def test_help_lists_offered_commands_under_headings(cli: Callable[..., Any]) -> None:
@@ -49,10 +49,10 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_package_offers_a_command(cli: Callable[..., Any], offered: Callable[..., None]) -> None:
-    offered(samples="tests.unit.cli.own_command:app", greet="tests.unit.cli.own_command:app")
+    offered(runs="tests.unit.cli.own_command:app", greet="tests.unit.cli.own_command:app")
     assert cli("greet", "you").out == "hello you\n"
     # A command of ours stays.
-    assert "Usage: rlinf samples [OPTIONS] [RUN]" in cli("samples", "--help").out
+    assert "Usage: rlinf runs" in cli("runs", "--help").out
     assert "\nFriends:\n  greet " in cli("--help").out
 
 

@@ -220,7 +220,7 @@ def test_strangers_do_not_fill_the_log(endpoints: Callable[..., Endpoint], caplo
             stranger.sendall(b"GET / HTTP/1.0\r\n\r\n".ljust(100))
             while stranger.recv(100):
                 pass
-    assert 1 <= sum("a stranger connected" in record.message for record in caplog.records) <= 5
+    assert 1 <= sum("an unknown peer connected" in record.message for record in caplog.records) <= 5
     one.close()
     assert "25 more warnings of that kind were left out" in caplog.text
 

@@ -105,7 +105,7 @@ def test_an_interrupted_loop_keeps_the_step_that_is_done(tmp_path: Path, end: ty
         if isinstance(event, events.StepFinished) and event.step == 2:
             raise end
 
-    loop.record.tell = interrupt
+    loop.record.emit = interrupt
     with pytest.raises(end):
         loop.run()
 

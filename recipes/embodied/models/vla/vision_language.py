@@ -141,7 +141,7 @@ def load_backbone(folder: str, *, trust_remote_code: bool = False) -> PreTrained
     if kind not in known:
         raise ConfigError(
             f"`vlm_policy` cannot use the `{kind}` in `{folder}`",
-            why="it processes images in a way of its own",
+            why="its image preprocessing is not supported",
             help=f"supported models: {', '.join(known)}; docs/models.md shows how to add your own policy",
         )
     return model

@@ -47,7 +47,7 @@ def prune(
         int, typer.Option("--keep", metavar="N", min=0, help="Keep the newest N of the selected runs.")
     ] = 0,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Delete them; by default they are only listed.", show_default=False)
+        bool, typer.Option("--delete", help="Delete the runs; by default they are only listed.", show_default=False)
     ] = False,
     output: OutputOption = Output.TEXT,
     log_path: LogPath = DEFAULT_LOG_PATH,

@@ -64,35 +64,6 @@ def test_a_branch_learns_from_its_own_turns_alone(told: list[int], first: list[i
     assert trunk_segment.tokens == (*first, *second)
 
 
-@given(TURNS, TOKENS)
-def test_a_prompt_that_goes_on_adds_what_is_new(turns: list[tuple[bool, list[int]]], more: list[int]) -> None:
-    conversation = Conversation("0")
-    for drawn, tokens in turns:
-        said(conversation, tokens) if drawn else conversation.observe(tokens)
-    before = conversation.tokens
-
-    conversation.extend_to([*before, *more])
-
-    assert conversation.tokens == (*before, *more)
-
-
-def test_a_prompt_that_changes_the_past_is_told_with_the_place() -> None:
-    conversation = Conversation("4")
-    conversation.observe([1, 2, 3])
-    said(conversation, [4, 5])
-
-    with pytest.raises(ConversationError) as changed:
-        conversation.extend_to([1, 2, 3, 4, 6, 7])
-    with pytest.raises(ConversationError) as short:
-        conversation.extend_to([1, 2])
-
-    assert changed.value.where == "token 4 of 5"
-    assert "turn 2 of conversation `4`" in changed.value.message
-    assert changed.value.why == "token 5 was sampled by the model, but the prompt has token 6 there"
-    assert short.value.why == "token 3 was part of the input, but the prompt ends after 2 tokens"
-    assert conversation.tokens == (1, 2, 3, 4, 5)
-
-
 def test_a_turn_that_lacks_figures_is_refused() -> None:
     conversation = Conversation("0")
     with pytest.raises(ConversationError, match="2 tokens, 1 log-probabilities and 2 versions"):
