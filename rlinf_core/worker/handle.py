@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
+from rlinf_core.cluster import engine
 from rlinf_core.cluster.ray_api import gather, no_cluster, ray_api
 from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError, PayloadError
 from rlinf_core.failures import WorkerGroupError, followed
@@ -145,6 +146,7 @@ class WorkerGroupHandle(Generic[T]):
                 return
             raise failure from None
         check_call()
+        _check_watchers(client)
         if self._vanished():
             self._fail()
 
@@ -350,6 +352,17 @@ class WorkerGroupHandle(Generic[T]):
         return self._error
 
 
+def _check_watchers(client: ManagerClient | None) -> None:
+    """Raise if a process that all workers depend on has died: nobody else would tell its driver soon.
+
+    Raises:
+        WorkerDiedError: naming `gcs_server`, `raylet` or `manager`.
+    """
+    died = engine.fallen() or (client.lost_manager() if client is not None else None)
+    if died is not None:
+        raise died
+
+
 def unpicklable(what: str, error: Exception, where: str | None = None) -> PayloadError:
     """Return the error for an argument or a result that does not pickle."""
     # Ray wraps it in a long report of its own.
@@ -381,6 +394,7 @@ def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
     pending = references
     while pending and not deadline.expired:
         check_call()
+        _check_watchers(current_client())
         # All at once, to avoid a wake-up for each; a failure is noticed after one slice at the latest.
         seconds = deadline.sooner(_SLICE_SECONDS).remaining()
         _, pending = ray.wait(references, num_returns=len(references), timeout=seconds, fetch_local=False)

@@ -81,7 +81,7 @@ def _failed(failure: Failure, components: Mapping[str, str]) -> FailedProcess:
     error = failure.error
     own = isinstance(error, RLinfError)
     end = error.end if isinstance(error, WorkerDiedError) else None
-    died = isinstance(error, WorkerDiedError) and failure.group is not None and error.address == failure.name
+    died = isinstance(error, WorkerDiedError) and error.address == failure.name
     fields: dict[str, Any] = {
         "name": failure.name,
         "component": None if failure.group is None else components.get(failure.group, failure.group),
