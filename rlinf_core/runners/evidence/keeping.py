@@ -127,13 +127,15 @@ def _write(run: Path, error: BaseException, step: int, components: Mapping[str, 
             path = aside / file
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(content)
-        evidence = EvidenceFile(
-            schema=SCHEMA,
-            time=time.time(),
-            step=step,
-            what=parts.masked(reason_of(error)),
-            failures=list(scene.failures),
-            missing=parts.masked(missing),
+        evidence = EvidenceFile.model_validate(
+            {
+                "schema": SCHEMA,
+                "time": time.time(),
+                "step": step,
+                "what": parts.masked(reason_of(error)),
+                "failures": list(scene.failures),
+                "missing": parts.masked(missing),
+            }
         )
         (aside / FAILURE).write_text(evidence.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
         durable.sync_tree(aside)
@@ -162,7 +164,7 @@ def _surplus(folders: Sequence[Path]) -> Sequence[Path]:
 def _free_name(folder: Path) -> str:
     base = time.strftime("%Y%m%d-%H%M%S")
     number = 1
-    while os.path.lexists(folder / (name := base if number == 1 else f"{base}-{number}")):
+    while os.path.lexists(folder / (name := base if number == 1 else f"{base}-{number:03}")):
         number += 1
     return name
 

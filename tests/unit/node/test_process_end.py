@@ -34,9 +34,14 @@ def test_signal_is_named_once_the_parent_has_collected_it() -> None:
         process.wait()
     end = ends.end("env:0")
     assert end == ProcessEnd("SIGKILL", None, None)
-    assert end.words == "it was killed by SIGKILL"
     ends.drop("env:0")
     assert ends.end("env:0") is None
+
+
+def test_end_in_words_says_what_is_known() -> None:
+    assert ProcessEnd("SIGKILL", None, None).words == "it was killed by SIGKILL"
+    assert ProcessEnd(None, 3, None).words == "it ended with exit code 3"
+    assert "because memory ran out (Killed" in ProcessEnd("SIGKILL", None, "Killed process 4711").words
 
 
 @KEPT
