@@ -162,11 +162,11 @@ def _surplus(folders: Sequence[Path]) -> Sequence[Path]:
 
 
 def _free_name(folder: Path) -> str:
+    """Return a name that sorts after all that are there: that of a bundle that was removed is not used again."""
     base = time.strftime("%Y%m%d-%H%M%S")
-    number = 1
-    while os.path.lexists(folder / (name := base if number == 1 else f"{base}-{number:03}")):
-        number += 1
-    return name
+    numbers = [entry.name.removeprefix(base) for entry in os.scandir(folder) if entry.name.startswith(base)]
+    last = max((int(number[1:]) if number[1:].isdigit() else 1 for number in numbers), default=0)
+    return f"{base}-{last + 1:03}" if last else base
 
 
 def _short(text: str) -> str:

@@ -211,7 +211,7 @@ def test_run_that_learns_has_no_finding(tmp_path: Path) -> None:
     assert diagnosis_of(made_run(tmp_path)).clean
 
 
-@pytest.mark.parametrize("name", ["laptop", "math_laptop", "cartpole", "sft_laptop", "agent_calculator"])
+@pytest.mark.parametrize("name", ["laptop", "math_laptop", "cartpole", "sft_laptop", "agent_calculator", "laptop_grpo"])
 def test_good_runs_of_shipped_files_have_no_finding(name: str) -> None:
     lines = read_metrics(GOOD / f"{name}.jsonl")
     config: dict[str, object] = json.loads((GOOD / f"{name}.json").read_text())
