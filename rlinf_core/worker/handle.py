@@ -360,6 +360,8 @@ def _check_watchers(client: ManagerClient | None) -> None:
     """
     died = engine.fallen() or (client.lost_manager() if client is not None else None)
     if died is not None:
+        # At once: the run is told of it when all its processes have ended.
+        LOGGER.warning("%s: %s", died.message, died.cause)
         raise died
 
 

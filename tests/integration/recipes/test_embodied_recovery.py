@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
@@ -11,12 +9,10 @@ from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners.events import RunRestarted, RunStarted, StepFinished
 from rlinf_core.runners.storage.evidence import read_bundles
 from tests.integration.recipes.conftest import SPANNING, Killer, Run, Train, read_weights
+from tests.kernel import KEEPS_ENDS
 
 # Two or three launches, on a machine that may be slow.
 pytestmark = pytest.mark.timeout(600)
-
-# Linux 6.15 keeps how a process ended for whoever holds a descriptor of it.
-KEEPS_ENDS = tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 15)
 
 
 def same(one: Run, other: Run) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,9 +13,9 @@ from rlinf_core.errors import ProcessEnd
 from rlinf_core.node.control_group import own_group
 from rlinf_core.node.kernel_log import memory_kill
 from rlinf_core.node.process_end import EndWatch
+from tests.kernel import KEEPS_ENDS
 
-RELEASE = tuple(int(part) for part in os.uname().release.split(".")[:2])
-KEPT = pytest.mark.skipif(RELEASE < (6, 15), reason="the kernel does not keep how a process ended")
+KEPT = pytest.mark.skipif(not KEEPS_ENDS, reason="the kernel does not keep how a process ended")
 WAITING = "import sys; sys.stdin.read(); sys.exit(3)"
 
 
