@@ -21,6 +21,7 @@ from rlinf_core.process.inflight_ops import InflightOps, current_task_key
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
 from rlinf_core.worker.calls import RemoteFailure, Timed, check_call, unanswered
 from rlinf_core.worker.death import describe_death
+from rlinf_core.worker.stopped import StoppedWatch
 from rlinf_core.worker.timer import Reduction, reduce_durations
 
 T = TypeVar("T")
@@ -117,7 +118,7 @@ class WorkerGroupHandle(Generic[T]):
 
     def _wait(self, deadline: Deadline, client: ManagerClient | None, serial: int) -> None:
         ray = ray_api()
-        started, word_after = time.monotonic(), _FIRST_WORD_SECONDS
+        started, word_after, stopped = time.monotonic(), _FIRST_WORD_SECONDS, StoppedWatch()
         while not self._settled:
             try:
                 self._settle(ray.get(self._references, timeout=deadline.sooner(_SLICE_SECONDS).remaining()))
@@ -127,6 +128,7 @@ class WorkerGroupHandle(Generic[T]):
                     return
                 if deadline.expired:
                     raise self._timeout(deadline.seconds, client, serial) from None
+                stopped.look(client)
                 waited = time.monotonic() - started
                 if waited >= word_after:
                     pending = _spell(self.pending())
@@ -393,10 +395,11 @@ def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
     ray = ray_api()
     references = [reference for handle in handles for reference in handle.references]
     deadline = Deadline.after(env_vars.CALL_TIMEOUT.get())
-    pending = references
+    pending, stopped = references, StoppedWatch()
     while pending and not deadline.expired:
         check_call()
         _check_watchers(current_client())
+        stopped.look(current_client())
         # All at once, to avoid a wake-up for each; a failure is noticed after one slice at the latest.
         seconds = deadline.sooner(_SLICE_SECONDS).remaining()
         _, pending = ray.wait(references, num_returns=len(references), timeout=seconds, fetch_local=False)
