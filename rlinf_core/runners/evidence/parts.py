@@ -62,7 +62,7 @@ class Scene(NamedTuple):
 def snapshot() -> JobSnapshot | None:
     """Return what the job's processes do, with their stacks; None without a manager that answers."""
     client = current_client()
-    if client is None:
+    if client is None or client.lost_manager() is not None:
         return None
     return cast("JobSnapshot", client.request(Inspect(stacks=True), _SNAPSHOT_SECONDS))
 
