@@ -1,4 +1,4 @@
-"""What `rlinf why` knows of a run: its folder, read with types and within bounds. Nothing in it is executed."""
+"""The facts about a run, from its folder, read with types and within bounds. Nothing in it is executed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What failed in a job's error, root causes first: the process, the place, the line of code."""
+"""The failures in a job's error, root causes first: the process, the place, the line of code."""
 
 from __future__ import annotations
 
