@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 
 class ProcessEnd(NamedTuple):
-    """How a process ended, as its kernel tells; nothing of it is inferred.
+    """The end of a process, as its kernel tells it; nothing of it is inferred.
 
     Attributes:
         signal: the name of the signal that ended it, or None.

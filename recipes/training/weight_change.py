@@ -17,36 +17,32 @@ _NUMBERS: Final = 512
 
 
 class WeightSample(NamedTuple):
-    """Some numbers of the trained weights before an optimizer step, those with a gradient.
+    """Some numbers of the trained weights before an optimizer step.
 
     Attributes:
-        weights: views of the weights, each 1-D.
-        before: copies of them.
-        counted: bool of their shapes: where the gradient is not 0.
+        views: parts of the weights, each 1-D.
+        before: their values, float [n].
+        counted: bool [n], those with a gradient that is not 0.
     """
 
-    weights: Sequence[Tensor]
-    before: Sequence[Tensor]
-    counted: Sequence[Tensor]
+    views: Sequence[Tensor]
+    before: Tensor
+    counted: Tensor
 
     @classmethod
-    def of(cls, module: nn.Module) -> WeightSample:
-        """Return a sample of the weights of `module` with gradients, a shard's own on each rank."""
-        trained = [(weight, weight.grad) for weight in module.parameters() if weight.grad is not None]
+    def of(cls, module: nn.Module) -> WeightSample | None:
+        """Return a sample of the weights of `module` with gradients, a shard's own on each rank; None without any."""
+        trained = [(weight.detach(), weight.grad) for weight in module.parameters() if weight.grad is not None]
         chosen = trained[:: max(1, len(trained) // _WEIGHTS)][:_WEIGHTS]
-        weights = [_numbers(weight.detach()) for weight, _ in chosen]
-        counted = [_numbers(gradient) != 0 for _, gradient in chosen]
-        return cls(weights, [weight.clone() for weight in weights], counted)
+        if not chosen:
+            return None
+        views = [_numbers(weight) for weight, _ in chosen]
+        return cls(views, torch.cat(views), torch.cat([_numbers(gradient) for _, gradient in chosen]) != 0)
 
     def changed(self) -> float:
-        """Return the share of the numbers that differ now, from 0 to 1; 1 where none has a gradient."""
-        if not self.weights:
-            return 1.0
-        counts = [
-            torch.stack(((now != before)[counted].sum(), counted.sum()))
-            for now, before, counted in zip(self.weights, self.before, self.counted, strict=True)
-        ]
-        changed, whole = integers(torch.stack(counts).sum(dim=0))
+        """Return the share of the counted numbers that differ now, from 0 to 1; 1 where none is counted."""
+        differ = torch.cat(list(self.views)) != self.before
+        changed, whole = integers(torch.stack(((differ & self.counted).sum(), self.counted.sum())))
         return changed / whole if whole else 1.0
 
 

@@ -12,7 +12,7 @@ from rlinf_cli.why.rules.registry import FOLLOWS, OF_INCIDENTS, OF_LEARNING
 
 
 class Diagnosis(NamedTuple):
-    """What `rlinf why` says of a run.
+    """The findings of `rlinf why` about a run.
 
     Attributes:
         failures: each failure with its incident, oldest first; those but the last sent the run back.
@@ -33,7 +33,7 @@ class Diagnosis(NamedTuple):
         """The process that failed in most of the failures, with their number, if more than one."""
         names = [incident.process.name for incident, _ in self.failures if incident.process is not None]
         counts = {name: names.count(name) for name in names}
-        name = max(counts, key=lambda each: counts[each], default="")
+        name = max(counts, key=counts.__getitem__, default="")
         return (name, counts[name]) if name and counts[name] > 1 else None
 
 

@@ -1,23 +1,26 @@
-"""What `rlinf why` knows of a run: its folder, read with types and within bounds. Nothing in it is executed."""
+"""The facts about a run, from its folder, read with types and within bounds. Nothing in it is executed."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from rlinf_cli.run.run_events import StoryEvent, story_with_faults
 from rlinf_cli.runs.log_files import last_lines
 from rlinf_cli.runs.run_lookup import outcome
-from rlinf_core.foreign.files import open_regular, read_text
+from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.tree import to_data
+from rlinf_core.config.yaml.reader import load_source, read
+from rlinf_core.foreign.files import open_regular, read_bounded
 from rlinf_core.runners.metrics import Metrics, decode
 from rlinf_core.runners.storage.evidence import Bundle, read_bundles
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
-from rlinf_core.runners.storage.resuming import values_of
+from rlinf_core.scalars import plain
 
 if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder
@@ -162,16 +165,31 @@ def _columns(path: Path, notes: list[str]) -> dict[str, Column]:
 
 
 def _config(path: Path, notes: list[str]) -> Mapping[str, object]:
+    diagnostics = Diagnostics()
     try:
-        values = values_of(read_text(path, _MOST_CONFIG_BYTES))
+        source = load_source("-", diagnostics, stdin=read_bounded(path, _MOST_CONFIG_BYTES))
     except FileNotFoundError:
         return {}
     except OSError as error:
         notes.append(f"{path.name} cannot be read: it {error.strerror}")
         return {}
-    if values is None:
-        notes.append(f"{path.name} cannot be read: it is not a YAML mapping")
-    return values or {}
+    tree = read(source, diagnostics) if source is not None else None
+    if tree is None:
+        notes.append(f"{path.name} cannot be read: {next(iter(diagnostics)).message}")
+        return {}
+    return dict(_leaves(plain(to_data(tree)), ""))
+
+
+def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
+    """Yield every value by its path, as in `data.val_data_paths[0]`."""
+    if isinstance(data, dict):
+        for key, value in cast("dict[object, object]", data).items():
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(data, list):
+        for index, value in enumerate(cast("list[object]", data)):
+            yield from _leaves(value, f"{path}[{index}]")
+    else:
+        yield path, data
 
 
 def _checks(path: Path) -> Sequence[ContactCheck]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """What a finding is about."""
+    """The kind of a finding."""
 
     FAILURE = "failure"
     """It ended the run, or sent it back."""

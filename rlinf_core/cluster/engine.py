@@ -18,12 +18,13 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from rlinf_core.cluster import exit_status, ray_output, ray_private, reachable
 from rlinf_core.cluster.driver_folder import new_folder
 from rlinf_core.cluster.ray_api import LOOPBACK, job_config, loopback_only, quick_start, ray_api, set_absence
-from rlinf_core.errors import ClusterError
+from rlinf_core.errors import ClusterError, ProcessEnd, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.node import attach, node_facts
 from rlinf_core.node.node_processes import MARK, guard
@@ -53,6 +54,8 @@ _engine: RayEngine | None = None
 _ends: list[Callable[[], Sequence[WorkerGroupError]]] = []
 # The token of embedded clusters; Ray reads it once, at first use.
 _own_token: str | None = None
+# Processes of Ray without which a job cannot go on.
+_NEEDED = ("gcs_server", "raylet")
 # Whether this process was forked from one in a cluster.
 _forked = False
 
@@ -136,6 +139,21 @@ def disconnect() -> list[WorkerGroupError]:
     elif engine and engine.folder:
         shutil.rmtree(engine.folder, ignore_errors=True)
     return unseen
+
+
+def fallen() -> WorkerDiedError | None:
+    """Return the death of a process of this driver's own Ray on which all workers depend; None while all live.
+
+    Ray itself goes on for a minute without its `gcs_server`, and then ends the driver.
+    """
+    if _engine is None or not _engine.embedded:
+        return None
+    ended = [(kind, status) for kind, status in ray_private.ended_processes() if kind in _NEEDED]
+    if not ended:
+        return None
+    kind, status = ended[0]
+    end = ProcessEnd(Signals(-status).name, None, None) if status < 0 else ProcessEnd(None, status, None)
+    return WorkerDiedError(kind, node="this machine", cause=f"{end.words}; it is a part of Ray", end=end)
 
 
 def _disconnect_at_exit() -> None:

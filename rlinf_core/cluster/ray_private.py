@@ -96,6 +96,15 @@ def gcs_client(address: str) -> Any:
     return ray_module("ray._raylet").GcsClient(address=address)
 
 
+def ended_processes() -> list[tuple[str, int]]:
+    """Return the processes of this driver's own Ray that have ended, each with its exit status as of `Popen`."""
+    node: Any = ray_module("ray._private.worker")._global_node
+    if node is None:
+        return []
+    processes = ((kind, info.process.poll()) for kind, infos in node.all_processes.items() for info in infos)
+    return [(kind, status) for kind, status in processes if status is not None]
+
+
 def let_go() -> None:
     """Detach Ray from its cluster in this forked child, and disable its exit handlers."""
     worker: Any = ray_module("ray._private.worker")

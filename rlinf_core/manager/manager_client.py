@@ -17,7 +17,13 @@ from rlinf_core.collective.connections.connection import NO_ANSWER
 from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, StaticResolver
+from rlinf_core.collective.endpoint_info import (
+    EndpointInfo,
+    Resolver,
+    StaticResolver,
+    host_identity,
+    network_identity,
+)
 from rlinf_core.collective.messages.codec import FallbackDumps
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.work import Work
@@ -38,6 +44,7 @@ from rlinf_core.manager.long_waits import LongWaits
 from rlinf_core.manager.stacks import describe_stacks
 from rlinf_core.manager.wait_edges import ChannelView
 from rlinf_core.manager.watch import is_long_wait
+from rlinf_core.node.process_end import EndWatch
 from rlinf_core.process.inflight_ops import InflightOps
 from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
 
@@ -46,6 +53,8 @@ _REPORT_EVERY = 1.0
 # Seconds that a failure may be delayed to learn why its peer died.
 _CAUSE_SECONDS = 1.0
 _PICTURE_SECONDS = 1.5
+# Seconds until the parent of an ended process has collected how it ended, and between looks.
+_END_SECONDS, _END_PAUSE = 0.5, 0.02
 # The serial of an operation that has already ended; no operation has it.
 _EXPIRED = -2
 
@@ -97,6 +106,11 @@ class ManagerClient(Resolver):
         self._next_report = 0.0
         self._long_waits = LongWaits()
         self._closed = False
+        # Why the connection to the manager ended.
+        self._manager_lost: str | None = None
+        self._ends = EndWatch()
+        if has_main and (info.host, info.network) == (host_identity(), network_identity()):
+            self._ends.watch(m.MANAGER, info.pid)
         self.endpoint = Endpoint(
             ClusterSecret(session.secret),
             ip=ip,
@@ -229,6 +243,16 @@ class ManagerClient(Resolver):
             # Expected: groups and channels start in parallel.
             _log.debug("%s; waiting up to %.3g s", notice.message, work.seconds)
 
+    def lost_manager(self) -> WorkerDiedError | None:
+        """Return the death of the job's manager, as its driver sees it; None while it lives, and in other processes."""
+        if self._manager_lost is None or self._closed or not self._ends.is_watched(m.MANAGER):
+            return None
+        deadline = time.monotonic() + _END_SECONDS
+        while (end := self._ends.end(m.MANAGER)) is None and time.monotonic() < deadline:
+            time.sleep(_END_PAUSE)
+        cause = self._manager_lost if end is None else end.words
+        return WorkerDiedError(m.MANAGER, node="this machine", cause=f"{cause}; it knows the job's workers", end=end)
+
     # Waiting
 
     def failure(self, serial: int) -> Exception | None:
@@ -341,8 +365,10 @@ class ManagerClient(Resolver):
         return WorkerDiedError(died.address, node=died.node, cause=died.cause, end=died.end, where=self._name)
 
     def _peer_lost(self, peer: str, reason: str) -> None:
-        if peer != m.MANAGER:
+        if peer != m.MANAGER or self._closed:
             return
+        if not reason.startswith(NO_ANSWER):
+            self._manager_lost = reason
         error = RuntimeFailure("the job has ended", why=f"its manager is gone: {reason}", where=self._name)
         for work in list(self._requests.values()):
             work.fail(error)
@@ -359,6 +385,7 @@ class ManagerClient(Resolver):
             self._news.notify_all()
         self._control.stop()
         self.endpoint.close(linger=linger)
+        self._ends.drop(m.MANAGER)
 
 
 def _own(folder: str | None) -> str | None:

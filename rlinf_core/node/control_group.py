@@ -71,5 +71,5 @@ def _field(path: Path, name: str = "oom_kill") -> int | None:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    words = (line.split() for line in lines)
-    return next((int(found[1]) for found in words if found[:1] == [name] and found[-1].isdigit()), None)
+    words = (text.split() for text in lines)
+    return next((int(line[1]) for line in words if line[:1] == [name] and line[-1].isdigit()), None)

@@ -1,4 +1,4 @@
-"""How processes of this machine ended: by which signal, or with which exit code.
+"""The ends of processes of this machine: by which signal, or with which exit code.
 
 A process learns that of its own children alone; workers are children of Ray. Since Linux 6.15 a descriptor of a process
 keeps how it ended (`PIDFD_GET_INFO`, include/uapi/linux/pidfd.h). Where the kernel is older, nothing is said.

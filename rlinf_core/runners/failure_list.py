@@ -1,4 +1,4 @@
-"""What failed in a job's error, root causes first: the process, the place, the line of code."""
+"""The failures in a job's error, root causes first: the process, the place, the line of code."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ class Failure(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`rollout:1`, or `the driver`."""
-        return "the driver" if self.group is None else f"{self.group}:{self.rank}"
+        """`rollout:1`, the process whose death the driver saw, or `the driver`."""
+        if self.group is not None:
+            return f"{self.group}:{self.rank}"
+        return self.error.address if isinstance(self.error, WorkerDiedError) else "the driver"
 
 
 def failures_of(error: BaseException) -> list[Failure]:

@@ -1,4 +1,4 @@
-"""How often a run may be started again: in all, or of each component within a time."""
+"""The limit of restarts of a run: in all, or of each component within a time."""
 
 from __future__ import annotations
 

@@ -104,12 +104,13 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, limit: RestartLim
 
     Raises:
         WorkerGroupError: as raised, or the death of a worker after the last restart.
+        WorkerDiedError: the same, of a process that workers depend on.
     """
     restarts = Restarts(limit)
     while True:
         try:
             return attempt()
-        except WorkerGroupError as error:
+        except (WorkerGroupError, WorkerDiedError) as error:
             cause = death(error)
             evidence = record.keep_evidence(error)
             restart = None if cause is None else restarts.allow(record.component_of(cause.address))
@@ -121,7 +122,7 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, limit: RestartLim
             record.emit(events.RunRestarted(step, *restart, reason, tuple(details)))
 
 
-def death(error: WorkerGroupError) -> WorkerDiedError | None:
+def death(error: WorkerGroupError | WorkerDiedError) -> WorkerDiedError | None:
     """Return the death that is the root cause of a failure, or None."""
     first: BaseException = error.__cause__ if isinstance(error.__cause__, WorkerGroupError) else error
     while isinstance(first, BaseExceptionGroup):

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
+from rlinf_core.cluster import engine
 from rlinf_core.cluster.ray_api import gather, no_cluster, ray_api
 from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError, PayloadError
 from rlinf_core.failures import WorkerGroupError, followed
@@ -20,6 +21,7 @@ from rlinf_core.process.inflight_ops import InflightOps, current_task_key
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
 from rlinf_core.worker.calls import RemoteFailure, Timed, check_call, unanswered
 from rlinf_core.worker.death import describe_death
+from rlinf_core.worker.stopped import StoppedWatch
 from rlinf_core.worker.timer import Reduction, reduce_durations
 
 T = TypeVar("T")
@@ -116,7 +118,7 @@ class WorkerGroupHandle(Generic[T]):
 
     def _wait(self, deadline: Deadline, client: ManagerClient | None, serial: int) -> None:
         ray = ray_api()
-        started, word_after = time.monotonic(), _FIRST_WORD_SECONDS
+        started, word_after, stopped = time.monotonic(), _FIRST_WORD_SECONDS, StoppedWatch()
         while not self._settled:
             try:
                 self._settle(ray.get(self._references, timeout=deadline.sooner(_SLICE_SECONDS).remaining()))
@@ -126,6 +128,7 @@ class WorkerGroupHandle(Generic[T]):
                     return
                 if deadline.expired:
                     raise self._timeout(deadline.seconds, client, serial) from None
+                stopped.look(client)
                 waited = time.monotonic() - started
                 if waited >= word_after:
                     pending = _spell(self.pending())
@@ -145,6 +148,7 @@ class WorkerGroupHandle(Generic[T]):
                 return
             raise failure from None
         check_call()
+        _check_watchers(client)
         if self._vanished():
             self._fail()
 
@@ -350,6 +354,19 @@ class WorkerGroupHandle(Generic[T]):
         return self._error
 
 
+def _check_watchers(client: ManagerClient | None) -> None:
+    """Raise if a process that all workers depend on has died: nobody else would tell its driver soon.
+
+    Raises:
+        WorkerDiedError: naming `gcs_server`, `raylet` or `manager`.
+    """
+    died = engine.fallen() or (client.lost_manager() if client is not None else None)
+    if died is not None:
+        # At once: the run is told of it when all its processes have ended.
+        LOGGER.warning("%s: %s", died.message, died.cause)
+        raise died
+
+
 def unpicklable(what: str, error: Exception, where: str | None = None) -> PayloadError:
     """Return the error for an argument or a result that does not pickle."""
     # Ray wraps it in a long report of its own.
@@ -378,9 +395,11 @@ def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
     ray = ray_api()
     references = [reference for handle in handles for reference in handle.references]
     deadline = Deadline.after(env_vars.CALL_TIMEOUT.get())
-    pending = references
+    pending, stopped = references, StoppedWatch()
     while pending and not deadline.expired:
         check_call()
+        _check_watchers(current_client())
+        stopped.look(current_client())
         # All at once, to avoid a wake-up for each; a failure is noticed after one slice at the latest.
         seconds = deadline.sooner(_SLICE_SECONDS).remaining()
         _, pending = ray.wait(references, num_returns=len(references), timeout=seconds, fetch_local=False)

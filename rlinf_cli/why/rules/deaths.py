@@ -86,7 +86,10 @@ def of_ray(incident: Incident) -> Finding | None:
         "watcher-died",
         f"`{name}`, which the workers of the run depend on, died",
         [f"signal: {process.signal}" if process.signal else "how it ended is not known", *_cause(process)],
-        "`ray/` in the evidence has the end of its log; start the run again with `runner.resume_dir=auto`",
+        "`ray/` in the evidence has the end of its log",
+        "start the run again with `runner.resume_dir=auto`"
+        if incident.ended
+        else "nothing else: the run was started again",
     )
 
 

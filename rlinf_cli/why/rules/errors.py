@@ -186,7 +186,7 @@ def raised(incident: Incident) -> Finding | None:
     )
 
 
-def told(incident: Incident) -> Finding:
+def recorded(incident: Incident) -> Finding:
     """Tell what the record says, where there is no evidence."""
     return _finding(
         incident,
@@ -210,7 +210,7 @@ RULES: Final = (
     checkpoint,
     cluster,
     raised,
-    told,
+    recorded,
 )
 
 

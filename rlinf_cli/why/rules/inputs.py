@@ -1,4 +1,4 @@
-"""What training and evaluation are fed with: numbers that are none, observations that show nothing, the same starts."""
+"""Faults of the input: numbers that are none, observations that show nothing, evaluation on what was trained on."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _failed(failure: Failure, components: Mapping[str, str]) -> FailedProcess:
     error = failure.error
     own = isinstance(error, RLinfError)
     end = error.end if isinstance(error, WorkerDiedError) else None
-    died = isinstance(error, WorkerDiedError) and failure.group is not None and error.address == failure.name
+    died = isinstance(error, WorkerDiedError) and error.address == failure.name
     fields: dict[str, Any] = {
         "name": failure.name,
         "component": None if failure.group is None else components.get(failure.group, failure.group),
@@ -127,13 +127,15 @@ def _write(run: Path, error: BaseException, step: int, components: Mapping[str, 
             path = aside / file
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(content)
-        evidence = EvidenceFile(
-            schema=SCHEMA,
-            time=time.time(),
-            step=step,
-            what=parts.masked(reason_of(error)),
-            failures=list(scene.failures),
-            missing=parts.masked(missing),
+        evidence = EvidenceFile.model_validate(
+            {
+                "schema": SCHEMA,
+                "time": time.time(),
+                "step": step,
+                "what": parts.masked(reason_of(error)),
+                "failures": list(scene.failures),
+                "missing": parts.masked(missing),
+            }
         )
         (aside / FAILURE).write_text(evidence.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
         durable.sync_tree(aside)
@@ -160,11 +162,11 @@ def _surplus(folders: Sequence[Path]) -> Sequence[Path]:
 
 
 def _free_name(folder: Path) -> str:
+    """Return a name that sorts after all that are there: that of a bundle that was removed is not used again."""
     base = time.strftime("%Y%m%d-%H%M%S")
-    number = 1
-    while os.path.lexists(folder / (name := base if number == 1 else f"{base}-{number}")):
-        number += 1
-    return name
+    numbers = [entry.name.removeprefix(base) for entry in os.scandir(folder) if entry.name.startswith(base)]
+    last = max((int(number[1:]) if number[1:].isdigit() else 1 for number in numbers), default=0)
+    return f"{base}-{last + 1:03}" if last else base
 
 
 def _short(text: str) -> str:

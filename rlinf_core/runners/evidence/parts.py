@@ -39,7 +39,7 @@ _MACHINE_FIELDS: Final = ("MemTotal", "MemAvailable", "Shmem", "SwapTotal", "Swa
 
 
 class Scene(NamedTuple):
-    """What a collection starts from.
+    """The start of a collection.
 
     Attributes:
         run: the run folder.
@@ -62,7 +62,7 @@ class Scene(NamedTuple):
 def snapshot() -> JobSnapshot | None:
     """Return what the job's processes do, with their stacks; None without a manager that answers."""
     client = current_client()
-    if client is None:
+    if client is None or client.lost_manager() is not None:
         return None
     return cast("JobSnapshot", client.request(Inspect(stacks=True), _SNAPSHOT_SECONDS))
 
@@ -170,13 +170,13 @@ def kernel(scene: Scene) -> Parts:
 
 def versions(scene: Scene) -> Parts:
     """Yield the versions of what runs the job; `environment.json` of the run has all packages."""
-    found = {"rlinf": __version__, "python": platform.python_version(), "kernel": platform.release()}
+    numbers = {"rlinf": __version__, "python": platform.python_version(), "kernel": platform.release()}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            numbers[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    yield "versions.json", json_of(found)
+    yield "versions.json", json_of(numbers)
 
 
 def config(scene: Scene) -> Parts:

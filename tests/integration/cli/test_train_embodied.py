@@ -103,6 +103,32 @@ def test_interrupted_and_continued_to_its_end(running: subprocess.Popen[str]) ->
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(("name", "command"), [("gcs_server", "gcs/gcs_server"), ("manager", "ray::ManagerProcess")])
+def test_watcher_that_dies_is_named(running: subprocess.Popen[str], name: str, command: str) -> None:
+    os.kill(_process_below(running.pid, command), signal.SIGKILL)
+    _, err = running.communicate(timeout=100)
+    assert running.returncode == 1, err
+    assert f"error: `{name}` on this machine died" in err
+    asked = rlinf("why", "--output", "json")
+    assert asked.returncode == 1, asked.stderr
+    (failure,) = json.loads(asked.stdout)["failures"]
+    assert (failure["code"], failure["ended_run"]) == ("watcher-died", True)
+    assert f"`{name}`" in failure["what"]
+
+
+def _process_below(pid: int, command: str) -> int:
+    """The process with `command` in its command line that descends from `pid`."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [(int(row[0]), int(row[1]), row[2]) for line in listed.splitlines() if len(row := line.split(None, 2)) == 3]
+    parents = {child: parent for child, parent, _ in rows}
+
+    def descends(child: int) -> bool:
+        return child == pid or (child in parents and descends(parents[child]))
+
+    return next(child for child, _, words in rows if command in words and descends(child))
+
+
+@pytest.mark.nightly
 def test_a_worker_that_dies_is_told_first(running: subprocess.Popen[str]) -> None:
     jobs = rlinf("inspect", "workers", "--output", "json", "--job", _job_of(running.pid))
     assert jobs.returncode == 0, jobs.stderr

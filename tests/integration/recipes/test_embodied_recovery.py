@@ -7,7 +7,9 @@ import torch
 
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners.events import RunRestarted, RunStarted, StepFinished
+from rlinf_core.runners.storage.evidence import read_bundles
 from tests.integration.recipes.conftest import SPANNING, Killer, Run, Train, read_weights
+from tests.kernel import KEEPS_ENDS
 
 # Two or three launches, on a machine that may be slow.
 pytestmark = pytest.mark.timeout(600)
@@ -25,6 +27,15 @@ def test_a_killed_worker_costs_a_restart_and_changes_nothing(train: Train, spann
     assert (restart.step, restart.restart, restart.max_restarts) == (2, 1, 3)
     assert "RolloutGroup:0" in restart.reason
     assert "died" in restart.reason
+    (bundle,), faults = read_bundles(run.folder.path)
+    first = bundle.content.failures[0]
+    assert (first.name, first.component, first.died, faults) == ("RolloutGroup:0", "rollout", True, [])
+    # Nothing is said of memory, and of the signal nothing where the kernel does not keep it.
+    assert (first.signal, first.out_of_memory) == ("SIGKILL" if KEEPS_ENDS else None, None)
+    assert restart.details[-1] == f"evidence: evidence/{bundle.path.name}"
+    names = {str(path.relative_to(bundle.path)) for path in bundle.path.rglob("*") if path.is_file()}
+    assert {"waits.json", "stacks.txt", "memory.json", "versions.json", "config.yaml", "in_flight.json"} <= names
+    assert any(name.startswith("ray/") for name in names)
     assert len(run.of(RunStarted)) == 1
     assert [each.step for each in run.of(StepFinished)] == [1, 2, 3]
     assert [each.step for each in run.metrics] == [1, 2, 3]

@@ -25,11 +25,13 @@ from rlinf_core.errors import (
 )
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.manager.manager_client import ManagerClient
+from rlinf_core.node.kernel_log import memory_kill
 from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.worker import worker_group
 from rlinf_core.worker.handle import WorkerGroupHandle
 from rlinf_core.worker.worker import Worker
 from rlinf_core.worker.worker_group import WorkerGroup
+from tests.kernel import KEEPS_ENDS
 from tests.waiting import until
 
 
@@ -131,8 +133,8 @@ def waiters(cluster: Cluster) -> WorkerGroup[Peer]:
 @pytest.mark.parametrize(
     ("how", "cause"),
     [
-        ("kill", "killed, or exited without an exception"),
-        ("_exit", "killed, or exited without an exception"),
+        ("kill", "it was killed by SIGKILL" if KEEPS_ENDS else "killed, or exited without an exception"),
+        ("_exit", r"it ended with exit code \d" if KEEPS_ENDS else "killed, or exited without an exception"),
         ("exit", r"it called `sys.exit\(4\)`"),
         ("crash", r"crashed: Segmentation fault(.|\n)*test_failures.py:\d+ in end"),
     ],
@@ -234,12 +236,20 @@ def test_who_is_killed_for_memory_is_told_to_have_been(
     mortal = Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name="hungry")
     waiting = waiters.execute_on(0).take("hungry", 0)
     until_it_waits(cluster, "waiters:0")
-    limited(mortal.pid().wait()[0], 256 << 20)
+    (pid,) = mortal.pid().wait()
+    limited(pid, 256 << 20)
     filling = mortal.fill(2 << 30)
     for handle in (waiting, filling):
         error = only_error(handle)
         assert isinstance(error, WorkerDiedError)
-        assert "the kernel killed a process there because it was out of memory" in str(error)
+        end = error.end
+        if KEEPS_ENDS:
+            assert end is not None
+            assert end.signal == "SIGKILL"
+        # Said of this very process, where the kernel's log may be read; else nothing of memory is said.
+        named = end is not None and end.out_of_memory is not None
+        assert ("because memory ran out" in str(error)) == named
+        assert named == (KEEPS_ENDS and bool(memory_kill(pid)))
     mortal.shutdown()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,9 +13,9 @@ from rlinf_core.errors import ProcessEnd
 from rlinf_core.node.control_group import own_group
 from rlinf_core.node.kernel_log import memory_kill
 from rlinf_core.node.process_end import EndWatch
+from tests.kernel import KEEPS_ENDS
 
-RELEASE = tuple(int(part) for part in os.uname().release.split(".")[:2])
-KEPT = pytest.mark.skipif(RELEASE < (6, 15), reason="the kernel does not keep how a process ended")
+KEPT = pytest.mark.skipif(not KEEPS_ENDS, reason="the kernel does not keep how a process ended")
 WAITING = "import sys; sys.stdin.read(); sys.exit(3)"
 
 
@@ -34,9 +33,14 @@ def test_signal_is_named_once_the_parent_has_collected_it() -> None:
         process.wait()
     end = ends.end("env:0")
     assert end == ProcessEnd("SIGKILL", None, None)
-    assert end.words == "it was killed by SIGKILL"
     ends.drop("env:0")
     assert ends.end("env:0") is None
+
+
+def test_end_in_words_says_what_is_known() -> None:
+    assert ProcessEnd("SIGKILL", None, None).words == "it was killed by SIGKILL"
+    assert ProcessEnd(None, 3, None).words == "it ended with exit code 3"
+    assert "because memory ran out (Killed" in ProcessEnd("SIGKILL", None, "Killed process 4711").words
 
 
 @KEPT
