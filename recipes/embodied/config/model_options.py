@@ -110,6 +110,19 @@ class Pi0Options(FlowVlaOptions):
     patch_size: _Count = 8
 
 
+class Pi05Options(Pi0Options):
+    """Options of `pi05`.
+
+    Attributes:
+        prompt: what the model reads. `{states}` stands for the normalized state, each number as one of 256 from -1 to
+            1; without it the model knows of no state, as openpi trained `pi05_libero`: write `"{instruction}\\n"`.
+        max_prompt_tokens: room for it, in tokens; shorter ones are padded.
+    """
+
+    prompt: str = "Task: {instruction}, State: {states};\nAction: "
+    max_prompt_tokens: _Count = 200
+
+
 class SmolVlaOptions(FlowVlaOptions):
     """Options of `smolvla`.
 
@@ -131,5 +144,6 @@ MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "squashed_policy": SquashedOptions,
     "vlm_policy": VlmOptions,
     "pi0": Pi0Options,
+    "pi05": Pi05Options,
     "smolvla": SmolVlaOptions,
 }

@@ -113,11 +113,6 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         return self._words
 
     @property
-    def prompt_begin(self) -> str:
-        """The text before an instruction."""
-        return ""
-
-    @property
     def expert_type(self) -> torch.dtype:
         """Dtype of the expert's weights."""
         return self.base.action_out_proj.weight.dtype
@@ -133,15 +128,22 @@ class FlowVlaPolicy(FlowMatchingPolicy):
     def prepare(self, observations: Observation) -> Inputs:
         """See `BasePolicy`: images as they are, states normalized, the prompt as tokens of one length."""
         first = observations[self._cameras[0]]
-        texts = observations[INSTRUCTIONS].tolist() if self._has_instructions else [""] * len(first)
-        options = self.options
-        prompts = [self.prompt_begin + options.prompt.replace("{instruction}", text) + "\n" for text in texts]
-        tokens, mask = encoded_prompts(self.tokenizer, prompts, options.max_prompt_tokens, "right")
-        named: dict[str, NDArray[Any]] = {TOKENS: tokens, MASK: mask}
-        named |= {key: observations[key] for key in self._cameras}
+        texts: list[str] = observations[INSTRUCTIONS].tolist() if self._has_instructions else [""] * len(first)
+        named: dict[str, NDArray[Any]] = {key: observations[key] for key in self._cameras}
         if self._has_states:
             named[STATES] = self.normalization.normalized_states(observations[STATES]).astype(np.float32)
-        return super().prepare(named)
+        prompts = self.prompts(texts, named.get(STATES))
+        tokens, mask = encoded_prompts(self.tokenizer, prompts, self.options.max_prompt_tokens, "right")
+        return super().prepare({TOKENS: tokens, MASK: mask, **named})
+
+    def prompts(self, instructions: list[str], states: NDArray[np.float32] | None) -> list[str]:
+        """Return the texts that the model reads, with what marks their beginning.
+
+        Args:
+            instructions: n of them.
+            states: normalized, [n, S]; None: there are none.
+        """
+        return [self.options.prompt.replace("{instruction}", text) + "\n" for text in instructions]
 
     def see(self, inputs: Inputs) -> ReadObservation:
         """See `FlowMatchingPolicy`."""
