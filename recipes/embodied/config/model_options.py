@@ -87,6 +87,9 @@ class FlowVlaOptions(_Options):
         statistics: by which states and actions are normalized. folder: those that were saved with the model of another
             library, without which it is refused; none: none of these, but those of demonstrations, if there are some;
             or the path of openpi's `norm_stats.json` within the folder, where it has several.
+        relative_actions: how many of the first numbers of an action the model predicts relative to those of the state,
+            which are added: 6 of a pi0 that openpi trained on LIBERO with `extra_delta_transform`. Statistics are of
+            the relative ones.
     """
 
     steps: _Count | None = None
@@ -96,6 +99,7 @@ class FlowVlaOptions(_Options):
     prompt: str = "{instruction}"
     max_prompt_tokens: _Count = 48
     statistics: Annotated[str, Field(min_length=1)] = "folder"
+    relative_actions: Annotated[int, Field(ge=0)] = 0
 
 
 class Pi0Options(FlowVlaOptions):

@@ -117,7 +117,8 @@ def _lerobot(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
 
     pipeline = folder / _PIPELINE
     steps: list[Any] = load_json_object(pipeline.read_bytes())["steps"] if pipeline.is_file() else []
-    step: dict[str, Any] = next((step for step in steps if step.get("registry_name") == "normalizer_processor"), {})
+    none: dict[str, Any] = {}
+    step: dict[str, Any] = next((step for step in steps if step.get("registry_name") == "normalizer_processor"), none)
     named = [folder / Path(step["state_file"]).name] if step.get("state_file") else []
     files = named or sorted(folder.glob("policy_preprocessor*normalizer*.safetensors"))
     if not files or not files[0].is_file():
@@ -190,6 +191,8 @@ def _transformers(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
     kept: list[_Numbers | None] = []
     for name in ("state", "actions"):
         mean, deviation = about.get(f"{name}_mean"), about.get(f"{name}_std")
-        moments = mean is not None and deviation is not None
-        kept.append(_Numbers("mean_std", Statistics.of_moments(mean, deviation)) if moments else None)
+        if mean is None or deviation is None:
+            kept.append(None)
+        else:
+            kept.append(_Numbers("mean_std", Statistics.of_moments(mean, deviation)))
     return kept[0], kept[1]

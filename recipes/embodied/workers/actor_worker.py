@@ -101,11 +101,12 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
         rate = self._state.apply_settings(step, self._config.runner.last_step)
         began = time.perf_counter()
         update = self._learner.learn(samples, share, micro, step)
-        learned = len(samples) * self._config.algorithm.update_epoch * self._world_size
+        learned = len(samples) * self._learner.passes * self._world_size
         figures = {
             **update.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip"),
             "speed/samples_per_second": learned / (time.perf_counter() - began),
             "train/actor/lr": rate,
+            "train/actor/passes": float(self._learner.passes),
             **memory(self.torch_device),
         }
         self._state.version += 1

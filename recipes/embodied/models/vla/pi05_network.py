@@ -86,11 +86,11 @@ class Pi05Shape:
             ConfigError: there is none.
         """
         try:
-            about = load_json_object((folder / "config.json").read_bytes())
+            about: dict[str, Any] = load_json_object((folder / "config.json").read_bytes())
             del about["model_type"]
-            gemmas = {name: GemmaSizes(**about.pop(name)) for name in ("language", "expert")}
-            lists = {name: tuple(value) for name, value in about.items() if isinstance(value, list)}
-            return cls(**gemmas, **{**about, **lists})
+            about |= {name: GemmaSizes(**about[name]) for name in ("language", "expert")}
+            about |= {name: tuple(about[name]) for name in ("vision", "beta", "periods")}
+            return cls(**about)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
                 f"`{folder}` describes no pi0.5", why=str(error), help="copy the policy's folder again"

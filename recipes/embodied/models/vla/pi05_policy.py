@@ -72,7 +72,6 @@ class Pi05Policy(FlowVlaPolicy):
         states = shape.prompt_states or spec.state_size
         sizes = ModelSizes(shape.language.width, states, shape.actions, shape.horizon)
         super().__init__(config, spec, sizes, options.steps or shape.steps)
-        self.options = options
         self._shape, self._words = shape, words
         self._base = [network]
         layout = "lerobot" if inner is None else layout_of(read_object(Path(inner) / SETTINGS))

@@ -61,7 +61,6 @@ class Pi0Policy(FlowVlaPolicy):
             shape.chunk_size,
         )
         super().__init__(config, spec, sizes, options.steps or int(shape.num_inference_steps))
-        self.options = options
         self._words = words
         layout = "transformers" if inner is None else layout_of(read_object(Path(inner) / SETTINGS))
         self._images = ImagePipeline.load(inner, image_size(shape.vlm_config), layout)

@@ -176,6 +176,35 @@ def test_folders_of_openpi_are_read_whole(openpi: Path) -> None:
     assert blind.prompts(["go"], np.zeros((1, 10), np.float32)) == ["<s>go\n"]
 
 
+def test_relative_actions_are_added_to_the_state(openpi: Path) -> None:
+    """As openpi's `DeltaActions` and `AbsoluteActions`: the first two numbers, before and after the statistics."""
+    plain, relative = (make(model_path=str(openpi), options={"relative_actions": count}) for count in (0, 2))
+    seen = environment()[1]
+    inputs = relative.prepare(seen)
+    added = np.pad(seen["states"][:, None, :2], ((0, 0), (0, 0), (0, 1)))
+    for greedy in (True, False):
+        drawn = [
+            each.act(inputs, greedy=greedy, generator=torch.Generator().manual_seed(0)) for each in (plain, relative)
+        ]
+        taken = [each.to_env(output.actions) for each, output in zip((plain, relative), drawn, strict=True)]
+        np.testing.assert_allclose(taken[1], taken[0] + added, atol=1e-5)
+    again = relative(inputs, drawn[1].actions)
+    torch.testing.assert_close(again.logprobs, drawn[1].logprobs, atol=1e-4, rtol=0)
+    actions = np.random.default_rng(0).normal(size=(N, HORIZON, ACTIONS)).astype(np.float32)
+    losses: list[Tensor] = []
+    for policy, demonstrated in ((plain, actions - added), (relative, actions)):
+        torch.manual_seed(1)
+        losses.append(policy.imitation_losses(policy.prepare(seen), policy.from_env(demonstrated)))
+    torch.testing.assert_close(losses[0], losses[1], atol=1e-4, rtol=1e-4)
+
+
+def test_relative_actions_need_states_and_statistics(openpi: Path) -> None:
+    with pytest.raises(ConfigError, match="10 numbers in a state and 3 in an action"):
+        make(model_path=str(openpi), options={"relative_actions": 4})
+    with pytest.raises(ConfigError, match="needs the statistics of the model's own folder"):
+        make(options={"relative_actions": 2})
+
+
 def test_greedy_actions_are_eulers_steps_from_zero(openpi: Path) -> None:
     """The loop of openpi, written out: time goes from 1 to 0."""
     policy = make(model_path=str(openpi))
@@ -197,7 +226,7 @@ def test_it_comes_back_from_its_folder(lerobot: Path, tmp_path: Path, lora: Any)
     save_policy(policy, config(**kept), spec, folder)
     again = make_model(config(model_path=str(folder), lora=lora), spec)
     actions = [each.to_env(each.act(each.prepare(seen), greedy=True).actions) for each in (policy, again)]
-    assert np.array_equal(*actions)
+    assert np.array_equal(actions[0], actions[1])
     assert again.normalization == policy.normalization
     assert again.describe_images() == policy.describe_images()
 
