@@ -96,6 +96,11 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
         default=None,
         description="Value error beyond which the loss is linear (Huber), in units of return; null: always squared.",
     )
+    normalize_observations: Bool = Field(
+        default=False,
+        description="Normalize states by the mean and standard deviation of all rows so far, updated after each"
+        " training step, with mlp_policy and cnn_policy. They are saved and exported with the policy.",
+    )
     value_weight: PositiveFloat = Field(
         default=1.0,
         description="Weight of the value loss, half the squared error, relative to the policy loss.",
