@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 from recipes.embodied.models.normalization import Normalization, Scheme, Statistics
-from recipes.training.huggingface import first_line
+from recipes.training.huggingface import are_shapes_only, first_line
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json_object
 
@@ -51,7 +51,7 @@ def layout_of(about: Mapping[str, Any]) -> Layout:
 def load_statistics(
     folder: str, wanted: str, layout: Layout, spec: EnvSpec, *, scheme: Scheme = "mean_std"
 ) -> Normalization:
-    """Return the statistics of a published policy.
+    """Return the statistics of a published policy; where only shapes are asked for, none.
 
     Args:
         folder: of the policy.
@@ -63,7 +63,7 @@ def load_statistics(
     Raises:
         ConfigError: there are none, they cannot be read, or are of another environment.
     """
-    if wanted == "none":
+    if wanted == "none" or are_shapes_only():
         return Normalization()
     try:
         from_file = wanted != "folder"

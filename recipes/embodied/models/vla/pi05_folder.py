@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Shape
 from recipes.sections.model_folders import SETTINGS
-from recipes.training.huggingface import check_folder, first_line
+from recipes.training.huggingface import are_shapes_only, check_folder, first_line
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json_object
 
@@ -30,7 +30,13 @@ _NAMES: Final[tuple[tuple[str, str | None], ...]] = (
 )
 _TEXT, _VISION, _EXPERT = "vlm.language_model", "vlm.vision_tower", "expert"
 # Of SigLIP So400m, which all of them have: its heads cannot be seen in the shapes of weights.
-_VISION_HEADS: Final = 16
+_SO400M: Final = (1152, 4304, 27, 16)
+_VISION_HEADS: Final = _SO400M[-1]
+# What settings call the sizes of the two Gemmas.
+_VARIANTS: Final = {
+    "gemma_2b": GemmaSizes(2048, 16_384, 18, 8, 256),
+    "gemma_300m": GemmaSizes(1024, 4096, 18, 8, 256),
+}
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -53,6 +59,8 @@ def shape_of_folder(folder: str, kind: str) -> Pi05Shape:
     try:
         about = load_json_object((Path(folder) / SETTINGS).read_bytes(), non_finite=True)
         shapes = _shapes(Path(folder))
+        if not shapes and are_shapes_only():
+            return _published_shape(about)
         own, other = ("time_mlp_in.weight", "action_time_mlp_in.weight")[:: 1 if kind == "pi05" else -1]
         if own not in shapes and other in shapes:
             another = "pi0" if kind == "pi05" else "pi05"
@@ -160,6 +168,23 @@ def _shape(about: Mapping[str, Any], shapes: Shapes) -> Pi05Shape:
         # lerobot spells states with the padding, openpi without.
         prompt_states=int(about.get("max_state_dim", 32)) if is_lerobot else 0,
         **kept,
+    )
+
+
+def _published_shape(about: Mapping[str, Any]) -> Pi05Shape:
+    """Return the sizes that settings name, for a forecast where there are no weights."""
+    is_lerobot = "type" in about
+    language, expert = (about[f"{name}_variant"] for name in ("paligemma", "action_expert"))
+    return Pi05Shape(
+        language=_VARIANTS[language],
+        expert=_VARIANTS[expert],
+        vision=_SO400M,
+        image=224,
+        patch=14,
+        vocabulary=257_152,
+        actions=int(about["max_action_dim" if is_lerobot else "action_dim"]),
+        horizon=int(about["chunk_size" if is_lerobot else "action_horizon"]),
+        prompt_states=int(about.get("max_state_dim", 32)) if is_lerobot else 0,
     )
 
 

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config import EmbodiedModelConfig, PolicyActorConfig
+from recipes.embodied.embodied_memory import policy_sizes
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
 from recipes.embodied.models.policy_folder import save_policy
@@ -266,3 +267,24 @@ def test_other_weights_are_refused_by_name(openpi: Path) -> None:
     (openpi / "config.json").write_text(json.dumps({"action_dim": 5}))
     with pytest.raises(ConfigError, match=r"(?s)has no pi05.*it lacks 'action_horizon'"):
         make(model_path=str(openpi))
+
+
+def test_the_published_sizes_are_forecast_without_weights(tmp_path: Path) -> None:
+    """lerobot's `pi05_base`: a PaliGemma of 2.9 billion weights, and an expert of 0.4."""
+    variants = {"paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m"}
+    about = {"type": "pi05", "chunk_size": 50, "max_state_dim": 32, "max_action_dim": 32, **variants}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    built_tokenizer().save_pretrained(str(tmp_path))
+    spec = EnvSpec(8, 7, cameras={"main": (256, 256, 3), "wrist": (256, 256, 3)}, has_instructions=True)
+    given = {"model_type": "pi05", "model_path": str(tmp_path), "num_action_chunks": 5, "precision": "bf16"}
+    sizes = {
+        noisy: policy_sizes(
+            PolicyActorConfig.model_validate({"model": {**given, "options": {"noisy_steps": noisy}}}), spec
+        )
+        for noisy in ("all", "one")
+    }
+    assert 3.3e9 < sizes["all"].weights / 4 < 3.4e9
+    assert sizes["all"].acting == sizes["all"].weights / 2
+    # One step from noise to actions is learned from, and not ten.
+    assert sizes["one"].learning < sizes["all"].learning
+    assert sizes["one"].sample < sizes["all"].sample
