@@ -195,8 +195,8 @@ class _Attention(nn.Module):
         """Return what is attended to, [n, H, W]."""
         queries = self.q_proj(x).unflatten(-1, (self._heads, self._head_dim)).transpose(1, 2)
         keys, values = self.k_proj(x)[:, None], self.v_proj(x)[:, None]
-        keys = torch.cat((memory[0].to(x.dtype), _rotated(keys, rotation)), dim=2)
-        values = torch.cat((memory[1].to(x.dtype), values), dim=2)
+        keys = torch.cat((memory[0].to(keys.dtype), _rotated(keys, rotation)), dim=2)
+        values = torch.cat((memory[1].to(values.dtype), values), dim=2)
         shape = (-1, self._heads, -1, -1)
         mixed = functional.scaled_dot_product_attention(
             _rotated(queries, rotation), keys.expand(shape), values.expand(shape), attn_mask=seen

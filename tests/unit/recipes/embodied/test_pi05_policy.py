@@ -150,6 +150,20 @@ def test_what_is_drawn_is_what_is_evaluated(lerobot: Path, noisy: str) -> None:
     assert all(weight.grad is not None for name, weight in policy.named_parameters() if "expert" in name)
 
 
+@pytest.mark.parametrize("casts", ["weights", "computation"])
+def test_bfloat16_acts_nearly_alike(openpi: Path, casts: str) -> None:
+    exact = make(model_path=str(openpi))
+    policy = exact if casts == "computation" else make(model_path=str(openpi)).to(torch.bfloat16)
+    inputs = exact.prepare(environment()[1])
+    wanted = exact.act(inputs, greedy=True).actions
+    with torch.autocast("cpu", torch.bfloat16, enabled=casts == "computation"):
+        actions = policy.act(inputs, greedy=True).actions
+        output = policy.act(inputs, generator=torch.Generator().manual_seed(0))
+        again = policy(inputs, output.actions)
+    assert (actions.float() - wanted).abs().max() < 0.05 * wanted.abs().max()
+    torch.testing.assert_close(again.logprobs, output.logprobs, atol=0.02, rtol=0)
+
+
 def test_folders_of_lerobot_are_read_whole(lerobot: Path) -> None:
     policy, seen = make(model_path=str(lerobot), options={"steps": None}), environment()[1]
     wanted = drawn_network().state_dict()
