@@ -96,6 +96,20 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
         default=None,
         description="Value error beyond which the loss is linear (Huber), in units of return; null: always squared.",
     )
+    normalize_observations: Bool = Field(
+        default=False,
+        description="Normalize states by the mean and standard deviation of all rows so far, updated after each"
+        " training step, with mlp_policy and cnn_policy. They are saved and exported with the policy.",
+    )
+    value_weight: PositiveFloat = Field(
+        default=1.0,
+        description="Weight of the value loss, half the squared error, relative to the policy loss.",
+    )
+    target_kl: PositiveFloat | None = Field(
+        default=None,
+        description="Divergence of the policy from the one that acted (`train/actor/approx_kl`) in the last batch of a"
+        " pass over the samples, above which the training step takes no further pass; null: `update_epoch` passes.",
+    )
     bootstrap_type: Literal["standard", "always"] = Field(
         default="standard",
         description="Where the value of the last observation is bootstrapped: standard, at truncated episodes; always,"

@@ -99,13 +99,20 @@ EMBODIED: Final = (
         because=("actor.model.add_value_head",),
     ),
     NoEffect(
-        ("algorithm.value_clip", "algorithm.huber_delta", "actor.optim.value_lr"),
+        ("algorithm.value_clip", "algorithm.huber_delta", "algorithm.value_weight", "actor.optim.value_lr"),
         lambda config, sizes: config.algorithm.loss_type == "actor" or not config.actor.model.add_value_head,
         "no values are trained",
         "remove it, or write `loss_type: actor_critic` and `adv_type: gae`",
         because=("algorithm.loss_type", "actor.model.add_value_head"),
     ),
     WITHIN_GROUPS,
+    NoEffect(
+        ("algorithm.target_kl",),
+        lambda config, sizes: config.algorithm.update_epoch == 1,
+        "a training step takes one pass over its samples, and this stops further ones",
+        "remove it, or write `algorithm.update_epoch: 4`",
+        because=("algorithm.update_epoch",),
+    ),
     NoEffect(
         ("algorithm.reward_type",),
         lambda config, sizes: config.actor.model.num_action_chunks == 1,

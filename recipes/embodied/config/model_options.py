@@ -87,6 +87,9 @@ class FlowVlaOptions(_Options):
         statistics: by which states and actions are normalized. folder: those that were saved with the model of another
             library, without which it is refused; none: none of these, but those of demonstrations, if there are some;
             or the path of openpi's `norm_stats.json` within the folder, where it has several.
+        relative_actions: how many of the first numbers of an action the model predicts relative to those of the state,
+            which are added: 6 of a pi0 that openpi trained on LIBERO with `extra_delta_transform`. Statistics are of
+            the relative ones.
     """
 
     steps: _Count | None = None
@@ -96,6 +99,7 @@ class FlowVlaOptions(_Options):
     prompt: str = "{instruction}"
     max_prompt_tokens: _Count = 48
     statistics: Annotated[str, Field(min_length=1)] = "folder"
+    relative_actions: Annotated[int, Field(ge=0)] = 0
 
 
 class Pi0Options(FlowVlaOptions):
@@ -108,6 +112,19 @@ class Pi0Options(FlowVlaOptions):
 
     num_layers: _Count = 2
     patch_size: _Count = 8
+
+
+class Pi05Options(Pi0Options):
+    """Options of `pi05`.
+
+    Attributes:
+        prompt: what the model reads. `{states}` stands for the normalized state, each number as one of 256 from -1 to
+            1; without it the model knows of no state, as openpi trained `pi05_libero`: write `"{instruction}\\n"`.
+        max_prompt_tokens: room for it, in tokens; shorter ones are padded.
+    """
+
+    prompt: str = "Task: {instruction}, State: {states};\nAction: "
+    max_prompt_tokens: _Count = 200
 
 
 class SmolVlaOptions(FlowVlaOptions):
@@ -131,5 +148,6 @@ MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "squashed_policy": SquashedOptions,
     "vlm_policy": VlmOptions,
     "pi0": Pi0Options,
+    "pi05": Pi05Options,
     "smolvla": SmolVlaOptions,
 }

@@ -5,6 +5,7 @@ Needs tensors and a policy, no worker: the actor feeds it, tests call it directl
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -19,7 +20,7 @@ from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.optimizer import of_values
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, Updater, first_nonfinite
-from rlinf_core import Loss, LossInputs, LossSettings, checked_options
+from rlinf_core import ConfigError, Loss, LossInputs, LossSettings, checked_options
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.registry import get_policy_loss
 
@@ -37,7 +38,12 @@ class Learner:
         optimizer: of its weights.
         device: where is computed.
         data: demonstrations that are learned from besides, with the weight `algorithm.bc_weight`.
+
+    Attributes:
+        passes: over the samples, that `learn` took last.
     """
+
+    passes: int = 0
 
     def __init__(
         self,
@@ -58,7 +64,7 @@ class Learner:
         self._updater = Updater(strategy, optimizer, clip_grad=config.actor.optim.clip_grad, skip_nonfinite=self._skips)
 
     def learn(self, samples: Samples, share: int, micro: int, step: int) -> Figures:
-        """Take `algorithm.update_epoch` passes over the samples, in random batches.
+        """Take `algorithm.update_epoch` passes over the samples, in random batches; fewer by `algorithm.target_kl`.
 
         Args:
             samples: of this rank.
@@ -70,12 +76,31 @@ class Learner:
             NonFiniteError: a loss, a gradient or a weight is not finite, under `runner.on_nonfinite: stop`.
         """
         figures = Figures()
-        for _ in range(self._config.algorithm.update_epoch):
+        algorithm = self._config.algorithm
+        for self.passes in range(1, algorithm.update_epoch + 1):
+            before = 0
             for batch in samples.batches(share):
+                before = len(figures.parts)
                 self.update(batch, micro, step, figures)
                 del batch  # before there is the next one
+            if algorithm.target_kl is not None and self._divergence(figures.parts[before:]) > algorithm.target_kl:
+                break
         self.check_weights(f"step {step}")
         return figures
+
+    def _divergence(self, parts: Sequence[Mapping[str, float]]) -> float:
+        """Return the divergence from the policy that acted, the mean of a batch over all ranks, the same on each.
+
+        After each pass, as in CleanRL's PPO; of a batch that was skipped it is 0.
+        """
+        kept = [part["actor/approx_kl"] for part in parts if "actor/approx_kl" in part]
+        if parts and not kept:
+            raise ConfigError(
+                f"`algorithm.target_kl` needs a divergence, which `{self._config.algorithm.loss_type}` does not report",
+                help="remove it, or return `actor/approx_kl` among the metrics of the loss",
+            )
+        total = torch.tensor(sum(kept) / max(1, len(kept)))
+        return float(self._strategy.reduce_sum(total)) / self._strategy.world_size
 
     def update(self, batch: Samples, micro: int, step: int, figures: Figures) -> None:
         """Take one optimizer step on this rank's share of a batch, in parts of `micro` samples."""

@@ -35,7 +35,8 @@ SHARDS: Final = "actor"
 # projection.
 ARCHITECTURES: Final = {
     "vlm_policy": ("llava", "internvl", "mistral3"),
-    "pi0": ("pi0",),
+    "pi0": ("pi0", "openpi"),
+    "pi05": ("pi05", "openpi"),
     "smolvla": ("smolvla",),
 }
 _MODEL: Path = ("actor", "model", "model_path")
@@ -102,7 +103,8 @@ def fault_of_policy(model_type: str, folder: str) -> FolderFault | None:
     if known is None:
         return None
     about = read_object(path / SETTINGS)
-    kind = about.get("model_type", about.get("type"))
+    # openpi's PyTorch folders name no kind; their weights tell pi0 and pi0.5 apart.
+    kind = about.get("model_type", about.get("type", "openpi" if "action_horizon" in about else None))
     if about and kind not in known:
         named = " or ".join(f"`{kind_name}`" for kind_name in known)
         return FolderFault(

@@ -126,6 +126,7 @@ class Normalization:
             library does that the statistics come from, whose policy learned what becomes of numbers that never vary.
             None: such numbers are shifted alone.
         action_scheme: of actions, where it is not that of states.
+        rows: how many rows of states the statistics are of, where they go on with each training step; None: they don't.
     """
 
     scheme: Scheme = "mean_std"
@@ -133,6 +134,7 @@ class Normalization:
     actions: Statistics | None = None
     epsilon: float | None = None
     action_scheme: Scheme | None = None
+    rows: int | None = None
 
     def normalized_states(self, states: Array) -> Array:
         """Return states [..., S], normalized."""
@@ -199,7 +201,14 @@ class Normalization:
         epsilon = data.get("epsilon")
         if epsilon is not None and not 0 <= epsilon < math.inf:
             raise ValueError(f"`epsilon` is {epsilon}")
-        return cls(data["scheme"], _read(data["states"]), _read(data["actions"]), epsilon, of_actions)
+        return cls(
+            data["scheme"],
+            _read(data["states"]),
+            _read(data["actions"]),
+            epsilon,
+            of_actions,
+            _counted(data.get("rows")),
+        )
 
     def digest(self) -> str:
         """Return a digest of the statistics, 16 hexadecimal digits."""
@@ -215,6 +224,12 @@ class Normalization:
             return values
         shift, scale, offset = statistics.affine(scheme, self.epsilon)
         return cast("Array", (values - _like(shift, values)) / _like(scale, values) - offset)
+
+
+def _counted(rows: Any) -> int | None:
+    if rows is not None and (not isinstance(rows, int) or rows < 1):
+        raise ValueError(f"`rows` is {rows}")
+    return rows
 
 
 def _check_columns(first: Sequence[float], second: Sequence[float], name: str, other: str) -> None:

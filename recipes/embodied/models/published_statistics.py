@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 from recipes.embodied.models.normalization import Normalization, Scheme, Statistics
-from recipes.training.huggingface import first_line
+from recipes.training.huggingface import are_shapes_only, first_line
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json_object
 
@@ -51,7 +51,7 @@ def layout_of(about: Mapping[str, Any]) -> Layout:
 def load_statistics(
     folder: str, wanted: str, layout: Layout, spec: EnvSpec, *, scheme: Scheme = "mean_std"
 ) -> Normalization:
-    """Return the statistics of a published policy.
+    """Return the statistics of a published policy; where only shapes are asked for, none.
 
     Args:
         folder: of the policy.
@@ -63,7 +63,7 @@ def load_statistics(
     Raises:
         ConfigError: there are none, they cannot be read, or are of another environment.
     """
-    if wanted == "none":
+    if wanted == "none" or are_shapes_only():
         return Normalization()
     try:
         from_file = wanted != "folder"
@@ -117,7 +117,8 @@ def _lerobot(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
 
     pipeline = folder / _PIPELINE
     steps: list[Any] = load_json_object(pipeline.read_bytes())["steps"] if pipeline.is_file() else []
-    step: dict[str, Any] = next((step for step in steps if step.get("registry_name") == "normalizer_processor"), {})
+    none: dict[str, Any] = {}
+    step: dict[str, Any] = next((step for step in steps if step.get("registry_name") == "normalizer_processor"), none)
     named = [folder / Path(step["state_file"]).name] if step.get("state_file") else []
     files = named or sorted(folder.glob("policy_preprocessor*normalizer*.safetensors"))
     if not files or not files[0].is_file():
@@ -190,6 +191,8 @@ def _transformers(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
     kept: list[_Numbers | None] = []
     for name in ("state", "actions"):
         mean, deviation = about.get(f"{name}_mean"), about.get(f"{name}_std")
-        moments = mean is not None and deviation is not None
-        kept.append(_Numbers("mean_std", Statistics.of_moments(mean, deviation)) if moments else None)
+        if mean is None or deviation is None:
+            kept.append(None)
+        else:
+            kept.append(_Numbers("mean_std", Statistics.of_moments(mean, deviation)))
     return kept[0], kept[1]

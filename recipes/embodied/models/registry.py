@@ -24,6 +24,7 @@ _MODELS: Registry[type[BasePolicy]] = Registry(
         "squashed_policy": "recipes.embodied.models.small.squashed_policy:SquashedPolicy",
         "vlm_policy": "recipes.embodied.models.vla.vlm_policy:VlmPolicy",
         "pi0": "recipes.embodied.models.vla.pi0_policy:Pi0Policy",
+        "pi05": "recipes.embodied.models.vla.pi05_policy:Pi05Policy",
         "smolvla": "recipes.embodied.models.vla.smolvla_policy:SmolVlaPolicy",
     },
 )

@@ -19,6 +19,7 @@ from recipes.embodied.rules.checkpoint_rules import check_load_path
 from recipes.embodied.rules.data_rules import check_data
 from recipes.embodied.rules.env_rules import check_environments, declares, episode_limit, facts_of
 from recipes.embodied.rules.intervention_rules import check_intervention
+from recipes.embodied.rules.normalization_rules import check_running_statistics
 from recipes.embodied.rules.off_policy_rules import check_off_policy
 from recipes.embodied.rules.option_rules import check_algorithm_options, check_model_options
 from recipes.sections.algorithm import ADVANTAGES
@@ -61,6 +62,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     else:
         check_batches(config, world_sizes.get("actor") or 1, report)
         _check_algorithm(config, report)
+        check_running_statistics(config, report)
     check_intervention(config, world_sizes.get("env"), report)
     _check_staleness(config, report)
     _check_schedule(config, report)

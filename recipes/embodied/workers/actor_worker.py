@@ -10,9 +10,11 @@ from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.config import EmbodiedConfig, group_size
 from recipes.embodied.config.batch_sizes import batch_sizes
 from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.learning.batch import build_samples
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.learning.learner import Learner
+from recipes.embodied.learning.running_states import check_running, with_states
 from recipes.embodied.learning.trajectory import joined
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.workers.actor_base import memory
@@ -29,6 +31,8 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
         super().init_worker(layout, spec)
         state = self._state
         self._learner = Learner(self._config, state.strategy, state.optimizer, self.torch_device, self._data)
+        if self._config.algorithm.normalize_observations:
+            check_running(self._policy.normalization)
 
     def _demonstrations(self, spec: EnvSpec) -> ImitationData | None:
         """Return the demonstrations learned from besides trajectories; None if the recipe uses none."""
@@ -66,12 +70,17 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
         members = self._world_size // teams
         # The mean over ranks, as it is reported, is then the number over all teams.
         steps = float(self._trajectories.steps["valid"].sum()) * teams
+        reduce_sum = (lambda value: strategy.reduce_sum(value) / members) if self._world_size > 1 else None
         samples, metrics = build_samples(
-            self._trajectories,
-            self._config.algorithm,
-            group_size(self._config, self._config.env.train),
-            (lambda value: strategy.reduce_sum(value) / members) if self._world_size > 1 else None,
+            self._trajectories, self._config.algorithm, group_size(self._config, self._config.env.train), reduce_sum
         )
+        # For the next rollout: this one was normalized by what there is now.
+        self._next_normalization = self._policy.normalization
+        if self._config.algorithm.normalize_observations and STATES in self._trajectories.inputs:
+            counted = self._trajectories.steps["valid"].any(dim=2)
+            self._next_normalization = with_states(
+                self._policy.normalization, self._trajectories.inputs[STATES], counted, reduce_sum
+            )
         del self._trajectories
         samples = samples.part(self._rank // self._routes.actors, members)
         if self._world_size > 1 and strategy.reduce_sum(torch.tensor(float("mask" in samples.tensors))):
@@ -101,14 +110,16 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
         rate = self._state.apply_settings(step, self._config.runner.last_step)
         began = time.perf_counter()
         update = self._learner.learn(samples, share, micro, step)
-        learned = len(samples) * self._config.algorithm.update_epoch * self._world_size
+        learned = len(samples) * self._learner.passes * self._world_size
         figures = {
             **update.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip"),
             "speed/samples_per_second": learned / (time.perf_counter() - began),
             "train/actor/lr": rate,
+            "train/actor/passes": float(self._learner.passes),
             **memory(self.torch_device),
         }
         self._state.version += 1
+        self._policy.normalization = self._next_normalization
         del self._samples
         if config.enable_offload:
             self._state.offload()

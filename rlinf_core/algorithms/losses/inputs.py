@@ -72,6 +72,7 @@ class LossSettings:
     tis_cap: float | None = None
     value_clip: float | None = 0.2
     huber_delta: float | None = 10.0
+    value_weight: float = 1.0
     options: Any = field(default_factory=dict[str, Any])
 
     @classmethod

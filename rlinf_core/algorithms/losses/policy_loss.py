@@ -138,7 +138,7 @@ def _mean(values: Tensor, mask: Tensor | None, total: Tensor | float | None) -> 
 
 
 def actor_critic(inputs: LossInputs, settings: LossSettings) -> Loss:
-    """Return the loss of `actor` plus the value loss.
+    """Return the loss of `actor` plus `value_weight` times the value loss.
 
     Raises:
         ValueError: values, old values or returns are missing.
@@ -149,7 +149,7 @@ def actor_critic(inputs: LossInputs, settings: LossSettings) -> Loss:
     value = value_loss(
         inputs.values, inputs.old_values, inputs.returns, settings, inputs.value_mask, inputs.value_total
     )
-    return Loss(policy.loss + value.loss, policy.metrics | value.metrics)
+    return Loss(policy.loss + settings.value_weight * value.loss, policy.metrics | value.metrics)
 
 
 def _leading(mask: Tensor | None, like: Tensor) -> Tensor | None:

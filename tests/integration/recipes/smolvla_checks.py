@@ -64,7 +64,8 @@ def check_acting() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         policy = make().to(dtype)
         output = policy.act(inputs)
-        assert output.actions.shape == output.logprobs.shape == (N, CHUNK, (STEPS + 1) * ACTIONS)
+        assert output.actions.shape == (N, CHUNK, (STEPS + 1) * ACTIONS)
+        assert output.logprobs.shape == (N, CHUNK, STEPS * ACTIONS)
         again = policy(inputs, output.actions)
         torch.testing.assert_close(again.logprobs, output.logprobs, atol=1e-4, rtol=0)
         torch.testing.assert_close(again.values, output.values, atol=1e-4, rtol=0)
@@ -141,7 +142,7 @@ def check_folders(home: Path) -> None:
     np.testing.assert_allclose(read.prepare(SEEN)["states"].numpy(), (SEEN["states"] - 1) / 2, atol=1e-6)
     np.testing.assert_allclose(read.to_env(wanted), wanted[..., -ACTIONS:].numpy() * 0.1 + 0.5, atol=1e-6)
     refuse("vlm_path`, a folder of SmolVLM2", model_path=str(folder))
-    refuse("chunks of 2 actions", model_path=str(folder), options=options, num_action_chunks=4)
+    refuse("predicts 2 actions", model_path=str(folder), options=options, num_action_chunks=4)
     refuse("no lerobot policy", model_path=str(home), options=options)
     weights = load_file(folder / "model.safetensors")
     weights.pop("model.state_proj.bias")

@@ -141,6 +141,8 @@ def test_actor_critic_adds_the_value_loss() -> None:
     losses, _ = clipped_value_loss(b.values, b.old_values, b.returns, 0.2, 10.0)
     assert found.loss.item() == pytest.approx((alone.loss + losses.mean()).item(), abs=1e-12)
     assert found.metrics["critic/value_loss"].item() == pytest.approx(losses.mean().item(), abs=1e-12)
+    weighted = actor_critic(b, replace(SETTINGS, value_weight=0.25)).loss
+    assert weighted.item() == pytest.approx((alone.loss + 0.25 * losses.mean()).item(), abs=1e-12)
     with pytest.raises(ValueError, match="old values"):
         actor_critic(replace(b, old_values=None), SETTINGS)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -22,14 +22,14 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import FlowVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
-from recipes.embodied.models.base_policy import Inputs
+from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy, check_horizon, flow_sde
 from recipes.embodied.models.flow.flow_matching import Velocity
 from recipes.embodied.models.heads import OrthogonalLinear
 from recipes.embodied.models.vla.vision_language import encoded_prompts
 from rlinf_core import ConfigError
 
-TOKENS, MASK = "prompt.tokens", "prompt.mask"
+TOKENS, MASK, ORIGINS = "prompt.tokens", "prompt.mask", "action.origins"
 Result = TypeVar("Result")
 
 
@@ -90,6 +90,8 @@ class FlowVlaPolicy(FlowMatchingPolicy):
                 )
         check_horizon(config.num_action_chunks, sizes.horizon, config.model_path)
         options = cast("FlowVlaOptions", config.options)
+        _check_relative(config, spec, options)
+        self.options = options
         super().__init__(flow_sde(options, steps), (config.num_action_chunks, spec.action_size), space, sizes.horizon)
         self._cameras = [image_key(camera) for camera in spec.cameras]
         self._has_states, self._has_instructions = spec.state_size > 0, spec.has_instructions
@@ -113,11 +115,6 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         return self._words
 
     @property
-    def prompt_begin(self) -> str:
-        """The text before an instruction."""
-        return ""
-
-    @property
     def expert_type(self) -> torch.dtype:
         """Dtype of the expert's weights."""
         return self.base.action_out_proj.weight.dtype
@@ -133,15 +130,61 @@ class FlowVlaPolicy(FlowMatchingPolicy):
     def prepare(self, observations: Observation) -> Inputs:
         """See `BasePolicy`: images as they are, states normalized, the prompt as tokens of one length."""
         first = observations[self._cameras[0]]
-        texts = observations[INSTRUCTIONS].tolist() if self._has_instructions else [""] * len(first)
-        options = self.options
-        prompts = [self.prompt_begin + options.prompt.replace("{instruction}", text) + "\n" for text in texts]
-        tokens, mask = encoded_prompts(self.tokenizer, prompts, options.max_prompt_tokens, "right")
-        named: dict[str, NDArray[Any]] = {TOKENS: tokens, MASK: mask}
-        named |= {key: observations[key] for key in self._cameras}
+        texts: list[str] = observations[INSTRUCTIONS].tolist() if self._has_instructions else [""] * len(first)
+        named: dict[str, NDArray[Any]] = {key: observations[key] for key in self._cameras}
         if self._has_states:
             named[STATES] = self.normalization.normalized_states(observations[STATES]).astype(np.float32)
-        return super().prepare(named)
+        prompts = self.prompts(texts, named.get(STATES))
+        tokens, mask = encoded_prompts(self.tokenizer, prompts, self.options.max_prompt_tokens, "right")
+        if self.options.relative_actions:
+            # As the environment has them: from normalized ones they could not be computed exactly.
+            origins = np.zeros((len(first), self.shape[1]), np.float32)
+            origins[:, : self.options.relative_actions] = observations[STATES][:, : self.options.relative_actions]
+            named[ORIGINS] = origins
+        return super().prepare({TOKENS: tokens, MASK: mask, **named})
+
+    def prompts(self, instructions: list[str], states: NDArray[np.float32] | None) -> list[str]:
+        """Return the texts that the model reads, with what marks their beginning.
+
+        Args:
+            instructions: n of them.
+            states: normalized, [n, S]; None: there are none.
+        """
+        return [self.options.prompt.replace("{instruction}", text) + "\n" for text in instructions]
+
+    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
+        """See `BasePolicy`; what relative actions are relative to comes last, A more numbers of each."""
+        output = super().act(inputs, greedy=greedy, generator=generator)
+        if not self.options.relative_actions:
+            return output
+        origins = inputs[ORIGINS][:, None].expand(-1, self.horizon, -1)
+        return replace(output, actions=torch.cat((output.actions, origins.to(output.actions.dtype)), dim=-1))
+
+    def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
+        """See `BasePolicy`."""
+        return super().forward(inputs, self._split(actions)[0])
+
+    def to_env(self, actions: Tensor) -> NDArray[Any]:
+        """See `BasePolicy`."""
+        drawn, origins = self._split(actions)
+        taken = super().to_env(drawn)
+        return taken if origins is None else taken + origins[:, : self.shape[0]].cpu().numpy()
+
+    def from_env(self, actions: NDArray[Any]) -> Tensor:
+        """See `BasePolicy`: relative actions remain as they are; `imitation_losses` knows what they are relative to."""
+        return BasePolicy.from_env(self, actions) if self.options.relative_actions else super().from_env(actions)
+
+    def imitation_losses(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        """See `FlowMatchingPolicy`."""
+        if self.options.relative_actions:
+            actions = self.normalization.normalized_actions(actions - inputs[ORIGINS][:, None])
+        return super().imitation_losses(inputs, actions)
+
+    def _split(self, actions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what was drawn, and what relative actions are relative to, [n, H, A]; None: none are."""
+        if not self.options.relative_actions:
+            return actions, None
+        return actions[..., : -self.shape[1]], actions[..., -self.shape[1] :]
 
     def see(self, inputs: Inputs) -> ReadObservation:
         """See `FlowMatchingPolicy`."""
@@ -200,4 +243,27 @@ def check_observations(config: EmbodiedModelConfig, spec: EnvSpec) -> None:
         missing = "images" if not spec.cameras else "continuous actions"
         raise ConfigError(
             f"`{config.model_type}` needs {missing}, but the environment has none", help="use `mlp_policy`"
+        )
+
+
+def _check_relative(config: EmbodiedModelConfig, spec: EnvSpec, options: FlowVlaOptions) -> None:
+    """Check that relative actions have a state to be relative to, and statistics.
+
+    Raises:
+        ConfigError: they have not.
+    """
+    count = options.relative_actions
+    if not count:
+        return
+    if count > min(spec.state_size, spec.action_size):
+        raise ConfigError(
+            f"`relative_actions` is {count}, but the environment has {spec.state_size} numbers in a state and"
+            f" {spec.action_size} in an action",
+            help="write how many of the first numbers are relative",
+        )
+    if config.model_path is None or options.statistics == "none":
+        raise ConfigError(
+            "`relative_actions` needs the statistics of the model's own folder",
+            why="those of demonstrations are of actions as they were carried out",
+            help="name a `model_path` with statistics, or remove `relative_actions`",
         )

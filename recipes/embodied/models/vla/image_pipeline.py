@@ -120,12 +120,13 @@ class ImagePipeline:
             ConfigError: the settings name no known way to resize.
         """
         about: dict[str, Any] = {}
+        none: dict[str, Any] = {}
         if folder is not None:
             files = [Path(folder) / name for name in (_IMAGE_SETTINGS, _PROCESSOR_SETTINGS)]
             known = [read_settings(file) for file in files if file.is_file()]
             # A processor of transformers 5 keeps that of its images within its own settings.
             inner = [said["image_processor"] for said in known if isinstance(said.get("image_processor"), dict)]
-            about = next((said for said in (*known, *inner) if "image_mean" in said), {})
+            about = next((said for said in (*known, *inner) if "image_mean" in said), none)
         resizing = str(about.get("resizing", resizing))
         if resizing not in RESIZINGS:
             raise ConfigError(

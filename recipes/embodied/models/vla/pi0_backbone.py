@@ -8,7 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipes.embodied.models.published_statistics import layout_of
+from recipes.embodied.models.vla.pi05_folder import load_network, shape_of_folder
+from recipes.embodied.models.vla.pi05_network import paligemma_config
 from recipes.embodied.models.vla.vision_language import initialize_narrow
+from recipes.sections.model_folders import SETTINGS, read_object
 from recipes.training.huggingface import (
     are_shapes_only,
     check_folder,
@@ -24,6 +28,13 @@ if TYPE_CHECKING:
     from transformers import PI0ForConditionalGeneration
 
 HEAD = 32
+# Beginnings of names in `pi05_folder`, and those of transformers.
+_OPENPI = (
+    ("vlm.", "model.vlm."),
+    ("expert.", "model.dit."),
+    ("action_out_proj.", "action_out_proj."),
+    ("", "embed_action_time."),
+)
 
 
 def built_pi0(
@@ -95,6 +106,36 @@ def built_pi0(
     return model
 
 
+def openpi_pi0(folder: str) -> PI0ForConditionalGeneration:
+    """Return the pi0 in a PyTorch folder of openpi, whose weights tell its sizes.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    require_transformers()
+    from transformers import PI0Config, PI0ForConditionalGeneration
+
+    shape = shape_of_folder(folder, "pi0")
+    vlm = paligemma_config(shape).to_dict()
+    expert = {
+        **vlm["text_config"],
+        "hidden_size": shape.expert.width,
+        "intermediate_size": shape.expert.hidden,
+        "vocab_size": 1,  # it reads no words
+    }
+    config = PI0Config(
+        vlm_config=vlm,
+        dit_config=expert,
+        chunk_size=shape.horizon,
+        max_state_dim=shape.actions,
+        max_action_dim=shape.actions,
+    )
+    model = PI0ForConditionalGeneration(config)
+    if not are_shapes_only():
+        load_network(model, folder, _OPENPI, "model.dit.embed_tokens.weight")
+    return model
+
+
 def load_pi0(folder: str) -> PI0ForConditionalGeneration:
     """Return the pi0 in a folder of HuggingFace.
 
@@ -104,6 +145,8 @@ def load_pi0(folder: str) -> PI0ForConditionalGeneration:
     require_transformers()
     from transformers import PI0ForConditionalGeneration
 
+    if layout_of(read_object(Path(folder) / SETTINGS)) == "openpi":
+        return openpi_pi0(folder)
     if are_shapes_only():
         return shaped_pi0(folder)
     check_pi0(folder)

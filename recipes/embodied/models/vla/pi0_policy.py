@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedModelConfig
@@ -27,6 +29,7 @@ from recipes.embodied.models.vla.flow_vla import (
     check_observations,
 )
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline
+from recipes.embodied.models.vla.paligemma import read_prefix
 from recipes.embodied.models.vla.pi0_backbone import built_pi0, load_pi0, shaped_pi0
 from recipes.embodied.models.vla.vision_language import image_size, load_policy_tokenizer
 from recipes.sections.model_folders import SETTINGS, read_object
@@ -58,7 +61,6 @@ class Pi0Policy(FlowVlaPolicy):
             shape.chunk_size,
         )
         super().__init__(config, spec, sizes, options.steps or int(shape.num_inference_steps))
-        self.options = options
         self._words = words
         layout = "transformers" if inner is None else layout_of(read_object(Path(inner) / SETTINGS))
         self._images = ImagePipeline.load(inner, image_size(shape.vlm_config), layout)
@@ -73,32 +75,15 @@ class Pi0Policy(FlowVlaPolicy):
             else load_normalization(folder, spec)
         )
 
-    @property
-    def prompt_begin(self) -> str:
-        """The text before an instruction."""
-        return str(self._words.bos_token or "")
+    def prompts(self, instructions: list[str], states: NDArray[np.float32] | None) -> list[str]:
+        """See `FlowVlaPolicy`."""
+        begin = str(self._words.bos_token or "")
+        return [begin + prompt for prompt in super().prompts(instructions, states)]
 
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
         """See `FlowVlaPolicy`."""
-        model, prompt = self.base.model, inputs[TOKENS]
-        shape = model.config.vlm_config
-        pixels = torch.stack([self._pixels(inputs[key]) for key in self._cameras], dim=1)
-        height, width = image_size(shape)
-        patches = (height // shape.vision_config.patch_size) * (width // shape.vision_config.patch_size)
-        images = prompt.new_full((len(prompt), patches * len(self._cameras)), shape.image_token_id)
-        present = torch.ones(pixels.shape[:2], dtype=torch.bool, device=prompt.device)
-        embedded = model.embed_prefix(torch.cat((images, prompt), dim=1), pixels, present)
-        mask = torch.cat((torch.ones_like(images, dtype=torch.bool), inputs[MASK]), dim=1)
-        output = model.vlm(
-            inputs_embeds=embedded,
-            attention_mask=mask.long(),
-            position_ids=mask.long().cumsum(dim=1) - 1,
-            token_type_ids=torch.zeros_like(mask, dtype=torch.long),
-            use_cache=True,
-        )
-        weights = (mask / mask.sum(dim=1, keepdim=True))[..., None].to(output.last_hidden_state.dtype)
-        memory = tuple((layer.keys, layer.values) for layer in output.past_key_values.layers)
-        return ReadObservation((output.last_hidden_state * weights).sum(dim=1), memory, mask)
+        images = [self._images.pixels(inputs[key]) for key in self._cameras]
+        return read_prefix(self.base.model.vlm, images, inputs[TOKENS], inputs[MASK])
 
     def denoise(self, seen: ReadObservation, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
         """See `FlowVlaPolicy`."""
@@ -130,9 +115,6 @@ class Pi0Policy(FlowVlaPolicy):
         self.base.config.save_pretrained(inner)
         self._words.save_pretrained(str(inner))
         self._images.save(inner)
-
-    def _pixels(self, images: Tensor) -> Tensor:
-        return self._images.pixels(images).to(next(self.base.model.vlm.vision_tower.parameters()).dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Pi0Policy:
         """Keep the frequencies of time in float32, whatever the weights become: bfloat16 would blur the steps."""

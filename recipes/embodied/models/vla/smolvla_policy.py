@@ -88,7 +88,6 @@ class SmolVlaPolicy(FlowVlaPolicy):
         width = int(network.vlm_with_expert.config.text_config.hidden_size)
         sizes = ModelSizes(width, int(shape.max_state_dim), int(shape.max_action_dim), shape.chunk_size)
         super().__init__(config, spec, sizes, options.steps or int(shape.num_steps))
-        self.options = options
         self._shape, self._words = shape, words
         self._base = [network]
         # Words are read, and none is written.

@@ -18,6 +18,7 @@ from recipes.training.finite import NonFiniteError
 from recipes.training.optimizer import make_optimizer
 from recipes.training.sharding import SingleProcess
 from recipes.training.updater import Figures
+from rlinf_core import ConfigError
 from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
 from rlinf_core.job.load import load_job
 
@@ -95,6 +96,13 @@ def test_parts_of_unequal_size_are_the_batch_as_well(masked: bool) -> None:
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
 
 
+class Tripled(SingleProcess):
+    """One of two ranks; the other has twice as much."""
+
+    def reduce_sum(self, value: Tensor) -> Tensor:
+        return value * 3
+
+
 class TenMore(SingleProcess):
     """One of two ranks; ten samples count on the other."""
 
@@ -124,6 +132,34 @@ def test_the_value_head_warms_up_alone() -> None:
     assert changed() == {name for name in before if name.startswith("critic.")}
     learner.update(batch(masked=False), SAMPLES, 3, Figures())
     assert changed() == set(before)
+
+
+def test_passes_end_above_the_target_divergence() -> None:
+    """A run without a target tells the divergence of the last batch of each pass; one with a target stops there."""
+    overrides = ("algorithm.update_epoch=6", "algorithm.normalize_advantages=false", "actor.optim.lr=0.01")
+    samples = batch(masked=False)
+    learner, _ = made(*overrides)
+    torch.manual_seed(3)
+    figures = learner.learn(samples, SAMPLES // 2, SAMPLES, 1)
+    assert learner.passes == 6
+    last = [figures.parts[2 * number + 1]["actor/approx_kl"] for number in range(6)]
+    target = (sorted(last)[2] + sorted(last)[3]) / 2
+    wanted = next(number for number, divergence in enumerate(last, 1) if divergence > target)
+    stopping, _ = made(*overrides, f"algorithm.target_kl={target}")
+    torch.manual_seed(3)
+    told = stopping.learn(samples, SAMPLES // 2, SAMPLES, 1)
+    assert stopping.passes == wanted < 6
+    assert len(told.parts) == 2 * wanted
+    assert told.parts == figures.parts[: 2 * wanted]
+
+
+def test_ranks_agree_on_the_divergence() -> None:
+    """The mean over two ranks, of which the other one has twice as much."""
+    learner, _ = made(strategy=Tripled)
+    assert learner._divergence([{"actor/approx_kl": 0.2}, {"actor/approx_kl": 0.4}]) == pytest.approx(0.45)
+    assert learner._divergence([]) == 0
+    with pytest.raises(ConfigError, match="needs a divergence"):
+        learner._divergence([{"my/loss": 1.0}])
 
 
 class TestValuesThatAreNotFinite:

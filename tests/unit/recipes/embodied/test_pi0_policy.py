@@ -19,7 +19,9 @@ from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline
+from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Network, Pi05Shape
 from rlinf_core.errors import ConfigError
+from tests.unit.recipes.embodied.pi_folders import write_openpi
 
 pytest.importorskip("transformers", reason="the extra `language` is not installed")
 
@@ -247,6 +249,7 @@ def test_names_of_lerobot_are_read(huggingface: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**about, "type": "pi0"}))
     weights = load_file(folder / "model.safetensors")
     renames = {
+        "model.vlm.vision_tower.": "paligemma_with_expert.paligemma.model.vision_tower.vision_model.",
         "model.vlm.": "paligemma_with_expert.paligemma.model.",
         "model.dit.": "paligemma_with_expert.gemma_expert.model.",
         "embed_action_time.": "",
@@ -257,6 +260,38 @@ def test_names_of_lerobot_are_read(huggingface: Path, tmp_path: Path) -> None:
     policy, source = make(model_path=str(folder)), make(model_path=str(huggingface))
     mine, wanted = policy.base.state_dict(), source.base.state_dict()
     assert all(torch.equal(each, wanted[name]) for name, each in mine.items())
+
+
+def test_pytorch_folders_of_openpi_are_read(tmp_path: Path) -> None:
+    """The weights, statistics and images of openpi, by whose shapes the sizes are known; and saved as a policy."""
+    source, seen = make(), environment()[1]
+    language, expert = GemmaSizes(64, 128, 1, 2, 32), GemmaSizes(32, 64, 1, 2, 32)
+    network = Pi05Network(Pi05Shape(language, expert, (64, 128, 1, 16), 32, 8, len(source.tokenizer), 10, CHUNK))
+    weights = network.state_dict()
+    kept = {name: weight for name, weight in weights.items() if "dense" not in name and "time" not in name}
+    norms = [name for name in weights if name.endswith("dense.weight")]
+    kept |= {name.replace("dense.weight", "weight"): torch.full((32,), 0.2) for name in norms}
+    for name, columns in {"state_proj": 10, "action_time_mlp_in": 64, "action_time_mlp_out": 32}.items():
+        kept |= {f"{name}.weight": 0.1 * torch.randn(32, columns), f"{name}.bias": torch.zeros(32)}
+    folder = tmp_path / "openpi"
+    folder.mkdir()
+    write_openpi(folder, kept)
+    source.tokenizer.save_pretrained(str(folder))
+    policy = make(model_path=str(folder), num_action_chunks=1, options={"statistics": "folder"})
+    mine = policy.base.state_dict()
+    for name in ("vlm.vision_tower.encoder.layers.0.mlp.fc1.weight", "vlm.language_model.embed_tokens.weight"):
+        assert torch.equal(mine[f"model.{name}"], kept[name])
+    assert torch.equal(mine["embed_action_time.state_proj.weight"], kept["state_proj.weight"])
+    assert torch.equal(mine["model.dit.norm.weight"], torch.full((32,), 0.2))
+    assert policy.horizon == 6
+    inputs = policy.prepare(seen)
+    np.testing.assert_allclose(inputs["states"].numpy(), (seen["states"] - 0.5) / 2, atol=1e-5)
+    output = policy.act(inputs, greedy=True)
+    np.testing.assert_allclose(policy.to_env(output.actions), output.actions[:, :1, :3] * 2 + 0.5, atol=1e-5)
+    save_policy(policy, config(num_action_chunks=1), environment()[0], tmp_path / "saved")
+    again = make_model(config(model_path=str(tmp_path / "saved"), num_action_chunks=1), environment()[0])
+    assert torch.equal(again.act(inputs, greedy=True).actions, output.actions)
+    assert again.describe_images() == policy.describe_images()
 
 
 def test_other_folders_are_refused_by_name(huggingface: Path, tmp_path: Path) -> None:

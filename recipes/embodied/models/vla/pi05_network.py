@@ -1,0 +1,277 @@
+"""The network of pi0.5: a PaliGemma of transformers, and an expert of actions whose norms depend on time (adaRMS).
+
+Names and shapes of its weights are those of openpi and lerobot but for the beginnings (`pi05_folder`).
+"""
+
+# transformers has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recipes.embodied.models.vla.vision_language import initialize_narrow
+from recipes.training.huggingface import require_transformers
+from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import load_json_object
+
+KIND: Final = "pi05"
+_ROTATION: Final = 10_000.0
+_EPSILON: Final = 1e-6
+# Keys and values of a layer.
+Memory = tuple[tuple[Tensor, Tensor], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GemmaSizes:
+    """Sizes of a Gemma with one head of keys and values."""
+
+    width: int
+    hidden: int
+    layers: int
+    heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pi05Shape:
+    """Sizes of a pi0.5, and how it was trained.
+
+    Attributes:
+        language: of the Gemma that reads.
+        expert: of the one that acts; layers, heads and head size are the same.
+        vision: width, hidden width, layers and heads of the SigLIP.
+        image, patch: height and width, in pixels.
+        vocabulary: tokens.
+        actions: numbers of an action that there is room for.
+        horizon: actions that it predicts together.
+        steps: from noise to actions.
+        prompt_states: numbers of a state that a prompt spells; shorter ones are padded with 0. 0: as many as there are.
+        beta, scale, offset: of the times at which it learns: a share of noise is offset + scale * Beta(*beta).
+        periods: the shortest and the longest of the waves that stand for time.
+    """
+
+    language: GemmaSizes
+    expert: GemmaSizes
+    vision: tuple[int, int, int, int]
+    image: int
+    patch: int
+    vocabulary: int
+    actions: int
+    horizon: int
+    steps: int = 10
+    prompt_states: int = 0
+    beta: tuple[float, float] = (1.5, 1.0)
+    scale: float = 0.999
+    offset: float = 0.001
+    periods: tuple[float, float] = (4e-3, 4.0)
+
+    def save(self, folder: Path) -> None:
+        """Write `config.json` into a folder."""
+        (folder / "config.json").write_text(json.dumps({"model_type": KIND, **asdict(self)}, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> Pi05Shape:
+        """Return the shape that `save` wrote into a folder.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        try:
+            about: dict[str, Any] = load_json_object((folder / "config.json").read_bytes())
+            del about["model_type"]
+            about |= {name: GemmaSizes(**about[name]) for name in ("language", "expert")}
+            about |= {name: tuple(about[name]) for name in ("vision", "beta", "periods")}
+            return cls(**about)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(
+                f"`{folder}` describes no pi0.5", why=str(error), help="copy the policy's folder again"
+            ) from None
+
+
+class Pi05Network(nn.Module):
+    """PaliGemma, expert, and the projections of actions and time, with fresh weights."""
+
+    def __init__(self, shape: Pi05Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        config = paligemma_config(shape)
+        from transformers import AutoModel
+
+        self.vlm: Any = AutoModel.from_config(config)
+        self.expert = Expert(shape.expert)
+        width = shape.expert.width
+        self.action_in_proj = nn.Linear(shape.actions, width)
+        self.action_out_proj = nn.Linear(width, shape.actions)
+        self.time_mlp_in = nn.Linear(width, width)
+        self.time_mlp_out = nn.Linear(width, width)
+
+    def velocity(self, memory: Memory, mask: Tensor, chunk: Tensor, noise_share: Tensor) -> Tensor:
+        """Return the velocity toward noise, [n, H, M].
+
+        Args:
+            memory: keys and values of what was read, by layer.
+            mask: which of it is no padding, bool [n, P].
+            chunk: [n, H, M].
+            noise_share: the time as pi0.5 counts it, float32 [n]: 1 is noise.
+        """
+        waves = _waves(noise_share, self.shape.expert.width, self.shape.periods).to(self.time_mlp_in.weight.dtype)
+        time = functional.silu(self.time_mlp_out(functional.silu(self.time_mlp_in(waves))))
+        return self.action_out_proj(self.expert(self.action_in_proj(chunk), time, memory, mask))
+
+
+class AdaptiveNorm(nn.Module):
+    """RMS normalization whose scale, shift and gate come from a condition."""
+
+    def __init__(self, width: int, condition: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(condition, 3 * width)
+
+    def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [n, H, W] normalized, and the gate [n, 1, W] of what is made of it."""
+        scale, shift, gate = self.dense(condition)[:, None].chunk(3, dim=-1)
+        exact = x.float()
+        normed = exact * torch.rsqrt(exact.square().mean(dim=-1, keepdim=True) + _EPSILON)
+        return (normed * (1 + scale.float()) + shift.float()).to(x.dtype), gate
+
+
+class Expert(nn.Module):
+    """A Gemma with adaptive norms, which attends to what was read and, both ways, to itself."""
+
+    def __init__(self, sizes: GemmaSizes) -> None:
+        super().__init__()
+        self._head_dim = sizes.head_dim
+        self.layers = nn.ModuleList(_Layer(sizes) for _ in range(sizes.layers))
+        self.norm = AdaptiveNorm(sizes.width, sizes.width)
+
+    def forward(self, x: Tensor, condition: Tensor, memory: Memory, mask: Tensor) -> Tensor:
+        """Return hidden states [n, H, W] of actions [n, H, W]."""
+        first = mask.sum(dim=1, keepdim=True)
+        rotation = _rotation(first + torch.arange(x.shape[1], device=x.device), self._head_dim)
+        seen = torch.cat((mask, mask.new_ones(x.shape[:2])), dim=1)[:, None, None]
+        for layer, (keys, values) in zip(self.layers, memory, strict=True):
+            x = layer(x, condition, (keys, values), rotation, seen)
+        return self.norm(x, condition)[0]
+
+
+class _Layer(nn.Module):
+    def __init__(self, sizes: GemmaSizes) -> None:
+        super().__init__()
+        self.self_attn = _Attention(sizes)
+        self.mlp = _Mlp(sizes)
+        self.input_layernorm = AdaptiveNorm(sizes.width, sizes.width)
+        self.post_attention_layernorm = AdaptiveNorm(sizes.width, sizes.width)
+
+    def forward(
+        self, x: Tensor, condition: Tensor, memory: tuple[Tensor, Tensor], rotation: tuple[Tensor, Tensor], seen: Tensor
+    ) -> Tensor:
+        """Return hidden states [n, H, W]."""
+        normed, gate = self.input_layernorm(x, condition)
+        x = x + self.self_attn(normed, memory, rotation, seen) * gate
+        normed, gate = self.post_attention_layernorm(x, condition)
+        return x + self.mlp(normed) * gate
+
+
+class _Attention(nn.Module):
+    def __init__(self, sizes: GemmaSizes) -> None:
+        super().__init__()
+        self._heads, self._head_dim = sizes.heads, sizes.head_dim
+        self.q_proj = nn.Linear(sizes.width, sizes.heads * sizes.head_dim, bias=False)
+        self.k_proj = nn.Linear(sizes.width, sizes.head_dim, bias=False)
+        self.v_proj = nn.Linear(sizes.width, sizes.head_dim, bias=False)
+        self.o_proj = nn.Linear(sizes.heads * sizes.head_dim, sizes.width, bias=False)
+
+    def forward(
+        self, x: Tensor, memory: tuple[Tensor, Tensor], rotation: tuple[Tensor, Tensor], seen: Tensor
+    ) -> Tensor:
+        """Return what is attended to, [n, H, W]."""
+        queries = self.q_proj(x).unflatten(-1, (self._heads, self._head_dim)).transpose(1, 2)
+        keys, values = self.k_proj(x)[:, None], self.v_proj(x)[:, None]
+        keys = torch.cat((memory[0].to(keys.dtype), _rotated(keys, rotation)), dim=2)
+        values = torch.cat((memory[1].to(values.dtype), values), dim=2)
+        shape = (-1, self._heads, -1, -1)
+        mixed = functional.scaled_dot_product_attention(
+            _rotated(queries, rotation), keys.expand(shape), values.expand(shape), attn_mask=seen
+        )
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class _Mlp(nn.Module):
+    def __init__(self, sizes: GemmaSizes) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(sizes.width, sizes.hidden, bias=False)
+        self.up_proj = nn.Linear(sizes.width, sizes.hidden, bias=False)
+        self.down_proj = nn.Linear(sizes.hidden, sizes.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [n, H, W]."""
+        return self.down_proj(functional.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+
+
+def initialize_built(network: Pi05Network) -> None:
+    """Initialize the weights of a small network that learns from the first."""
+    initialize_narrow(network)
+    for module in network.modules():
+        if isinstance(module, AdaptiveNorm):
+            # No scale and no shift; every layer counts.
+            nn.init.zeros_(module.dense.weight)
+            nn.init.zeros_(module.dense.bias)
+            nn.init.ones_(module.dense.bias[-module.dense.out_features // 3 :])
+
+
+def _waves(time: Tensor, width: int, periods: tuple[float, float]) -> Tensor:
+    """Return sines and cosines of a time, float32 [n, width]."""
+    shares = torch.linspace(0, 1, width // 2, device=time.device, dtype=torch.float32)
+    angles = time[:, None] * (2 * math.pi / (periods[0] * (periods[1] / periods[0]) ** shares))
+    return torch.cat((angles.sin(), angles.cos()), dim=1)
+
+
+def _rotation(positions: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of rotary embeddings, float32 [n, 1, H, size]."""
+    shares = torch.arange(0, size, 2, device=positions.device, dtype=torch.float32) / size
+    angles = positions[:, None, :, None].float() * _ROTATION**-shares
+    whole = torch.cat((angles, angles), dim=-1)
+    return whole.cos(), whole.sin()
+
+
+def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    first, second = x.float().chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return (x.float() * rotation[0] + turned * rotation[1]).to(x.dtype)
+
+
+def paligemma_config(shape: Pi05Shape) -> Any:
+    """Return the configuration of the PaliGemma of transformers."""
+    require_transformers()
+    from transformers import PaliGemmaConfig
+
+    sizes, (width, hidden, layers, heads) = shape.language, shape.vision
+    text: dict[str, Any] = {
+        "model_type": "gemma",
+        "hidden_size": sizes.width,
+        "intermediate_size": sizes.hidden,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": 1,
+        "head_dim": sizes.head_dim,
+        "vocab_size": shape.vocabulary,
+    }
+    vision: dict[str, Any] = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": width,
+        "intermediate_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "image_size": shape.image,
+        "patch_size": shape.patch,
+        "vision_use_head": False,
+    }
+    return PaliGemmaConfig(text_config=text, vision_config=vision, projection_dim=sizes.width)
