@@ -13,7 +13,7 @@ from tests.unit.cli.conftest import Cli
 
 @pytest.mark.parametrize(
     ("recipe", "message"),
-    [("unheard-of", "there is no recipe `unheard-of`"), ("math", "recipe `math` has no export")],
+    [("unheard-of", "there is no recipe `unheard-of`"), ("math", "`cluster`")],
 )
 def test_a_run_that_cannot_be_exported_says_why(cli: Cli, tmp_path: Path, recipe: str, message: str) -> None:
     logger = {"experiment_name": "one", "log_path": str(tmp_path)}

@@ -15,6 +15,8 @@ from rlinf_core.placement.component import HybridComponentPlacement
 BRING_YOUR_OWN = (
     "agent_hetero",
     "math_smollm",
+    "math_eval",
+    "sft_chat_smollm",
     "math_grpo_8gpu",
     "math_async_disaggregated",
     "math_ppo_vllm",

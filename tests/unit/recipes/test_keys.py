@@ -64,6 +64,12 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         (OWN_LOSS,),
     ),
     "sft": POLICY,
+    "sft_chat": (
+        ("actor.model.is_lora=true", "runner.logger.logger_backends=[tensorboard]"),
+        ("actor.model.lora={rank: 4}", "actor.optim.lr_scheduler=cosine"),
+        ("cluster.component_placement.actor={node_group: node, placement: 0:0-1}",),
+        ("data={type: chat, train_data_paths: chat.jsonl}",),
+    ),
     "math": LANGUAGE,
     "agent": (
         *LANGUAGE,

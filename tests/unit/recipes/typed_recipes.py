@@ -16,10 +16,13 @@ from recipes.embodied.rules import job_check
 from recipes.embodied.using import evaluation, exporting, playing, recording, trained_policy
 from recipes.language import language_memory
 from recipes.language.rules import job_rules
+from recipes.language.using import answer_scoring, model_exporting
 from recipes.math import config as math_config
 from recipes.math import program as math_program
 from recipes.sft import config as sft_config
 from recipes.sft import sft_memory, sft_program
+from recipes.sft_chat import chat_evaluation, chat_memory, chat_program, chat_rules
+from recipes.sft_chat import config as chat_config
 from rlinf_core import Recipe
 
 RECIPES = (
@@ -34,6 +37,7 @@ RECIPES = (
         memory=agent_memory.forecast,
         inputs=agent_config.inputs,
         trials=agent_config.trials,
+        export=model_exporting.export_checkpoint,
     ),
     Recipe(
         name="embodied",
@@ -62,6 +66,8 @@ RECIPES = (
         facts=job_rules.facts,
         memory=language_memory.forecast,
         inputs=job_rules.inputs,
+        export=model_exporting.export_checkpoint,
+        evaluate=answer_scoring.evaluate,
     ),
     Recipe(
         name="sft",
@@ -77,5 +83,18 @@ RECIPES = (
         export=exporting.export,
         policy=trained_policy.load,
         memory=sft_memory.forecast,
+    ),
+    Recipe(
+        name="sft_chat",
+        summary="",
+        config=chat_config.ChatConfig,
+        default_config="",
+        program=chat_program.program,
+        check=chat_rules.check,
+        facts=job_rules.facts,
+        export=model_exporting.export_checkpoint,
+        evaluate=chat_evaluation.evaluate,
+        memory=chat_memory.forecast,
+        inputs=job_rules.inputs,
     ),
 )

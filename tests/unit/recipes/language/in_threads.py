@@ -114,10 +114,10 @@ def in_thread(kind: type[Any], group: str, hub: Hub, rank: int, world_size: int)
         _world_size = world_size
         torch_device = torch.device("cpu")
 
-        def init_worker(self, *given: Any) -> None:
+        def init_worker(self, *given: Any) -> Any:
             # Models are made of random numbers of the process, which threads have in common.
             with hub.making:
-                super().init_worker(*given)
+                return super().init_worker(*given)
 
         def connect_channel(self, name: str) -> Channel:
             return hub.channel(name)
