@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.embodied.models.vla.vision_language import initialize_narrow
 from recipes.training.huggingface import (
-    are_shapes_only,
     check_folder,
     config_of,
     first_line,
     load_pretrained,
     require_transformers,
 )
+from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json_object
 

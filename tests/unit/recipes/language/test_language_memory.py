@@ -121,8 +121,18 @@ def test_shards_divide_weights_and_are_sent_whole() -> None:
     whole, half = (parts("actor", actor=count, rollout=2) for count in (1, 2))
     assert half["weights"] == whole["weights"] // 2
     assert half["optimizer"] == whole["optimizer"] // 2
-    assert half["copied weights"] == WEIGHTS
+    assert "copied weights" not in half
     assert half["gathered weights"] > 0
+
+
+def test_gradients_wait_whole_only_where_they_are_summed_once() -> None:
+    small = ("actor.model.num_layers=16", "actor.max_tokens_per_micro_batch=32")
+    each, once = (
+        parts("actor", *small, f"actor.fsdp_config.reduce_each_micro_batch={value}", actor=2)
+        for value in ("true", "false")
+    )
+    assert once["gathered gradients"] == 2 * once["gradients"]
+    assert each["gathered gradients"] < once["gathered gradients"] / 3
 
 
 def folder_of(path: Path, **sizes: Any) -> str:
