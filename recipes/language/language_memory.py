@@ -50,6 +50,7 @@ class LanguageModelSizes(NamedTuple):
         sent, pieces: what an engine is sent, in the type that it travels in, and how much of it at a time.
         engine, adapted: what an engine holds without an adapter, and what of that an adapter changes.
         gathered: whole weights that FSDP2 holds while it computes, in the type of the computation.
+        apart, layer: of the weights that are in no layer, and of the largest layer, in that type.
         token, vocabulary: keys and values of a token, and float32 logits of one.
         learning, predicting: what a pass holds for a token, with gradients and without.
     """
@@ -61,6 +62,8 @@ class LanguageModelSizes(NamedTuple):
     engine: int
     adapted: int
     gathered: int
+    apart: int
+    layer: int
     token: int
     vocabulary: int
     learning: int
@@ -108,6 +111,8 @@ def model_sizes(
         engine=engine,
         adapted=parameter_bytes(changed, width=width),
         gathered=engine - width * (weights.total() - sum(at_once)),
+        apart=engine - width * weights.total(),
+        layer=width * max(weights.values(), default=0),
         token=2 * text.num_hidden_layers * heads * numbers * width,
         vocabulary=4 * plain.get_input_embeddings().weight.shape[0],
         learning=int(width * held_in_blocks(outputs, inputs, checkpointing=fsdp.gradient_checkpointing)),
@@ -242,9 +247,8 @@ def _learning(
 ) -> dict[str, int]:
     """Return what a worker that trains holds: its shard, the answers, and what FSDP2 gathers while it computes.
 
-    Shards are gathered for a layer while another one computes, and its gradients are summed over ranks, in float32,
-    before those of the next are there. Without `reduce_each_micro_batch` the last of several passes alone sums them:
-    until then each rank has all of them, in float32.
+    Shards are gathered for a layer while another one computes. Without `reduce_each_micro_batch` the last of several
+    passes alone sums gradients over ranks: until then each rank has all of them, in float32.
     """
     count, (fsdp, optim) = sizes.count(component), sharing
     tokens, several = sizes.micro(component, most, sizes.config.minibatches)
@@ -256,12 +260,21 @@ def _learning(
     }
     if precision != "fp32" or (count > 1 and fsdp.sharding_strategy != "no_shard"):
         parts["gathered weights"] = model.gathered
-        whole = several and count > 1 and not fsdp.reduce_each_micro_batch
-        # Of a layer in the type of the computation, and again as they are summed.
-        width = DTYPES[precision].itemsize
-        of_a_layer = model.gathered * (width + 4) // width
-        parts["gathered gradients"] = model.trained if whole else min(model.trained, of_a_layer)
+        summed_once = several and count > 1 and not fsdp.reduce_each_micro_batch
+        reduced = _gradients_on_their_way(model, DTYPES[precision].itemsize, parts["activations"])
+        parts["gathered gradients"] = model.trained if summed_once else min(model.trained, reduced)
     return parts
+
+
+def _gradients_on_their_way(model: LanguageModelSizes, width: int, activations: int) -> int:
+    """Return the gradients that a rank has whole where they are summed over ranks, in float32, layer by layer.
+
+    Those of what is in no layer, such as the matrix of logits, wait until the pass ends, and are summed when its
+    activations are gone.
+    """
+    within = model.apart + model.layer * (width + 4) // width
+    at_the_end = model.apart * (width + 4) // width - activations
+    return max(within, at_the_end)
 
 
 def _reference(sizes: Sizes) -> ProcessForecast:

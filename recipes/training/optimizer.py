@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from inspect import unwrap
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from recipes.training.typed_tensors import local_part
 
 # Parts of the names of weights that only values depend on: they may have a learning rate of their own.
 VALUE_PARTS = frozenset({"critic", "value_head"})
+_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 
 
 class EagerAdamW(torch.optim.AdamW):
@@ -75,17 +76,24 @@ class HalfStateAdamW(torch.optim.Optimizer):
                     self._update(weight, group, number)
         return loss
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See `torch.optim.Optimizer.load_state_dict`, which gives moments the type of their weights."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            for name in _MOMENTS:
+                state[name] = state[name].to(torch.bfloat16)
+
     def _update(self, weight: nn.Parameter, group: dict[str, Any], number: int) -> None:
         state: dict[str, Tensor] = self.state[weight]
         if not state:
             state["step"] = torch.zeros(())
-            for name in ("exp_avg", "exp_avg_sq"):
+            for name in _MOMENTS:
                 state[name] = torch.zeros_like(weight, dtype=torch.bfloat16)
         state["step"] += 1
         count = int(state["step"])
         beta1, beta2 = group["betas"]
         mine, gradient = local_part(weight.detach()), local_part(cast("Tensor", weight.grad)).float()
-        mean, square = (local_part(state[name]) for name in ("exp_avg", "exp_avg_sq"))
+        mean, square = (local_part(state[name]) for name in _MOMENTS)
         exact_mean = mean.float().lerp_(gradient, 1 - beta1)
         exact_square = square.float().mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         divisor = exact_square.sqrt().div_(math.sqrt(1 - beta2**count)).add_(group["eps"])
