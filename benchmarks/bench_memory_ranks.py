@@ -3,7 +3,7 @@
     python benchmarks/bench_memory_ranks.py [--ranks 1 2 4] [--width 1024] [--layers 24] [--json FILE]
 
 A model of that size is written to a temporary folder. Ranks (gloo, one thread each) load it as actors do, send its
-weights, take two optimizer steps of a micro-batch for each of eight prompts, write a checkpoint, and export the model.
+weights, take two optimizer steps of a micro-batch for each of four prompts, write a checkpoint, and export the model.
 A peak is the largest resident set of a phase (VmHWM, which Linux resets), over ranks, less what the process has after
 its imports. The fit is peak(n) = a + b / n by least squares, with b beside what a rank's share counts: weights,
 gradients and two moments in float32. What is lost, learned and sent has to be equal for any number of ranks.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -104,6 +105,7 @@ def take_part(rank: int, count: int, model: Path, folder: Path, settings: list[s
     from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
     from recipes.language.learning.warm_start import initial_policy
     from recipes.language.models.load_model import make_tokenizer
+    from recipes.language.models.plain_check import check_policy
     from recipes.language.models.policy import METHODS
     from recipes.language.weights.model_export import export
     from recipes.language.weights.weight_transfer import messages
@@ -137,6 +139,7 @@ def take_part(rank: int, count: int, model: Path, folder: Path, settings: list[s
             compute_dtype=computes,
             initial=weights,
         )
+        check_policy(policy)
     with phases.phase("sync"):
         first = _last(messages(state.sent_weights(), 0, prefix="model."))
     learner = LanguageLearner(
@@ -149,12 +152,15 @@ def take_part(rank: int, count: int, model: Path, folder: Path, settings: list[s
         host,
     )
     state.apply_settings(1, None)
+    vocabulary = int(policy.causal.config.vocab_size)
     steps: list[dict[str, float]] = []
     with phases.phase("train"):
         for step in range(2):
-            batch = _batch(step, rank, count, int(policy.causal.config.vocab_size))
+            batch = _batch(step, rank, count, vocabulary)
             advantages = torch.where(batch.rewards > 0, 1.0, -1.0).repeat_interleave(batch.answer_lengths)
-            targets = TokenTargets(advantages=advantages, old_logprobs=learner.evaluate(batch))
+            # Of a model that knows nothing yet.
+            old = batch.logprobs - math.log(vocabulary)
+            targets = TokenTargets(advantages=advantages, old_logprobs=old)
             steps.append(learner.train(batch, targets, step).means())
     with phases.phase("sync, trained"):
         second = _last(messages(state.sent_weights(), 2, prefix="model."))
@@ -170,6 +176,7 @@ def take_part(rank: int, count: int, model: Path, folder: Path, settings: list[s
         "peaks": phases.peaks,
         "seconds": phases.seconds,
         "fingerprints": [first, second],
+        "exported": _fingerprint(folder / "model") if rank == 0 else second,
         "steps": steps,
     }
     if count > 1:
@@ -185,15 +192,24 @@ def _last(messages: Iterator[Any]) -> str:
     return str(last)
 
 
+def _fingerprint(folder: Path) -> str:
+    """Return the fingerprint of the weights in a folder, of which one is held at a time."""
+    from recipes.language.models.fingerprint import fingerprint
+    from recipes.training.reading.tensor_files import stored_tensors
+
+    stored = stored_tensors(folder) or {}
+    return fingerprint((name, each.rows(0, each.shape[0])) for name, each in stored.items())
+
+
 def _batch(step: int, rank: int, count: int, vocabulary: int) -> Any:
-    """Return this rank's share of eight groups of two answers."""
+    """Return this rank's share of four groups of two answers."""
     import random
 
     from recipes.language.answers.answer_batch import RolloutBatch
     from recipes.language.answers.sequences import Sequence
 
     groups: list[RolloutBatch] = []
-    for group in range(rank, 8, count):
+    for group in range(rank, 4, count):
         drawn = random.Random(10 * step + group)
         answers = [
             Sequence(
@@ -221,7 +237,7 @@ def measure(count: int, model: Path, settings: list[str]) -> list[dict[str, Any]
         folder = Path(name)
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
         # Memory is given back as soon as it is free, so that a peak is what is held.
-        environment |= {"MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_THRESHOLD_": "65536"}
+        environment |= {"MALLOC_TRIM_THRESHOLD_": "1048576", "MALLOC_MMAP_THRESHOLD_": "1048576"}
         root = str(Path(__file__).parents[1])
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
         command = [sys.executable, __file__, "--model", str(model), "--folder", name, "--ranks", str(count)]
@@ -252,7 +268,7 @@ def fitted(peaks: dict[int, float]) -> tuple[float, float]:
 
 def differences(found: dict[int, list[dict[str, Any]]]) -> tuple[float, bool]:
     """Return the largest relative difference of a loss or a norm from those of the first number of ranks, and whether
-    the weights that are sent before training are the same everywhere.
+    the weights that are sent before training are the same everywhere, and those that are exported the last ones sent.
     """
     means = {
         count: [
@@ -272,7 +288,8 @@ def differences(found: dict[int, list[dict[str, Any]]]) -> tuple[float, bool]:
         default=0.0,
     )
     prints = {rank["fingerprints"][0] for ranks in found.values() for rank in ranks}
-    return largest, len(prints) == 1
+    exported = all(rank["exported"] == rank["fingerprints"][1] for ranks in found.values() for rank in ranks)
+    return largest, len(prints) == 1 and exported
 
 
 def main(counts: list[int], width: int, layers: int, settings: list[str], report: Path | None) -> int:
@@ -293,7 +310,7 @@ def main(counts: list[int], width: int, layers: int, settings: list[str], report
         print(f"{phase:15}{line}   {constant:.0f} + {slope:.0f} / n", flush=True)
     largest, equal = differences(found)
     print(f"a rank's share of weights, gradients and moments: {share:.0f} / n MiB")
-    print(f"largest relative difference of losses and norms: {largest:.1e}; weights sent at the start equal: {equal}")
+    print(f"largest relative difference of losses and norms: {largest:.1e}; weights sent and exported equal: {equal}")
     if report is not None:
         report.write_text(json.dumps({"parameters": parameters, "ranks": found}))
     return 0 if largest <= _NEAR and equal else 1

@@ -101,8 +101,9 @@ def replace_parameters(module: nn.Module, change: Callable[[nn.Parameter], nn.Pa
 def move_what_has_memory(module: nn.Module, device: torch.device) -> None:
     """Move buffers, and parameters that have memory, to a device."""
     for part in module.modules():
-        for name, buffer in part.named_buffers(recurse=False):
-            part._buffers[name] = buffer.to(device)  # pyright: ignore[reportPrivateUsage] - setattr keeps the device
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            if not buffer.is_meta:
+                setattr(part, name, buffer.to(device))
     for weight in module.parameters():
         if not weight.is_meta:
             weight.data = weight.data.to(device)

@@ -123,7 +123,8 @@ def fill_weights(module: nn.Module, source: WeightSource, device: torch.device) 
         return nn.Parameter(made, requires_grad=weight.requires_grad)
 
     replace_parameters(module, filled)
-    for name, buffer in module.named_buffers():
-        values = source.buffer(name, buffer)
-        if values is not None:
-            buffer.copy_(values)
+    for place, part in module.named_modules():
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            values = source.buffer(f"{place}.{name}" if place else name, buffer)
+            if values is not None:
+                setattr(part, name, values.to(device if buffer.is_meta else buffer.device, buffer.dtype))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import Pi0Options
@@ -30,7 +30,7 @@ from recipes.embodied.models.vla.image_pipeline import ImagePipeline
 from recipes.embodied.models.vla.pi0_backbone import built_pi0, load_pi0, shaped_pi0
 from recipes.embodied.models.vla.vision_language import image_size, load_policy_tokenizer
 from recipes.sections.model_folders import SETTINGS, read_object
-from recipes.training.huggingface import with_lora
+from recipes.training.huggingface import transformer_layers, with_lora
 
 
 class Pi0Policy(FlowVlaPolicy):
@@ -77,6 +77,18 @@ class Pi0Policy(FlowVlaPolicy):
     def prompt_begin(self) -> str:
         """The text before an instruction."""
         return str(self._words.bos_token or "")
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """See `BasePolicy`. Layers that read leave keys and values in a memory, and not in what they return: gradients
+        come to their projections by another way than through the layer, so that these are parts by themselves.
+        """
+        reading = list(self.base.model.vlm.language_model.layers)
+        parts = [layer for layer in transformer_layers(self) if all(layer is not other for other in reading)]
+        for layer in reading:
+            attention = layer.self_attn
+            parts += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, layer.mlp]
+        return parts
 
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
         """See `FlowVlaPolicy`."""
