@@ -88,7 +88,7 @@ def check_policy(policy: AnswerModel) -> Difference | None:
 
 
 @torch.no_grad()
-def random_logprobs(policy: LanguagePolicy) -> Tensor:
+def random_logprobs(policy: AnswerModel) -> Tensor:
     """Return a policy's log-probabilities of random answers to a random prompt, the same for every model of as many
     tokens; float32 [n].
     """

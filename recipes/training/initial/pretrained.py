@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from recipes.training.adapter_names import beneath_adapters
 from recipes.training.huggingface import check_folder, config_of, require_transformers
 from recipes.training.initial.weight_sources import StoredWeights
+from recipes.training.reading.adapter_names import beneath_adapters
 from recipes.training.reading.tensor_files import StoredTensor, stored_tensors
 from recipes.training.without_memory import without_memory
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recipes.training.adapter_names import beneath_adapters, new_adapters
+from recipes.training.reading.adapter_names import beneath_adapters, new_adapters
 from rlinf_core import CheckpointError
 
 if TYPE_CHECKING:
