@@ -232,7 +232,7 @@ class Sender(Worker):
 
     def give(self, version: int) -> float:
         begun = time.perf_counter()
-        self.sender.send_each(messages(self.weights, version))
+        self.sender.send(messages(self.weights, version))
         return time.perf_counter() - begun
 
     def copy(self) -> float:

@@ -32,11 +32,15 @@ from recipes.embodied.models.registry import make_model
 from recipes.embodied.off_policy.sources import transition_spec
 from recipes.training.memory.layer_sizes import FORWARD, PLAIN, computing_layers, held_in_blocks, parameter_bytes
 from recipes.training.memory.process_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
+from recipes.training.weights.sent_weights import PIECE_BYTES
 from rlinf_core import ConfigError
 from rlinf_core.job.process_forecast import ProcessForecast
 
 # Bytes of a simulator's own process, without and with cameras (docs/simulators/libero.md). Others were not measured.
 SIMULATORS: Final[Mapping[str, tuple[int, int]]] = {"libero": (int(1.3 * 2**30), int(1.8 * 2**30))}
+# Pieces of weights that are on their way at a time; blocks whose shards are gathered at a time.
+_PIECES: Final = 3
+_BLOCKS: Final = 2
 # Numbers in the state of a simulator, which only the simulator knows.
 # As many as a published pi0 has room for.
 _UNKNOWN_STATES: Final = 32
@@ -60,6 +64,7 @@ class PolicySizes(NamedTuple):
 
     Attributes:
         weights, acting, trained: all weights as they are trained, as rollout workers hold them, and those trained.
+        gathered: whole weights that FSDP2 holds while it computes.
         observation, sample: an observation as the policy takes it, and a step of a rollout.
         learning, predicting: what a pass holds for a sample, with gradients and without.
         base: an empty process that computes with it.
@@ -68,6 +73,7 @@ class PolicySizes(NamedTuple):
     weights: int
     acting: int
     trained: int
+    gathered: int
     observation: int
     sample: int
     learning: int
@@ -148,8 +154,11 @@ def policy_sizes(actor: PolicyActorConfig, spec: EnvSpec) -> PolicySizes:
     action = 8 * numbers * (flow.recorded if flow else 1) + (4 + 3 + 8) * model.num_action_chunks
     learning, largest = _held(policy, spec, actor, prompt + numbers + 1, flow.judged if flow else 1)
     width = acting_type(actor).itemsize
+    blocks = sorted(parameter_bytes(block.parameters(), width=4) for block in policy.blocks)
+    whole = parameter_bytes(policy.parameters(), width=4)
     return PolicySizes(
-        weights=parameter_bytes(policy.parameters(), width=4),
+        weights=whole,
+        gathered=whole - sum(blocks[:-_BLOCKS]),
         acting=parameter_bytes(policy.to(acting_type(actor)).parameters()),
         trained=parameter_bytes((weight for weight in policy.parameters() if weight.requires_grad), width=4),
         observation=observation,
@@ -228,24 +237,29 @@ def _actor(config: EmbodiedConfig, policy: PolicySizes, spec: EnvSpec, count: in
         "batch": share * policy.sample,
         "activations": micro * policy.learning,
     }
-    shared = count * (rows * policy.sample + policy.weights)
+    shared = count * (rows * policy.sample + parts["sent weights"])
     return ProcessForecast("actor", count, parts, shared, config.actor.enable_offload, notes)
 
 
 def learner_parts(config: PolicyJob, policy: PolicySizes, count: int, *, sends: bool = True) -> dict[str, int]:
     """Return what an actor holds in any case: an empty process, its shard, and the weights that it sends.
 
-    They are sent from a copy in shared memory. Shards are gathered into one before, weights of fewer bits are written
-    into one, and what is sent behind rollouts is one more.
+    They are sent by the piece in shared memory. What is sent behind rollouts is copied before, all of it. Shards are
+    gathered for a block while another one computes, and its gradients are summed over ranks before others are there.
     """
-    actor = config.actor
-    gathers = count > 1 and actor.fsdp_config.sharding_strategy != "no_shard"
-    copies = 1 + (gathers or actor.model.precision != "fp32") + (config.runner.staleness > 0)
-    return {
+    actor, behind = config.actor, config.runner.staleness > 0
+    parts = {
         "base": policy.base + TRAINING,
-        **shard_parts(policy.weights, policy.trained, actor.fsdp_config, count),
-        "sent weights": policy.acting * copies if sends else 0,
+        **shard_parts(
+            policy.weights, policy.trained, actor.fsdp_config, count, half_state=actor.optim.state_dtype == "bf16"
+        ),
+        "sent weights": 0 if not sends else 2 * policy.acting if behind else min(policy.acting, _PIECES * PIECE_BYTES),
     }
+    if count > 1 and actor.fsdp_config.sharding_strategy != "no_shard":
+        each = actor.fsdp_config.reduce_each_micro_batch
+        gradients = min(policy.trained, 2 * policy.gathered) if each else policy.trained
+        parts |= {"gathered weights": policy.gathered, "gathered gradients": gradients}
+    return parts
 
 
 def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[dict[str, int], tuple[str, ...]]:

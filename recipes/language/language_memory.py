@@ -14,12 +14,12 @@ from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.loop.worker_groups import optional_components
 from recipes.language.models.load_model import built_model, make_tokenizer
 from recipes.language.models.policy import CHUNK_NUMBERS
-from recipes.language.weights.weight_transfer import PIECE_BYTES
-from recipes.sections.actor import FsdpConfig
+from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.dtypes import DTYPES
 from recipes.training.huggingface import check_folder, config_of, first_line, require_transformers, with_lora
 from recipes.training.memory.layer_sizes import FORWARD, computing_layers, held_in_blocks, parameter_bytes
 from recipes.training.memory.process_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
+from recipes.training.weights.sent_weights import PIECE_BYTES
 from rlinf_core import ConfigError
 from rlinf_core.job.process_forecast import ProcessForecast
 from rlinf_core.runners.runner import NEVER
@@ -50,6 +50,7 @@ class LanguageModelSizes(NamedTuple):
         sent, pieces: what an engine is sent, in the type that it travels in, and how much of it at a time.
         engine, adapted: what an engine holds without an adapter, and what of that an adapter changes.
         gathered: whole weights that FSDP2 holds while it computes, in the type of the computation.
+        apart, layer: of the weights that are in no layer, and of the largest layer, in that type.
         token, vocabulary: keys and values of a token, and float32 logits of one.
         learning, predicting: what a pass holds for a token, with gradients and without.
     """
@@ -61,6 +62,8 @@ class LanguageModelSizes(NamedTuple):
     engine: int
     adapted: int
     gathered: int
+    apart: int
+    layer: int
     token: int
     vocabulary: int
     learning: int
@@ -108,6 +111,8 @@ def model_sizes(
         engine=engine,
         adapted=parameter_bytes(changed, width=width),
         gathered=engine - width * (weights.total() - sum(at_once)),
+        apart=engine - width * weights.total(),
+        layer=width * max(weights.values(), default=0),
         token=2 * text.num_hidden_layers * heads * numbers * width,
         vocabulary=4 * plain.get_input_embeddings().weight.shape[0],
         learning=int(width * held_in_blocks(outputs, inputs, checkpointing=fsdp.gradient_checkpointing)),
@@ -212,39 +217,64 @@ def _actor(sizes: Sizes) -> ProcessForecast:
     keeps = BACKENDS[sizes.config.rollout.backend].name == "torch" and sizes.count("rollout") <= count
     keeps = keeps and actor.model.adapter() is None and actor.model.precision == "fp32"
     sent = model.pieces + (model.sent if keeps else 0)
-    parts = _learning(sizes, "actor", model, actor.model.precision, actor.fsdp_config, actor.max_tokens_per_micro_batch)
-    parts |= {"copied weights": model.sent if "gathered weights" in parts else 0, "sent weights": sent}
+    parts = _learning(
+        sizes,
+        "actor",
+        model,
+        actor.model.precision,
+        (actor.fsdp_config, actor.optim),
+        actor.max_tokens_per_micro_batch,
+    )
+    parts["sent weights"] = sent
     return sizes.process("actor", parts, shared=count * (sizes.batch("actor") + sent), offloads=actor.enable_offload)
 
 
 def _critic(sizes: Sizes) -> ProcessForecast:
     critic, section = sizes.config.critic, sizes.config.critic.model or sizes.config.actor.model
     model = model_sizes(sizes.config.actor, section, critic.fsdp_config)
-    most = critic.max_tokens_per_micro_batch
-    parts = _learning(sizes, "critic", model, section.precision, critic.fsdp_config, most)
+    sharing = critic.fsdp_config, critic.optim
+    parts = _learning(sizes, "critic", model, section.precision, sharing, critic.max_tokens_per_micro_batch)
     return sizes.process("critic", parts, offloads=critic.enable_offload)
 
 
 def _learning(
-    sizes: Sizes, component: str, model: LanguageModelSizes, precision: str, fsdp: FsdpConfig, most: int
+    sizes: Sizes,
+    component: str,
+    model: LanguageModelSizes,
+    precision: str,
+    sharing: tuple[FsdpConfig, OptimConfig],
+    most: int,
 ) -> dict[str, int]:
     """Return what a worker that trains holds: its shard, the answers, and what FSDP2 gathers while it computes.
 
-    Shards are gathered for a layer while another one computes. Of several passes the last one alone sums gradients over
-    ranks: until then each rank has all of them, in float32.
+    Shards are gathered for a layer while another one computes. Without `reduce_each_micro_batch` the last of several
+    passes alone sums gradients over ranks: until then each rank has all of them, in float32.
     """
-    count = sizes.count(component)
+    count, (fsdp, optim) = sizes.count(component), sharing
     tokens, several = sizes.micro(component, most, sizes.config.minibatches)
     parts = {
         "base": _BASE + TRAINING,
-        **shard_parts(model.weights, model.trained, fsdp, count),
+        **shard_parts(model.weights, model.trained, fsdp, count, half_state=optim.state_dtype == "bf16"),
         "answers": sizes.batch(component),
         "activations": tokens * model.learning + (model.logits(tokens) if component == "actor" else 0),
     }
     if precision != "fp32" or (count > 1 and fsdp.sharding_strategy != "no_shard"):
         parts["gathered weights"] = model.gathered
-        parts["gathered gradients"] = model.trained if several and count > 1 else 0
+        summed_once = several and count > 1 and not fsdp.reduce_each_micro_batch
+        reduced = _gradients_on_their_way(model, DTYPES[precision].itemsize, parts["activations"])
+        parts["gathered gradients"] = model.trained if summed_once else min(model.trained, reduced)
     return parts
+
+
+def _gradients_on_their_way(model: LanguageModelSizes, width: int, activations: int) -> int:
+    """Return the gradients that a rank has whole where they are summed over ranks, in float32, layer by layer.
+
+    Those of what is in no layer, such as the matrix of logits, wait until the pass ends, and are summed when its
+    activations are gone.
+    """
+    within = model.apart + model.layer * (width + 4) // width
+    at_the_end = model.apart * (width + 4) // width - activations
+    return max(within, at_the_end)
 
 
 def _reference(sizes: Sizes) -> ProcessForecast:

@@ -113,6 +113,11 @@ class OptimConfig(ConfigModel):
     adam_beta2: Decay = Field(default=0.999, description="Adam's beta 2: decay of the mean of squared gradients.")
     adam_eps: PositiveFloat = Field(default=1e-8, description="Adam's epsilon, added to the denominator.")
     weight_decay: NonNegativeFloat = Field(default=0.0, description="Decoupled weight decay.")
+    state_dtype: Literal["fp32", "bf16"] = Field(
+        default="fp32",
+        description="Type of Adam's two moments: fp32, or bf16 in half the memory, rounded at random so that small"
+        " changes are not lost on average.",
+    )
     clip_grad: NonNegativeFloat = Field(default=1.0, description="Maximum gradient norm; 0: no clipping.")
 
     @property
@@ -162,6 +167,11 @@ class FsdpConfig(ConfigModel):
     )
     mixed_precision: MixedPrecisionConfig = Field(
         default_factory=MixedPrecisionConfig, description="Types used while computing: reduce_dtype."
+    )
+    reduce_each_micro_batch: Bool = Field(
+        default=True,
+        description="Sum gradients over ranks after each micro-batch, so that a rank holds those of its shard alone."
+        " false: after the last one, with fewer messages; until then each rank holds all gradients, in fp32.",
     )
     gradient_checkpointing: Bool = Field(
         default=False,

@@ -72,7 +72,10 @@ def of_one_rank(component: str, *others: str, reads: Callable[[Any], bool] = lam
         reads: whether a single process reads it nevertheless, in a file.
     """
     alone = (component, *others)
-    names = ("sharding_strategy", "reshard_after_forward", "cpu_offload", "mixed_precision.reduce_dtype")
+    names = (
+        *("sharding_strategy", "reshard_after_forward", "cpu_offload", "mixed_precision.reduce_dtype"),
+        "reduce_each_micro_batch",
+    )
     return NoEffect(
         tuple(f"{component}.fsdp_config.{name}" for name in names),
         lambda config, sizes: (

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 
 from recipes.language.data.problems import training_order
-from recipes.language.learning.warm_start import initial_policy
+from recipes.language.learning.warm_start import compare_with_plain, initial_policy
 from recipes.language.models.load_model import check_vocabulary, make_tokenizer
-from recipes.language.models.policy import AnswerEval
+from recipes.language.models.policy import METHODS, AnswerEval
 from recipes.language.weights.model_export import export
 from recipes.sft_chat.chat_evaluation import loss_figures, make_writer, summed_loss
 from recipes.sft_chat.chat_protocols import ExampleCounts
@@ -22,6 +22,7 @@ from recipes.sft_chat.example_packing import micro_batches, pack_examples
 from recipes.sft_chat.examples import COMPARED_TURNS, ExampleSet
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.dtypes import compute_dtype
+from recipes.training.sharding import is_sharded
 from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import SKIPPED, Figures, Updater
 from rlinf_core import Loss
@@ -54,12 +55,14 @@ class ChatActor(ComparingWorker):
         torch.set_num_threads(config.threads)
         self._tokenizer = make_tokenizer(config)
         counts = self._read()
-        policy = initial_policy(
+        computes = compute_dtype(config.model.precision)
+        policy, weights = initial_policy(
             self._config,
             self._tokenizer,
             self.torch_device,
             gradient_checkpointing=config.fsdp_config.gradient_checkpointing,
-            contact=self._contact,
+            shards=is_sharded(config.fsdp_config, self._world_size, computes),
+            rank=self._rank,
         )
         self._contact.compare(
             "tokens of the tokenizer",
@@ -75,9 +78,12 @@ class ChatActor(ComparingWorker):
             world_size=self._world_size,
             device=self.torch_device,
             blocks=policy.blocks,
+            methods=METHODS,
             is_sent=lambda name: False,
-            compute_dtype=compute_dtype(config.model.precision),
+            compute_dtype=computes,
+            initial=weights,
         )
+        compare_with_plain(self._contact, policy)
         self._updater = Updater(
             self._state.strategy,
             self._state.optimizer,
@@ -194,6 +200,9 @@ class ChatActor(ComparingWorker):
 
     def save_model(self, folder: str) -> None:
         """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""
-        whole = self._state.whole_state()
+        weights = self._state.whole_tensors()
         if self._rank == 0:
-            export(whole, self._config.actor, self._tokenizer, Path(folder))
+            export(weights, self._config.actor, self._tokenizer, Path(folder))
+        # All ranks gather each of them.
+        for _ in weights:
+            pass

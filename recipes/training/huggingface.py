@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import warnings
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from recipes.sections.actor import LoraSettings
 from recipes.sections.model_folders import read_object
+from recipes.training.without_memory import seemingly_on_host
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -166,11 +168,6 @@ def load_pretrained(
     return cast("PreTrainedModel", model)
 
 
-def are_shapes_only() -> bool:
-    """Return whether tensors are created without memory: within `torch.device("meta")`, where no weights are loaded."""
-    return torch.get_default_device().type == "meta"
-
-
 def check_folder(folder: str) -> None:
     """Check that a model folder is there.
 
@@ -206,7 +203,8 @@ def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | Non
         r=config.rank, lora_alpha=cast("Any", config.alpha), target_modules=targets, task_type=cast("Any", task_type)
     )
     try:
-        with warnings.catch_warnings():
+        # Adapters are made where the layers are that they are added to, with first values.
+        with warnings.catch_warnings(), seemingly_on_host(model):
             # peft reads an attribute that transformers has renamed; users cannot act on the warning.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
             return cast("PeftModel", get_peft_model(model, settings))
@@ -235,6 +233,19 @@ def without_adapters(model: nn.Module) -> Generator[None, None, None]:
     finally:
         for layer in layers:
             layer._disable_adapters = False  # pyright: ignore[reportPrivateUsage]
+
+
+def transformer_layers(module: nn.Module) -> list[nn.Module]:
+    """Return the layers of all models of transformers in a module, in the order in which it has them."""
+    library = sys.modules.get("transformers.modeling_layers")
+    if library is None:
+        return []
+    layers: dict[str, nn.Module] = {}
+    for name, part in module.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in layers)
+        if isinstance(part, library.GradientCheckpointingLayer) and not inside:
+            layers[name] = part
+    return list(layers.values())
 
 
 def checkpoint_layers(layers: Iterable[nn.Module], model: str) -> None:

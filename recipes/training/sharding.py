@@ -6,11 +6,9 @@ torch's modules of shards take a second to import, so only what shards imports t
 from __future__ import annotations
 
 import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -19,16 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from recipes.sections.actor import FsdpConfig
 from recipes.training.dtypes import DTYPES
+from recipes.training.initial.weight_sources import WeightSource, fill_weights
+from recipes.training.typed_tensors import is_shard
+from recipes.training.without_memory import move_what_has_memory
 from rlinf_core import env_vars
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
-
-
-def is_shard(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Return whether a tensor is this rank's shard of a larger one. Where nothing has imported the type, none is."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
 
 
 class ParallelStrategy(ABC):
@@ -122,7 +114,19 @@ class Replicated(SingleProcess):
 
 
 class Sharded(ParallelStrategy):
-    """A shard of each weight, gradient and optimizer state on every rank (FSDP2)."""
+    """A shard of each weight, gradient and optimizer state on every rank (FSDP2).
+
+    Args:
+        module: see `ParallelStrategy`.
+        world_size: see `ParallelStrategy`.
+        rank: see `ParallelStrategy`.
+        reduces_each: whether gradients are summed over ranks in each backward pass: between passes a rank has those of
+            its shard alone. Otherwise it has all of them until the last pass.
+    """
+
+    def __init__(self, module: nn.Module, world_size: int, rank: int = 0, *, reduces_each: bool = True) -> None:
+        super().__init__(module, world_size, rank)
+        self._reduces_each = reduces_each
 
     def reduce_sum(self, value: Tensor) -> Tensor:
         """See `ParallelStrategy`."""
@@ -133,13 +137,18 @@ class Sharded(ParallelStrategy):
         return _largest(number)
 
     def accumulate(self, *, last: bool) -> None:
-        """See `ParallelStrategy`: gradients are summed over ranks once for a batch."""
-        self.module.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue] - an FSDPModule
+        """See `ParallelStrategy`."""
+        self.module.set_requires_gradient_sync(last or self._reduces_each)  # pyright: ignore[reportCallIssue] - an FSDPModule
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
         """See `ParallelStrategy`."""
         tensor = tensor.detach()
         return tensor.full_tensor() if is_shard(tensor) else tensor
+
+
+def is_sharded(fsdp: FsdpConfig, world_size: int, compute_dtype: torch.dtype | None) -> bool:
+    """Return whether `parallelize` spreads weights over ranks, or keeps them apart from what is computed with."""
+    return compute_dtype is not None or (world_size > 1 and fsdp.sharding_strategy != "no_shard")
 
 
 def parallelize(
@@ -153,11 +162,12 @@ def parallelize(
     *,
     compute_dtype: torch.dtype | None = None,
     exact: Sequence[nn.Module] = (),
+    initial: WeightSource | None = None,
 ) -> ParallelStrategy:
     """Return the strategy of `actor.fsdp_config` for a module with equal weights on every rank.
 
     Args:
-        module: on the device that it is trained on.
+        module: on the device that it is trained on; with `initial` its parameters may have no memory.
         rank: this one.
         world_size: number of ranks.
         fsdp: how weights are spread over ranks.
@@ -168,20 +178,26 @@ def parallelize(
             FSDP2, whose replicas are shards of one rank, even for a single rank; gradients are added up in
             `mixed_precision.reduce_dtype`, or in float32. None: `mixed_precision.param_dtype`, over several ranks.
         exact: those of `blocks` that compute in the type of their weights.
+        initial: the values of parameters without memory: each rank takes those of its shard.
     """
-    if world_size == 1 and compute_dtype is None:
-        return SingleProcess(module)
-    _join(rank, world_size, device)
-    types = fsdp.mixed_precision
-    if fsdp.sharding_strategy == "no_shard" and compute_dtype is None:
+    if world_size > 1 or compute_dtype is not None:
+        _join(rank, world_size, device)
+    if not is_sharded(fsdp, world_size, compute_dtype):
+        if world_size == 1:
+            return SingleProcess(module)
+        types = fsdp.mixed_precision
         reduced = types.reduce_dtype or types.computing
         return Replicated(module, world_size, rank, DTYPES[reduced] if reduced else None)
     from torch.distributed.fsdp import register_fsdp_forward_method
 
+    if initial is not None:
+        move_what_has_memory(module, device)
     _shard(module, world_size, fsdp, device, blocks, compute_dtype, exact)
+    if initial is not None:
+        fill_weights(module, initial, torch.device("cpu") if _offloads(fsdp, device) else device)
     for method in methods:
         register_fsdp_forward_method(module, method)
-    return Sharded(module, world_size, rank)
+    return Sharded(module, world_size, rank, reduces_each=fsdp.reduce_each_micro_batch)
 
 
 def _shard(
@@ -207,10 +223,14 @@ def _shard(
     plain = MixedPrecisionPolicy(cast_forward_inputs=False)
     reshard = fsdp.sharding_strategy == "full_shard"
     mesh = _mesh(device, world_size, replicas=fsdp.sharding_strategy == "no_shard")
-    offload = CPUOffloadPolicy() if fsdp.cpu_offload and device.type != "cpu" else OffloadPolicy()
+    offload = CPUOffloadPolicy() if _offloads(fsdp, device) else OffloadPolicy()
     for part in (*blocks, module):
         policy = plain if any(part is kept for kept in exact) else mixed
         fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=offload)
+
+
+def _offloads(fsdp: FsdpConfig, device: torch.device) -> bool:
+    return fsdp.cpu_offload and device.type != "cpu"
 
 
 def _mesh(device: torch.device, world_size: int, *, replicas: bool) -> DeviceMesh:

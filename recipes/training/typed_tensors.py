@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import cast
+import sys
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def integers(tensor: Tensor) -> list[int]:
@@ -36,3 +40,14 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = No
     variance = returns.var(correction=0)
     unexplained = (returns - values).var(correction=0)
     return torch.where(variance > 0, 1 - unexplained / variance, torch.zeros_like(variance))
+
+
+def is_shard(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Return whether a tensor is this rank's shard of a larger one. Where nothing has imported the type, none is."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return a tensor, or this rank's shard of it."""
+    return tensor.to_local() if is_shard(tensor) else tensor

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from recipes.training.finite import REMEDY, NonFiniteError
-from recipes.training.sharding import ParallelStrategy, is_shard
-from recipes.training.typed_tensors import floats
+from recipes.training.sharding import ParallelStrategy
+from recipes.training.typed_tensors import floats, local_part
 from recipes.training.weight_change import WeightSample
 from rlinf_core import Loss
 
@@ -157,8 +157,8 @@ class Updater:
             raise NonFiniteError("loss", next(iter(values), float("nan")), where, REMEDY)
         for name, weight in self._strategy.module.named_parameters():
             gradient = weight.grad
-            if gradient is not None and not bool(_local(gradient).isfinite().all()):
-                raise NonFiniteError(f"gradient of {name}", first_nonfinite(_local(gradient)), where, REMEDY)
+            if gradient is not None and not bool(local_part(gradient).isfinite().all()):
+                raise NonFiniteError(f"gradient of {name}", first_nonfinite(local_part(gradient)), where, REMEDY)
         raise NonFiniteError("train/actor/grad_norm", float(norm), where, REMEDY)
 
     def check_weights(self, where: str) -> None:
@@ -175,7 +175,7 @@ def check_weights(module: nn.Module, where: str) -> None:
     for name, weight in module.named_parameters():
         if not weight.requires_grad:
             continue  # an update has not changed it, and there may be many times more of these
-        mine = _local(weight.detach())
+        mine = local_part(weight.detach())
         if not bool(mine.isfinite().all()):
             raise NonFiniteError(f"weight {name}", first_nonfinite(mine), where, REMEDY)
 
@@ -183,8 +183,3 @@ def check_weights(module: nn.Module, where: str) -> None:
 def first_nonfinite(tensor: Tensor) -> float:
     """Return the first NaN or infinite value of a tensor, which must have one."""
     return float(tensor[~tensor.isfinite()].flatten()[0])
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return a tensor, or this rank's shard of it."""
-    return tensor.to_local() if is_shard(tensor) else tensor

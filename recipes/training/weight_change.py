@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recipes.training.sharding import is_shard
-from recipes.training.typed_tensors import integers
+from recipes.training.typed_tensors import integers, local_part
 
 # Enough to tell all from none; the whole of a large model would cost a pass over its memory.
 _WEIGHTS: Final = 8
@@ -47,5 +46,5 @@ class WeightSample(NamedTuple):
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    mine = tensor.to_local() if is_shard(tensor) else tensor
+    mine = local_part(tensor)
     return mine.reshape(-1)[:_NUMBERS] if mine.is_contiguous() else mine.select(0, 0).reshape(-1)[:_NUMBERS]

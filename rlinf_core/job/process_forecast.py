@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 _RESIDENT: Final = ("weights", "optimizer", "critics")
 DEVICE_PARTS: Final = (
     *(*_RESIDENT, "gradients", "activations", "advantages", "batch", "merged adapter", "keys and values"),
-    *("copied weights", "gathered weights", "gathered gradients"),
+    *("gathered weights", "gathered gradients"),
 )
 
 

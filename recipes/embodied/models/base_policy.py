@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.models.normalization import Normalization
+from recipes.training.huggingface import transformer_layers
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -86,6 +87,14 @@ class BasePolicy(nn.Module, ABC):
     horizon: int = 0
     loads_model_path: ClassVar[bool] = True
     normalization: Normalization = Normalization()
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The parts whose shards are gathered one at a time: the layers of transformers that the policy calls.
+
+        A policy that computes with parts of its layers without calling them leaves these out.
+        """
+        return transformer_layers(self)
 
     def prepare(self, observations: Observation) -> Inputs:
         """Return observations of n environments as tensors on the weights' device; by default the numeric arrays."""

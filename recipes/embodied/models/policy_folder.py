@@ -27,7 +27,7 @@ from torch import Tensor
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.folder_facts import DESCRIPTION, SHARDS, STATISTICS, WEIGHTS
 from recipes.embodied.models.normalization import Normalization
-from recipes.training.state.adapter_names import beneath_adapters, new_adapters
+from recipes.training.reading.adapter_names import beneath_adapters, new_adapters
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json_object
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from recipes.embodied.models.policy_folder import is_policy_folder, load_normalization, load_weights
-from recipes.training.huggingface import are_shapes_only
+from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError, Registry, checked_options
 
 if TYPE_CHECKING:

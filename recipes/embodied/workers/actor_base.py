@@ -20,9 +20,10 @@ from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.checkpoint_weights import keep_loaded
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.host_memory import release_host_memory
+from recipes.training.initial.weight_sources import WeightSource
 from recipes.training.state.state_checkpoint import ACTOR
 from recipes.training.state.training_state import TrainingState
-from recipes.training.weights.weight_sync import WeightSender, receiver_ranks
+from recipes.training.weights.weight_sync import WeightSender, piece_messages, receiver_ranks
 
 JobT = TypeVar("JobT", bound=PolicyJob)
 
@@ -36,11 +37,19 @@ class BaseActor(ComparingWorker, Generic[JobT]):
         super().__init__()
         self._config = config
 
-    def _prepare(self, layout: Layout, spec: EnvSpec, policy: BasePolicy, *, methods: Sequence[str] = ()) -> None:
-        """Take the policy with its first weights, and connect with the rollout workers."""
+    def _prepare(
+        self,
+        layout: Layout,
+        spec: EnvSpec,
+        policy: BasePolicy,
+        *,
+        methods: Sequence[str] = (),
+        initial: WeightSource | None = None,
+    ) -> None:
+        """Take the policy, and connect with the rollout workers; `initial` has the weights of one without memory."""
         self._layout, self._step, self._spec = layout, layout.step, spec
         self._policy = policy
-        self._state = self._training_state(policy, methods=methods)
+        self._state = self._training_state(policy, methods=methods, blocks=policy.blocks, initial=initial)
         self._sender = WeightSender(
             self,
             (self._config.actor.group_name, self._rank),
@@ -56,7 +65,13 @@ class BaseActor(ComparingWorker, Generic[JobT]):
         release_host_memory()
 
     def _training_state(
-        self, module: torch.nn.Module, component: str = ACTOR, *, methods: Sequence[str] = ()
+        self,
+        module: torch.nn.Module,
+        component: str = ACTOR,
+        *,
+        methods: Sequence[str] = (),
+        blocks: Sequence[torch.nn.Module] = (),
+        initial: WeightSource | None = None,
     ) -> TrainingState:
         config = self._config.actor
         state = TrainingState(
@@ -66,11 +81,13 @@ class BaseActor(ComparingWorker, Generic[JobT]):
             rank=self._rank,
             world_size=self._world_size,
             device=self.torch_device,
+            blocks=blocks,
             methods=methods,
             component=component,
             sent_types=acting_types(module, config) if component == ACTOR else None,
             # Those of a folder are read from there again.
             saves_frozen=config.model.model_path is None or config.checkpoint_load_path is not None,
+            initial=initial,
         )
         if config.model.compile:
             compile_training(module, methods, self.torch_device)
@@ -85,10 +102,9 @@ class BaseActor(ComparingWorker, Generic[JobT]):
         Returns:
             Their version.
         """
-        state = self._state
-        self._sender.send(
-            state.whole_weights(), lambda weights: (state.version, weights.buffers, self._policy.normalization)
-        )
+        state, sender = self._state, self._sender
+        about = (state.version, self._policy.normalization)
+        sender.send(piece_messages(state.sent_weights(), about, copies=sender.in_background))
         return state.version
 
     def _receive(self, step: int | None) -> list[RolloutChunks]:

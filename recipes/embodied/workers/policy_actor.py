@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -9,14 +10,18 @@ import torch
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.checkpoint_weights import load_trained
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_normalization, write_description
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.workers.actor_base import BaseActor, JobT
 from recipes.training.host_memory import keep_freed_memory
+from recipes.training.initial.weight_sources import WeightsOfRankZero, WeightSource
 from recipes.training.seeding import Purpose, derive_seed
+from recipes.training.sharding import is_sharded
 from recipes.training.updater import check_weights
+from recipes.training.without_memory import hollow_copy, without_memory
 from rlinf_core.runners.storage.first_contact import Difference
 
 
@@ -29,11 +34,10 @@ class PolicyActor(BaseActor[JobT]):
         if self.torch_device.type == "cpu":
             keep_freed_memory()
         config = self._config.actor
-        torch.manual_seed(derive_seed(config.seed, Purpose.WEIGHTS))
-        policy = make_model(config.model, spec).to(self.torch_device, torch.float32)
+        policy, weights = self._first_policy(spec)
         if config.fsdp_config.gradient_checkpointing:
             policy.checkpoint_activations()
-        self._prepare(layout, spec, policy, methods=("imitation_losses",))
+        self._prepare(layout, spec, policy, methods=("imitation_losses",), initial=weights)
         self._data = self._demonstrations(spec)
         if config.checkpoint_load_path is not None:
             load_trained(policy, config.model, spec, config.checkpoint_load_path)
@@ -44,6 +48,21 @@ class PolicyActor(BaseActor[JobT]):
             data = self._data.demonstrations
             counts = Difference(note=f"{len(data)} rows of {data.episodes} episodes")
             self._contact.keep("rows of `data`", "their description, and the sizes of the environment", counts)
+
+    def _first_policy(self, spec: EnvSpec) -> tuple[BasePolicy, WeightSource | None]:
+        """Return the policy with its first weights, in float32; or, where ranks hold shards, without memory and with
+        the weights of rank 0, which alone has it whole, on its host, until every rank has its shard.
+        """
+        config = self._config.actor
+        torch.manual_seed(derive_seed(config.seed, Purpose.WEIGHTS))
+        if not is_sharded(config.fsdp_config, self._world_size, None):
+            return make_model(config.model, spec).to(self.torch_device, torch.float32), None
+        # A policy of a user may compute with its weights when it is made.
+        makes_whole = self._rank == 0 or ":" in config.model.model_type
+        with nullcontext() if makes_whole else without_memory():
+            policy = make_model(config.model, spec).to(torch.float32)
+        hollow = hollow_copy(policy) if makes_whole else policy
+        return hollow, WeightsOfRankZero(policy if self._rank == 0 else None)
 
     def _demonstrations(self, spec: EnvSpec) -> ImitationData | None:
         """Return the demonstrations that are learned from; None without any."""

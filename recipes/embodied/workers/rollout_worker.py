@@ -18,12 +18,13 @@ from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.routing import Routes, Share
 from recipes.embodied.loop.worker_layout import actor_ranks, make_routes, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy, Inputs, PolicyOutput
+from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.registry import make_model
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.host_memory import keep_freed_memory, release_host_memory
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.weights.flat_weights import FlatWeights
-from recipes.training.weights.weight_sync import receiver_ranks
+from recipes.training.weights.weight_sync import FirstPiece, load_pieces, receiver_ranks
 
 
 class MultiStepRolloutWorker(ComparingWorker):
@@ -68,11 +69,13 @@ class MultiStepRolloutWorker(ComparingWorker):
         """
         source = self._rank % self._layout.actors
         groups = [(self._config.rollout.group_name, receiver_ranks(source, self._layout.actors, self._layout.rollouts))]
-        version, buffers, normalization = self.broadcast(None, groups, (self._actor, source))
-        self.policy.normalization = normalization
-        for mine, theirs in zip(self._weights.buffers, buffers, strict=True):
-            mine.copy_(theirs)
-        self._version = version
+
+        def message() -> Any:
+            return self.broadcast(None, groups, (self._actor, source))
+
+        first: FirstPiece[tuple[int, Normalization]] = message()
+        load_pieces(first, iter(message, None), self._weights.views)
+        self._version, self.policy.normalization = first.about
         return self._version
 
     def generate(self, step: int | None = None) -> None:

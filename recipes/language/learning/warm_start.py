@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import torch
 
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import Sequence as Answer
-from recipes.language.config import LanguageConfig, LanguageModelConfig
+from recipes.language.config import LanguageActorConfig, LanguageConfig, LanguageModelConfig
 from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import training_order
 from recipes.language.data.prompts import PromptEncoder
-from recipes.language.models.load_model import make_model
+from recipes.language.models.load_model import check_vocabulary, hollow_causal, make_model
 from recipes.language.models.packing import pack
 from recipes.language.models.plain_check import PLAIN, check_policy
-from recipes.language.models.policy import LanguagePolicy, checkpoint_decoder
+from recipes.language.models.policy import AnswerModel, LanguagePolicy, checkpoint_decoder
 from recipes.training.dtypes import DTYPES, cast_weights
 from recipes.training.huggingface import with_lora
+from recipes.training.initial.pretrained import stored_weights, within
+from recipes.training.initial.weight_sources import WeightsOfRankZero, WeightSource
 from recipes.training.optimizer import EagerAdamW
 from recipes.training.seeding import Purpose, derive_seed
+from recipes.training.without_memory import forget_weights, without_memory
 from rlinf_core import ConfigError
 from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.first_contact import FirstContact
@@ -34,6 +37,18 @@ if TYPE_CHECKING:
 Examples: TypeAlias = Callable[[LanguageConfig, "PreTrainedTokenizerBase"], Sequence[Answer]]
 
 
+class InitialPolicy(NamedTuple):
+    """The model that training begins with.
+
+    Attributes:
+        policy: see `initial_policy`.
+        weights: of the parameters of `policy`, which have no memory: each rank takes its shard; None: they have theirs.
+    """
+
+    policy: LanguagePolicy
+    weights: WeightSource | None = None
+
+
 def initial_policy(
     config: ModelJobConfig,
     tokenizer: PreTrainedTokenizerBase,
@@ -42,8 +57,9 @@ def initial_policy(
     *,
     trains: bool = True,
     gradient_checkpointing: bool = False,
-    contact: FirstContact | None = None,
-) -> LanguagePolicy:
+    shards: bool = False,
+    rank: int = 0,
+) -> InitialPolicy:
     """Return the initial model; all processes that build it get equal weights.
 
     It stays in evaluation mode, so that nothing is dropped at random and engine and trainer compute the same.
@@ -56,31 +72,91 @@ def initial_policy(
         trains: whether the weights are to be trained: those that are trained are in float32, whatever
             `model.precision` says, and others in that type.
         gradient_checkpointing: whether layers compute their activations again in the backward pass.
-        contact: keeps what the model is compared with.
+        shards: the ranks hold shards of it: none has it whole, apart from rank 0 where the model is built on the spot,
+            or where transformers makes its weights of several of the folder's.
+        rank: this one.
 
     Raises:
         ConfigError: the model cannot be loaded, or does not fit.
     """
-    torch.manual_seed(derive_seed(config.actor.seed, Purpose.WEIGHTS))
     chosen = model or config.actor.model
     actor = config.actor.model_copy(update={"model": chosen})
-    lora, dtype = chosen.adapter(), DTYPES[chosen.precision]
-    built = chosen.model_path is None
-    # A built model learns the warm-start examples in float32 everywhere: a reference begins where the policy does.
-    whole = lora is None and (trains or built)
-    plain = make_model(actor, tokenizer, torch.float32 if whole else dtype)
-    policy = LanguagePolicy(plain if lora is None else cast("PreTrainedModel", with_lora(plain, lora))).to(device)
-    policy.eval()
-    contact = contact or FirstContact()
-    contact.compare(f"log-probabilities of `{type(plain).__name__}`", PLAIN, lambda: check_policy(policy))
-    if built and isinstance(config, LanguageConfig) and config.actor.warm_start.steps:
-        shown = cast("Examples", import_target(config.warm_start_examples, "examples"))(config, tokenizer)
-        warm_start(policy, shown, config.data.rollout_batch_size, config.actor.warm_start.lr)
-    if not trains:
-        cast_weights(policy.requires_grad_(False), dtype)
+    if not shards:
+        policy, source = _whole_policy(config, actor, tokenizer, device, trains=trains), None
+    else:
+        policy, source = _hollow_policy(actor, tokenizer, trains=trains)
+        if source is None:
+            mine = _whole_policy(config, actor, tokenizer, device, trains=trains).cpu() if rank == 0 else None
+            forget_weights(policy)
+            source = WeightsOfRankZero(mine)
     if gradient_checkpointing:
         checkpoint_decoder(policy)
+    return InitialPolicy(policy, source)
+
+
+def compare_with_plain(contact: FirstContact, model: AnswerModel) -> None:
+    """Compare what a model computes with transformers, where comparisons are asked for. All ranks call it together.
+
+    Raises:
+        ConfigError: the model is computed otherwise.
+    """
+    name = type(model.causal).__name__
+    contact.compare(f"log-probabilities of `{name}`", PLAIN, lambda: check_policy(model))
+
+
+def _whole_policy(
+    config: ModelJobConfig,
+    actor: LanguageActorConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    *,
+    trains: bool,
+) -> LanguagePolicy:
+    """Return the model with all of its weights, shown right answers where it is built on the spot."""
+    plain = make_model(actor, tokenizer, _dtype(actor, trains=trains))
+    policy = _policy_of(plain, actor, trains=trains).to(device)
+    start = config.actor.warm_start
+    if actor.model.model_path is None and isinstance(config, LanguageConfig) and start.steps:
+        shown = cast("Examples", import_target(config.warm_start_examples, "examples"))(config, tokenizer)
+        warm_start(policy, shown, config.data.rollout_batch_size, start.lr)
+    if not trains:
+        cast_weights(policy.requires_grad_(False), DTYPES[actor.model.precision])
     return policy
+
+
+def _hollow_policy(
+    actor: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase, *, trains: bool
+) -> tuple[LanguagePolicy, WeightSource | None]:
+    """Return the model without memory, apart from adapters, and the weights that its folder has for it."""
+    folder, dtype = actor.model.model_path, _dtype(actor, trains=trains)
+    stored = None
+    if folder is None:
+        with without_memory():
+            plain = make_model(actor, tokenizer, dtype)
+    else:
+        plain = hollow_causal(folder, dtype)
+        check_vocabulary(plain, tokenizer)
+        stored = stored_weights(plain, folder)
+    policy = _policy_of(plain, actor, trains=trains)
+    if not trains:
+        cast_weights(policy.requires_grad_(False), DTYPES[actor.model.precision])
+    return policy, None if stored is None else within(policy, stored)
+
+
+def _policy_of(plain: PreTrainedModel, actor: LanguageActorConfig, *, trains: bool) -> LanguagePolicy:
+    """Return a model as a policy, with adapters if configured, whose first values a seed decides."""
+    torch.manual_seed(derive_seed(actor.seed, Purpose.WEIGHTS))
+    lora = actor.model.adapter()
+    return LanguagePolicy(plain if lora is None else cast("PreTrainedModel", with_lora(plain, lora))).eval()
+
+
+def _dtype(actor: LanguageActorConfig, *, trains: bool) -> torch.dtype:
+    """Return the type that a model is loaded in.
+
+    What is built is shown right answers in float32 everywhere: a reference begins where the policy does.
+    """
+    whole = actor.model.adapter() is None and (trains or actor.model.model_path is None)
+    return torch.float32 if whole else DTYPES[actor.model.precision]
 
 
 def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:

@@ -12,7 +12,8 @@ import torch
 from recipes.language.config import SYMBOLS
 from recipes.sections.model_folders import read_settings
 from recipes.training.dtypes import cast_weights
-from recipes.training.huggingface import load_pretrained, load_tokenizer, require_transformers
+from recipes.training.huggingface import first_line, load_pretrained, load_tokenizer, require_transformers
+from recipes.training.initial.pretrained import hollow_pretrained
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
 
@@ -34,6 +35,21 @@ def load_model(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedMod
     from transformers import AutoModelForCausalLM
 
     return load_pretrained(AutoModelForCausalLM, folder, dtype)
+
+
+def hollow_causal(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Return the causal language model in a folder without its weights; see `hollow_pretrained`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    require_transformers()
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return hollow_pretrained(AutoModelForCausalLM, folder, dtype)
+    except ValueError as error:
+        raise ConfigError(f"`{folder}` has no causal language model", why=first_line(error)) from None
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Difference:

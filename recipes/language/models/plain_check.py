@@ -23,7 +23,7 @@ from rlinf_core.runners.storage.first_contact import Difference
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from recipes.language.models.policy import LanguagePolicy
+    from recipes.language.models.policy import AnswerModel
 
 # What a model of transformers is compared with.
 PLAIN: Final = "transformers' eager attention, one sequence at a time"
@@ -43,8 +43,10 @@ def plain_attention(model: PreTrainedModel) -> Generator[None, None, None]:
         model.set_attn_implementation(ATTENTION)
 
 
-def check_policy(policy: LanguagePolicy) -> Difference | None:
+def check_policy(policy: AnswerModel) -> Difference | None:
     """Compare a policy's log-probabilities of a packed row with those of its model, sequence by sequence.
+
+    All ranks that share the weights call it together.
 
     Returns:
         The largest difference of a log-probability, in nats; None for a model without memory.
@@ -60,16 +62,22 @@ def check_policy(policy: LanguagePolicy) -> Difference | None:
     row = torch.randint(vocabulary, (_PROMPT + 2 * _ANSWER,), generator=generator).to(model.device)
     prompt, answers = row[:_PROMPT], row[_PROMPT:].view(2, _ANSWER)
     kind = type(model).__name__
+
+    def compared() -> tuple[Tensor, torch.dtype]:
+        ours = _packed_logprobs(policy, row).view(2, _ANSWER)
+        with plain_attention(model):
+            theirs = torch.stack([_plain_logprobs(model, prompt, answer) for answer in answers])
+        # Layers may compute in another type than that of the weights.
+        return (ours - theirs).abs().max(), cast("Any", model.get_output_embeddings()).weight.dtype
+
     try:
         with torch.no_grad():
-            ours = _packed_logprobs(policy, row).view(2, _ANSWER)
-            with plain_attention(model):
-                theirs = torch.stack([_plain_logprobs(model, prompt, answer) for answer in answers])
+            difference, dtype = policy.computing(compared)
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
         why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise ConfigError(f"`{kind}` is not supported", why=why, help=_REMEDY) from error
-    largest = float((ours - theirs).abs().max())
-    limit = _LIMITS.get(model.dtype, max(_LIMITS.values()))
+    largest = float(difference)
+    limit = _LIMITS.get(dtype, max(_LIMITS.values()))
     if not largest <= limit:
         raise ConfigError(
             f"`{kind}` is computed incorrectly: a log-probability differs by {largest:.2g} from {PLAIN}",
@@ -80,7 +88,7 @@ def check_policy(policy: LanguagePolicy) -> Difference | None:
 
 
 @torch.no_grad()
-def random_logprobs(policy: LanguagePolicy) -> Tensor:
+def random_logprobs(policy: AnswerModel) -> Tensor:
     """Return a policy's log-probabilities of random answers to a random prompt, the same for every model of as many
     tokens; float32 [n].
     """
@@ -93,14 +101,14 @@ def random_logprobs(policy: LanguagePolicy) -> Tensor:
 _REMEDY = "use a model family listed in docs/engines.md, and report this one"
 
 
-def _packed_logprobs(policy: LanguagePolicy, row: Tensor) -> Tensor:
+def _packed_logprobs(policy: AnswerModel, row: Tensor) -> Tensor:
     from recipes.language.models.packing import PackedRow
 
     first, second = _PROMPT, _PROMPT + _ANSWER
     plan = PackedPlan([Segment(0, _PROMPT), Segment(first, _ANSWER, 0), Segment(second, _ANSWER, 0)], row.device)
     before = [[_PROMPT - 1, *range(start, start + _ANSWER - 1)] for start in (first, second)]
     predictors = torch.tensor([place for answer in before for place in answer], device=row.device)
-    return policy(PackedRow(row[None], plan, predictors, row[_PROMPT:])).logprobs.float()
+    return policy.answers(PackedRow(row[None], plan, predictors, row[_PROMPT:])).logprobs.float()
 
 
 def _plain_logprobs(model: PreTrainedModel, prompt: Tensor, answer: Tensor) -> Tensor:

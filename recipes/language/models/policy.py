@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CHUNK_NUMBERS = 1 << 25
+# Methods of models that compute with the weights besides `forward`.
+METHODS = ("computing",)
+Result = TypeVar("Result")
 
 
 class LogitRule(NamedTuple):
@@ -69,7 +72,9 @@ class AnswerModel(nn.Module):
         self.model = model
         causal = cast("Callable[[], PreTrainedModel]", getattr(model, "get_base_model", lambda: model))()
         use_plans(causal)
-        self._longest = longest_exact(cast("Any", causal.config).get_text_config())
+        config = cast("Any", causal.config).get_text_config()
+        self._longest = longest_exact(config)
+        self._rule = LogitRule.of(config)
         self._causal = [causal]  # in a list: it is part of `model` already
 
     @property
@@ -81,6 +86,10 @@ class AnswerModel(nn.Module):
     def blocks(self) -> list[nn.Module]:
         """The layers: shards are gathered one layer at a time, and each computes in one type."""
         return _layers(self.causal)
+
+    def computing(self, function: Callable[[], Result]) -> Result:
+        """Call a function that computes with the weights by another way than `forward`: FSDP2 gathers them for it."""
+        return function()
 
     def states(self, row: PackedRow) -> Tensor:
         """Return the hidden state from which each answer token is predicted, [A, W]."""
@@ -96,13 +105,17 @@ class AnswerModel(nn.Module):
         ).last_hidden_state[0]
         return hidden.index_select(0, row.predictors)
 
+    def answers(self, row: PackedRow, temperature: float = 1.0, *, entropy: bool = False) -> AnswerEval:
+        """See `LanguagePolicy.forward`."""
+        head = cast("nn.Linear", self.causal.get_output_embeddings())
+        logprobs, entropies = chunked_logprobs(
+            self.states(row), head, row.targets, temperature, entropy=entropy, rule=self._rule
+        )
+        return AnswerEval(logprobs, entropies)
+
 
 class LanguagePolicy(AnswerModel):
     """A causal language model as a policy."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(model)
-        self._rule = LogitRule.of(cast("Any", self.causal.config).get_text_config())
 
     def forward(self, row: PackedRow, temperature: float = 1.0, *, entropy: bool = False) -> AnswerEval:
         """Return the log-probabilities of a packed row's answers.
@@ -112,11 +125,7 @@ class LanguagePolicy(AnswerModel):
             temperature: that they were sampled at; logits are divided by it.
             entropy: whether entropies are computed, with gradients.
         """
-        head = cast("nn.Linear", self.causal.get_output_embeddings())
-        logprobs, entropies = chunked_logprobs(
-            self.states(row), head, row.targets, temperature, entropy=entropy, rule=self._rule
-        )
-        return AnswerEval(logprobs, entropies)
+        return self.answers(row, temperature, entropy=entropy)
 
 
 class ValueModel(AnswerModel):

@@ -75,7 +75,7 @@ def write_model(config: ModelJobConfig, checkpoint: Path, folder: Path) -> float
     model, lora = make_model(config.actor, tokenizer), config.actor.model.adapter()
     policy = LanguagePolicy(model if lora is None else cast("PreTrainedModel", with_lora(model, lora))).eval()
     load_weights(checkpoint, policy)
-    export(policy.state_dict(), config.actor, tokenizer, folder)
+    export(policy.state_dict().items(), config.actor, tokenizer, folder)
     written = LanguagePolicy(load_model(str(folder))).eval()
     return float((random_logprobs(policy) - random_logprobs(written)).abs().max())
 

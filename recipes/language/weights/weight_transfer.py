@@ -7,27 +7,15 @@ copied once, by their sender.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, cast
 
 from torch import Tensor
 
 from recipes.language.engines.engine import ArrivingTensors, Engine
 from recipes.language.models.fingerprint import Fingerprint
-from recipes.training.weights.flat_weights import FlatWeights
+from recipes.training.weights.sent_weights import Place, SentWeights
 from rlinf_core import RLinfError, Work
-
-# Tensors travel together until they are so many bytes; a larger one travels alone. A message costs as much processor
-# time as copying 4 MB: with pieces of 4 MB either side needs a fifth more of it.
-PIECE_BYTES = 16 << 20
-
-
-class Place(NamedTuple):
-    """The place of a tensor in a piece: its name, its first element, its shape."""
-
-    name: str
-    offset: int
-    shape: tuple[int, ...]
 
 
 class WeightHeader(NamedTuple):
@@ -49,49 +37,22 @@ class WeightHeader(NamedTuple):
         return {place.name: place.shape for piece in self.pieces for place in piece}
 
 
-class _Span(NamedTuple):
-    """A part of a flat buffer, and the weights in it."""
-
-    buffer: Tensor
-    places: tuple[Place, ...]
-    views: tuple[Tensor, ...]
-
-
 def messages(
-    weights: FlatWeights, version: int, *, prefix: str = "", adapter_only: bool = False
+    weights: SentWeights, version: int, *, prefix: str = "", adapter_only: bool = False
 ) -> Iterator[WeightHeader | Tensor | str]:
-    """Yield the messages of an update, which share the memory of `weights`; `prefix` is taken off the names."""
-    spans = list(_spans({name.removeprefix(prefix): view for name, view in weights.views.items()}, weights.buffers))
-    yield WeightHeader(version, tuple(span.places for span in spans), adapter_only)
+    """Yield the messages of an update, whose tensors may share the memory of `weights`; `prefix` is taken off the
+    names. Collective where `weights` are, see `SentWeights.tensors`.
+    """
+    pieces = tuple(
+        tuple(place._replace(name=place.name.removeprefix(prefix)) for place in places) for places in weights.pieces
+    )
+    yield WeightHeader(version, pieces, adapter_only)
     digest = Fingerprint()
-    for span in spans:
-        for place, view in zip(span.places, span.views, strict=True):
-            digest.add(place.name, view)
-        yield span.buffer
+    for places, piece in zip(pieces, weights.tensors(), strict=True):
+        for place in places:
+            digest.add(place.name, place.of(piece))
+        yield piece
     yield digest.text()
-
-
-def _spans(views: Mapping[str, Tensor], buffers: list[Tensor]) -> Iterator[_Span]:
-    for buffer in buffers:
-        mine = {name: view for name, view in views.items() if view.dtype == buffer.dtype}
-        ordered = sorted(mine, key=lambda name: mine[name].storage_offset())
-        begun: list[str] = []
-        size = 0
-        for name in ordered:
-            if begun and size + mine[name].nbytes > PIECE_BYTES:
-                yield _span(buffer, {name: mine[name] for name in begun})
-                begun, size = [], 0
-            begun.append(name)
-            size += mine[name].nbytes
-        if begun:
-            yield _span(buffer, {name: mine[name] for name in begun})
-
-
-def _span(buffer: Tensor, views: Mapping[str, Tensor]) -> _Span:
-    first = min(int(view.storage_offset()) for view in views.values())
-    last = max(int(view.storage_offset()) + view.numel() for view in views.values())
-    places = tuple(Place(name, int(view.storage_offset()) - first, tuple(view.shape)) for name, view in views.items())
-    return _Span(buffer[first:last], places, tuple(views.values()))
 
 
 class WeightUpdate:
@@ -117,10 +78,7 @@ class WeightUpdate:
         """Yield each tensor by name as it arrives, once; they share memory with the pieces."""
         for places, piece in zip(self._header.pieces, self._pieces, strict=True):
             for place in places:
-                count = 1
-                for size in place.shape:
-                    count *= size
-                yield place.name, piece[place.offset : place.offset + count].view(place.shape)
+                yield place.name, place.of(piece)
 
     def apply(self, engine: Engine) -> None:
         """Load the weights into an engine.

@@ -22,11 +22,11 @@ from recipes.language.config.group_names import LanguageLayout
 from recipes.language.learning.answer_advantages import token_advantages
 from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.learning.logprob_gap import GAP_LIMITS, logprob_gap
-from recipes.language.learning.warm_start import initial_policy
+from recipes.language.learning.warm_start import compare_with_plain, initial_policy
 from recipes.language.loop.generation import UNFINISHED, unfinished_key
 from recipes.language.loop.prompts import Assignment
 from recipes.language.models.load_model import check_vocabulary, make_tokenizer
-from recipes.language.models.policy import LanguagePolicy
+from recipes.language.models.policy import METHODS, LanguagePolicy
 from recipes.language.weights.model_export import export
 from recipes.language.weights.weight_transfer import messages
 from recipes.language.workers.token_evaluation import EvaluationClient
@@ -34,6 +34,7 @@ from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.dtypes import compute_dtype
 from recipes.training.huggingface import without_adapters
 from recipes.training.seeding import Purpose, derive_seed
+from recipes.training.sharding import is_sharded
 from recipes.training.state.training_state import TrainingState
 from recipes.training.typed_tensors import integers
 from recipes.training.updater import SKIPPED
@@ -62,12 +63,14 @@ class LanguageActor(ComparingWorker):
         self._layout = layout
         self._tokenizer = make_tokenizer(config)
         self._lora = config.model.adapter() is not None
-        policy = initial_policy(
+        computes = compute_dtype(config.model.precision)
+        policy, weights = initial_policy(
             self._config,
             self._tokenizer,
             self.torch_device,
             gradient_checkpointing=config.fsdp_config.gradient_checkpointing,
-            contact=self._contact,
+            shards=is_sharded(config.fsdp_config, self._world_size, computes),
+            rank=self._rank,
         )
         self._contact.compare(
             "tokens of the tokenizer",
@@ -83,9 +86,12 @@ class LanguageActor(ComparingWorker):
             world_size=self._world_size,
             device=self.torch_device,
             blocks=policy.blocks,
+            methods=METHODS,
             is_sent=self._is_sent,
-            compute_dtype=compute_dtype(config.model.precision),
+            compute_dtype=computes,
+            initial=weights,
         )
+        compare_with_plain(self._contact, policy)
         self._sender = WeightSender(
             self,
             (config.group_name, self._rank),
@@ -141,8 +147,7 @@ class LanguageActor(ComparingWorker):
     def sync_model_to_rollout(self) -> int:
         """Send the weights to the rollout workers; each actor serves its share of them. Return their version."""
         state, is_adapter = self._state, self._lora
-        weights = state.whole_weights()
-        self._sender.send_each(messages(weights, state.version, prefix="model.", adapter_only=is_adapter))
+        self._sender.send(messages(state.sent_weights(), state.version, prefix="model.", adapter_only=is_adapter))
         return state.version
 
     # A training step
@@ -308,9 +313,12 @@ class LanguageActor(ComparingWorker):
 
     def save_model(self, folder: str) -> None:
         """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""
-        whole = self._state.whole_state()
+        weights = self._state.whole_tensors()
         if self._rank == 0:
-            export(whole, self._config.actor, self._tokenizer, Path(folder))
+            export(weights, self._config.actor, self._tokenizer, Path(folder))
+        # All ranks gather each of them.
+        for _ in weights:
+            pass
 
 
 def _learned_values(returns: Tensor | None, name: str) -> Tensor:

@@ -7,16 +7,18 @@ import torch
 from recipes.language.config import LanguageConfig
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.learning.learner import LearnerSettings, ValueLearner
-from recipes.language.learning.warm_start import initial_policy
+from recipes.language.learning.warm_start import compare_with_plain, initial_policy
 from recipes.language.models.load_model import make_tokenizer
-from recipes.language.models.policy import ValueModel
+from recipes.language.models.policy import METHODS, ValueModel
 from recipes.language.workers.token_evaluation import EvaluationServer
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.dtypes import compute_dtype
 from recipes.training.seeding import Purpose, derive_seed
+from recipes.training.sharding import is_sharded
 from recipes.training.state.training_state import TrainingState
 from recipes.training.typed_tensors import explained_variance
 from recipes.training.updater import SKIPPED
+from recipes.training.without_memory import move_what_has_memory
 from rlinf_core import LossSettings
 
 
@@ -33,15 +35,18 @@ class LanguageCritic(ComparingWorker):
         """Load or build the model, and create the optimizer; all ranks start with the same weights."""
         whole, config = self._config, self._config.critic
         torch.set_num_threads(config.threads)
-        policy = initial_policy(
+        computes = compute_dtype(config.model.precision if config.model else whole.actor.model.precision)
+        policy, weights = initial_policy(
             whole,
             make_tokenizer(whole.actor),
             self.torch_device,
             config.model,
             gradient_checkpointing=config.fsdp_config.gradient_checkpointing,
-            contact=self._contact,
+            shards=is_sharded(config.fsdp_config, self._world_size, computes),
+            rank=self._rank,
         )
-        model = ValueModel(policy.model).to(self.torch_device)
+        model = ValueModel(policy.model)
+        move_what_has_memory(model, self.torch_device)
         self._state = TrainingState(
             model,
             config.optim,
@@ -50,11 +55,14 @@ class LanguageCritic(ComparingWorker):
             world_size=self._world_size,
             device=self.torch_device,
             blocks=model.blocks,
+            methods=METHODS,
             is_sent=lambda _: False,
             component="critic",
-            compute_dtype=compute_dtype(config.model.precision if config.model else whole.actor.model.precision),
+            compute_dtype=computes,
             exact=[model.value_head],
+            initial=weights,
         )
+        compare_with_plain(self._contact, model)
         self._learner = ValueLearner(
             self._state.strategy,
             self._state.optimizer,

@@ -8,13 +8,13 @@ from torch import Tensor
 from recipes.language.config import LanguageConfig
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.learning.micro_batches import MicroBatches
-from recipes.language.learning.warm_start import initial_policy
+from recipes.language.learning.warm_start import compare_with_plain, initial_policy
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.packing import PackedRow
-from recipes.language.models.policy import AnswerEval
+from recipes.language.models.policy import METHODS, AnswerEval
 from recipes.language.workers.token_evaluation import EvaluationServer
 from recipes.training.comparing_worker import ComparingWorker
-from recipes.training.sharding import parallelize
+from recipes.training.sharding import is_sharded, parallelize
 from recipes.training.state.training_state import release_memory
 
 
@@ -36,11 +36,27 @@ class LanguageReference(ComparingWorker):
             plain = {"model_path": config.model_path, "lora": None, "is_lora": False}
             model = model.model_copy(update=plain)
         tokenizer = make_tokenizer(actor)
-        policy = initial_policy(self._config, tokenizer, self.torch_device, model, trains=False, contact=self._contact)
+        policy, weights = initial_policy(
+            self._config,
+            tokenizer,
+            self.torch_device,
+            model,
+            trains=False,
+            shards=is_sharded(actor.fsdp_config, self._world_size, None),
+            rank=self._rank,
+        )
         self._policy = policy
         self._strategy = parallelize(
-            policy, self._rank, self._world_size, actor.fsdp_config, self.torch_device, policy.blocks
+            policy,
+            self._rank,
+            self._world_size,
+            actor.fsdp_config,
+            self.torch_device,
+            policy.blocks,
+            METHODS,
+            initial=weights,
         )
+        compare_with_plain(self._contact, policy)
         self._micro = MicroBatches(
             self._strategy,
             self.torch_device,

@@ -15,11 +15,14 @@ TRAINING: Final = 16 * _MIB
 TRANSFORMERS: Final = 172 * _MIB
 
 
-def shard_parts(weights: int, trained: int, fsdp: FsdpConfig, count: int) -> dict[str, int]:
+def shard_parts(
+    weights: int, trained: int, fsdp: FsdpConfig, count: int, *, half_state: bool = False
+) -> dict[str, int]:
     """Return what one of `count` workers that train holds of all weights and of the trained ones, with gradients and
-    AdamW's two moments. `cpu_offload` keeps them on the host.
+    AdamW's two moments, in bfloat16 where `half_state` is set. `cpu_offload` keeps them on the host.
     """
     shards = 1 if fsdp.sharding_strategy == "no_shard" else count
+    moments = trained if half_state else 2 * trained
     if fsdp.cpu_offload:
-        return {"offloaded shards": (weights + 3 * trained) // shards}
-    return {"weights": weights // shards, "gradients": trained // shards, "optimizer": 2 * trained // shards}
+        return {"offloaded shards": (weights + trained + moments) // shards}
+    return {"weights": weights // shards, "gradients": trained // shards, "optimizer": moments // shards}

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recipes.training.state.adapter_names import beneath_adapters, new_adapters
+from recipes.training.reading.adapter_names import beneath_adapters, new_adapters
 from rlinf_core import CheckpointError
 
 if TYPE_CHECKING:
@@ -151,7 +151,8 @@ def _complete(optimizer: torch.optim.Optimizer) -> None:
         if not optimizer.state[weight]:
             # Steps are counted by a number, the rest is of the weight's shape.
             optimizer.state[weight] = {
-                name: torch.zeros_like(weight if value.dim() else value) for name, value in states[0].items()
+                name: torch.zeros_like(weight if value.dim() else value, dtype=value.dtype)
+                for name, value in states[0].items()
             }
 
 

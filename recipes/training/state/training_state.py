@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from recipes.sections.actor import FsdpConfig, OptimConfig
+from recipes.training.initial.weight_sources import WeightSource
 from recipes.training.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
-from recipes.training.sharding import parallelize
+from recipes.training.sharding import is_sharded, parallelize
 from recipes.training.state.state_checkpoint import ACTOR, load, save
 from recipes.training.weights.flat_weights import FlatWeights
+from recipes.training.weights.sent_weights import GatheredWeights, SentWeights, own_weights
 
 _HOST: Final = torch.device("cpu")
 
@@ -32,13 +34,14 @@ class TrainingState:
         device: where is computed.
         blocks: parts of the policy whose shards are gathered one at a time.
         methods: those of the policy that training calls besides `forward`.
-        is_sent: selects by their names the weights that `whole_weights` returns; None: all.
+        is_sent: selects by their names the weights that `sent_weights` returns; None: all.
         component: names the folder in a checkpoint.
-        compute_dtype: type that layers compute in, with copies of the weights, and that `whole_weights` returns; see
+        compute_dtype: type that layers compute in, with copies of the weights, and that `sent_weights` returns; see
             `parallelize`. None: that of the weights.
         exact: those of `blocks` that compute in the type of their weights.
-        sent_types: types of the weights that `whole_weights` returns, by name; None: `compute_dtype`, or their own.
+        sent_types: types of the weights that `sent_weights` returns, by name; None: `compute_dtype`, or their own.
         saves_frozen: see `recipes.training.state.state_checkpoint.save`.
+        initial: see `parallelize`.
 
     Attributes:
         policy: see above.
@@ -64,6 +67,7 @@ class TrainingState:
         exact: Sequence[nn.Module] = (),
         sent_types: Mapping[str, torch.dtype] | None = None,
         saves_frozen: bool = False,
+        initial: WeightSource | None = None,
     ) -> None:
         self.policy = policy
         self._saves_frozen = saves_frozen
@@ -71,35 +75,46 @@ class TrainingState:
         self._optim = optim
         self._component = component
         self._device = self._place = device
-        shards = compute_dtype is not None or (world_size > 1 and fsdp.sharding_strategy != "no_shard")
-        self._copies = shards or sent_types is not None
-        self._weights = (
-            FlatWeights.copied(policy, is_sent, sent_types or compute_dtype)
-            if self._copies
-            else FlatWeights.adopt(policy, is_sent)
-        )
+        # Without shards, and where weights are sent in their own types, what is sent is what the policy computes with.
+        gathers = is_sharded(fsdp, world_size, compute_dtype) or sent_types is not None
+        self._flat = None if gathers else FlatWeights.adopt(policy, is_sent)
         self.strategy = parallelize(
-            policy, rank, world_size, fsdp, device, blocks, methods, compute_dtype=compute_dtype, exact=exact
+            policy,
+            rank,
+            world_size,
+            fsdp,
+            device,
+            blocks,
+            methods,
+            compute_dtype=compute_dtype,
+            exact=exact,
+            initial=initial,
         )
         self.optimizer = make_optimizer(policy, optim)
+        self._sent = self._flat or GatheredWeights(
+            lambda: own_weights(policy, is_sent), sent_types or compute_dtype, self.strategy.full_tensor, self.onloaded
+        )
 
-    def whole_weights(self) -> FlatWeights:
-        """Return the current full weights. Collective over all ranks.
+    def sent_weights(self) -> SentWeights:
+        """Return the current weights as they are sent: gathered a piece at a time, while they are gone through.
 
-        Without shards, and where they are sent in their own types, it is the memory that the policy computes with.
+        Without shards, and where they are sent in their own types, the pieces are the memory that the policy computes
+        with.
         """
-        if self._copies:
-            with self.onloaded():
-                state: dict[str, Tensor] = self.policy.state_dict()
-                for name, view in self._weights.views.items():
-                    view.copy_(self.strategy.full_tensor(state[name]))
-        return self._weights
+        return self._sent
 
-    def whole_state(self) -> dict[str, Tensor]:
-        """Return copies of all full weights by name, in their own types. Collective over all ranks."""
+    def whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield all full weights by name, in their own types, one at a time. Collective over all ranks.
+
+        Rank 0 alone has their values, on the host; they may share the memory of the weights. On other ranks tensors
+        are empty.
+        """
         with self.onloaded():
             state: dict[str, Tensor] = self.policy.state_dict()
-            return {name: self.strategy.full_tensor(value) for name, value in state.items()}
+            for name, value in state.items():
+                full = self.strategy.full_tensor(value)
+                yield name, full.to(_HOST) if self.strategy.rank == 0 else full.new_empty(0)
+                del full
 
     def apply_settings(self, step: int, last_step: int | None) -> float:
         """Apply the configured optimizer settings of a training step, and return the learning rate."""
@@ -136,9 +151,10 @@ class TrainingState:
     def _move(self, place: torch.device) -> None:
         if place == self._place:
             return
-        if self._copies:
+        if self._flat is None:
             self.policy.to(place)
-        self._weights.move(place)
+        else:
+            self._flat.move(place)
         move_state(self.optimizer, place)
         self._place = place
 

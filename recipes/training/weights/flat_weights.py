@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
-# Every tensor begins at a multiple of so many elements, so that vector instructions find it aligned.
-_ALIGNMENT = 32
+from recipes.training.weights.sent_weights import ALIGNMENT, Place, SentWeights, grouped, own_weights
 
 
-class FlatWeights:
+class FlatWeights(SentWeights):
     """Named tensors in contiguous buffers, one buffer for each dtype.
 
-    Two of them with equal names, shapes and dtypes have equal buffers, whatever the order of the names.
+    Two of them with equal names, shapes and dtypes have equal buffers, whatever the order of the names. Their pieces
+    are parts of the buffers.
 
     Args:
         tensors: the tensors to lay out; they are copied.
@@ -32,6 +32,9 @@ class FlatWeights:
         self._owners: dict[str, Tensor] = {}
         for dtype in sorted({tensor.dtype for tensor in tensors.values()}, key=str):
             self._lay_out({name: tensor for name, tensor in ordered.items() if tensor.dtype == dtype}, dtype)
+        sizes = {name: view.numel() for name, view in self.views.items()}
+        groups = grouped(self.views, lambda name: self.views[name].dtype, sizes)
+        self.pieces = tuple(tuple(self._places(names)) for names in groups)
 
     def _lay_out(self, mine: dict[str, Tensor], dtype: torch.dtype) -> None:
         size = sum(_aligned(tensor.numel()) for tensor in mine.values())
@@ -45,6 +48,20 @@ class FlatWeights:
             self.views[name] = view
             offset += _aligned(tensor.numel())
 
+    def _places(self, names: tuple[str, ...]) -> Iterator[Place]:
+        first = int(self.views[names[0]].storage_offset())
+        for name in names:
+            view = self.views[name]
+            yield Place(name, int(view.storage_offset()) - first, tuple(view.shape))
+
+    def tensors(self) -> Iterator[Tensor]:
+        """See `SentWeights`; the pieces share the memory of the weights."""
+        buffers = {buffer.dtype: buffer for buffer in self.buffers}
+        for places in self.pieces:
+            first = self.views[places[0].name]
+            begin = int(first.storage_offset())
+            yield buffers[first.dtype][begin : begin + places[-1].end]
+
     @classmethod
     def adopt(cls, module: nn.Module, chosen: Callable[[str], bool] | None = None) -> FlatWeights:
         """Return the flat weights of a module, which computes with this memory from now on.
@@ -55,31 +72,11 @@ class FlatWeights:
             module: the owner of the weights.
             chosen: selects weights by their names; None: all.
         """
-        own = _own(module, chosen)
+        own = own_weights(module, chosen)
         weights = cls(own)
         weights._owners = own
         weights._give()
         return weights
-
-    @classmethod
-    def copied(
-        cls,
-        module: nn.Module,
-        chosen: Callable[[str], bool] | None = None,
-        dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
-    ) -> FlatWeights:
-        """Return a copy of a module's weights; the module keeps its own memory.
-
-        Args:
-            module: see `adopt`.
-            chosen: see `adopt`.
-            dtype: of the copies of floating-point weights, of all or by name; None: their own.
-        """
-        own = _own(module, chosen)
-        types = dtype if isinstance(dtype, Mapping) else dict.fromkeys(own, dtype)
-        return cls(
-            {name: weight.to(types[name]) if weight.is_floating_point() else weight for name, weight in own.items()}
-        )
 
     def _give(self) -> None:
         """Let the owners compute with the views."""
@@ -104,16 +101,5 @@ class FlatWeights:
         return sum(buffer.nbytes for buffer in self.buffers)
 
 
-def _own(module: nn.Module, chosen: Callable[[str], bool] | None) -> dict[str, Tensor]:
-    """Return the weights of a module by name; those that layers share by the first of their names."""
-    state: dict[str, Tensor] = module.state_dict(keep_vars=True)
-    if chosen is not None:
-        state = {name: tensor for name, tensor in state.items() if chosen(name)}
-    names: dict[int, str] = {}
-    for name, tensor in state.items():
-        names.setdefault(id(tensor), name)
-    return {name: state[name] for name in names.values()}
-
-
 def _aligned(count: int) -> int:
-    return -(-count // _ALIGNMENT) * _ALIGNMENT
+    return -(-count // ALIGNMENT) * ALIGNMENT

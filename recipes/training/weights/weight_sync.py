@@ -2,10 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Generic, NamedTuple, NoReturn, TypeVar
 
-from recipes.training.weights.flat_weights import FlatWeights
-from rlinf_core import Work, Worker
+import torch
+from torch import Tensor
+
+from recipes.training.weights.sent_weights import Place, SentWeights
+from rlinf_core import RLinfError, Work, Worker
+
+AboutT = TypeVar("AboutT")
+
+
+class FirstPiece(NamedTuple, Generic[AboutT]):
+    """The first message of an update, with the first of its pieces. The others follow, a tensor each.
+
+    Attributes:
+        about: what else the receiver is told, such as the version.
+        pieces: see `SentWeights`.
+        tensor: the first piece; None: there are no weights.
+    """
+
+    about: AboutT
+    pieces: tuple[tuple[Place, ...], ...]
+    tensor: Tensor | None
+
+
+def piece_messages(
+    weights: SentWeights, about: AboutT, *, copies: bool = False
+) -> Iterator[FirstPiece[AboutT] | Tensor]:
+    """Yield the messages of an update. Collective where `weights` are.
+
+    Args:
+        weights: the current ones.
+        about: see `FirstPiece`.
+        copies: whether the messages are copies on the host, which may be sent while training goes on.
+    """
+    tensors = (piece.to("cpu", copy=copies) if copies else piece for piece in weights.tensors())
+    yield FirstPiece(about, weights.pieces, next(tensors, None))
+    yield from tensors
+
+
+@torch.no_grad()
+def load_pieces(first: FirstPiece[AboutT], others: Iterator[Tensor], into: Mapping[str, Tensor]) -> None:
+    """Copy the weights of an update, the first of whose messages is there, into tensors by name.
+
+    Raises:
+        RLinfError: the weights are not those that the tensors stand for.
+    """
+    names = {place.name for places in first.pieces for place in places}
+    if names != into.keys():
+        _refuse(f"`{min(names ^ into.keys())}` is a weight of one of them only")
+    piece = first.tensor
+    for places in first.pieces:
+        arrived = next(others) if piece is None else piece
+        for place in places:
+            mine, theirs = into[place.name], place.of(arrived)
+            if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+                _refuse(
+                    f"`{place.name}` is {list(theirs.shape)} of {theirs.dtype} and {list(mine.shape)} of {mine.dtype}"
+                )
+            mine.copy_(theirs)
+        piece = None
+
+
+def _refuse(why: str) -> NoReturn:
+    raise RLinfError(
+        "the actor's policy and the rollout worker's differ",
+        why=why,
+        help="install the same versions of the policy's packages for both",
+    )
 
 
 def receiver_ranks(sender: int, senders: int, receivers: int) -> range:
@@ -21,7 +87,7 @@ class WeightSender:
         source: its group and its rank.
         group_name: of the rollout workers.
         ranks: of those that it serves.
-        in_background: send a copy and return at once, because rollouts go on meanwhile.
+        in_background: return before the messages are received, because rollouts go on meanwhile.
     """
 
     def __init__(
@@ -30,39 +96,22 @@ class WeightSender:
         self._worker = worker
         self._source = source
         self._groups = [(group_name, ranks)]
-        self._in_background = in_background
-        self._copy: FlatWeights | None = None
-        self._sending: Work[object] | None = None
+        self.in_background = in_background
+        self._sending: list[Work[object]] = []
 
-    def send(self, weights: FlatWeights, message: Callable[[FlatWeights], object]) -> None:
-        """Send weights, and return when they are received, or before where they are sent in the background.
+    def send(self, messages: Iterable[object]) -> None:
+        """Send messages in order, one copy of each for all workers of a host.
 
-        Args:
-            weights: the current ones, whole.
-            message: makes the message of them, or of a copy of them.
+        Without receivers they are made all the same: their weights are gathered by all ranks together. Returns when
+        the memory of the messages may be changed; in the background at once, after those of an earlier call are sent.
         """
-        self._wait()
-        if self._in_background:
-            if self._copy is None:
-                self._copy = FlatWeights(weights.views)
-            for mine, current in zip(self._copy.buffers, weights.buffers, strict=True):
-                mine.copy_(current)
-            weights = self._copy
+        while self._sending:
+            self._sending.pop(0).wait()
         (_, ranks) = self._groups[0]
-        if ranks:
-            # One copy for all workers of a host: each takes the weights out of it.
-            self._sending = self._worker.broadcast(message(weights), self._groups, self._source, async_op=True)
-        if not self._in_background:
-            self._wait()
-
-    def send_each(self, messages: Iterable[object]) -> None:
-        """Send messages in order, and return when their memory may be changed; no-op without receivers."""
-        (_, ranks) = self._groups[0]
-        if ranks:
-            for message in messages:
+        for message in messages:
+            if not ranks:
+                continue
+            if self.in_background:
+                self._sending.append(self._worker.broadcast(message, self._groups, self._source, async_op=True))
+            else:
                 self._worker.broadcast(message, self._groups, self._source)
-
-    def _wait(self) -> None:
-        if self._sending is not None:
-            self._sending.wait()
-        self._sending = None

@@ -14,13 +14,13 @@ from recipes.embodied.models.vla.pi05_network import paligemma_config
 from recipes.embodied.models.vla.vision_language import initialize_narrow
 from recipes.sections.model_folders import SETTINGS, read_object
 from recipes.training.huggingface import (
-    are_shapes_only,
     check_folder,
     config_of,
     first_line,
     load_pretrained,
     require_transformers,
 )
+from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json_object
 

@@ -43,7 +43,8 @@ from recipes.embodied.models.vla.smolvla_backbone import (
     with_special_tokens,
 )
 from recipes.embodied.models.vla.vision_language import load_policy_tokenizer
-from recipes.training.huggingface import are_shapes_only, with_lora
+from recipes.training.huggingface import transformer_layers, with_lora
+from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 
 _PROJECTIONS: Final = ("state_proj", "action_in_proj", "action_out_proj", "action_time_mlp_in", "action_time_mlp_out")
@@ -104,6 +105,11 @@ class SmolVlaPolicy(FlowVlaPolicy):
             if folder and not is_own
             else load_normalization(folder, spec)
         )
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """See `BasePolicy`: lerobot computes with parts of the other layers, and calls those that see alone."""
+        return transformer_layers(self.base.vlm_with_expert.get_vlm_model().vision_model)
 
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
         """See `FlowVlaPolicy`; the states are the last of what is read."""

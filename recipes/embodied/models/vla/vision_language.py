@@ -16,12 +16,12 @@ from torch.nn import functional
 from recipes.embodied.models.folder_facts import ARCHITECTURES
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline
 from recipes.training.huggingface import (
-    are_shapes_only,
     config_of,
     load_pretrained,
     load_tokenizer,
     require_transformers,
 )
+from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:

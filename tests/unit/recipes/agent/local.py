@@ -45,7 +45,7 @@ class LocalEngine(AgentRolloutWorker):
         self._stops = stop_token_ids(self._tokenizer, None)
         self._engine = make_engine(config, self._tokenizer, self._stops, torch.device("cpu"))
         self._encoder = TurnEncoder(self._tokenizer, apply_chat_template=config.data.apply_chat_template)
-        self.policy = initial_policy(config, self._tokenizer, torch.device("cpu")) if warm else None
+        self.policy = initial_policy(config, self._tokenizer, torch.device("cpu")).policy if warm else None
         if self.policy is not None:
             self._engine.load_weights(cast("Any", self.policy.model).state_dict().items(), 0)
         self._asked: list[DrawRequest] = []

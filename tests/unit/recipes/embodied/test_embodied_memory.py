@@ -67,11 +67,14 @@ def test_rollouts_grow_with_the_environments() -> None:
     assert few["rollout"].parts["trajectories"] == 2 * 64 * 50 * (4 * (21 + 2 * 8 + 1 + 2) + 3)
 
 
-def test_shards_divide_weights_and_are_sent_whole() -> None:
-    whole, half = (parts("actor", actor=count) for count in (1, 2))
+def test_shards_divide_weights_and_are_sent_by_the_piece() -> None:
+    wide = "actor.model.hidden_dim=4096"
+    whole, half = (parts("actor", wide, actor=count) for count in (1, 2))
     assert half["weights"] == whole["weights"] // 2
-    # Gathered, and in shared memory.
-    assert half["sent weights"] == 2 * whole["sent weights"]
+    assert half["sent weights"] == whole["sent weights"] < whole["weights"]
+    # A policy of small layers has no blocks: it is gathered whole.
+    assert half["gathered weights"] == whole["weights"]
+    assert "gathered weights" not in whole
 
 
 def test_weights_sent_behind_rollouts_are_copied() -> None:

@@ -128,6 +128,6 @@ class LocalJob:
         found: dict[str, torch.Tensor] = {}
         for name, each in (("actor", self.actor), ("critic", self.critic)):
             if each is not None:
-                state: dict[str, torch.Tensor] = each._state.whole_state()  # pyright: ignore[reportPrivateUsage]
+                state: dict[str, torch.Tensor] = dict(each._state.whole_tensors())  # pyright: ignore[reportPrivateUsage]
                 found |= {f"{name}.{key}": value.clone() for key, value in state.items()}
         return found

@@ -69,7 +69,7 @@ def test_an_engine_gets_every_tensor_by_its_name() -> None:
 
 
 def test_weights_travel_in_pieces_that_hold_whole_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipes.language.weights.weight_transfer.PIECE_BYTES", 100)
+    monkeypatch.setattr("recipes.training.weights.sent_weights.PIECE_BYTES", 100)
     sent = mail().sent
     assert [[place.name for place in piece] for piece in sent[0].pieces] == [["b"], ["a"], ["c", "d"]]
     assert sum(piece.nbytes for piece in sent[1:-1]) < 2 * sum(each.nbytes for each in NAMED.values())

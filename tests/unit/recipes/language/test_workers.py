@@ -221,10 +221,11 @@ def test_half_precision_is_for_engines_not_for_checkpoints(tmp_path: Path, given
     stored = FileSystemReader(tmp_path / "actor").read_metadata().state_dict_metadata
     types = {each.properties.dtype for each in stored.values() if isinstance(each, TensorStorageMetadata)}
     assert types == {torch.float32}
-    sent = straight.actor._state.whole_weights()  # pyright: ignore[reportPrivateUsage]
-    assert {each.dtype for each in sent.buffers} == {torch.bfloat16}
-    for name, value in sent.views.items():
-        assert torch.equal(value, expected[f"actor.{name}"].bfloat16()), name
+    sent = straight.actor._state.sent_weights()  # pyright: ignore[reportPrivateUsage]
+    for places, piece in zip(sent.pieces, sent.tensors(), strict=True):
+        assert piece.dtype == torch.bfloat16
+        for place in places:
+            assert torch.equal(place.of(piece), expected[f"actor.{place.name}"].bfloat16()), place.name
 
     straight.actor.save_model(str(tmp_path / "model"))
     assert {each.dtype for each in load_file(tmp_path / "model" / "model.safetensors").values()} == {torch.bfloat16}

@@ -32,14 +32,16 @@ def state(compute_dtype: torch.dtype | None, device: torch.device = HOST) -> Tra
 
 def learn(made: TrainingState) -> None:
     made.optimizer.zero_grad()
-    buffer = made.whole_weights().buffers[0]
+    buffer = next(made.sent_weights().tensors())
     made.strategy.module(torch.ones(2, 3, dtype=buffer.dtype, device=buffer.device)).float().sum().backward()
     made.optimizer.step()
 
 
 def tensors(made: TrainingState) -> list[Tensor]:
     """Return all memory of a state that has learned."""
-    found: list[Tensor] = [*made.policy.parameters(), *made._weights.buffers]  # pyright: ignore[reportPrivateUsage]
+    found: list[Tensor] = [*made.policy.parameters()]
+    flat = made._flat  # pyright: ignore[reportPrivateUsage]
+    found += [] if flat is None else flat.buffers
     found += [each.grad for each in made.policy.parameters() if each.grad is not None]
     found += [value for values in made.optimizer.state.values() for value in values.values()]
     return [each.to_local() if isinstance(each, DTensor) else each for each in found]
@@ -50,8 +52,8 @@ def test_nothing_stays_on_the_device(monkeypatch: pytest.MonkeyPatch, compute_dt
     """A device without memory stands for the host, and the processor's memory for the accelerator's."""
     made = state(compute_dtype)
     # A weight of the processor cannot be given such memory in place.
-    views = made._weights.views  # pyright: ignore[reportPrivateUsage]
-    swap = {name: name.split(".") for name in views if not compute_dtype}
+    flat = made._flat  # pyright: ignore[reportPrivateUsage]
+    swap = {} if flat is None else {name: name.split(".") for name in flat.views}
     monkeypatch.setattr(
         FlatWeights,
         "_give",
@@ -62,13 +64,14 @@ def test_nothing_stays_on_the_device(monkeypatch: pytest.MonkeyPatch, compute_dt
     )
     learn(made)
     before = tensors(made)
-    assert len(before) == 4 + 1 + 4 + 12  # weights, what is sent, gradients, two moments and a count of each
+    # Weights, the buffer that they are in where they are not shards, gradients, two moments and a count of each.
+    assert len(before) == 4 + len(swap) // 4 + 4 + 12
     assert {each.device for each in before} == {HOST}
 
     made.offload(AWAY)
 
     after = tensors(made)
-    assert len(after) == 4 + 1 + 12
+    assert len(after) == 4 + len(swap) // 4 + 12
     assert {each.device for each in after} == {AWAY}
 
 
@@ -87,12 +90,16 @@ def test_what_is_asked_while_it_rests_is_answered(
 
     monkeypatch.setattr(TrainingState, "_move", move)
     made.offload(AWAY)
-    for ask in (lambda: made.save(str(tmp_path)), lambda: made.load(str(tmp_path)), made.whole_state):
+    for ask in (
+        lambda: made.save(str(tmp_path)),
+        lambda: made.load(str(tmp_path)),
+        lambda: dict(made.whole_tensors()),
+    ):
         ask()
         assert places[-2:] == [HOST, AWAY]
     count = len(places)
-    made.whole_weights()
-    # Whole weights are gathered from shards on the device; without shards they are sent from where they are.
+    list(made.sent_weights().tensors())
+    # Weights are gathered from shards on the device; without shards they are sent from where they are.
     assert len(places) == count + (2 if compute_dtype else 0)
     made.onload()
     assert places[-1] == HOST
@@ -106,8 +113,8 @@ def test_a_rest_changes_nothing_of_what_is_learned(compute_dtype: torch.dtype | 
         learn(offloaded)
         offloaded.offload()
         offloaded.onload()
-    expected = straight.whole_state()
-    assert all(torch.equal(value, expected[name]) for name, value in offloaded.whole_state().items())
+    expected = dict(straight.whole_tensors())
+    assert all(torch.equal(value, expected[name]) for name, value in offloaded.whole_tensors())
 
 
 @pytest.mark.gpu
@@ -122,5 +129,5 @@ def test_an_accelerator_is_left_and_come_back_to(compute_dtype: torch.dtype | No
         learn(offloaded)
         offloaded.offload()
         assert {each.device.type for each in tensors(offloaded)} == {"cpu"}
-    expected = straight.whole_state()
-    assert all(torch.equal(value, expected[name]) for name, value in offloaded.whole_state().items())
+    expected = dict(straight.whole_tensors())
+    assert all(torch.equal(value, expected[name]) for name, value in offloaded.whole_tensors())

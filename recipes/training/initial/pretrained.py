@@ -1,0 +1,96 @@
+"""Models of transformers without memory, and the weights for them in their folders."""
+
+# transformers has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from recipes.training.huggingface import check_folder, config_of, require_transformers
+from recipes.training.initial.weight_sources import StoredWeights
+from recipes.training.reading.adapter_names import beneath_adapters
+from recipes.training.reading.tensor_files import StoredTensor, stored_tensors
+from recipes.training.without_memory import without_memory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def hollow_pretrained(loader: Any, folder: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the model that a folder has the configuration of, without weights. No code of the folder is run.
+
+    Args:
+        loader: a class with `from_config`, such as `AutoModelForCausalLM`.
+        folder: as `save_pretrained` writes one.
+        dtype: of the weights.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    require_transformers()
+    from transformers import AutoConfig
+
+    check_folder(folder)
+    config = config_of(AutoConfig, folder)
+    with without_memory():
+        return loader.from_config(config, dtype=dtype, trust_remote_code=False).eval()
+
+
+def stored_weights(model: PreTrainedModel, folder: str) -> dict[str, StoredTensor] | None:
+    """Return the weights that a folder has for a model, by name.
+
+    Args:
+        model: see `hollow_pretrained`.
+        folder: of its weights.
+
+    Returns:
+        None where transformers makes weights of several tensors, or where the folder lacks some: it has to load them.
+    """
+    tensors = stored_tensors(Path(folder))
+    if tensors is None or getattr(model.config, "quantization_config", None) is not None:
+        return None
+    exact = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+    if model.dtype != torch.float32 and any(getattr(model, name, None) for name in exact):
+        return None
+    own: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
+    named = _by_name_of_model(model, tensors) or {}
+    # Of weights that layers share the file may hold one alone, under a name that is not the first.
+    there = {id(weight): named[name] for name, weight in own.items() if name in named}
+    if any(id(weight) not in there or there[id(weight)].shape != tuple(weight.shape) for weight in own.values()):
+        return None
+    return {name: there[id(weight)] for name, weight in own.items()}
+
+
+def within(module: nn.Module, stored: Mapping[str, StoredTensor]) -> StoredWeights:
+    """Return the weights of a model as those of a module that has it as its `model`, possibly with adapters."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    names = beneath_adapters([name.removeprefix("model.") for name, _ in tensors], stored)
+    return StoredWeights({f"model.{mine}": stored[theirs] for mine, theirs in names.items()})
+
+
+def _by_name_of_model(model: PreTrainedModel, tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor] | None:
+    """Return stored tensors by the names that transformers gives them; None where it converts some."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    except ImportError:
+        return None
+    rules = get_model_conversion_mapping(model)
+    if not all(isinstance(rule, WeightConverter | WeightRenaming) for rule in rules):
+        return None
+    renamings: list[Any] = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters: list[Any] = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    own = model.state_dict()
+    named: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
+        renamed, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
+        if converter is not None or renamed in named:
+            return None
+        named[renamed] = tensor
+    return named

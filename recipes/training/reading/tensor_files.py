@@ -1,0 +1,108 @@
+"""Tensors in safetensors files, read by the row.
+
+The package safetensors maps whole files into memory, so that what was read of them counts as this process's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+# Bytes of the longest description that is read, as in the package safetensors.
+_LONGEST: Final = 100_000_000
+_DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file.
+
+    Attributes:
+        path: of the file.
+        begin: its first byte.
+        dtype, shape: as it is stored.
+    """
+
+    path: Path
+    begin: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def rows(self, start: int, count: int) -> Tensor:
+        """Return rows of the tensor; of one without dimensions there is one.
+
+        Raises:
+            OSError: the file cannot be read, or is shorter than it says.
+        """
+        row = self.shape[1:]
+        made = torch.empty((count, *row), dtype=self.dtype)
+        if not made.numel():
+            return made
+        target = memoryview(made.view(-1).view(torch.uint8).numpy())
+        place = self.begin + start * math.prod(row) * self.dtype.itemsize
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while target:
+                read = os.preadv(descriptor, [target[: 1 << 30]], place)
+                if not read:
+                    raise OSError(f"`{self.path}` ends before its tensors do")
+                target, place = target[read:], place + read
+        finally:
+            os.close(descriptor)
+        return made
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
+    """Return the tensors of a model folder by name; None where its files are not those that transformers would take.
+
+    `model.safetensors` holds all of them, or `model.safetensors.index.json` names the files.
+    """
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    try:
+        if single.is_file():
+            return _of_file(single)
+        named: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+        files = {name: _of_file(folder / name) for name in set(named.values()) if Path(name).name == name}
+        return {tensor: files[name][tensor] for tensor, name in named.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        # Whoever loads the whole of it says what is wrong.
+        return None
+
+
+def _of_file(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a file.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is no such file, or has tensors of another type.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(size - 8, _LONGEST):
+            raise ValueError("no safetensors file")
+        header: dict[str, Any] = json.loads(file.read(length))
+    tensors: dict[str, StoredTensor] = {}
+    for name, about in header.items():
+        if name == "__metadata__":
+            continue
+        dtype, shape = _DTYPES[about["dtype"]], tuple(int(number) for number in about["shape"])
+        begin, end = (int(number) for number in cast("list[int]", about["data_offsets"]))
+        if not 0 <= begin <= end <= size - 8 - length or end - begin != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"`{name}` is not where the file says")
+        tensors[name] = StoredTensor(path, 8 + length + begin, dtype, shape)
+    return tensors

@@ -1,0 +1,36 @@
+"""Ranks that read, send and write their shards have what one rank has; each holds less, the more there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from benchmarks.bench_memory_ranks import differences, measure, write_model
+
+
+def test_ranks_load_send_and_export_what_one_does(tmp_path: Path) -> None:
+    write_model(tmp_path, width=64, layers=2)
+    found = {count: measure(count, tmp_path, []) for count in (1, 2)}
+    largest, equal = differences(found)
+    assert equal
+    assert largest < 1e-5
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_the_peak_of_a_rank_falls_with_their_number(tmp_path: Path) -> None:
+    parameters = write_model(tmp_path, width=512, layers=24)
+    found = {count: measure(count, tmp_path, []) for count in (1, 2, 4)}
+    largest, equal = differences(found)
+    assert equal
+    assert largest < 1e-5
+    # What is in no layer, and a layer, each as weights and as gradients of two kinds; and what does not depend on it.
+    apart, layer = 2 * 8 * 512**2, (4 + 3 * 11 // 4) * 512**2
+    constant = 3 * 4 * (apart + 2 * layer) + (128 << 20)
+    for phase in ("load", "sync", "train", "save", "export"):
+        one, *_ = (rank["peaks"][phase] for rank in found[1])
+        for count, ranks in found.items():
+            assert max(rank["peaks"][phase] for rank in ranks) < one / count + constant, (phase, count, parameters)
