@@ -163,7 +163,10 @@ def _finite(name: str, value: Any) -> float:
     # float("0.5") is no number that was returned.
     if not isinstance(value, numbers.Real) and not hasattr(value, "__float__"):
         raise TypeError(f"`{name}` is {type(value).__name__}, not a number")
-    number = float(value)
+    shape = tuple(getattr(value, "shape", ()))
+    if math.prod(shape) != 1:
+        raise TypeError(f"`{name}` is an array of the shape {list(shape)}, not a number")
+    number = float(value.reshape(())) if shape else float(value)
     if not math.isfinite(number):
         raise ValueError(f"`{name}` is {number}")
     return number
