@@ -333,11 +333,11 @@ def _rows(table: Any) -> list[Mapping[str, Any]]:
     """Return the rows of a table of pyarrow. Numbers of few bits are as they were written: 0.1, not 0.10000000149."""
     rows: list[dict[str, Any]] = table.to_pylist()
     for name, kind in zip(table.schema.names, map(str, table.schema.types), strict=True):
-        form = _FEW_BITS.get(kind)
-        for row in rows if form is not None else ():
+        form = _FEW_BITS.get(kind, "")
+        for row in rows if form else ():
             if row[name] is not None and math.isfinite(row[name]):
                 row[name] = _shortest(row[name], form)
-    return rows
+    return list[Mapping[str, Any]](rows)
 
 
 def _shortest(number: float, form: str) -> float:
