@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from recipes.demonstrations.data_errors import DatasetError, needed
 from recipes.demonstrations.demonstrations import Camera, Demonstrations, Rows
 from recipes.demonstrations.flags import truths
+from recipes.demonstrations.hdf5_contents import check_contents, check_numbers
 from recipes.demonstrations.names import Flip, Role, column_of, is_depth
 
 # What makes up the states where nothing else is said: of LIBERO, of robomimic with a Panda, of Isaac Lab.
@@ -72,6 +73,7 @@ class _File:
 
     def __init__(self, opened: Any, path: Path, columns: Mapping[Role, str]) -> None:
         self._opened, self._where, self._columns = opened, str(path), columns
+        check_contents(opened, self._where)
         data: Any = opened.get("data")
         self._demos: dict[str, Any] = {}
         if data is not None and hasattr(data, "keys"):
@@ -172,6 +174,7 @@ class _File:
             for key in keys:
                 if key not in observed:
                     raise DatasetError(f"`data/{name}/obs` has no `{key}`", where=self._where, help=_AGREE)
+                check_numbers(observed[key], self._where)
                 rows, shape = observed[key].shape[0], observed[key].shape[1:]
                 if shapes.setdefault(key, shape) != shape:
                     message = f"`data/{name}/obs/{key}` is {list(shape)}; that of `{names[0]}` is {list(shapes[key])}"
@@ -215,7 +218,10 @@ class _File:
         """Return the HDF5 data set of a role in a demonstration; None if there is none."""
         known = [key for key in _flat(demo) if key.split("/")[0] not in _NO_COLUMNS]
         key = column_of(role, known, self._columns, f"{self._where}, data/{name}")
-        return None if key is None else demo[key]
+        if key is None:
+            return None
+        check_numbers(demo[key], self._where)
+        return demo[key]
 
     def _rows(self, role: Role, names: Sequence[str], lengths: Mapping[str, int]) -> NDArray[Any] | None:
         """Return a scalar column over all demonstrations; None if no demonstration has it."""

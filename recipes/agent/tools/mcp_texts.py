@@ -16,10 +16,10 @@ def only_text(schema: Mapping[str, Any]) -> str | None:
     if len(properties) != 1:
         return None
     ((name, property_schema),) = properties.items()
-    # What may be anything may be a text.
-    return (
-        name if property_schema is True or property_schema == {} or _kind(property_schema, schema) == "string" else None
-    )
+    kinds = _kind(property_schema, schema).split(" | ")
+    # What may be anything may be a text; so may what is left out, as an optional argument of Python is described.
+    takes_text = property_schema is True or property_schema == {} or set(kinds) in ({"string"}, {"string", "null"})
+    return name if takes_text else None
 
 
 def written_schema(schema: Mapping[str, Any]) -> str:

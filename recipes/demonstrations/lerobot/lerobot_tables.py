@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +28,8 @@ from recipes.demonstrations.lerobot.set_info import (
 _AGREE = "correct the invalid file, or convert the data set again"
 # Columns that say where a row was read.
 _FILE, _ROW = "__file", "__row"
+# A field of a path pattern, with its width.
+_FIELD = re.compile(r"\{(\w+)(?::(0?\d{0,2}d))?\}")
 
 
 class Episode(NamedTuple):
@@ -338,11 +341,24 @@ def _shown_videos(info: DatasetInfo) -> list[str]:
 
 
 def _path(pattern: str, place: Mapping[str, Any]) -> str:
-    try:
-        return pattern.format(**place)
-    except (KeyError, ValueError, IndexError) as error:
-        message = f"the path pattern `{pattern}` is invalid"
-        raise DatasetError(message, where="meta/info.json", why=f"{type(error).__name__}: {error}") from error
+    """Return the path of a file below the data set's folder.
+
+    Raises:
+        DatasetError: the pattern names something else than places, or leads out of the folder.
+    """
+    message = f"the path pattern `{pattern}` is invalid"
+
+    def filled(field: re.Match[str]) -> str:
+        if field[1] not in place:
+            raise DatasetError(message, where="meta/info.json", why=f"`{field[1]}` is not one of {', '.join(place)}")
+        return format(place[field[1]], field[2] or "")
+
+    # `str.format` would read attributes of what it is given, too.
+    path = _FIELD.sub(filled, pattern)
+    if "{" in path or "}" in path or Path(path).is_absolute() or ".." in Path(path).parts:
+        why = "it must be a path below the folder, with fields such as `{episode_index:06d}`"
+        raise DatasetError(message, where="meta/info.json", why=why)
+    return path
 
 
 def _tabled_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:

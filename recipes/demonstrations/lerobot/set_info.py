@@ -229,7 +229,7 @@ def read_info(folder: Path) -> DatasetInfo:
         )
     try:
         said = cast("dict[str, Any]", json.loads(file.read_text(encoding="utf-8")))
-        version = str(said["codebase_version"])
+        version = f"v{str(said['codebase_version']).removeprefix('v')}"
         if not version.startswith("v3") and version not in _LISTED:
             raise DatasetError(
                 f"the data set has version {version}; versions 2.0, 2.1 and 3 are supported",

@@ -223,7 +223,7 @@ def _installer(folder: Path, python: Path, emit: Tell) -> list[str]:
     if not python.exists():
         emit(f"making `{folder}`")
         how = [uv, "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
-        _run([*how, str(folder)])
+        _run([*how, str(folder)], emit)
     if uv:
         return [uv, "pip", "install", "--python", str(python)]
     return [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -9,7 +9,7 @@ from typing import Any, Final
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.orientation import OrientationMatch, PicturesShown, Thumbnails, compared_orientations
 from rlinf_core import RunRecord
-from rlinf_core.runners.storage.first_contact import FILE, SKIPPED, ContactCheck, note_comparisons
+from rlinf_core.runners.storage.first_contact import FILE, SKIPPED, ContactCheck, Verdict, note_comparisons
 
 _LOGGER: Final = logging.getLogger("rlinf")
 
@@ -34,10 +34,9 @@ def check_orientation(actor: Any, env: Any, record: RunRecord, environments: str
         return
     places = dict.fromkeys(data_set.where for data_set in shown)
 
-    def unseen(**result: Any) -> list[ContactCheck]:
-        return [
-            ContactCheck("actor", f"orientation of pictures in {where}", environments, **result) for where in places
-        ]
+    def unseen(verdict: Verdict, note: str) -> list[ContactCheck]:
+        whats = [f"orientation of pictures in {where}" for where in places]
+        return [ContactCheck("actor", what, environments, verdict, note=note) for what in whats]
 
     if skips:
         note_comparisons(record.folder.path, unseen("skipped", SKIPPED))

@@ -5,14 +5,22 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import math
 import random
+import struct
 from collections.abc import Mapping, Sequence
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from recipes.language.data.json_rows import json_rows
 from recipes.language.data.problems import Problem, ProblemSet
 from rlinf_core import ConfigError
+
+# Types of numbers whose decimal forms are shorter than those of the floats that Python makes of them.
+_FEW_BITS: Final = {"float": "f", "halffloat": "e"}
+_MOST_DIGITS: Final = 9
 
 
 class Sums:
@@ -109,7 +117,9 @@ class FileProblems:
                     why=f"it is {_shown(prompt)}",
                     help='give a text, or a list of {"role": ..., "content": ...}',
                 )
-            if answer is None or isinstance(answer, dict | list):
+            if not prompt:
+                raise ConfigError(f"{place}: the prompt under `{prompt_key}` is empty", help="remove the row")
+            if not isinstance(answer, str | float | int | Decimal | date) or not _is_value(answer):
                 raise ConfigError(
                     f"{place}: there is no answer under `{answer_key}`",
                     why=f"it is {_shown(answer)}",
@@ -132,6 +142,11 @@ class FileProblems:
             source=self._name,
             messages=messages,
         )
+
+
+def _is_value(answer: object) -> bool:
+    """Return whether an answer is a text, a date or a finite number; true and false are words in each language."""
+    return not isinstance(answer, bool) and (not isinstance(answer, float | Decimal) or math.isfinite(answer))
 
 
 def _value(row: Mapping[str, Any], key: str, place: str, purpose: str) -> Any:
@@ -232,10 +247,10 @@ def _parquet(file: Path, most: int | None = None) -> list[Mapping[str, Any]]:
         raise ConfigError(f"the data file `{file}` cannot be read", why="No such file or directory")
     try:
         if most is None:
-            return parquet.read_table(file).to_pylist()
+            return _rows(parquet.read_table(file))
         with parquet.ParquetFile(file) as opened:
             first = next(opened.iter_batches(batch_size=most), None)
-            return [] if first is None else first.to_pylist()
+            return [] if first is None else _rows(first)
     except Exception as error:  # noqa: BLE001  pyarrow has no common base of its errors
         raise ConfigError(f"`{file}` is not a Parquet file", why=str(error).splitlines()[0]) from None
 
@@ -312,3 +327,27 @@ class Joined:
                 return part[index]
             index -= len(part)
         raise IndexError(index)
+
+
+def _rows(table: Any) -> list[Mapping[str, Any]]:
+    """Return the rows of a table of pyarrow. Numbers of few bits are as they were written: 0.1, not 0.10000000149."""
+    rows: list[dict[str, Any]] = table.to_pylist()
+    for name, kind in zip(table.schema.names, map(str, table.schema.types), strict=True):
+        form = _FEW_BITS.get(kind, "")
+        for row in rows if form else ():
+            if row[name] is not None and math.isfinite(row[name]):
+                row[name] = _shortest(row[name], form)
+    return list[Mapping[str, Any]](rows)
+
+
+def _shortest(number: float, form: str) -> float:
+    """Return the number of the fewest digits that is the same in a type with fewer bits, a format of `struct`."""
+    texts = (float(f"{number:.{digits}g}") for digits in range(1, _MOST_DIGITS))
+    return next((short for short in texts if struct.unpack(form, _packed(form, short))[0] == number), number)
+
+
+def _packed(form: str, number: float) -> bytes:
+    try:
+        return struct.pack(form, number)
+    except OverflowError:  # rounded up, beyond the largest
+        return struct.pack(form, 0.0)

@@ -163,7 +163,11 @@ def _finite(name: str, value: Any) -> float:
     # float("0.5") is no number that was returned.
     if not isinstance(value, numbers.Real) and not hasattr(value, "__float__"):
         raise TypeError(f"`{name}` is {type(value).__name__}, not a number")
-    number = float(value)
+    array: Any = value
+    shape: tuple[int, ...] = tuple(getattr(array, "shape", ()))
+    if math.prod(shape) != 1:
+        raise TypeError(f"`{name}` is an array of the shape {list(shape)}, not a number")
+    number = float(array.reshape(()) if shape else array)
     if not math.isfinite(number):
         raise ValueError(f"`{name}` is {number}")
     return number

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import unicodedata
+from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -26,6 +27,8 @@ from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE, hardware_model, ha
 from rlinf_core.suggest import near, quoted
 
 _LISTED = 12
+# Characters of other scripts in the place of YAML's own.
+_LOOK_ALIKES: Final = "：“”‘’，｛｝"
 # Common words for our keys that have no similar spelling.
 _SYNONYMS = {
     "per_node": ("gpus", "gpu", "num_gpus", "gpus_per_node", "count", "number", "num"),
@@ -35,6 +38,14 @@ _SYNONYMS = {
     "connect_timeout": ("timeout",),
     "hosts": ("host", "ip", "ips", "addresses", "nodes"),
 }
+
+
+def foreign_character(text: str) -> str | None:
+    """Return the first character of a key that looks like another one, or like none, with its name."""
+    for character in text:
+        if character in _LOOK_ALIKES or (character != " " and unicodedata.category(character) in ("Zs", "Cf")):
+            return f"U+{ord(character):04X} ({unicodedata.name(character, 'no name').lower()})"
+    return None
 
 
 def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagnostic:
@@ -51,7 +62,9 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
     elsewhere = _other_places(model, path)
     before_colon, colon, after_colon = name.partition(":")
     hint: str | None = None
-    if colon and before_colon in here:
+    if foreign := foreign_character(name):
+        hint = f"it contains {foreign}: write it with plain characters"
+    elif colon and before_colon in here:
         hint = f"write a space after the `:`, as in `{before_colon}: {after_colon or '...'}`"
     elif source and (known := source.moved_keys(annotations).get(name)):
         hint = f"`{name}` is `{known}` here"

@@ -142,7 +142,11 @@ def _how_to_write(expected: str, kind: str, value: object) -> str | None:
         return "start each item of a list with `- `"
     if expected == "a list" and isinstance(value, str | int | float) and len(written := _written(value)) <= 40:
         return f"write it as a list: `[{written}]`"
+    if expected == "true or false" and kind == "an integer" and value in (0, 1):
+        return f"write `{'true' if value else 'false'}`"
     if isinstance(value, str):
+        if expected in ("an integer", "a number", "a finite number") and _GROUPED.fullmatch(value):
+            return f"write `{value.replace('_', '').replace(',', '')}`"
         if expected == "true or false" and value.lower() in _YES | _NO:
             return f"write `{'true' if value.lower() in _YES else 'false'}`"
         if expected in ("an integer", "a number") and _NUMBER.fullmatch(value):
@@ -158,6 +162,8 @@ _YES: Final = {"yes", "on", "y"}
 _NO: Final = {"no", "off", "n"}
 _NUMBER: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?", re.ASCII)
 _WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*[A-Za-z%/]+", re.ASCII)
+# Digits in groups, as Python and people write them.
+_GROUPED: Final = re.compile(r"[-+]?[0-9]{1,3}([_,][0-9]{3})+", re.ASCII)
 # `key:value`, which YAML reads as one word.
 _GLUED: Final = re.compile(r"([A-Za-z_][\w.,-]*):([^\s:/]\S*)")
 # The meaning of 0 in a description.

@@ -32,6 +32,8 @@ from rlinf_core import ConfigError, RuntimeFailure
 _LOGGER: Final = logging.getLogger("rlinf")
 # Actions of an episode up to which it is repeated on a new simulator.
 _MOST_REPEATED: Final = 2000
+# Faults of a batch that are logged with a traceback; further ones are a line.
+_MOST_TRACEBACKS: Final = 4
 
 
 class SimulatorError(RuntimeFailure):
@@ -106,6 +108,7 @@ class SimulationBatch:
         self._rows: list[Row] = [{}] * len(tasks)
         self._stale = [True] * len(tasks)
         self._running = [_RunningEpisode() for _ in tasks]
+        self._faults = 0
 
     def reset(self, rows: Sequence[int], starts: Sequence[Start]) -> None:
         """Begin episodes."""
@@ -162,8 +165,8 @@ class SimulationBatch:
                 return Outcome(0.0, truncated=True, failed=True)
             try:
                 outcome = self.simulations[row].step(action)
-            except Exception as again:
-                _LOGGER.warning("%s; the episode is left out", self._fault(row, again, where), exc_info=again)
+            except Exception as again:  # noqa: BLE001 - whatever a simulator raises
+                self._warn(self._fault(row, again, where), "the episode is left out", again)
                 self._renew(row, again)
                 return Outcome(0.0, truncated=True, failed=True)
         running.add(action, outcome)
@@ -184,14 +187,14 @@ class SimulationBatch:
         if known is not None:
             raise known from error
         running = self._running[row]
-        _LOGGER.warning("%s; a new simulator repeats the episode", self._fault(row, error, where), exc_info=error)
+        self._warn(self._fault(row, error, where), "a new simulator repeats the episode", error)
         self._renew(row, error)
         if not running.is_whole:
             return False
         try:
             return all(self._again(row, action) == outcome for action, outcome in running.past)
-        except Exception as again:
-            _LOGGER.warning("%s; the episode is left out", self._fault(row, again, where), exc_info=again)
+        except Exception as again:  # noqa: BLE001 - whatever a simulator raises
+            self._warn(self._fault(row, again, where), "the episode is left out", again)
             self._renew(row, again)
             return False
 
@@ -216,6 +219,11 @@ class SimulationBatch:
             known = known_fault(error)
             raise known or self._error(row, error, "the beginning") from cause
         self._stale[row] = True
+
+    def _warn(self, fault: str, what: str, error: Exception) -> None:
+        """Log a fault, the first ones with a traceback."""
+        self._faults += 1
+        _LOGGER.warning("%s; %s", fault, what, exc_info=error if self._faults <= _MOST_TRACEBACKS else None)
 
     def _fault(self, row: int, error: Exception, where: str) -> str:
         """Return what a simulator raised, doing what, and where in its episode."""

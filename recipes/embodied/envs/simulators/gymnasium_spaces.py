@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ _BYTE: Final = 255
 # Numbers beyond a bound by this share of it are rounded.
 _ROUNDING: Final = 1e-5
 _LOGGER: Final = logging.getLogger("rlinf")
-# Tasks whose observations left their space, which is told once in a process.
+# What of observations was told, once in a process.
 _told: set[str] = set()
 
 
@@ -89,8 +89,11 @@ class Reader:
         for part in self._states:
             if not isinstance(part.space, spaces.Box | spaces.Discrete | spaces.MultiBinary):
                 raise _not_understood(task, f"{f'`{part.name}` is ' if part.name else ''}{part.space}")
+            if not _length(part.space):
+                raise _not_understood(task, f"{f'`{part.name}`' if part.name else 'it'} has no numbers: {part.space}")
         if len(layouts) != len(parts):
             raise _not_understood(task, f"two parts have one name: {space}")
+        self._space = space
         self.state_size = sum(_length(part.space) for part in self._states)
         low, high = (
             np.concatenate([np.zeros(0), *(_bounds(part.space)[side] for part in self._states)]) for side in (0, 1)
@@ -108,6 +111,11 @@ class Reader:
         """
         for part in (*(part for part, _ in self._pictures.values()), *self._states):
             self._held(part, observation)
+        unread = sorted(_unknown_keys(self._space, observation))
+        if unread and (told := f"{self._task}: {unread}") not in _told:
+            _told.add(told)
+            message = "observations of `%s` have parts that its space does not name, which nobody sees: %s"
+            _LOGGER.warning(message, self._task, ", ".join(f"`{name}`" for name in unread))
 
     def __call__(self, observation: Any) -> Row:
         """Return an observation of the space as a row. The first number out of its bounds is logged.
@@ -223,6 +231,17 @@ def _parts(space: spaces.Space[Any], path: tuple[str | int, ...] = ()) -> Iterat
         yield from _parts(inner_space, (*path, key))
 
 
+def _unknown_keys(space: spaces.Space[Any], observation: Any, path: str = "") -> Iterator[str]:
+    """Return the keys of an observation that its space does not have."""
+    if not isinstance(space, spaces.Dict) or not isinstance(observation, Mapping):
+        return
+    for key, value in observation.items():
+        if key in space.spaces:
+            yield from _unknown_keys(space.spaces[key], value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}"
+
+
 def _layout(task: str, part: _Part) -> str | None:
     """Return the order of an image's dimensions, such as `HWC`; None if a part is not an image.
 
@@ -235,6 +254,11 @@ def _layout(task: str, part: _Part) -> str | None:
     shape = space.shape
     is_byte = space.dtype == np.uint8
     if len(shape) == _PICTURE_DIMENSIONS:
+        if is_byte and not _is_full(space) and not _is_large(shape):
+            return None  # numbers of a grid
+        if is_byte and not _is_full(space):
+            bounds = f"{space.low.min()} to {space.high.max()}"
+            raise _no_picture(task, part, f"its numbers go from {bounds}, and those of a camera from 0 to {_BYTE}")
         if is_byte and shape[-1] in (1, _COLOURS):
             return "HWC"
         if is_byte and shape[0] in (1, _COLOURS):
@@ -243,17 +267,24 @@ def _layout(task: str, part: _Part) -> str | None:
         if not is_byte and not (has_channels and _is_large(shape)):
             return None
     elif len(shape) == _PICTURE_DIMENSIONS - 1 and is_byte and _is_large(shape):
-        if (space.low == 0).all() and (space.high == _BYTE).all():
-            return "HW"
-        return None
+        return "HW" if _is_full(space) else None
     elif len(shape) <= _PICTURE_DIMENSIONS or not is_byte:
         return None
+    raise _no_picture(task, part, f"is not a single one: {space.dtype}{list(shape)}")
+
+
+def _no_picture(task: str, part: _Part, why: str) -> ConfigError:
     name = f"`{part.name}`" if part.name else "the observation"
-    raise ConfigError(
-        f"{name} of `{task}` looks like an image, but is not a single one: {space.dtype}{list(shape)}",
+    return ConfigError(
+        f"{name} of `{task}` looks like an image, but {why}",
         where="env.task",
         help="a camera is uint8 [H, W, 3], [3, H, W], or grey [H, W]; " + OWN + ", that stacks or turns it into these",
     )
+
+
+def _is_full(space: spaces.Box) -> bool:
+    """Return whether the numbers of a part are those of colours, 0 to 255."""
+    return bool((space.low == 0).all() and (space.high == _BYTE).all())
 
 
 def _is_large(shape: tuple[int, ...]) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -138,7 +139,7 @@ def _five(task: str, result: Any) -> tuple[Any, ...]:
 def _number(task: str, reward: Any) -> float:
     array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "fiub":
-        said = f"an array of the shape {list(array.shape)}" if array.size != 1 else repr(reward)
+        said = f"an array of the shape {list(array.shape)}" if array.size != 1 else reprlib.repr(reward)
         raise ConfigError(f"the reward of `{task}` is {said}", where="env.task", help="return one number")
     return float(array.reshape(()))
 
@@ -147,7 +148,7 @@ def _truth(task: str, name: str, value: Any) -> bool:
     array = np.asarray(value)
     if array.size == 1 and array.dtype.kind in "fiub" and array.reshape(()) in (0, 1):
         return bool(array.reshape(()))
-    raise ConfigError(f"`{name}` of `{task}` is {value!r}", where="env.task", help="return true or false")
+    raise ConfigError(f"`{name}` of `{task}` is {reprlib.repr(value)}", where="env.task", help="return true or false")
 
 
 def _numbers(task: str, rewards: Any, count: int) -> FloatArray:

@@ -170,3 +170,43 @@ def test_success_of_isaac_lab_is_that_of_the_last_step(solved: tuple[bool, ...],
     successes = load_demonstrations([str(file)]).successes
     assert successes is not None
     assert successes.tolist() == [False, solved[0], False, False, solved[1]]
+
+
+def test_file_that_refers_to_others_or_to_itself_is_refused(tmp_path: Path) -> None:
+    other, file = tmp_path / "other.hdf5", tmp_path / "lift.hdf5"
+    observations = {"robot0_eef_pos": (3,)}
+    write(other, observations, {}, (3,))
+    (tmp_path / "raw").write_bytes(bytes(84))
+    layout = h5py.VirtualLayout((3, 7), "f8")
+    layout[:] = h5py.VirtualSource(str(other), "data/demo_0/actions", (3, 7))
+
+    def expect(message: str, name: str, link: Any) -> None:
+        write(file, observations, {}, (3,))
+        with h5py.File(file, "a") as opened:
+            demo: Any = opened["data/demo_0"]
+            if callable(link):
+                link(demo)
+            else:
+                demo[name] = link
+        with pytest.raises(DatasetError, match=message):
+            load_demonstrations([str(file)])
+
+    expect("`data/demo_0/more` refers to another file", "more", h5py.ExternalLink(str(other), "/data"))
+    expect("refers to another file", "", lambda demo: demo.create_virtual_dataset("rewards", layout))
+    raw = [(str(tmp_path / "raw"), 0, 84)]
+    expect("refers to another file", "", lambda demo: demo.create_dataset("rewards", (21,), "f4", external=raw))
+    expect("refers to `/nothing`, which does not exist", "more", h5py.SoftLink("/nothing"))
+    expect("is a link to a group", "more", h5py.SoftLink("/data"))
+    expect("nested too deep", "", lambda demo: demo.__setitem__("more", demo.parent))
+
+
+def test_texts_in_the_place_of_numbers_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "lift.hdf5"
+    for name in ("actions", "obs/robot0_eef_pos"):
+        write(file, {"robot0_eef_pos": (3,)}, {}, (3,))
+        with h5py.File(file, "a") as opened:
+            demo: Any = opened["data/demo_0"]
+            del demo[name]
+            demo[name] = np.array([b"a", b"b", b"c"])
+        with pytest.raises(DatasetError, match=f"`data/demo_0/{name}` holds values of the type"):
+            load_demonstrations([str(file)], ["robot0_eef_pos"])

@@ -187,6 +187,9 @@ def describe(**changes: Any) -> Callable[[Path], None]:
         (describe(fps=30), "30 rows per second would put it at", "file-000.parquet, row 1"),
         (describe(codebase_version="v1.6"), "version v1.6", "info.json"),
         (describe(total_frames=99), "claims 99 rows", "set"),
+        (describe(data_path="../set/{chunk_index}.parquet"), "the path pattern", "info.json"),
+        (describe(data_path="{chunk_index.__class__}.parquet"), "the path pattern", "info.json"),
+        (describe(video_path="/{video_key}/{other}.mp4"), "the path pattern", "info.json"),
         (
             describe(action=[3]),
             "`action` has 2 numbers in a row; its description says 3",
@@ -202,6 +205,12 @@ def test_what_is_wrong_is_named(tmp_path: Path, spoil: Callable[[Path], None], m
         read_lerobot(tmp_path / "set").cameras["main"].read(np.arange(sum(LENGTHS)))
     assert raised.value.where is not None
     assert raised.value.where.endswith(place)
+
+
+def test_version_may_stand_without_its_letter(tmp_path: Path) -> None:
+    write(tmp_path / "set")
+    describe(codebase_version="3.0")(tmp_path / "set")
+    assert len(read_lerobot(tmp_path / "set")) == sum(LENGTHS)
 
 
 def test_statistics_may_be_missing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipes.embodied.envs.processes.simulator import Outcome
 from rlinf_core import ConfigError
 
 spaces = pytest.importorskip("gymnasium.spaces")
@@ -110,7 +111,9 @@ def test_steps_of_other_types_are_refused(result: Any, message: str) -> None:
 
 @pytest.mark.parametrize("reward", [1, 1.0, True, np.float32(1), np.array(1), np.array([1.0]), np.array([[1]])])
 def test_one_number_is_a_reward(reward: Any) -> None:
-    assert checked_step("task", (0, reward, False, np.bool_(True), {"success": 1}))[1] == (1.0, False, True, True)
+    assert checked_step("task", (0, reward, False, np.bool_(True), {"success": 1}))[1] == Outcome(
+        1.0, False, True, True
+    )
 
 
 def test_a_reset_of_the_old_gym_is_refused() -> None:
@@ -124,3 +127,22 @@ def test_a_missing_extra_is_named() -> None:
     missing = ModuleNotFoundError("No module named 'imageio'", name="imageio")
     assert cannot_be_made("Hopper-v5", missing).help == "run `pip install 'gymnasium[mujoco]'`"
     assert "pip install other" in (cannot_be_made("Own-v0", ModuleNotFoundError("x", name="other")).help or "")
+
+
+def test_bytes_of_a_grid_or_a_mask_are_no_colours() -> None:
+    grid = Reader("task", spaces.Box(0, 10, (7, 7, 3), np.uint8))
+    assert (grid.cameras, grid.state_size) == ({}, 147)
+    with pytest.raises(ConfigError, match="its numbers go from 0 to 1, and those of a camera from 0 to 255"):
+        Reader("task", spaces.Box(0, 1, (32, 32, 3), np.uint8))
+
+
+def test_part_without_numbers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`a` has no numbers"):
+        Reader("task", spaces.Dict(a=spaces.Box(-1, 1, (0,)), b=spaces.Box(-1, 1, (2,))))
+
+
+def test_parts_that_no_space_names_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    reader = Reader("task of parts", spaces.Dict(a=spaces.Dict(b=spaces.Box(-1, 1, (1,)))))
+    for _ in range(2):
+        reader.check({"a": {"b": np.zeros(1), "depth": 1}, "goal": 2})
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == ["`a.depth`, `goal`"]

@@ -36,7 +36,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that would be run; the environment is made without them."""
     run: list[list[str]] = []
 
-    def note(command: Any) -> None:
+    def note(command: Any, emit: Any) -> None:
         run.append(list(command))
         if "venv" in command:
             (Path(command[-1]) / "bin").mkdir(parents=True)

@@ -138,6 +138,9 @@ def test_a_parquet_file_has_a_problem_in_each_row(tmp_path: Path) -> None:
         ({"prompt": [{"role": "user"}], "answer": "2"}, "neither a text nor messages"),
         ({"prompt": "1+1", "answer": None}, "there is no answer"),
         ({"prompt": "1+1", "answer": {"ground_truth": "2"}}, "there is no answer"),
+        ({"prompt": "is it?", "answer": True}, "there is no answer"),
+        ({"prompt": "", "answer": "2"}, "the prompt under `prompt` is empty"),
+        ({"prompt": [], "answer": "2"}, "neither a text nor messages"),
     ],
 )
 def test_a_row_that_is_no_problem_is_told(tmp_path: Path, row: dict[str, object], words: str) -> None:
@@ -146,6 +149,20 @@ def test_a_row_that_is_no_problem_is_told(tmp_path: Path, row: dict[str, object]
 
     with pytest.raises(ConfigError, match=f"some.jsonl:1: .*{words}"):
         read_file(str(file), "prompt", "answer")
+
+
+def test_numbers_of_few_bits_keep_their_decimal_form(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    written = [0.1, 1e-7, 16777216.0, 3.4028234663852886e38, 0.30000001192092896]
+    file = tmp_path / "some.parquet"
+    table = {"prompt": ["a"] * 5, "answer": arrow.array(written, arrow.float32())}
+    parquet.write_table(arrow.table(table), file)
+    problems = read_file(str(file), "prompt", "answer")
+    assert [problems[row].answer for row in range(5)] == ["0.1", "1e-07", "16777216.0", "3.4028235e+38", "0.3"]
+    table["answer"] = arrow.array([float("nan")] * 5, arrow.float32())
+    parquet.write_table(arrow.table(table), file)
+    with pytest.raises(ConfigError, match="row 0: there is no answer"):
+        check_file(str(file), "prompt", "answer")
 
 
 def test_only_the_first_rows_are_checked_before_a_run(tmp_path: Path) -> None:

@@ -33,6 +33,10 @@ def score(text, answer, row):
         return {"style": 1}
     return {"reward": len(text), "style": row.get("style", 0)}
 
+def of_numpy(text):
+    import numpy as np
+    return np.ones(int(text))
+
 asked = set()
 
 async def away_at_first(text):
@@ -213,6 +217,13 @@ def test_an_async_function_judges_all_answers_of_a_group_at_once(functions: str)
 
     assert [each.reward for each in found] == list(range(100))
     assert found[-1].parts == {"together": 100.0}
+
+
+def test_array_of_one_number_is_a_reward(functions: str) -> None:
+    with Scorer(f"{functions}:of_numpy") as scorer:
+        one, two = scorer.score_all([Item(text=text, answer="") for text in ("1", "2")])
+    assert (one.reward, one.failure) == (1.0, "")
+    assert two.reason == "TypeError: `reward` is an array of the shape [2], not a number"
 
 
 def test_judge_that_was_away_is_asked_again(functions: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 MODE = sys.argv[1]
 SCHEMAS: dict[str, Any] = {
     "any": {"x": True},
+    "optional": {"x": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+    "nullable": {"x": {"type": ["null", "string"]}},
     "never": {"x": False, "y": {}},
     "reference": {"x": {"$ref": "#/$defs/path"}},
     "loop": {"x": {"$ref": "#/properties/x"}, "y": {"$ref": "#/nothing"}},

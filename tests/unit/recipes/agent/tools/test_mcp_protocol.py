@@ -90,6 +90,8 @@ def test_a_failure_within_a_server_is_no_observation() -> None:
     ("mode", "described"),
     [
         ("any", "a"),
+        ("optional", "a"),
+        ("nullable", "a"),
         ("never", 'a (argument: JSON, {"x"?: any, "y"?: any})'),
         ("reference", "a"),
         ("loop", 'a (argument: JSON, {"x"?: any, "y"?: any})'),
