@@ -198,7 +198,7 @@ def _fingerprint(folder: Path) -> str:
     from recipes.training.reading.tensor_files import stored_tensors
 
     stored = stored_tensors(folder) or {}
-    return fingerprint((name, each.rows(0, each.shape[0])) for name, each in stored.items())
+    return fingerprint((name, tensor.rows(0, tensor.shape[0])) for name, tensor in stored.items())
 
 
 def _batch(step: int, rank: int, count: int, vocabulary: int) -> Any:
@@ -228,7 +228,7 @@ def _batch(step: int, rank: int, count: int, vocabulary: int) -> Any:
 
 
 def measure(count: int, model: Path, settings: list[str]) -> list[dict[str, Any]]:
-    """Return what each of `count` ranks found.
+    """Return what each of `count` ranks measured.
 
     Raises:
         RuntimeError: one of them failed.
@@ -261,12 +261,12 @@ def fitted(peaks: dict[int, float]) -> tuple[float, float]:
     """Return a and b of peak(n) = a + b / n, by least squares."""
     inverse = {count: 1 / count for count in peaks}
     x, y = sum(inverse.values()) / len(peaks), sum(peaks.values()) / len(peaks)
-    spread = sum((each - x) ** 2 for each in inverse.values())
+    spread = sum((share - x) ** 2 for share in inverse.values())
     slope = sum((inverse[count] - x) * (peak - y) for count, peak in peaks.items()) / spread if spread else 0.0
     return y - slope * x, slope
 
 
-def differences(found: dict[int, list[dict[str, Any]]]) -> tuple[float, bool]:
+def differences(measured: dict[int, list[dict[str, Any]]]) -> tuple[float, bool]:
     """Return the largest relative difference of a loss or a norm from those of the first number of ranks, and whether
     the weights that are sent before training are the same everywhere, and those that are exported the last ones sent.
     """
@@ -275,7 +275,7 @@ def differences(found: dict[int, list[dict[str, Any]]]) -> tuple[float, bool]:
             {name: sum(rank["steps"][step][name] for rank in ranks) / count for name in ranks[0]["steps"][step]}
             for step in range(2)
         ]
-        for count, ranks in found.items()
+        for count, ranks in measured.items()
     }
     first, *others = means.values()
     largest = max(
@@ -289,8 +289,8 @@ def differences(found: dict[int, list[dict[str, Any]]]) -> tuple[float, bool]:
         ),
         default=0.0,
     )
-    prints = {rank["fingerprints"][0] for ranks in found.values() for rank in ranks}
-    exported = all(rank["exported"] == rank["fingerprints"][1] for ranks in found.values() for rank in ranks)
+    prints = {rank["fingerprints"][0] for ranks in measured.values() for rank in ranks}
+    exported = all(rank["exported"] == rank["fingerprints"][1] for ranks in measured.values() for rank in ranks)
     return largest, len(prints) == 1 and exported
 
 
@@ -302,19 +302,19 @@ def main(counts: list[int], width: int, layers: int, settings: list[str], report
         print(
             f"{parameters / 1e6:.0f} M parameters; {' '.join(settings) or 'float32'}; MiB of a rank above its imports"
         )
-        found = {count: measure(count, model, settings) for count in counts}
+        measured = {count: measure(count, model, settings) for count in counts}
     share = _TRAINED * 4 * parameters / _MIB
     print(f"{'phase':15}" + "".join(f"{count:>9}" for count in counts) + "   a + b / n")
-    for phase in found[counts[0]][0]["peaks"]:
-        peaks = {count: max(rank["peaks"][phase] for rank in ranks) / _MIB for count, ranks in found.items()}
+    for phase in measured[counts[0]][0]["peaks"]:
+        peaks = {count: max(rank["peaks"][phase] for rank in ranks) / _MIB for count, ranks in measured.items()}
         constant, slope = fitted(peaks)
         line = "".join(f"{peak:9.0f}" for peak in peaks.values())
         print(f"{phase:15}{line}   {constant:.0f} + {slope:.0f} / n", flush=True)
-    largest, equal = differences(found)
+    largest, equal = differences(measured)
     print(f"a rank's share of weights, gradients and moments: {share:.0f} / n MiB")
     print(f"largest relative difference of losses and norms: {largest:.1e}; weights sent and exported equal: {equal}")
     if report is not None:
-        report.write_text(json.dumps({"parameters": parameters, "ranks": found}))
+        report.write_text(json.dumps({"parameters": parameters, "ranks": measured}))
     return 0 if largest <= _NEAR and equal else 1
 
 
@@ -324,7 +324,7 @@ if __name__ == "__main__":
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="changes of the job")
-    parser.add_argument("--json", type=Path, help="writes what every rank found")
+    parser.add_argument("--json", type=Path, help="writes what every rank measured")
     for hidden, kind in (("--model", Path), ("--folder", Path), ("--rank", int)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()

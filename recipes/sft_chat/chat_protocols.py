@@ -8,7 +8,7 @@ from recipes.training.comparing_worker import Comparing
 
 
 class ExampleCounts(NamedTuple):
-    """How many examples there are for training and for evaluation."""
+    """The numbers of examples for training and for evaluation."""
 
     training: int
     evaluation: int

@@ -22,7 +22,7 @@ FIRST_ROWS: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What one row says: messages, or texts.
+    """One row: messages, or texts.
 
     Attributes:
         place: of the row, as in `FILE:12`.
@@ -50,10 +50,10 @@ def load_conversations(config: ChatDataConfig, *, evaluation: bool) -> list[Conv
         return generated(config, _VAL_SUMS, "evaluation") if evaluation else generated(config, config.train_size, "")
     if config.val_data_paths:
         paths = config.val_data_paths if evaluation else config.train_data_paths
-        return [each for path in paths for each in read_conversations(path, config)]
+        return [row for path in paths for row in read_conversations(path, config)]
     if evaluation and not config.val_size:
         return []
-    whole = [each for path in config.train_data_paths for each in read_conversations(path, config)]
+    whole = [row for path in config.train_data_paths for row in read_conversations(path, config)]
     cut = len(whole) - config.val_size
     if cut < 1:
         raise ConfigError(

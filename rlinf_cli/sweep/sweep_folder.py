@@ -44,7 +44,7 @@ class _SweepFile(FileModel):
 
 
 class PointState(NamedTuple):
-    """How far the run of a point is.
+    """The progress of the run of a point.
 
     Attributes:
         run: its newest run folder; None before its first.

@@ -78,7 +78,7 @@ def sweep_record(folder: Path, points: Sequence[Point], current: Mapping[str, Po
 
 
 class SweepView:
-    """What is seen of a sweep while it goes on: on a terminal a table, elsewhere a line for each change.
+    """The view of a sweep while it goes on: on a terminal a table, elsewhere a line for each change.
 
     Args:
         points: its runs, in order.

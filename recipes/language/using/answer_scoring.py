@@ -184,11 +184,11 @@ def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callabl
                         )
                         engine.submit(request)
                 drawn: dict[int, list[Answer]] = {}
-                told = time.monotonic()
+                reported = time.monotonic()
                 for answer in engine.results():
                     drawn.setdefault(int(answer.request_id), []).append(answer)
-                    if time.monotonic() - told > _TELL_SECONDS:
-                        told = time.monotonic()
+                    if time.monotonic() - reported > _TELL_SECONDS:
+                        reported = time.monotonic()
                         emit(f"{first + len(drawn)} of {len(asked)} problems")
                 for number, answers in drawn.items():
                     part[number].answers = _scored(part[number].problem, answers, encoder, scorer)

@@ -83,7 +83,11 @@ def _is_converted(model: PreTrainedModel) -> bool:
 
     shapes = {name: weight.detach().to("meta") for name, weight in own_weights(model).items()}
     written: Mapping[str, Tensor] = cast("Any", revert_weight_conversion)(model, dict(shapes))
-    return {name: each.shape for name, each in written.items()} != {name: each.shape for name, each in shapes.items()}
+    return _shapes(written) != _shapes(shapes)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _plain(weights: Iterable[tuple[str, Tensor]], scale: float | None) -> Iterator[tuple[str, Tensor]]:

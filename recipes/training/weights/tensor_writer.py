@@ -54,12 +54,12 @@ class TensorWriter:
         named = {_name(number, len(groups)): group for number, group in enumerate(groups)}
         for name, group in named.items():
             file = self._stack.enter_context((folder / name).open("wb"))
-            self._places |= _begin(file, {each: self._tensors[each] for each in group})
+            self._places |= _begin(file, {tensor: self._tensors[tensor] for tensor in group})
         if len(groups) > 1:
-            total = sum(each.nbytes for each in self._tensors.values())
+            total = sum(tensor.nbytes for tensor in self._tensors.values())
             index = {
                 "metadata": {"total_size": total},
-                "weight_map": {each: name for name, group in named.items() for each in group},
+                "weight_map": {tensor: name for name, group in named.items() for tensor in group},
             }
             (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 

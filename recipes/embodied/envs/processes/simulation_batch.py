@@ -41,7 +41,7 @@ class SimulatorError(RuntimeFailure):
 
 
 class _RunningEpisode:
-    """What repeats the episode of one environment: its start, and each action with its outcome."""
+    """The record that repeats the episode of one environment: its start, and each action with its outcome."""
 
     def __init__(self) -> None:
         self.begin(Start(0, 0))

@@ -33,7 +33,7 @@ _BYTE: Final = 255
 _ROUNDING: Final = 1e-5
 _LOGGER: Final = logging.getLogger("rlinf")
 # What of observations was told, once in a process.
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 class _Part(NamedTuple):
@@ -112,8 +112,8 @@ class Reader:
         for part in (*(part for part, _ in self._pictures.values()), *self._states):
             self._held(part, observation)
         unread = sorted(_unknown_keys(self._space, observation))
-        if unread and (told := f"{self._task}: {unread}") not in _told:
-            _told.add(told)
+        if unread and (warning := f"{self._task}: {unread}") not in _warned:
+            _warned.add(warning)
             message = "observations of `%s` have parts that its space does not name, which nobody sees: %s"
             _LOGGER.warning(message, self._task, ", ".join(f"`{name}`" for name in unread))
 
@@ -131,14 +131,14 @@ class Reader:
         if self._states:
             vectors = [_vector(part.space, self._held(part, observation)) for part in self._states]
             states = np.concatenate(vectors) if len(vectors) > 1 else vectors[0]
-            if ((states < self._low) | (states > self._high)).any() and self._task not in _told:
+            if ((states < self._low) | (states > self._high)).any() and self._task not in _warned:
                 self._tell_beyond(states)
             row[STATES] = states
         return row
 
     def _tell_beyond(self, states: FloatArray) -> None:
         """Log the first number of states that is out of its bounds."""
-        _told.add(self._task)
+        _warned.add(self._task)
         numbers = [(part, number) for part in self._states for number in range(_length(part.space))]
         index = int(np.flatnonzero((states < self._low) | (states > self._high))[0])
         part, number = numbers[index]

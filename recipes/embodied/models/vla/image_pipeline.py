@@ -1,4 +1,4 @@
-"""What happens to a camera's image before a policy's vision tower: as the library did that trained the policy."""
+"""The way of a camera's image into a policy's vision tower, as in the library that trained the policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Resampling = Literal["bilinear", "bicubic", "triangle"]
 
 @dataclass(frozen=True, slots=True)
 class Resizing:
-    """How an image gets the size that a vision tower takes.
+    """A way to give an image the size that a vision tower takes.
 
     Attributes:
         resampling: bilinear: of the four pixels around a point, as torch interpolates by default; triangle: bilinear
@@ -77,7 +77,7 @@ class ImagePipeline:
         below, right = self.size[0] - height, self.size[1] - width
         if how.pads == "centre":
             pixels = functional.pad(pixels, (right // 2, right - right // 2, below // 2, below - below // 2))
-        shift, scale = (pixels.new_tensor(each)[:, None, None] for each in (self.mean, self.deviation))
+        shift, scale = (pixels.new_tensor(values)[:, None, None] for values in (self.mean, self.deviation))
         normalized = (pixels / 255 - shift) / scale
         return functional.pad(normalized, (0, right, 0, below)) if how.pads == "end" else normalized
 

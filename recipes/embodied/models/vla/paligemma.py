@@ -1,4 +1,4 @@
-"""What PaliGemma makes of an observation, for pi0 and pi0.5."""
+"""PaliGemma's reading of an observation, for pi0 and pi0.5."""
 
 # transformers has few types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false

@@ -62,7 +62,7 @@ def test_prompt_messages_of_the_assistant_are_not_learned() -> None:
     assert learned(example) == [f"d{END}"]
 
 
-def test_turns_that_a_template_rewrites_are_examples_of_their_own() -> None:
+def test_turns_that_a_template_rewrites_are_own_examples() -> None:
     result = written(chat("a", "<think>x</think>b", "c", "<think>y</think>d"), THINKING)
     assert [text(example) for example in result.examples] == [
         f"<|user|>a<|assistant|><think>x</think>b{END}",
