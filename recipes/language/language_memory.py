@@ -258,23 +258,33 @@ def _learning(
         "answers": sizes.batch(component),
         "activations": tokens * model.learning + (model.logits(tokens) if component == "actor" else 0),
     }
-    if precision != "fp32" or (count > 1 and fsdp.sharding_strategy != "no_shard"):
-        parts["gathered weights"] = model.gathered
-        summed_once = several and count > 1 and not fsdp.reduce_each_micro_batch
-        reduced = _gradients_on_their_way(model, DTYPES[precision].itemsize, parts["activations"])
-        parts["gathered gradients"] = model.trained if summed_once else min(model.trained, reduced)
-    return parts
+    return parts | gathered_parts(model, precision, fsdp, count, parts["activations"], several=several)
 
 
-def _gradients_on_their_way(model: LanguageModelSizes, width: int, activations: int) -> int:
-    """Return the gradients that a rank has whole where they are summed over ranks, in float32, layer by layer.
+def gathered_parts(
+    model: LanguageModelSizes, precision: str, fsdp: FsdpConfig, count: int, activations: int, *, several: bool = True
+) -> dict[str, int]:
+    """Return what one of `count` workers that train holds whole while it computes; nothing without shards.
 
-    Those of what is in no layer, such as the matrix of logits, wait until the pass ends, and are summed when its
-    activations are gone.
+    Gradients are summed over ranks in float32, layer by layer. Those of what is in no layer, such as the matrix of
+    logits, wait until the pass ends, and are summed when its activations are gone.
+
+    Args:
+        model: sizes of the model.
+        precision: of the computation.
+        fsdp: how weights are spread.
+        count: of workers.
+        activations: of a pass.
+        several: whether an optimizer step has several passes.
     """
+    if precision == "fp32" and (count == 1 or fsdp.sharding_strategy == "no_shard"):
+        return {}
+    width = DTYPES[precision].itemsize
     within = model.apart + model.layer * (width + 4) // width
     at_the_end = model.apart * (width + 4) // width - activations
-    return max(within, at_the_end)
+    summed_once = several and count > 1 and not fsdp.reduce_each_micro_batch
+    gradients = model.trained if summed_once else min(model.trained, max(within, at_the_end))
+    return {"gathered weights": model.gathered, "gathered gradients": gradients}
 
 
 def _reference(sizes: Sizes) -> ProcessForecast:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from recipes.language.language_memory import model_sizes
+from recipes.language.language_memory import gathered_parts, model_sizes
 from recipes.sft_chat.config import ChatConfig
 from recipes.training.memory.process_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
 from rlinf_core.job.process_forecast import ProcessForecast
@@ -24,12 +24,10 @@ def forecast(config: ChatConfig, world_sizes: Mapping[str, int | None]) -> list[
     tokens = min(max(actor.max_tokens_per_micro_batch, longest), actor.global_batch_size * longest)
     parts = {
         "base": WORKER + TORCH + TRANSFORMERS + TRAINING,
-        **shard_parts(model.weights, model.trained, fsdp, count),
+        **shard_parts(model.weights, model.trained, fsdp, count, half_state=actor.optim.state_dtype == "bf16"),
         "conversations": _READ * sum(file.stat().st_size for file in files if file.is_file()),
         "activations": tokens * model.learning + model.logits(tokens),
     }
-    if actor.model.precision != "fp32" or (count > 1 and fsdp.sharding_strategy != "no_shard"):
-        parts["gathered weights"] = model.gathered
-        parts["gathered gradients"] = model.trained if count > 1 else 0
+    parts |= gathered_parts(model, actor.model.precision, fsdp, count, parts["activations"])
     there = {part: size for part, size in parts.items() if size}
     return [ProcessForecast("actor", count, there, 0, actor.enable_offload, ())]
