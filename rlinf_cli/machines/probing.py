@@ -52,7 +52,8 @@ def _read(file: str, overrides: list[str] | None, name: str | None) -> _CheckedF
         str(recipe) if recipe else None,
         trials,
         Path(getattr(logger, "log_path", "runs")),
-        str(getattr(logger, "experiment_name", "")),
+        # As `RunFolder.create` names it.
+        str(getattr(logger, "experiment_name", None) or recipe or ""),
     )
 
 

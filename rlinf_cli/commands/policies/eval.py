@@ -144,7 +144,7 @@ app = command(
     examples=(
         "rlinf eval runs/embodied-20260314-101502 -n 200",
         "rlinf eval laptop --checkpoint runs/embodied-20260314-101502",
-        "rlinf eval math_eval actor.model.model_path=model data.val_data_paths=test.jsonl",
+        "rlinf eval math_eval actor.model.model_path=model",
     ),
     no_args_is_help=True,
 )

@@ -82,7 +82,7 @@ app = command(
     compare,
     examples=(
         "rlinf compare runs/fast-* runs/slow-*",
-        "rlinf compare runs/sweep-20260314-101502 --plot sweep.png --metric eval/return",
+        "rlinf compare runs/sweep-20260314-101502 --plot sweep.png",
     ),
     no_args_is_help=True,
 )

@@ -109,7 +109,7 @@ app = command(
     sweep,
     examples=(
         "rlinf sweep laptop actor.optim.lr=1e-4,3e-4 --seeds 3",
-        "rlinf sweep cartpole algorithm.gamma=0.95,0.99 runner.max_steps=50 --parallel 2",
+        "rlinf sweep cartpole algorithm.gamma=0.95,0.99 --parallel 2",
     ),
     no_args_is_help=True,
 )
