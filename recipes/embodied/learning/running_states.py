@@ -30,6 +30,10 @@ def check_running(normalization: Normalization) -> None:
         )
 
 
+def _alone(value: Tensor) -> Tensor:
+    return value
+
+
 def with_states(
     normalization: Normalization,
     states: Tensor,
@@ -49,7 +53,7 @@ def with_states(
     if old is not None:
         shift, scale, offset = old.affine(normalization.scheme, normalization.epsilon)
         rows = (rows + offset) * torch.from_numpy(scale).double() + torch.from_numpy(shift).double()  # pyright: ignore[reportUnknownMemberType]
-    add_up = reduce_sum or (lambda value: value)
+    add_up = reduce_sum or _alone
     count = round(float(add_up(torch.tensor(float(len(rows)), dtype=torch.float64))))
     if not count:
         return normalization
