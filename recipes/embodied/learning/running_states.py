@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.models.normalization import Normalization, Statistics
+from recipes.training.typed_tensors import floats
 from rlinf_core import ConfigError
 
 
@@ -66,4 +67,4 @@ def with_states(
         mean = old_mean + away * (count / total)
         squares = squares + old_deviation.square() * before + away.square() * (before * count / total)
     deviation = (squares / total).sqrt()
-    return replace(normalization, states=Statistics.of_moments(mean.tolist(), deviation.tolist()), rows=total)
+    return replace(normalization, states=Statistics.of_moments(floats(mean), floats(deviation)), rows=total)

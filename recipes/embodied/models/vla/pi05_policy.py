@@ -36,7 +36,8 @@ from recipes.embodied.models.vla.pi05_folder import load_network, shape_of_folde
 from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Network, Pi05Shape, initialize_built
 from recipes.embodied.models.vla.vision_language import load_policy_tokenizer
 from recipes.sections.model_folders import SETTINGS, read_object
-from recipes.training.huggingface import are_shapes_only, with_lora
+from recipes.training.huggingface import with_lora
+from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 
 _HEAD: Final = 32
