@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.models.normalization import Normalization, Statistics
+from recipes.training.typed_tensors import floats
 from rlinf_core import ConfigError
 
 
@@ -28,6 +29,10 @@ def check_running(normalization: Normalization) -> None:
             why="they came with its weights, and are not running ones",
             help="remove `algorithm.normalize_observations`",
         )
+
+
+def _alone(value: Tensor) -> Tensor:
+    return value
 
 
 def with_states(
@@ -49,7 +54,7 @@ def with_states(
     if old is not None:
         shift, scale, offset = old.affine(normalization.scheme, normalization.epsilon)
         rows = (rows + offset) * torch.from_numpy(scale).double() + torch.from_numpy(shift).double()  # pyright: ignore[reportUnknownMemberType]
-    add_up = reduce_sum or (lambda value: value)
+    add_up = reduce_sum or _alone
     count = round(float(add_up(torch.tensor(float(len(rows)), dtype=torch.float64))))
     if not count:
         return normalization
@@ -62,4 +67,4 @@ def with_states(
         mean = old_mean + away * (count / total)
         squares = squares + old_deviation.square() * before + away.square() * (before * count / total)
     deviation = (squares / total).sqrt()
-    return replace(normalization, states=Statistics.of_moments(mean.tolist(), deviation.tolist()), rows=total)
+    return replace(normalization, states=Statistics.of_moments(floats(mean), floats(deviation)), rows=total)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 from recipes.embodied.models.normalization import Normalization, Scheme, Statistics
-from recipes.training.huggingface import are_shapes_only, first_line
+from recipes.training.huggingface import first_line
+from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json_object
 

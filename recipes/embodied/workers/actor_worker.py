@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import torch
+from torch import Tensor
 
 from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.config import EmbodiedConfig, group_size
@@ -70,7 +71,11 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
         members = self._world_size // teams
         # The mean over ranks, as it is reported, is then the number over all teams.
         steps = float(self._trajectories.steps["valid"].sum()) * teams
-        reduce_sum = (lambda value: strategy.reduce_sum(value) / members) if self._world_size > 1 else None
+
+        def summed(value: Tensor) -> Tensor:
+            return strategy.reduce_sum(value) / members
+
+        reduce_sum = summed if self._world_size > 1 else None
         samples, metrics = build_samples(
             self._trajectories, self._config.algorithm, group_size(self._config, self._config.env.train), reduce_sum
         )

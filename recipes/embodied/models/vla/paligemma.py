@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recipes.embodied.models.vla.flow_vla import ReadObservation
+from recipes.training.huggingface import transformer_layers
 
 
 def read_prefix(vlm: Any, images: Sequence[Tensor], tokens: Tensor, mask: Tensor) -> ReadObservation:
@@ -38,3 +39,17 @@ def read_prefix(vlm: Any, images: Sequence[Tensor], tokens: Tensor, mask: Tensor
     weights = (mask / mask.sum(dim=1, keepdim=True))[..., None].to(output.last_hidden_state.dtype)
     memory = tuple((layer.keys, layer.values) for layer in output.past_key_values.layers)
     return ReadObservation((output.last_hidden_state * weights).sum(dim=1), memory, mask)
+
+
+def reading_blocks(policy: nn.Module, vlm: Any) -> list[nn.Module]:
+    """Return the parts of a policy whose shards are gathered one at a time, see `BasePolicy.blocks`.
+
+    Layers that read leave keys and values in a memory, and not in what they return: gradients come to their projections
+    by another way than through the layer, so that these are parts by themselves.
+    """
+    reading = list(vlm.language_model.layers)
+    parts = [layer for layer in transformer_layers(policy) if all(layer is not other for other in reading)]
+    for layer in reading:
+        attention = layer.self_attn
+        parts += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, layer.mlp]
+    return parts

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Shape
 from recipes.sections.model_folders import SETTINGS
-from recipes.training.huggingface import are_shapes_only, check_folder, first_line
+from recipes.training.huggingface import check_folder, first_line
+from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json_object
 

@@ -31,12 +31,13 @@ from recipes.embodied.models.vla.flow_vla import (
     check_observations,
 )
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline
-from recipes.embodied.models.vla.paligemma import read_prefix
+from recipes.embodied.models.vla.paligemma import read_prefix, reading_blocks
 from recipes.embodied.models.vla.pi05_folder import load_network, shape_of_folder
 from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Network, Pi05Shape, initialize_built
 from recipes.embodied.models.vla.vision_language import load_policy_tokenizer
 from recipes.sections.model_folders import SETTINGS, read_object
-from recipes.training.huggingface import are_shapes_only, with_lora
+from recipes.training.huggingface import with_lora
+from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 
 _HEAD: Final = 32
@@ -112,6 +113,11 @@ class Pi05Policy(FlowVlaPolicy):
         """See `FlowMatchingPolicy`: pi0.5 learns more from what is nearly noise."""
         noisy = torch.distributions.Beta(*self._shape.beta).sample((count,)) * self._shape.scale + self._shape.offset
         return (1 - noisy).to(next(self.parameters()).device)
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """See `BasePolicy`."""
+        return [*reading_blocks(self, self.base.vlm), *self.base.expert.layers]
 
     def describe_images(self) -> dict[str, Any]:
         """See `BasePolicy`."""

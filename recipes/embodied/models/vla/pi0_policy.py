@@ -29,11 +29,11 @@ from recipes.embodied.models.vla.flow_vla import (
     check_observations,
 )
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline
-from recipes.embodied.models.vla.paligemma import read_prefix
+from recipes.embodied.models.vla.paligemma import read_prefix, reading_blocks
 from recipes.embodied.models.vla.pi0_backbone import built_pi0, load_pi0, shaped_pi0
 from recipes.embodied.models.vla.vision_language import image_size, load_policy_tokenizer
 from recipes.sections.model_folders import SETTINGS, read_object
-from recipes.training.huggingface import transformer_layers, with_lora
+from recipes.training.huggingface import with_lora
 
 
 class Pi0Policy(FlowVlaPolicy):
@@ -85,12 +85,7 @@ class Pi0Policy(FlowVlaPolicy):
         """See `BasePolicy`. Layers that read leave keys and values in a memory, and not in what they return: gradients
         come to their projections by another way than through the layer, so that these are parts by themselves.
         """
-        reading = list(self.base.model.vlm.language_model.layers)
-        parts = [layer for layer in transformer_layers(self) if all(layer is not other for other in reading)]
-        for layer in reading:
-            attention = layer.self_attn
-            parts += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, layer.mlp]
-        return parts
+        return reading_blocks(self, self.base.model.vlm)
 
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
         """See `FlowVlaPolicy`."""

@@ -246,6 +246,15 @@ def test_it_comes_back_from_its_folder(lerobot: Path, tmp_path: Path, lora: Any)
     assert again.describe_images() == policy.describe_images()
 
 
+def test_blocks_hold_each_layer_once(openpi: Path) -> None:
+    """What is gathered at a time: SigLIP's layers, projections of those that read, the expert's layers."""
+    policy = make(model_path=str(openpi))
+    held = [id(weight) for block in policy.blocks for weight in block.parameters()]
+    assert len(held) == len(set(held))
+    layers = [weight for name, weight in policy.named_parameters() if ".layers." in name and "language" not in name]
+    assert {id(weight) for weight in layers} <= set(held)
+
+
 def test_a_built_one_learns_from_demonstrations() -> None:
     policy = make(options={"action_horizon": 4})
     inputs = policy.prepare(environment()[1])
