@@ -19,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,7 +47,7 @@ class Phases:
         self._base = _status("VmRSS")
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Generator[None, None, None]:
         """Measure what is done in here."""
         Path("/proc/self/clear_refs").write_text("5")
         began = time.perf_counter()
@@ -69,8 +70,8 @@ def write_model(folder: Path, width: int, layers: int) -> int:
 
     from recipes.language.models.load_model import built_tokenizer
 
-    tokenizer = built_tokenizer()
-    torch.manual_seed(0)
+    tokenizer: Any = built_tokenizer()
+    torch.random.default_generator.manual_seed(0)
     config = Qwen2Config(
         vocab_size=8 * width,
         hidden_size=width,
@@ -84,7 +85,7 @@ def write_model(folder: Path, width: int, layers: int) -> int:
         pad_token_id=0,
         bos_token_id=None,
     )
-    model = Qwen2ForCausalLM(config)
+    model: Any = Qwen2ForCausalLM(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(str(folder))
     return sum(weight.numel() for weight in model.parameters())
@@ -96,12 +97,10 @@ def take_part(rank: int, count: int, model: Path, folder: Path, settings: list[s
     import torch.distributed as dist
 
     # What a worker has imported before it holds anything.
-    import torch.distributed.checkpoint
-    import torch.distributed.fsdp
-    import torch.distributed.tensor
-    from transformers import AutoModelForCausalLM, Qwen2ForCausalLM  # noqa: F401
+    for name in ("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor"):
+        import_module(name)
+    import_module("transformers.models.qwen2.modeling_qwen2")
 
-    from recipes.language.config import LanguageConfig  # noqa: F401
     from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
     from recipes.language.learning.warm_start import initial_policy
     from recipes.language.models.load_model import make_tokenizer

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ def without_memory() -> Generator[None, None, None]:
     def forget(_module: nn.Module, _name: str, parameter: Tensor) -> nn.Parameter | None:
         return None if parameter.is_meta or threading.get_ident() != thread else _forgotten(parameter)
 
-    handle = register_module_parameter_registration_hook(forget)
+    handle = cast("Any", register_module_parameter_registration_hook)(forget)
     token = _HOLLOW.set(True)
     try:
         yield

@@ -115,10 +115,10 @@ def _whole_policy(
     """Return the model with all of its weights, shown right answers where it is built on the spot."""
     plain = make_model(actor, tokenizer, _dtype(actor, trains=trains))
     policy = _policy_of(plain, actor, trains=trains).to(device)
-    start = config.actor.warm_start
-    if actor.model.model_path is None and isinstance(config, LanguageConfig) and start.steps:
+    built = actor.model.model_path is None
+    if built and isinstance(config, LanguageConfig) and config.actor.warm_start.steps:
         shown = cast("Examples", import_target(config.warm_start_examples, "examples"))(config, tokenizer)
-        warm_start(policy, shown, config.data.rollout_batch_size, start.lr)
+        warm_start(policy, shown, config.data.rollout_batch_size, config.actor.warm_start.lr)
     if not trains:
         cast_weights(policy.requires_grad_(False), DTYPES[actor.model.precision])
     return policy

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -123,7 +124,8 @@ def fill_weights(module: nn.Module, source: WeightSource, device: torch.device) 
         return nn.Parameter(made, requires_grad=weight.requires_grad)
 
     replace_parameters(module, filled)
-    for place, part in module.named_modules():
+    parts = cast("Iterable[tuple[str, nn.Module]]", module.named_modules())
+    for place, part in parts:
         for name, buffer in list(part.named_buffers(recurse=False)):
             values = source.buffer(f"{place}.{name}" if place else name, buffer)
             if values is not None:

@@ -53,7 +53,7 @@ class StoredTensor(NamedTuple):
         made = torch.empty((count, *row), dtype=self.dtype)
         if not made.numel():
             return made
-        target = memoryview(made.view(-1).view(torch.uint8).numpy())
+        target = memoryview(cast("Any", made.view(-1).view(torch.uint8).numpy()))
         place = self.begin + start * math.prod(row) * self.dtype.itemsize
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:

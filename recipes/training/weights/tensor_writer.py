@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -84,7 +84,7 @@ class TensorWriter:
         if tensor.numel():
             flat = tensor.detach().to("cpu", described.dtype).contiguous().view(-1).view(torch.uint8)
             file.seek(begin)
-            file.write(memoryview(flat.numpy()))
+            file.write(memoryview(cast("Any", flat.numpy())))
 
     def finish(self) -> None:
         """Bring everything to the disk.

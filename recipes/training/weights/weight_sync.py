@@ -51,7 +51,7 @@ def load_pieces(first: FirstPiece[AboutT], others: Iterator[Tensor], into: Mappi
         RLinfError: the weights are not those that the tensors stand for.
     """
     names = {place.name for places in first.pieces for place in places}
-    if names != into.keys():
+    if names != set(into):
         _refuse(f"`{min(names ^ into.keys())}` is a weight of one of them only")
     piece = first.tensor
     for places in first.pieces:
