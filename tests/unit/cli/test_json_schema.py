@@ -17,8 +17,10 @@ from recipes.agent.config import AgentConfig
 from recipes.embodied.config import EmbodiedConfig
 from recipes.math.config import MathConfig
 from recipes.sft.config import SftConfig
+from recipes.sft_chat.config import ChatConfig
 from rlinf_cli.file.json_schema import DIALECT, file_schema, json_schema
 from rlinf_core.config.shipped import shipped_configs
+from rlinf_core.job.find_recipe import find_recipe
 
 CLUSTER = "cluster:\n  num_nodes: 18\n"
 GROUP = CLUSTER + "  node_groups:\n    - label: 4090\n      node_ranks: 0\n"
@@ -28,7 +30,8 @@ EMBODIED = "recipe: embodied\n" + CLUSTER
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    return file_schema({"agent": AgentConfig, "embodied": EmbodiedConfig, "math": MathConfig, "sft": SftConfig})
+    models = {"agent": AgentConfig, "embodied": EmbodiedConfig, "math": MathConfig, "sft": SftConfig}
+    return file_schema({**models, "sft_chat": ChatConfig}, {"sft": find_recipe("sft").variants})
 
 
 @pytest.fixture(scope="module")
