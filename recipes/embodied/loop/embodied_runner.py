@@ -66,6 +66,7 @@ class EmbodiedRunner(RolloutRunner):
     ) -> None:
         super().__init__(cfg, {"actor": actor, "rollout": rollout, "env": env}, record)
         self._sync_interval = cfg.runner.weight_sync_interval
+        self._most_failed = cfg.runner.max_failed_fraction
         # A group forwards the calls of its workers' methods to all ranks.
         self.actor = cast("ActorGroup", actor)
         self.rollout = cast("RolloutGroup", rollout)
@@ -166,9 +167,7 @@ class EmbodiedRunner(RolloutRunner):
     def _episode_figures(
         self, namespace: str, episodes: Iterable[EpisodeSums], of: EnvironmentConfig
     ) -> dict[str, float]:
-        figures = episode_means(
-            namespace, episodes, self.config.max_failed_fraction, of.total_num_envs * of.rollout_epoch
-        )
+        figures = episode_means(namespace, episodes, self._most_failed, of.total_num_envs * of.rollout_epoch)
         self._failed += int(sum(number for name, number in figures.items() if name.endswith(FAILED_EPISODES)))
         return figures
 
