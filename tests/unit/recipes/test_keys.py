@@ -91,6 +91,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "agent.mcp": {"clock": {"command": ["true"]}},
     "agent.tools": ["search"],
     "algorithm.ratio_clip_eps": 0.3,
+    "runner.max_restarts.within": "10m",
 }
 # What a rule reports at a key that it refuses.
 REFUSALS: Final = ("not-available", "no-effect", "conflicting-settings")
