@@ -10,8 +10,8 @@ from recipes.language.loop.model_checkpoints import require_state, save_parts
 from recipes.sft_chat.chat_protocols import ChatTraining, ExampleCounts
 from recipes.sft_chat.config import ChatConfig
 from recipes.training.comparing_worker import comparisons_of
-from rlinf_core import RunRecord, WorkerGroup, events, rank_means
-from rlinf_core.runners.runner import NEVER, Runner
+from rlinf_core import Runner, RunRecord, WorkerGroup, events, rank_means
+from rlinf_core.runners.runner import NEVER
 from rlinf_core.runners.storage.first_contact import note_comparisons
 
 

@@ -23,10 +23,11 @@ from rlinf_core import (
     NonNegativeInt,
     OptionalPath,
     PositiveFloat,
+    RunnerConfig,
     StepsOrNever,
     Text,
 )
-from rlinf_core.config.sections.runner import RolloutRunnerConfig, RunnerConfig
+from rlinf_core.config.sections.runner import RolloutRunnerConfig
 from rlinf_core.config.sections.values import Precision
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from recipes.language.config.language_config import LanguageActorConfig, ModelRunnerConfig
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core import ClusterConfig
 
 
 class DataPaths(Protocol):

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_core import RunError
 from rlinf_core.config.secrets import environment_secrets
-from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import make_folder
 from rlinf_core.process.known_secrets import hidden, remember
 from rlinf_core.runners.storage import durable

@@ -53,8 +53,8 @@ def test_packed_always_takes_the_lowest_unused(start: int, per_process: int, str
         ((0, 1, 4), "cannot be divided", "multiple of 4"),
         ((3, 2), "3 to 2 is not a range", "first and the last"),
         ((-1, 2), "-1 to 2 is not a range", "from 0"),
-        ((0, 7, 0), "`num_hardware_per_process` is 0", "from 1"),
-        ((0, 7, 2, 0), "`stride` is 0", "from 1"),
+        ((0, 7, 0), "`num_hardware_per_process` is 0", ">= 1"),
+        ((0, 7, 2, 0), "`stride` is 0", ">= 1"),
     ],
 )
 def test_packed_refuses_what_does_not_fit(arguments: tuple[int, ...], message: str, help: str) -> None:

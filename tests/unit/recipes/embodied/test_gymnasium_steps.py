@@ -80,7 +80,7 @@ KINDS = {
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     gymnasium.register("Odd-v0", Odd, vector_entry_point=OddVector)
-    gymnasium_spaces._told.clear()
+    gymnasium_spaces._warned.clear()
     yield
     del gymnasium.registry["Odd-v0"]
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +114,7 @@ def in_thread(kind: type[Any], group: str, hub: Hub, rank: int, world_size: int)
         _rank = rank
         _world_size = world_size
         torch_device = torch.device("cpu")
+        worker_info = SimpleNamespace(address=f"{group}:{rank}")
 
         def init_worker(self, *given: Any) -> Any:
             # Models are made of random numbers of the process, which threads have in common.

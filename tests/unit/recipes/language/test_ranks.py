@@ -54,6 +54,8 @@ def test_two_ranks_learn_what_one_learns(results: list[dict[str, Any]], name: st
         found = first["tokens"].get(number, second["tokens"].get(number))
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     for metric, expected in alone["metrics"].items():
+        if metric.endswith("weights_changed"):
+            continue  # of a sample, which a shard draws from its own numbers
         both = first["metrics"][metric], second["metrics"][metric]
         mean = max(both) if metric.endswith("_max") else sum(both) / 2
         assert mean == pytest.approx(expected, abs=1e-5, rel=1e-5), metric
