@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.table import Result, run_parts
 from recipes.language.models.policy import LanguagePolicy
 from recipes.sft_chat.example_packing import micro_batches, pack_examples
-from recipes.sft_chat.examples import Example
+from recipes.sft_chat.examples import ChatExample
 
 VOCABULARY, SHORTEST, LONGEST, MEAN = 512, 8, 256, 60
 BATCH, RATE, CLIP, BUDGET = 32, 1e-3, 1.0, 2048
@@ -57,18 +57,18 @@ def tiny() -> Any:
     )
 
 
-def geometric(count: int) -> list[Example]:
+def geometric(count: int) -> list[ChatExample]:
     """Return examples of random tokens; a third of each is the prompt."""
     rng = random.Random(0)
-    made: list[Example] = []
+    made: list[ChatExample] = []
     for _ in range(count):
         length = min(LONGEST, SHORTEST + int(rng.expovariate(1 / (MEAN - SHORTEST))))
         tokens = [rng.randrange(2, VOCABULARY) for _ in range(length)]
-        made.append(Example.of(tokens, [place >= length // 3 for place in range(length)]))
+        made.append(ChatExample.of(tokens, [place >= length // 3 for place in range(length)]))
     return made
 
 
-def batches(examples: Sequence[Example]) -> list[Sequence[Example]]:
+def batches(examples: Sequence[ChatExample]) -> list[Sequence[ChatExample]]:
     """Return the batches of all optimizer steps."""
     return [examples[start : start + BATCH] for start in range(0, len(examples), BATCH)]
 
@@ -85,11 +85,11 @@ def steps(model: torch.nn.Module, parts: Sequence[Any], loss_of: Callable[[Any],
     return losses, time.process_time() - began
 
 
-def packed(model: Any, examples: Sequence[Example]) -> Trained:
+def packed(model: Any, examples: Sequence[ChatExample]) -> Trained:
     """Train as recipe `sft_chat` does."""
     policy = LanguagePolicy(model)
 
-    def loss_of(batch: Sequence[Example]) -> float:
+    def loss_of(batch: Sequence[ChatExample]) -> float:
         targets, total = sum(int(example.trained.sum()) for example in batch), 0.0
         lengths = [len(example.tokens) for example in batch]
         for part in micro_batches(lengths, range(len(batch)), 1, 0, BUDGET):
@@ -101,10 +101,10 @@ def packed(model: Any, examples: Sequence[Example]) -> Trained:
     return steps(model, batches(examples), loss_of)
 
 
-def padded(model: Any, examples: Sequence[Example]) -> Trained:
+def padded(model: Any, examples: Sequence[ChatExample]) -> Trained:
     """Train on batches that are padded to their longest example."""
 
-    def loss_of(batch: Sequence[Example]) -> float:
+    def loss_of(batch: Sequence[ChatExample]) -> float:
         longest = max(len(example.tokens) for example in batch)
         tokens = torch.zeros(len(batch), longest, dtype=torch.int64)
         mask, labels = torch.zeros_like(tokens), torch.full_like(tokens, -100)
@@ -120,7 +120,7 @@ def padded(model: Any, examples: Sequence[Example]) -> Trained:
     return steps(model, batches(examples), loss_of)
 
 
-def by_trl(model: Any, examples: Sequence[Example]) -> Trained:
+def by_trl(model: Any, examples: Sequence[ChatExample]) -> Trained:
     """Train by TRL's SFTTrainer, with what it needs to take the same steps."""
     import datasets
     from trl import SFTConfig, SFTTrainer
@@ -173,7 +173,7 @@ def by_trl(model: Any, examples: Sequence[Example]) -> Trained:
     return losses, seconds
 
 
-def compare(name: str, other: Callable[[Any, Sequence[Example]], Trained], rounds: int, goal: float) -> Result:
+def compare(name: str, other: Callable[[Any, Sequence[ChatExample]], Trained], rounds: int, goal: float) -> Result:
     """Return the line of one comparison."""
     examples, model = geometric(8 * BATCH), tiny()
     tokens = sum(len(example.tokens) for example in examples)

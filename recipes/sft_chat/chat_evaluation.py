@@ -19,7 +19,7 @@ from recipes.language.using.model_exporting import computing_device, model_of, w
 from recipes.sft_chat.config import ChatConfig
 from recipes.sft_chat.conversations import load_conversations
 from recipes.sft_chat.example_packing import micro_batches, pack_examples
-from recipes.sft_chat.examples import Example, ExampleWriter
+from recipes.sft_chat.examples import ChatExample, ExampleWriter
 from rlinf_core import ConfigError, Job
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions
@@ -30,7 +30,7 @@ SCHEMA: Final = "rlinf.eval_chat/1"
 @torch.no_grad()
 def summed_loss(
     compute: Callable[[PackedRow], AnswerEval],
-    examples: Sequence[Example],
+    examples: Sequence[ChatExample],
     parts: Iterable[Sequence[int]],
     device: torch.device,
 ) -> Tensor:

@@ -21,7 +21,7 @@ FIRST_ROWS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class ChatRow:
     """One row: messages, or texts.
 
     Attributes:
@@ -40,7 +40,7 @@ class Conversation:
     completion: str = ""
 
 
-def load_conversations(config: ChatDataConfig, *, evaluation: bool) -> list[Conversation]:
+def load_conversations(config: ChatDataConfig, *, evaluation: bool) -> list[ChatRow]:
     """Return the conversations of training or of evaluation; of evaluation there may be none.
 
     Raises:
@@ -63,38 +63,38 @@ def load_conversations(config: ChatDataConfig, *, evaluation: bool) -> list[Conv
     return whole[cut:] if evaluation else whole[:cut]
 
 
-def read_conversations(path: str, config: ChatDataConfig, most: int | None = None) -> Iterator[Conversation]:
+def read_conversations(path: str, config: ChatDataConfig, most: int | None = None) -> Iterator[ChatRow]:
     """Yield the conversations of a file, or of its first rows; raises as `load_conversations` does."""
     for place, row in located_rows(path, most):
         yield _conversation(place, row, config)
 
 
-def generated(config: ChatDataConfig, count: int, part: str) -> list[Conversation]:
+def generated(config: ChatDataConfig, count: int, part: str) -> list[ChatRow]:
     """Return conversations about sums of one digit, of one to three questions."""
     sums, rng = Sums(1), random.Random(f"chat {config.seed} {part}")
-    made: list[Conversation] = []
+    made: list[ChatRow] = []
     for number in range(count):
         problems = [sums[rng.randrange(len(sums))] for _ in range(rng.randint(1, _MOST_SUMS))]
         turns = [(("user", problem.prompt), (ASSISTANT, problem.answer)) for problem in problems]
         messages = tuple({"role": role, "content": text} for turn in turns for role, text in turn)
-        made.append(Conversation(place=f"generated conversation {number}", messages=messages))
+        made.append(ChatRow(place=f"generated conversation {number}", messages=messages))
     return made
 
 
-def _conversation(place: str, row: Mapping[str, Any], config: ChatDataConfig) -> Conversation:
+def _conversation(place: str, row: Mapping[str, Any], config: ChatDataConfig) -> ChatRow:
     tools = row.get("tools") or ()
     if isinstance(tools, str):
         tools = _json_list(tools, place, "tools")
     if row.get(config.messages_key) is not None:
         messages = _messages(row[config.messages_key], place, config.messages_key)
-        return _checked(Conversation(place=place, messages=messages, tools=tuple(tools)))
+        return _checked(ChatRow(place=place, messages=messages, tools=tuple(tools)))
     if row.get(config.prompt_key) is not None and row.get(config.completion_key) is not None:
         return _pair(place, row[config.prompt_key], row[config.completion_key], tuple(tools), config)
     if row.get(config.text_key) is not None:
         text = row[config.text_key]
         if not isinstance(text, str) or not text.strip():
             raise ConfigError(f"{place}: the text under `{config.text_key}` is empty or no text", help=_REMOVE)
-        return Conversation(place=place, completion=text)
+        return ChatRow(place=place, completion=text)
     known = ", ".join(f"`{name}`" for name in row)
     help = "set `data.messages_key`, or `data.prompt_key` and `data.completion_key`"
     if "conversations" in row:
@@ -112,13 +112,13 @@ _REMOVE: Final = "remove the row, or complete it"
 
 def _pair(
     place: str, prompt: Any, completion: Any, tools: tuple[Mapping[str, Any], ...], config: ChatDataConfig
-) -> Conversation:
+) -> ChatRow:
     texts = isinstance(prompt, str), isinstance(completion, str)
     if all(texts):
         if not completion.strip():
             raise ConfigError(f"{place}: the completion is empty", help=_REMOVE)
         if not config.apply_chat_template:
-            return Conversation(place=place, prompt=prompt, completion=completion)
+            return ChatRow(place=place, prompt=prompt, completion=completion)
         prompt = [{"role": "user", "content": prompt}]
         completion = [{"role": ASSISTANT, "content": completion}]
     elif any(texts):
@@ -128,7 +128,7 @@ def _pair(
         )
     before = _messages(prompt, place, config.prompt_key)
     after = _messages(completion, place, config.completion_key)
-    return _checked(Conversation(place=place, messages=before + after, first=len(before), tools=tools))
+    return _checked(ChatRow(place=place, messages=before + after, first=len(before), tools=tools))
 
 
 def _messages(value: Any, place: str, key: str) -> tuple[Mapping[str, Any], ...]:
@@ -161,7 +161,7 @@ def _message(item: object, place: str, number: int) -> Mapping[str, Any]:
     return {**message, "content": content}
 
 
-def _checked(conversation: Conversation) -> Conversation:
+def _checked(conversation: ChatRow) -> ChatRow:
     if not any(message["role"] == ASSISTANT for message in conversation.messages[conversation.first :]):
         roles = ", ".join(str(message["role"]) for message in conversation.messages)
         raise ConfigError(

@@ -9,10 +9,10 @@ import torch
 from recipes.language.answers.answer_batch import balanced, token_budget_parts
 from recipes.language.models.attention import PackedPlan, Segment
 from recipes.language.models.packing import PackedRow
-from recipes.sft_chat.examples import Example
+from recipes.sft_chat.examples import ChatExample
 
 
-def pack_examples(examples: Sequence[Example], device: torch.device | str = "cpu") -> PackedRow:
+def pack_examples(examples: Sequence[ChatExample], device: torch.device | str = "cpu") -> PackedRow:
     """Lay examples into one row, without padding; its targets are the tokens that are learned from.
 
     The last token of an example predicts nothing and is left out. Without examples the row is one token without

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from recipes.sft_chat.conversations import ASSISTANT, Conversation
+from recipes.sft_chat.conversations import ASSISTANT, ChatRow
 from recipes.training.chat_template import ChatTemplate, TemplateRefusalError
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 COMPARED_TURNS: Final = 100
 
 
-class Example(NamedTuple):
+class ChatExample(NamedTuple):
     """A sequence of tokens.
 
     Attributes:
@@ -41,7 +41,7 @@ class Example(NamedTuple):
     trained: Tensor
 
     @classmethod
-    def of(cls, tokens: Sequence[int], trained: Sequence[bool]) -> Example:
+    def of(cls, tokens: Sequence[int], trained: Sequence[bool]) -> ChatExample:
         """Return an example of lists."""
         mask = torch.tensor(trained, dtype=torch.bool)
         mask[:1] = False
@@ -66,7 +66,7 @@ class ExampleSet:
             answer).
     """
 
-    examples: list[Example] = field(default_factory=list[Example])
+    examples: list[ChatExample] = field(default_factory=list[ChatExample])
     figures: Counter[str] = field(default_factory=Counter[str])
 
     @property
@@ -105,7 +105,7 @@ class ExampleWriter:
         self._arguments = dict(arguments or {})
         self._template: ChatTemplate | None = None
 
-    def write(self, conversations: Iterable[Conversation]) -> ExampleSet:
+    def write(self, conversations: Iterable[ChatRow]) -> ExampleSet:
         """Return the examples of conversations.
 
         Raises:
@@ -127,9 +127,9 @@ class ExampleWriter:
             )
         return written
 
-    def _add(self, example: Example, written: ExampleSet) -> None:
+    def _add(self, example: ChatExample, written: ExampleSet) -> None:
         if len(example.tokens) > self._longest:
-            cut = Example(example.tokens[: self._longest], example.trained[: self._longest])
+            cut = ChatExample(example.tokens[: self._longest], example.trained[: self._longest])
             if not self._truncates or not bool(cut.trained.any()):
                 written.figures["skipped"] += 1
                 return
@@ -137,7 +137,7 @@ class ExampleWriter:
             example = cut
         written.examples.append(example)
 
-    def _of_texts(self, conversation: Conversation) -> Example:
+    def _of_texts(self, conversation: ChatRow) -> ChatExample:
         """Return a prompt with its completion, or a text, behind which the answer ends."""
         prompt: list[int] = self._tokenizer.encode(conversation.prompt) if conversation.prompt else []
         begins = not prompt
@@ -145,11 +145,11 @@ class ExampleWriter:
         end = self._tokenizer.eos_token_id
         if end is not None and completion[-1:] != [end]:
             completion.append(end)
-        return Example.of(prompt + completion, [self._all] * len(prompt) + [True] * len(completion))
+        return ChatExample.of(prompt + completion, [self._all] * len(prompt) + [True] * len(completion))
 
     # Messages
 
-    def _of_messages(self, conversation: Conversation, figures: Counter[str]) -> list[Example]:
+    def _of_messages(self, conversation: ChatRow, figures: Counter[str]) -> list[ChatExample]:
         template = self.template
         try:
             turns = self._turns(template, conversation)
@@ -171,7 +171,7 @@ class ExampleWriter:
             self._template = ChatTemplate(self._tokenizer, self._arguments)
         return self._template
 
-    def _turns(self, template: ChatTemplate, conversation: Conversation) -> list[_Turns]:
+    def _turns(self, template: ChatTemplate, conversation: ChatRow) -> list[_Turns]:
         """Return the texts of a conversation's examples, most often one, with what the model is to write in each."""
         messages, tools, place = conversation.messages, conversation.tools, conversation.place
         parts: list[_Turns] = []
@@ -199,7 +199,7 @@ class ExampleWriter:
                 parts.append(_Turns(after, [turn]))
         return parts
 
-    def _tokens(self, turns: _Turns, figures: Counter[str]) -> Example:
+    def _tokens(self, turns: _Turns, figures: Counter[str]) -> ChatExample:
         """Return the tokens of a text; a turn is learned from up to the token that ends the answer."""
         pieces = self._pieces(turns)
         tokens: list[int] = []
@@ -212,7 +212,7 @@ class ExampleWriter:
                 figures["endless"] += last < 0
             tokens += piece
             trained += [place < learned for place in range(len(piece))]
-        return Example.of(tokens, trained)
+        return ChatExample.of(tokens, trained)
 
     def _pieces(self, turns: _Turns) -> list[tuple[list[int], bool]]:
         """Return the tokens of a text in pieces, each with whether the model is to write it.
@@ -235,7 +235,7 @@ class ExampleWriter:
             for number, (start, end) in enumerate(spans)
         ]
 
-    def compare_prompts(self, conversations: Iterable[Conversation]) -> Difference | None:
+    def compare_prompts(self, conversations: Iterable[ChatRow]) -> Difference | None:
         """Compare what stands before turns with the tokens of their prompts, as an engine would get them."""
         turns = same = 0
         for conversation in conversations:

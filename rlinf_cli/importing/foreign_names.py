@@ -64,7 +64,11 @@ def names_of(section: type[BaseModel]) -> SectionNames:
     for base in reversed(section.__mro__):
         # A user-defined section may have the name of one of ours.
         if base.__module__.partition(".")[0] in OURS:
-            for kind, entries in tables().get(base.__name__, {}).items():
+            table = tables().get(base.__name__, {})
+            # A section that lacks what its base moves says so.
+            for key in table.get("unavailable", {}):
+                merged["moved"].pop(key, None)
+            for kind, entries in table.items():
                 merged[kind] |= entries
     fields = written_fields(section)
     names = {other: ours for other, ours in merged["names"].items() if ours in fields and other not in fields}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlinf_cli.why.facts import RunFacts
-from rlinf_cli.why.finding import Finding
+from rlinf_cli.why.finding import RunFinding
 from rlinf_cli.why.incidents import Incident, incidents
 from rlinf_cli.why.rules.registry import FOLLOWS, OF_INCIDENTS, OF_LEARNING
 
@@ -20,8 +20,8 @@ class Diagnosis(NamedTuple):
     """
 
     facts: RunFacts
-    failures: Sequence[tuple[Incident, Finding]]
-    learning: Sequence[Finding]
+    failures: Sequence[tuple[Incident, RunFinding]]
+    learning: Sequence[RunFinding]
 
     @property
     def clean(self) -> bool:
@@ -48,6 +48,6 @@ def diagnose(facts: RunFacts) -> Diagnosis:
     return Diagnosis(facts, failures, learning)
 
 
-def _named(incident: Incident) -> Finding:
+def _named(incident: Incident) -> RunFinding:
     """Return what the first matching rule says; the last rule matches everything."""
     return next(finding for rule in OF_INCIDENTS if (finding := rule(incident)) is not None)

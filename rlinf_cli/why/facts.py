@@ -33,7 +33,7 @@ _TAIL_LINES: Final = 40
 
 
 @dataclass(slots=True)
-class Column:
+class MetricColumn:
     """The values of one metric and their steps, in order; NaN where the run had no finite number."""
 
     steps: list[int] = field(default_factory=list[int])
@@ -42,9 +42,9 @@ class Column:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def last(self, count: int) -> Column:
+    def last(self, count: int) -> MetricColumn:
         """Return the last values."""
-        return Column(self.steps[-count:], self.values[-count:])
+        return MetricColumn(self.steps[-count:], self.values[-count:])
 
     def since(self, lowest: float, highest: float) -> int | None:
         """Return the first step of the values at the end that all lie within bounds; None if the last does not."""
@@ -52,7 +52,7 @@ class Column:
         return self.steps[-inside] if inside else None
 
 
-NOTHING: Final = Column()
+NOTHING: Final = MetricColumn()
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class RunFacts:
     ended: float | None = None
     story: Sequence[StoryEvent] = ()
     bundles: Sequence[Bundle] = ()
-    columns: Mapping[str, Column] = field(default_factory=dict[str, Column])
+    columns: Mapping[str, MetricColumn] = field(default_factory=dict[str, MetricColumn])
     config: Mapping[str, object] = field(default_factory=dict[str, object])
     checks: Sequence[ContactCheck] = ()
     notes: Sequence[str] = ()
 
-    def column(self, *names: str) -> Column:
+    def column(self, *names: str) -> MetricColumn:
         """Return the first of these metrics that the run has, else an empty column."""
         return next((self.columns[name] for name in names if name in self.columns), NOTHING)
 
@@ -127,24 +127,24 @@ def read_facts(folder: RunFolder) -> RunFacts:
     )
 
 
-def columns_of(lines: Sequence[Metrics]) -> dict[str, Column]:
+def columns_of(lines: Sequence[Metrics]) -> dict[str, MetricColumn]:
     """Return metrics by name."""
-    columns: dict[str, Column] = {}
+    columns: dict[str, MetricColumn] = {}
     for line in lines:
         for name, value in line.metrics.items():
-            column = columns.setdefault(name, Column())
+            column = columns.setdefault(name, MetricColumn())
             column.steps.append(line.step)
             column.values.append(value)
     return columns
 
 
-def is_constant(column: Column, tolerance: float = 0.0) -> bool:
+def is_constant(column: MetricColumn, tolerance: float = 0.0) -> bool:
     """Return whether there are values, all finite, that differ by no more than `tolerance`."""
     values = column.values
     return bool(values) and all(map(math.isfinite, values)) and max(values) - min(values) <= tolerance
 
 
-def _columns(path: Path, notes: list[str]) -> dict[str, Column]:
+def _columns(path: Path, notes: list[str]) -> dict[str, MetricColumn]:
     lines: list[Metrics] = []
     try:
         with open_regular(path) as file:

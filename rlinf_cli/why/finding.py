@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rlinf_cli.why.facts import RunFacts
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """The kind of a finding."""
 
     FAILURE = "failure"
@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RunFinding:
     """A cause, with its evidence and the remedy.
 
     Attributes:
@@ -34,7 +34,7 @@ class Finding:
         followed: what failed because of it.
     """
 
-    kind: Kind
+    kind: FindingKind
     code: str
     what: str
     evidence: tuple[str, ...]
@@ -44,4 +44,4 @@ class Finding:
     followed: tuple[str, ...] = ()
 
 
-Rule: TypeAlias = "Callable[[RunFacts], Finding | None]"
+Rule: TypeAlias = "Callable[[RunFacts], RunFinding | None]"

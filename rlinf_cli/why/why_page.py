@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from rlinf_cli.why.diagnosis import Diagnosis
-from rlinf_cli.why.finding import Finding
+from rlinf_cli.why.finding import RunFinding
 from rlinf_cli.why.incidents import Incident
 from rlinf_core.runners.storage.run_status import RunStatus
 
@@ -58,7 +58,7 @@ def why_record(diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _record(finding: Finding) -> dict[str, Any]:
+def _record(finding: RunFinding) -> dict[str, Any]:
     return {
         "kind": str(finding.kind),
         "code": finding.code,
@@ -84,7 +84,7 @@ def _moment(incident: Incident) -> str:
     return f"  ({at}after step {incident.step})"
 
 
-def _finding(finding: Finding, when: str) -> Iterable[str]:
+def _finding(finding: RunFinding, when: str) -> Iterable[str]:
     yield f"  {finding.what}{when}"
     yield from (f"    {line}" for line in finding.evidence)
     yield from (f"    do: {line}" for line in finding.do)
@@ -106,7 +106,7 @@ def _followed(diagnosis: Diagnosis) -> list[str]:
     return ["", "what followed", *lines] if lines else []
 
 
-def _restarts(failures: Sequence[tuple[Incident, Finding]]) -> str:
+def _restarts(failures: Sequence[tuple[Incident, RunFinding]]) -> str:
     count = sum(not incident.ended for incident, _ in failures)
     if not count:
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rlinf_cli.why.finding import Finding, Kind
+from rlinf_cli.why.finding import FindingKind, RunFinding
 from rlinf_cli.why.incidents import Incident
 from rlinf_core.runners.storage.evidence import FailedProcess
 
@@ -13,7 +13,7 @@ _ENGINE: Final = ("gcs_server", "raylet", "manager")
 _SHOWN: Final = 8
 
 
-def out_of_memory(incident: Incident) -> Finding | None:
+def out_of_memory(incident: Incident) -> RunFinding | None:
     """Name a kill for memory, which the kernel told of this very process or of its control group."""
     process = incident.process
     if process is None or not process.out_of_memory:
@@ -28,7 +28,7 @@ def out_of_memory(incident: Incident) -> Finding | None:
     )
 
 
-def crashed(incident: Incident) -> Finding | None:
+def crashed(incident: Incident) -> RunFinding | None:
     """Name a crash in native code, by the signal that it raises."""
     process = incident.process
     if process is None or not process.died or process.signal not in _CRASHES:
@@ -43,7 +43,7 @@ def crashed(incident: Incident) -> Finding | None:
     )
 
 
-def killed(incident: Incident) -> Finding | None:
+def killed(incident: Incident) -> RunFinding | None:
     """Name the signal that ended a process."""
     process = incident.process
     if process is None or not process.died or process.signal is None:
@@ -61,7 +61,7 @@ def killed(incident: Incident) -> Finding | None:
     )
 
 
-def exited(incident: Incident) -> Finding | None:
+def exited(incident: Incident) -> RunFinding | None:
     """Name a process that ended itself with an exit code."""
     process = incident.process
     if process is None or not process.died or process.exit_code is None:
@@ -75,7 +75,7 @@ def exited(incident: Incident) -> Finding | None:
     )
 
 
-def of_ray(incident: Incident) -> Finding | None:
+def of_ray(incident: Incident) -> RunFinding | None:
     """Name the death of a process that the run is watched by."""
     process = incident.process
     name = next((name for name in _ENGINE if process is not None and process.name == name), None)
@@ -93,7 +93,7 @@ def of_ray(incident: Incident) -> Finding | None:
     )
 
 
-def node_lost(incident: Incident) -> Finding | None:
+def node_lost(incident: Incident) -> RunFinding | None:
     """Name a machine that does not answer."""
     text = incident.text
     if "its node left the cluster" not in text and "no sign of life" not in text:
@@ -107,7 +107,7 @@ def node_lost(incident: Incident) -> Finding | None:
     )
 
 
-def died(incident: Incident) -> Finding | None:
+def died(incident: Incident) -> RunFinding | None:
     """Tell a death of which nothing else is known."""
     process = incident.process
     if not (process.died if process is not None else "died" in incident.what):
@@ -123,7 +123,7 @@ def died(incident: Incident) -> Finding | None:
     )
 
 
-def driver_vanished(incident: Incident) -> Finding | None:
+def driver_vanished(incident: Incident) -> RunFinding | None:
     """Tell the end of a run whose driver could not write how it ended."""
     if "its process vanished" not in incident.what:
         return None
@@ -140,10 +140,10 @@ def driver_vanished(incident: Incident) -> Finding | None:
 RULES: Final = (out_of_memory, of_ray, crashed, killed, exited, node_lost, died, driver_vanished)
 
 
-def _finding(incident: Incident, code: str, what: str, evidence: list[str], *do: str) -> Finding:
+def _finding(incident: Incident, code: str, what: str, evidence: list[str], *do: str) -> RunFinding:
     shown = [line for line in evidence if line.strip()]
-    return Finding(
-        Kind.FAILURE,
+    return RunFinding(
+        FindingKind.FAILURE,
         code,
         what,
         (*shown, f"file: {incident.source}"),

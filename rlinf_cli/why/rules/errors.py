@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from rlinf_cli.why.finding import Finding, Kind
+from rlinf_cli.why.finding import FindingKind, RunFinding
 from rlinf_cli.why.incidents import Incident
 
 _VERSION: Final = re.compile(r"the engine's weights of version (\d+) differ")
 _SHOWN: Final = 12
 
 
-def disk_full(incident: Incident) -> Finding | None:
+def disk_full(incident: Incident) -> RunFinding | None:
     """Tell that a file system has no room."""
     text = incident.text
     if "No space left on device" not in text and "Disk quota exceeded" not in text:
@@ -29,7 +29,7 @@ def disk_full(incident: Incident) -> Finding | None:
     return _finding(incident, "disk-full", f"there is no room on {where}", _quoted(incident), do)
 
 
-def accelerator_memory(incident: Incident) -> Finding | None:
+def accelerator_memory(incident: Incident) -> RunFinding | None:
     """Tell that the memory of an accelerator was used up."""
     if not incident.is_a("OutOfMemoryError") and "CUDA out of memory" not in incident.text:
         return None
@@ -43,7 +43,7 @@ def accelerator_memory(incident: Incident) -> Finding | None:
     )
 
 
-def host_memory(incident: Incident) -> Finding | None:
+def host_memory(incident: Incident) -> RunFinding | None:
     """Tell that a process was refused memory."""
     if not incident.is_a("MemoryError") and "Cannot allocate memory" not in incident.text:
         return None
@@ -56,7 +56,7 @@ def host_memory(incident: Incident) -> Finding | None:
     )
 
 
-def weights_not_arrived(incident: Incident) -> Finding | None:
+def weights_not_arrived(incident: Incident) -> RunFinding | None:
     """Tell that an engine answers by other weights than the actor's."""
     match = _VERSION.search(incident.text)
     if match is None:
@@ -71,7 +71,7 @@ def weights_not_arrived(incident: Incident) -> Finding | None:
     )
 
 
-def nothing_to_learn(incident: Incident) -> Finding | None:
+def nothing_to_learn(incident: Incident) -> RunFinding | None:
     """Tell that a step had no samples."""
     text = incident.text
     if "has no samples to learn from" not in text:
@@ -88,7 +88,7 @@ def nothing_to_learn(incident: Incident) -> Finding | None:
     return _finding(incident, code, what, _quoted(incident), do)
 
 
-def rewards_failed(incident: Incident) -> Finding | None:
+def rewards_failed(incident: Incident) -> RunFinding | None:
     """Tell that too many answers could not be scored."""
     text = incident.text
     if "could not be scored" not in text and "max_failed_fraction" not in text:
@@ -102,7 +102,7 @@ def rewards_failed(incident: Incident) -> Finding | None:
     )
 
 
-def not_finite(incident: Incident) -> Finding | None:
+def not_finite(incident: Incident) -> RunFinding | None:
     """Tell which number was NaN or infinite first."""
     if not incident.is_a("NonFiniteError"):
         return None
@@ -115,7 +115,7 @@ def not_finite(incident: Incident) -> Finding | None:
     )
 
 
-def deadlock(incident: Incident) -> Finding | None:
+def deadlock(incident: Incident) -> RunFinding | None:
     """Tell who waits for whom."""
     if not incident.is_a("DeadlockError"):
         return None
@@ -128,7 +128,7 @@ def deadlock(incident: Incident) -> Finding | None:
     )
 
 
-def timed_out(incident: Incident) -> Finding | None:
+def timed_out(incident: Incident) -> RunFinding | None:
     """Tell which operation was not done in time."""
     if not incident.is_a("CommunicationTimeoutError"):
         return None
@@ -143,7 +143,7 @@ def timed_out(incident: Incident) -> Finding | None:
     )
 
 
-def checkpoint(incident: Incident) -> Finding | None:
+def checkpoint(incident: Incident) -> RunFinding | None:
     """Tell that a checkpoint cannot be read or written."""
     if not incident.is_a("CheckpointError"):
         return None
@@ -156,7 +156,7 @@ def checkpoint(incident: Incident) -> Finding | None:
     )
 
 
-def cluster(incident: Incident) -> Finding | None:
+def cluster(incident: Incident) -> RunFinding | None:
     """Tell that the cluster cannot start what was asked, or does not answer."""
     if not incident.is_a("ClusterError"):
         return None
@@ -169,7 +169,7 @@ def cluster(incident: Incident) -> Finding | None:
     )
 
 
-def raised(incident: Incident) -> Finding | None:
+def raised(incident: Incident) -> RunFinding | None:
     """Tell an exception of a worker or of the driver, with its place in the code."""
     process = incident.process
     if process is None:
@@ -186,7 +186,7 @@ def raised(incident: Incident) -> Finding | None:
     )
 
 
-def recorded(incident: Incident) -> Finding:
+def recorded(incident: Incident) -> RunFinding:
     """Tell what the record says, where there is no evidence."""
     return _finding(
         incident,
@@ -214,9 +214,9 @@ RULES: Final = (
 )
 
 
-def _finding(incident: Incident, code: str, what: str, evidence: Sequence[str], *do: str) -> Finding:
-    return Finding(
-        Kind.FAILURE,
+def _finding(incident: Incident, code: str, what: str, evidence: Sequence[str], *do: str) -> RunFinding:
+    return RunFinding(
+        FindingKind.FAILURE,
         code,
         what,
         (*[line for line in evidence if line.strip()][:_SHOWN], f"file: {incident.source}"),

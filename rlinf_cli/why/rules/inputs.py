@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from rlinf_cli.why.facts import RunFacts
-from rlinf_cli.why.finding import Finding, Kind
+from rlinf_cli.why.finding import FindingKind, RunFinding
 
 _STEPS: Final = 5
 _SKIPPED: Final = "train/actor/skipped_updates"
@@ -14,14 +14,14 @@ _OBSERVED: Final = "rollout/observations_std"
 _WATCHED: Final = ("train/actor/", "rollout/", "env/")
 
 
-def updates_are_skipped(facts: RunFacts) -> Finding | None:
+def updates_are_skipped(facts: RunFacts) -> RunFinding | None:
     """Find updates that were left out for NaN and infinities, in every one of the last steps."""
     skipped = facts.column(_SKIPPED)
     since = skipped.since(1.0, math.inf)
     if since is None or skipped.steps[-1] - since + 1 < _STEPS:
         return None
-    return Finding(
-        Kind.LEARNING,
+    return RunFinding(
+        FindingKind.LEARNING,
         "updates-skipped",
         "losses or gradients are NaN or infinite in every step, and those updates are left out",
         (f"metrics.jsonl: `{_SKIPPED}` is {skipped.values[-1]:.0f} in step {skipped.steps[-1]}",),
@@ -30,7 +30,7 @@ def updates_are_skipped(facts: RunFacts) -> Finding | None:
     )
 
 
-def numbers_are_not_finite(facts: RunFacts) -> Finding | None:
+def numbers_are_not_finite(facts: RunFacts) -> RunFinding | None:
     """Find metrics that stopped being numbers."""
     broken: dict[str, int] = {}
     for name, column in facts.columns.items():
@@ -41,8 +41,8 @@ def numbers_are_not_finite(facts: RunFacts) -> Finding | None:
         return None
     first = min(broken, key=lambda name: broken[name])
     others = "" if len(broken) == 1 else f", and {len(broken) - 1} other metrics"
-    return Finding(
-        Kind.LEARNING,
+    return RunFinding(
+        FindingKind.LEARNING,
         "not-finite",
         f"`{first}` is NaN or infinite since step {broken[first]}{others}",
         tuple(f"metrics.jsonl: `{name}` is null since step {step}" for name, step in list(broken.items())[:_STEPS]),
@@ -51,14 +51,14 @@ def numbers_are_not_finite(facts: RunFacts) -> Finding | None:
     )
 
 
-def observations_are_constant(facts: RunFacts) -> Finding | None:
+def observations_are_constant(facts: RunFacts) -> RunFinding | None:
     """Find observations that are all the same."""
     spread = facts.column(_OBSERVED)
     since = spread.since(0.0, 0.0)
     if since is None or spread.steps[-1] - since + 1 < _STEPS:
         return None
-    return Finding(
-        Kind.LEARNING,
+    return RunFinding(
+        FindingKind.LEARNING,
         "observations-constant",
         "all observations are the same, so the policy acts without seeing anything",
         (f"metrics.jsonl: `{_OBSERVED}` is 0 from step {since} to {spread.steps[-1]}",),
@@ -67,7 +67,7 @@ def observations_are_constant(facts: RunFacts) -> Finding | None:
     )
 
 
-def evaluated_on_training(facts: RunFacts) -> Finding | None:
+def evaluated_on_training(facts: RunFacts) -> RunFinding | None:
     """Find an evaluation on what was trained on: the same starts, or the same rows."""
     if not any(name.startswith("eval/") for name in facts.columns):
         return None
@@ -85,16 +85,16 @@ def evaluated_on_training(facts: RunFacts) -> Finding | None:
         what = "evaluations use the rows that training uses"
         evidence = f"config.yaml: `{shared[0]}` is in `data.train_data_paths` and in `data.val_data_paths`"
         do = "keep rows apart for `data.val_data_paths`"
-    return Finding(Kind.LEARNING, "evaluated-on-training", what, (evidence,), (do,))
+    return RunFinding(FindingKind.LEARNING, "evaluated-on-training", what, (evidence,), (do,))
 
 
-def contact_differs(facts: RunFacts) -> Finding | None:
+def contact_differs(facts: RunFacts) -> RunFinding | None:
     """Find a comparison before the first step that did not agree."""
     differing = [check for check in facts.checks if check.verdict == "differs"]
     if not differing:
         return None
-    return Finding(
-        Kind.LEARNING,
+    return RunFinding(
+        FindingKind.LEARNING,
         "first-contact-differs",
         f"{differing[0].what} differ from {differing[0].with_}",
         tuple(

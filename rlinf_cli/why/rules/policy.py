@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from rlinf_cli.why.facts import Column, RunFacts
-from rlinf_cli.why.finding import Finding, Kind
+from rlinf_cli.why.facts import MetricColumn, RunFacts
+from rlinf_cli.why.finding import FindingKind, RunFinding
 
 _STEPS: Final = 5
 _MANY_STEPS: Final = 10
@@ -21,14 +21,14 @@ _GOOD: Final = 0.9
 _BETTER: Final = 0.05
 
 
-def everything_is_clipped(facts: RunFacts) -> Finding | None:
+def everything_is_clipped(facts: RunFacts) -> RunFinding | None:
     """Find updates that leave the trust region at once."""
     clipped = facts.column(_CLIPPED)
     since = clipped.since(_MOST_CLIPPED, 1.0)
     if since is None or clipped.steps[-1] - since + 1 < _STEPS:
         return None
-    return Finding(
-        Kind.LEARNING,
+    return RunFinding(
+        FindingKind.LEARNING,
         "all-clipped",
         "nearly all samples are clipped: the policy moves away from the one that drew them at the first update",
         (f"metrics.jsonl: `{_CLIPPED}` is {clipped.values[-1]:.2f} in step {clipped.steps[-1]}",),
@@ -40,7 +40,7 @@ def everything_is_clipped(facts: RunFacts) -> Finding | None:
     )
 
 
-def nothing_is_clipped(facts: RunFacts) -> Finding | None:
+def nothing_is_clipped(facts: RunFacts) -> RunFinding | None:
     """Find several updates in each step that leave the policy as it was."""
     clipped, divergence = facts.column(_CLIPPED).last(_MANY_STEPS), facts.column(_KL).last(_MANY_STEPS)
     several = max(facts.number("algorithm.update_epoch") or 1, facts.number("algorithm.n_minibatches") or 1) > 1
@@ -48,8 +48,8 @@ def nothing_is_clipped(facts: RunFacts) -> Finding | None:
         return None
     if not len(divergence) or max(map(abs, divergence.values)) > _NO_CHANGE:
         return None
-    return Finding(
-        Kind.LEARNING,
+    return RunFinding(
+        FindingKind.LEARNING,
         "policy-does-not-change",
         "the updates of a step do not change the policy: it is the same after them",
         (
@@ -61,7 +61,7 @@ def nothing_is_clipped(facts: RunFacts) -> Finding | None:
     )
 
 
-def entropy_collapsed(facts: RunFacts) -> Finding | None:
+def entropy_collapsed(facts: RunFacts) -> RunFinding | None:
     """Find a policy that draws the same answers always, though they are not good."""
     entropies = facts.column(_ENTROPY)
     since = entropies.since(0.0, _NO_ENTROPY)
@@ -70,8 +70,8 @@ def entropy_collapsed(facts: RunFacts) -> Finding | None:
         return None
     if entropies.values[0] < _FALL * entropies.values[-1] or _does_well(facts, since):
         return None
-    return Finding(
-        Kind.LEARNING,
+    return RunFinding(
+        FindingKind.LEARNING,
         "entropy-collapsed",
         "the policy no longer explores: its entropy has collapsed",
         (
@@ -86,7 +86,7 @@ def entropy_collapsed(facts: RunFacts) -> Finding | None:
     )
 
 
-def staleness_at_bound(facts: RunFacts) -> Finding | None:
+def staleness_at_bound(facts: RunFacts) -> RunFinding | None:
     """Find that all samples are as old as they may be."""
     bound = facts.number("runner.max_staleness") or 0
     ages = facts.column("rollout/staleness_mean", "rollout/staleness")
@@ -94,8 +94,8 @@ def staleness_at_bound(facts: RunFacts) -> Finding | None:
     # With a bound of 1 it is so in every run whose rollouts go on during training.
     if bound < 2 or since is None or ages.steps[-1] - since + 1 < _MANY_STEPS:
         return None
-    return Finding(
-        Kind.LEARNING,
+    return RunFinding(
+        FindingKind.LEARNING,
         "staleness-at-bound",
         f"all samples are {bound:.0f} versions old, the most that `runner.max_staleness` allows: generation waits for"
         " training",
@@ -115,7 +115,7 @@ def _does_well(facts: RunFacts, since: int) -> bool:
     return after >= _GOOD or after - before > _BETTER * max(abs(before), abs(after))
 
 
-def _mean_until(column: Column, step: int) -> float:
+def _mean_until(column: MetricColumn, step: int) -> float:
     values = [value for at, value in zip(column.steps, column.values, strict=True) if at < step]
     return sum(values) / len(values) if values else 0.0
 

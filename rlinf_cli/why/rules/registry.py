@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from rlinf_cli.why.finding import Finding, Rule
+from rlinf_cli.why.finding import Rule, RunFinding
 from rlinf_cli.why.incidents import Incident
 from rlinf_cli.why.rules import deaths, errors, inputs, policy, rewards, weights
 
-IncidentRule: TypeAlias = Callable[[Incident], Finding | None]
+IncidentRule: TypeAlias = Callable[[Incident], RunFinding | None]
 
 # The first that matches a failure names it; the last one always does.
 OF_INCIDENTS: Final[Sequence[IncidentRule]] = (*deaths.RULES, *errors.RULES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rlinf_cli.why.facts import RunFacts
-from rlinf_cli.why.finding import Finding, Kind
+from rlinf_cli.why.finding import FindingKind, RunFinding
 
 # A sign must hold for so many steps.
 _STEPS: Final = 5
@@ -19,15 +19,15 @@ _LARGEST_GAP: Final = 0.05
 _FEWEST_CHANGED: Final = 0.05
 
 
-def rate_is_zero(facts: RunFacts) -> Finding | None:
+def rate_is_zero(facts: RunFacts) -> RunFinding | None:
     """Find a learning rate that is 0 while the run goes on."""
     rates = facts.column(_RATE)
     since = rates.since(0.0, 0.0)
     if since is None or rates.steps[-1] - since + 1 < _SCHEDULE_STEPS:
         return None
     whole = since == rates.steps[0]
-    return Finding(
-        Kind.LEARNING,
+    return RunFinding(
+        FindingKind.LEARNING,
         "learning-rate-zero",
         "the learning rate is 0, and the policy does not change" if whole else "the learning rate fell to 0",
         (f"metrics.jsonl: `{_RATE}` is 0 from step {since} to {rates.steps[-1]}",),
@@ -40,7 +40,7 @@ def rate_is_zero(facts: RunFacts) -> Finding | None:
     )
 
 
-def updates_are_rounded_away(facts: RunFacts) -> Finding | None:
+def updates_are_rounded_away(facts: RunFacts) -> RunFinding | None:
     """Find updates that are too small to change weights of this precision."""
     changed, rates = facts.column(_CHANGED), facts.column(_RATE)
     since = changed.since(0.0, _FEWEST_CHANGED)
@@ -48,8 +48,8 @@ def updates_are_rounded_away(facts: RunFacts) -> Finding | None:
         return None
     rate = f"; `{_RATE}` is {rates.values[-1]:.3g}" if len(rates) else ""
     precision = facts.text("actor.model.precision")
-    return Finding(
-        Kind.LEARNING,
+    return RunFinding(
+        FindingKind.LEARNING,
         "updates-rounded-away",
         "the updates are rounded away: weights that have gradients stay as they are",
         (
@@ -62,14 +62,14 @@ def updates_are_rounded_away(facts: RunFacts) -> Finding | None:
     )
 
 
-def no_gradient(facts: RunFacts) -> Finding | None:
+def no_gradient(facts: RunFacts) -> RunFinding | None:
     """Find training without gradients."""
     norms = facts.column(_NORM)
     since = norms.since(0.0, 0.0)
     if since is None or norms.steps[-1] - since + 1 < _STEPS:
         return None
-    return Finding(
-        Kind.LEARNING,
+    return RunFinding(
+        FindingKind.LEARNING,
         "no-gradient",
         "there is no gradient: nothing that is learned from moves a weight",
         (f"metrics.jsonl: `{_NORM}` is 0 from step {since} to {norms.steps[-1]}",),
@@ -78,15 +78,15 @@ def no_gradient(facts: RunFacts) -> Finding | None:
     )
 
 
-def engine_has_other_weights(facts: RunFacts) -> Finding | None:
+def engine_has_other_weights(facts: RunFacts) -> RunFinding | None:
     """Find an engine whose log-probabilities are not those of the trainer's weights."""
     gaps = facts.column(_GAP)
     since = gaps.since(_LARGEST_GAP, float("inf"))
     if since is None or gaps.steps[-1] - since + 1 < _SCHEDULE_STEPS:
         return None
     grows = since > gaps.steps[0]
-    return Finding(
-        Kind.LEARNING,
+    return RunFinding(
+        FindingKind.LEARNING,
         "engine-has-other-weights",
         "the engine stays behind: the trainer's new weights do not arrive in it"
         if grows

@@ -111,7 +111,7 @@ def _write(run: Path, error: BaseException, step: int, components: Mapping[str, 
     except RLinfError as failure:
         snapshot = None
         missing.append(f"waits, stacks: {failure.message}")
-    scene = parts.Scene(run, failed_processes(error, components), snapshot)
+    scene = parts.FailureScene(run, failed_processes(error, components), snapshot)
     make_folder(run / FOLDER)
     name = _free_name(run / FOLDER)
     aside = run / FOLDER / f".{name}.{os.getpid()}.part"
@@ -148,7 +148,7 @@ def _write(run: Path, error: BaseException, step: int, components: Mapping[str, 
     return run / FOLDER / name
 
 
-def _collected(scene: parts.Scene, missing: list[str]) -> Iterator[tuple[str, str]]:
+def _collected(scene: parts.FailureScene, missing: list[str]) -> Iterator[tuple[str, str]]:
     for part in parts.ALL:
         try:
             yield from part(scene)

@@ -38,7 +38,7 @@ _STATUS_FIELDS: Final = ("State", "PPid", "VmHWM", "VmRSS", "RssShmem", "VmSwap"
 _MACHINE_FIELDS: Final = ("MemTotal", "MemAvailable", "Shmem", "SwapTotal", "SwapFree")
 
 
-class Scene(NamedTuple):
+class FailureScene(NamedTuple):
     """The start of a collection.
 
     Attributes:
@@ -83,7 +83,7 @@ def json_of(value: Any) -> str:
     return json.dumps(masked(value), indent=1, ensure_ascii=False, default=str) + "\n"
 
 
-def waits(scene: Scene) -> Parts:
+def waits(scene: FailureScene) -> Parts:
     """Yield the graph of who waits for whom, the stacks, and what is in flight in channels."""
     job = scene.snapshot
     if job is None:
@@ -128,7 +128,7 @@ def waits(scene: Scene) -> Parts:
     yield "stacks.txt", masked("\n".join(stacks))
 
 
-def memory(scene: Scene) -> Parts:
+def memory(scene: FailureScene) -> Parts:
     """Yield the memory of this machine's processes, of its control group, and of /dev/shm."""
     shared = os.statvfs("/dev/shm")
     group = own_group()
@@ -141,7 +141,7 @@ def memory(scene: Scene) -> Parts:
     yield "memory.json", json_of(content)
 
 
-def run_logs(scene: Scene) -> Parts:
+def run_logs(scene: FailureScene) -> Parts:
     """Yield the ends of the logs of the run, those of what failed first."""
     paths = sorted((scene.run / "logs").glob("*/rank_*.log"))
     first = [f"{failure.component}/rank_{failure.rank}.log" for failure in scene.failures]
@@ -150,7 +150,7 @@ def run_logs(scene: Scene) -> Parts:
         yield from _tail(path, f"logs/{path.parent.name}-{path.name}")
 
 
-def ray_logs(scene: Scene) -> Parts:
+def ray_logs(scene: FailureScene) -> Parts:
     """Yield the ends of the logs of Ray's own processes, and of its files about the processes that died."""
     if engine.current() is None:
         return
@@ -161,14 +161,14 @@ def ray_logs(scene: Scene) -> Parts:
         yield from _tail(folder / name, f"ray/{name}")
 
 
-def kernel(scene: Scene) -> Parts:
+def kernel(scene: FailureScene) -> Parts:
     """Yield the kernel's lines about the processes of the job."""
     lines = kernel_lines(scene.pids)
     if lines:
         yield "kernel.txt", masked("\n".join(lines) + "\n")
 
 
-def versions(scene: Scene) -> Parts:
+def versions(scene: FailureScene) -> Parts:
     """Yield the versions of what runs the job; `environment.json` of the run has all packages."""
     numbers = {"rlinf": __version__, "python": platform.python_version(), "kernel": platform.release()}
     for name in _PACKAGES:
@@ -179,14 +179,14 @@ def versions(scene: Scene) -> Parts:
     yield "versions.json", json_of(numbers)
 
 
-def config(scene: Scene) -> Parts:
+def config(scene: FailureScene) -> Parts:
     """Yield the configuration, whose secrets are masked."""
     with open_regular(scene.run / "config.yaml") as file:
         yield "config.yaml", masked(file.read(_TAIL_BYTES * 4).decode("utf-8", "replace"))
 
 
 # What tells most comes first: a bundle has a limit.
-ALL: Final[Sequence[Callable[[Scene], Parts]]] = (waits, memory, kernel, versions, config, run_logs, ray_logs)
+ALL: Final[Sequence[Callable[[FailureScene], Parts]]] = (waits, memory, kernel, versions, config, run_logs, ray_logs)
 
 
 def _tail(path: Path, name: str) -> Parts:
@@ -200,7 +200,7 @@ def _tail(path: Path, name: str) -> Parts:
         yield name, masked(text)
 
 
-def _local_pids(scene: Scene) -> list[int]:
+def _local_pids(scene: FailureScene) -> list[int]:
     running = engine.current()
     folder = str(running.folder) if running is not None and running.folder is not None else ""
     owner = os.environ.get(MARK, folder)

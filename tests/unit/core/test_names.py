@@ -31,7 +31,6 @@ REPLACED = {
     "_mourn": "fail_pending",
     "concede": "release_lease",
     "courier": "sender",
-    "evidence": "postmortem",
     "fragments": "sections",
     "keep_house": "run_maintenance",
     "last_words": "exit_reason",
@@ -39,7 +38,6 @@ REPLACED = {
     "operation_board": "inflight_ops",
     "see_to_dropped": "start_reaper",
     "strand": "task_key",
-    "sweep": "reap",
     "wakers": "waits_for",
 }
 

@@ -229,6 +229,7 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
     for module in (
         "recipes.language.loop.reasoning_runner",
         "recipes.language.loop.generation",
+        "recipes.language.loop.model_checkpoints",
         "recipes.training.comparing_worker",
         "rlinf_core.runners.runner",
     ):

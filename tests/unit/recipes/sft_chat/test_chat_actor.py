@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from recipes.language.models.plain_check import plain_attention
 from recipes.sft_chat.example_packing import micro_batches, pack_examples
-from recipes.sft_chat.examples import Example
+from recipes.sft_chat.examples import ChatExample
 from tests.unit.recipes.sft_chat.chats import actor_of, jsonl, turns
 
 
@@ -19,7 +19,7 @@ def weights(actor: Any) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in actor._state.policy.state_dict().items()}
 
 
-def padded_loss(model: Any, examples: list[Example]) -> torch.Tensor:
+def padded_loss(model: Any, examples: list[ChatExample]) -> torch.Tensor:
     """Return the mean loss of the target tokens in one padded batch, as a plain loop over transformers has it."""
     longest = max(len(example.tokens) for example in examples)
     tokens, mask = torch.zeros(len(examples), longest, dtype=torch.int64), torch.zeros(len(examples), longest)
@@ -112,7 +112,11 @@ def test_empty_pass_has_a_loss_without_targets() -> None:
 
 
 def test_packed_row_has_the_learned_tokens_as_targets() -> None:
-    examples = [Example.of([5, 6, 7], [False, False, True]), Example.of([8, 9], [False, True]), Example.of([1], [True])]
+    examples = [
+        ChatExample.of([5, 6, 7], [False, False, True]),
+        ChatExample.of([8, 9], [False, True]),
+        ChatExample.of([1], [True]),
+    ]
     row = pack_examples(examples)
     assert row.tokens.tolist() == [[5, 6, 8]]
     assert row.plan.positions.tolist() == [[0, 1, 0]]

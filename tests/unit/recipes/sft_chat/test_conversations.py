@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recipes.sft_chat.config import ChatDataConfig
-from recipes.sft_chat.conversations import Conversation, load_conversations
+from recipes.sft_chat.conversations import ChatRow, load_conversations
 from rlinf_core import ConfigError
 from tests.unit.recipes.sft_chat.chats import jsonl, turns
 
@@ -17,7 +17,7 @@ def data_of(file: Path, **settings: Any) -> ChatDataConfig:
     return ChatDataConfig.model_validate({"train_data_paths": [str(file)], **settings})
 
 
-def read(tmp_path: Path, *rows: dict[str, Any], **settings: Any) -> list[Conversation]:
+def read(tmp_path: Path, *rows: dict[str, Any], **settings: Any) -> list[ChatRow]:
     file = jsonl(tmp_path / "chat.jsonl", rows)
     return load_conversations(data_of(file, **settings), evaluation=False)
 

@@ -6,29 +6,29 @@ from typing import Any
 
 import pytest
 
-from recipes.sft_chat.conversations import Conversation
-from recipes.sft_chat.examples import Example, ExampleSet, ExampleWriter
+from recipes.sft_chat.conversations import ChatRow
+from recipes.sft_chat.examples import ChatExample, ExampleSet, ExampleWriter
 from rlinf_core import ConfigError
 from tests.unit.recipes.sft_chat.chats import PLAIN, THINKING, tokenizer, turns
 
 END = "<eos>"
 
 
-def written(conversation: Conversation, template: str | None = PLAIN, **options: Any) -> ExampleSet:
+def written(conversation: ChatRow, template: str | None = PLAIN, **options: Any) -> ExampleSet:
     made = tokenizer(template)
     return ExampleWriter(made, [made.eos_token_id], **{"longest": 1000, **options}).write([conversation])
 
 
-def chat(*texts: str, **options: Any) -> Conversation:
-    return Conversation(place="chat.jsonl:7", messages=tuple(turns(*texts)), **options)
+def chat(*texts: str, **options: Any) -> ChatRow:
+    return ChatRow(place="chat.jsonl:7", messages=tuple(turns(*texts)), **options)
 
 
-def text(example: Example, *, trained: bool = False) -> str:
+def text(example: ChatExample, *, trained: bool = False) -> str:
     tokens = example.tokens[example.trained] if trained else example.tokens
     return tokenizer().decode(tokens.tolist())
 
 
-def learned(example: Example) -> list[str]:
+def learned(example: ChatExample) -> list[str]:
     """Return the runs of tokens that are learned from."""
     runs: list[list[int]] = []
     before = False
@@ -107,13 +107,13 @@ def test_turn_without_an_end_is_counted() -> None:
 
 
 def test_completion_is_learned_behind_its_prompt() -> None:
-    (example,) = written(Conversation(place="p", prompt="1+1=", completion="2")).examples
+    (example,) = written(ChatRow(place="p", prompt="1+1=", completion="2")).examples
     assert text(example) == f"1+1=2{END}"
     assert learned(example) == [f"2{END}"]
 
 
 def test_plain_text_is_learned_whole() -> None:
-    (example,) = written(Conversation(place="p", completion="abc")).examples
+    (example,) = written(ChatRow(place="p", completion="abc")).examples
     assert learned(example) == [f"bc{END}"]  # nothing predicts the first token
 
 

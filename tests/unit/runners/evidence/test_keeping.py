@@ -68,10 +68,10 @@ def test_known_secrets_are_masked_everywhere(tmp_path: Path, secret: str) -> Non
 
 
 def test_bundle_is_bounded_and_names_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def large(scene: parts.Scene) -> Iterator[tuple[str, str]]:
+    def large(scene: parts.FailureScene) -> Iterator[tuple[str, str]]:
         yield from ((f"part{number}.txt", "x" * (3 << 20)) for number in range(40))
 
-    def broken(scene: parts.Scene) -> Iterator[tuple[str, str]]:
+    def broken(scene: parts.FailureScene) -> Iterator[tuple[str, str]]:
         yield "begun.txt", "1"
         raise ValueError("no such folder")
 
