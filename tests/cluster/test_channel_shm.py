@@ -21,6 +21,7 @@ _SCRIPT = Path(__file__).with_name("small_shm.py")
 _SMALL = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" "$@"')
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.timeout(180)
 def test_items_of_up_to_100_mb_pass_where_dev_shm_has_64() -> None:

@@ -60,6 +60,7 @@ def flags(episode: Demonstrations) -> NDArray[np.bool_]:
     return episode.interventions
 
 
+@pytest.mark.nightly
 def test_a_scripted_expert_is_recorded_in_just_the_steps_it_took(tmp_path: Path) -> None:
     options = ScriptedOptions(probability=0.2, shortest=2, longest=4, seed=7)
     given = [f"--option={name}={value}" for name, value in options.model_dump().items()]

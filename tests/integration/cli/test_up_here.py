@@ -97,6 +97,7 @@ def test_a_driver_joins_it(run: Run, env: dict[str, str]) -> None:
     assert run("down")["ok"]
 
 
+@pytest.mark.nightly
 def test_up_again_repaired_and_down(run: Run, tmp_path: Path) -> None:
     first = run("up", "--timeout", "120")
     assert [(node["up"], node["changed"]) for node in first["nodes"]] == [(True, True)]

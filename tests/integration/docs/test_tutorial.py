@@ -14,6 +14,7 @@ import pytest
 from tests.integration.docs.conftest import DOCS, files_of
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.timeout(180)
 def test_the_tutorial_prints_what_it_says(follow_page: Callable[..., str]) -> None:

@@ -14,7 +14,11 @@ def greedy_success(run: Run) -> float:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("shipped", "steps"), [("laptop", 12), ("laptop_grpo", 20)], ids=["ppo", "grpo"])
+@pytest.mark.parametrize(
+    ("shipped", "steps"),
+    [("laptop", 12), pytest.param("laptop_grpo", 20, marks=pytest.mark.nightly)],
+    ids=["ppo", "grpo"],
+)
 def test_reaching_is_learned_in_seconds(train: Train, shipped: str, steps: int) -> None:
     short = (f"runner.max_steps={steps}", f"runner.val_check_interval={steps}", "runner.save_interval=-1")
     run = train("env.train.task=reach", "env.eval.total_num_envs=256", *short, shipped=shipped)

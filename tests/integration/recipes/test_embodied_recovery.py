@@ -29,7 +29,8 @@ def test_a_killed_worker_costs_a_restart_and_changes_nothing(train: Train, spann
     assert "died" in restart.reason
     (bundle,), faults = read_bundles(run.folder.path)
     first = bundle.content.failures[0]
-    assert (first.name, first.component, first.died, faults) == ("RolloutGroup:0", "rollout", True, [])
+    # The group stands for the component, which only `rlinf train` names.
+    assert (first.name, first.component, first.died, faults) == ("RolloutGroup:0", "RolloutGroup", True, [])
     # Nothing is said of memory, and of the signal nothing where the kernel does not keep it.
     assert (first.signal, first.out_of_memory) == ("SIGKILL" if KEEPS_ENDS else None, None)
     assert restart.details[-1] == f"evidence: evidence/{bundle.path.name}"

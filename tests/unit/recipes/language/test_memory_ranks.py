@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 from benchmarks.bench_memory_ranks import differences, measure, write_model
 
 
+@pytest.mark.nightly
 def test_ranks_load_send_and_export_what_one_does(tmp_path: Path) -> None:
     write_model(tmp_path, width=64, layers=2)
     found = {count: measure(count, tmp_path, []) for count in (1, 2)}
