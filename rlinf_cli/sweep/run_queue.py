@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from rlinf_cli.console.interrupts import command_signals
+from rlinf_cli.console.subcommands import COMMAND
 from rlinf_cli.sweep.grid import Point
 from rlinf_cli.sweep.plan import SweepPlan, overrides_of
 from rlinf_cli.sweep.sweep_folder import PointState, states
@@ -87,7 +87,7 @@ class RunQueue:
         overrides = overrides_of(self._plan, point, self._folder)
         if state.run is not None and state.run.checkpoints.latest() is not None:
             overrides.append(f"runner.resume_dir={json.dumps(str(state.run.path))}")
-        argv = [sys.executable, "-m", "rlinf_cli", "train", self._plan.file, *overrides]
+        argv = [*COMMAND, "train", self._plan.file, *overrides]
         log = open_log(self._folder, f"{LOGS}/{point.name}.log")
         try:
             return subprocess.Popen(

@@ -138,11 +138,6 @@ def states(folder: Path, plan: SweepPlan) -> dict[str, PointState]:
     return result
 
 
-def is_sweep(folder: Path) -> bool:
-    """Return whether a folder is that of a sweep."""
-    return (folder / FILE).is_file()
-
-
 def check_visible(folder: Path, current: Mapping[str, PointState]) -> None:
     """Refuse to go on where a run may be active on another machine.
 

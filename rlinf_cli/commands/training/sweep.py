@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +18,35 @@ from rlinf_cli.lazy import command
 if TYPE_CHECKING:
     from rlinf_cli.file.job_file import SoundJob
     from rlinf_cli.sweep.grid import Point
+    from rlinf_cli.sweep.plan import SweepPlan
     from rlinf_cli.sweep.sweep_folder import PointState
+
+
+Seeds = Annotated[
+    int,
+    typer.Option(
+        "--seeds",
+        min=0,
+        metavar="N",
+        help="Run each combination with N seeds: every seed of training in the file, plus 0 to N-1.",
+        show_default=False,
+    ),
+]
+Parallel = Annotated[
+    int, typer.Option("--parallel", min=1, metavar="N", help="Run N at the same time; they share the machine.")
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder",
+        metavar="FOLDER",
+        help="New folder, or that of this sweep to continue. Default: a new one in the folder of runs.",
+        show_default=False,
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Validate every run, list them, start nothing.", show_default=False)
+]
 
 
 def sweep(
@@ -26,37 +54,10 @@ def sweep(
         list[str],
         typer.Argument(metavar="FILE|recipe=NAME", hidden=True, autocompletion=completion.training),
     ],
-    seeds: Annotated[
-        int,
-        typer.Option(
-            "--seeds",
-            min=0,
-            metavar="N",
-            help="Run each combination with N seeds: every seed of training in the file, plus 0 to N-1.",
-            show_default=False,
-        ),
-    ] = 0,
-    parallel: Annotated[
-        int,
-        typer.Option(
-            "--parallel",
-            min=1,
-            metavar="N",
-            help="Run N at the same time; they share the machine.",
-        ),
-    ] = 1,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--folder",
-            metavar="FOLDER",
-            help="New folder, or that of this sweep to continue. Default: a new one in the folder of runs.",
-            show_default=False,
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Validate every run, list them, start nothing.", show_default=False)
-    ] = False,
+    seeds: Seeds = 0,
+    parallel: Parallel = 1,
+    folder: Folder = None,
+    dry_run: DryRun = False,
     output: OutputOption = Output.TEXT,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -69,7 +70,7 @@ def sweep(
     """
     from rlinf_cli.file.job_file import split_files
     from rlinf_cli.sweep.plan import config_ids, plan_of
-    from rlinf_cli.sweep.sweep_folder import check_visible, new_folder, opened, states
+    from rlinf_cli.sweep.sweep_folder import new_folder
 
     files, overrides = split_files(arguments)
     if len(files) != 1 or files[0] == "-":
@@ -82,27 +83,10 @@ def sweep(
     if dry_run:
         _list(plan.points, output)
         return
-    from rlinf_cli.run.remote_driver import choose_cluster
-    from rlinf_cli.run.runnable import check_installed
-    from rlinf_cli.sweep.run_queue import RunQueue
-    from rlinf_cli.sweep.sweep_table import SweepView, counts_text, sweep_record, sweep_text
-
-    _check_here(plan.parts, plan.file)
-    check_installed()
-    choose_cluster(plan.parts, plan.file, already_shown=False)
-    with opened(place, plan, ids) as there:
-        current = states(place, plan)
-        check_visible(place, current)
-        console.message(f"{'continued' if there else 'new'} sweep {place}: {counts_text(current)}")
-        with SweepView(plan.points) as view:
-            queue = RunQueue(plan, place, parallel, view.show)
-            current = queue.work()
-    if output is Output.JSON:
-        console.result_json(sweep_record(place, plan.points, current))
-    else:
-        console.result(sweep_text(plan.points, current))
-    console.message(counts_text(current))
-    raise typer.Exit(_end(place, current.values(), arguments, seeds))
+    current = _train(plan, place, ids, parallel)
+    _show(plan, place, current, output)
+    again = ["rlinf", "sweep", *arguments, *(["--seeds", str(seeds)] if seeds else []), "--folder", str(place)]
+    raise typer.Exit(_end(place, current, again))
 
 
 app = command(
@@ -113,6 +97,35 @@ app = command(
     ),
     no_args_is_help=True,
 )
+
+
+def _train(plan: SweepPlan, place: Path, ids: Mapping[str, str], parallel: int) -> Mapping[str, PointState]:
+    """Run what is not finished yet, and return how each run ended."""
+    from rlinf_cli.run.remote_driver import choose_cluster
+    from rlinf_cli.run.runnable import check_installed
+    from rlinf_cli.sweep.run_queue import RunQueue
+    from rlinf_cli.sweep.sweep_folder import check_visible, opened, states
+    from rlinf_cli.sweep.sweep_table import SweepView, counts_text
+
+    _check_here(plan.parts, plan.file)
+    check_installed()
+    choose_cluster(plan.parts, plan.file, already_shown=False)
+    with opened(place, plan, ids) as there:
+        current = states(place, plan)
+        check_visible(place, current)
+        console.message(f"{'continued' if there else 'new'} sweep {place}: {counts_text(current)}")
+        with SweepView(plan.points) as view:
+            return RunQueue(plan, place, parallel, view.show).work()
+
+
+def _show(plan: SweepPlan, place: Path, current: Mapping[str, PointState], output: Output) -> None:
+    from rlinf_cli.sweep.sweep_table import counts_text, sweep_record, sweep_text
+
+    if output is Output.JSON:
+        console.result_json(sweep_record(place, plan.points, current))
+    else:
+        console.result(sweep_text(plan.points, current))
+    console.message(counts_text(current))
 
 
 def _check_here(parts: SoundJob, file: str) -> None:
@@ -141,13 +154,12 @@ def _list(points: Sequence[Point], output: Output) -> None:
     console.message(f"\n{len(points)} runs are valid; nothing was started, and nothing written")
 
 
-def _end(place: Path, current: Iterable[PointState], arguments: Sequence[str], seeds: int) -> ExitCode:
+def _end(place: Path, current: Mapping[str, PointState], again: Sequence[str]) -> ExitCode:
     """Say what can be done next, and return the exit code."""
     from rlinf_cli.console.interrupts import command_signals
     from rlinf_core.runners.storage.run_status import RunStatus
 
-    statuses = [state.status for state in current]
-    again = ["rlinf", "sweep", *arguments, *(["--seeds", str(seeds)] if seeds else []), "--folder", str(place)]
+    statuses = [state.status for state in current.values()]
     if any(status != RunStatus.FINISHED for status in statuses):
         console.message(f"go on with: {shlex.join(again)}")
     if statuses.count(RunStatus.FINISHED) > 1:

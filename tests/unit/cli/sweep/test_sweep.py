@@ -54,6 +54,13 @@ def test_every_run_is_trained_once(cli: Cli) -> None:
     assert len(all_runs(Path("swept"))) == 4
 
 
+def test_files_of_the_working_folder_are_not_imported(cli: Cli) -> None:
+    for name in ("random.py", "typer.py", "rlinf_cli.py"):
+        Path(name).write_text("import pathlib; pathlib.Path('planted').touch()\nraise SystemExit(7)\n")
+    assert cli(*SWEEP, "fake.seconds=0,0.001").code == 0
+    assert not Path("planted").exists()
+
+
 def test_a_failed_run_ends_no_other(cli: Cli) -> None:
     ended = cli(*SWEEP, "fake.fail=bug,restart", "-o", "json")
     assert ended.code == 1
