@@ -14,8 +14,9 @@ from recipes.demonstrations.column_statistics import Statistics
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Camera, Demonstrations
 from recipes.demonstrations.flags import truths
+from recipes.demonstrations.lerobot.episode_list import Episode, read_episodes
 from recipes.demonstrations.lerobot.lerobot_cameras import EncodedCamera, VideoCamera
-from recipes.demonstrations.lerobot.lerobot_tables import Episode, RowTable, read_episodes, read_instructions, read_rows
+from recipes.demonstrations.lerobot.lerobot_tables import RowTable, read_instructions, read_rows
 from recipes.demonstrations.lerobot.set_info import STATISTICS, DatasetInfo, read_info
 from recipes.demonstrations.names import Role, column_of
 

@@ -1,51 +1,23 @@
-"""Tables of LeRobotDataset folders, versions 2 and 3: rows, episodes and instructions, checked against each other."""
+"""Rows and instructions of LeRobotDataset folders, versions 2 and 3, checked against the list of episodes."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError, needed
 from recipes.demonstrations.demonstrations import Rows
-from recipes.demonstrations.lerobot.set_files import WHOLE
-from recipes.demonstrations.lerobot.set_info import (
-    DATA_FILES,
-    EPISODE_LINES,
-    EPISODES,
-    EPISODES_FILES,
-    TASK_LINES,
-    TASKS,
-    DatasetInfo,
-)
+from recipes.demonstrations.lerobot.episode_list import Episode
+from recipes.demonstrations.lerobot.set_files import AGREE, WHOLE
+from recipes.demonstrations.lerobot.set_info import DATA_FILES, TASK_LINES, TASKS, DatasetInfo
+from recipes.demonstrations.lerobot.table_files import entry_of, read_json_lines, read_parquet, read_schema
 
-_AGREE = "correct the invalid file, or convert the data set again"
 # Columns that say where a row was read.
 _FILE, _ROW = "__file", "__row"
-# A field of a path pattern, with its width.
-_FIELD = re.compile(r"\{(\w+)(?::(0?\d{0,2}d))?\}")
-
-
-class Episode(NamedTuple):
-    """An episode as the list of episodes describes it.
-
-    Attributes:
-        number: `episode_index`.
-        length: rows.
-        tasks: its instructions; None: the list does not say.
-        videos: by feature, the video and the second in it at which the episode begins.
-    """
-
-    number: int
-    length: int
-    tasks: tuple[str, ...] | None
-    videos: Mapping[str, tuple[Path, float]]
 
 
 class RowTable:
@@ -143,7 +115,7 @@ def read_rows(folder: Path, info: DatasetInfo, episodes: Sequence[Episode], *, p
     names = [name for name, feature in info.features.items() if feature.dtype not in hidden]
     tables: list[Any] = []
     for number, file in enumerate(files):
-        schema = _schema(file)
+        schema = read_schema(file)
         missing = next((name for name in (*names, "index") if name not in schema.names), None)
         if missing is not None:
             raise DatasetError(f"the rows have no column `{missing}`", where=str(file), help=WHOLE)
@@ -156,7 +128,7 @@ def read_rows(folder: Path, info: DatasetInfo, episodes: Sequence[Episode], *, p
         joined = arrow.concat_tables(tables, promote_options="permissive").sort_by("index")
     except arrow.ArrowException as error:
         raise DatasetError(
-            "the data files have different columns", where=str(folder), why=str(error), help=_AGREE
+            "the data files have different columns", where=str(folder), why=str(error), help=AGREE
         ) from error
     rows = RowTable(joined, files, folder, info)
     _check_counts(folder, info, rows, episodes)
@@ -187,7 +159,7 @@ def _check_borders(rows: RowTable, episodes: Sequence[Episode]) -> None:
     if len(wrong):
         row = int(wrong[0])
         message = f"the `index` of a row is {index[row]}, but {row} rows precede it"
-        raise DatasetError(message, where=rows.place(row), help=_AGREE)
+        raise DatasetError(message, where=rows.place(row), help=AGREE)
     lengths = [episode.length for episode in episodes]
     for name, listed in (
         ("episode_index", np.repeat([episode.number for episode in episodes], lengths)),
@@ -202,7 +174,7 @@ def _check_borders(rows: RowTable, episodes: Sequence[Episode]) -> None:
             raise DatasetError(
                 f"the `{name}` of a row is {written[row]}; the list of episodes says {listed[row]}",
                 where=rows.place(row),
-                help=_AGREE,
+                help=AGREE,
             )
 
 
@@ -249,7 +221,7 @@ def read_instructions(
             f"the `task_index` of a row is {numbers[unknown]}, which has no instruction",
             where=rows.place(row),
             why=f"`{_tasks_file(info)}` has the numbers {listed}",
-            help=_AGREE,
+            help=AGREE,
         )
     position = np.array([texts.index(known[number]) for number in numbers.tolist()])
     instruction_of = position[task_of.reshape(-1)]
@@ -262,7 +234,7 @@ def read_instructions(
                 f"episode {episode.number} is listed with the instructions {_quoted(episode.tasks)}, but its rows have"
                 f" {_quoted(sorted(shown))}",
                 where=rows.place(first),
-                help=_AGREE,
+                help=AGREE,
             )
         first += episode.length
     return texts, instruction_of
@@ -280,7 +252,7 @@ def _tasks(folder: Path, info: DatasetInfo) -> dict[int, str]:
     """Return the instructions by `task_index`."""
     file = folder / _tasks_file(info)
     if info.is_listed:
-        pairs = [(_field(row, "task_index", file), _field(row, "task", file)) for row in _json_lines(file)]
+        pairs = [(entry_of(row, "task_index", file), entry_of(row, "task", file)) for row in read_json_lines(file)]
     else:
         table = read_parquet(file)
         texts = "task" if "task" in table.column_names else "__index_level_0__"
@@ -291,164 +263,5 @@ def _tasks(folder: Path, info: DatasetInfo) -> dict[int, str]:
     for number, text in pairs:
         if known.setdefault(int(number), str(text)) != str(text):
             message = f"`task_index` {number} is both `{known[int(number)]}` and `{text}`"
-            raise DatasetError(message, where=str(file), help=_AGREE)
+            raise DatasetError(message, where=str(file), help=AGREE)
     return known
-
-
-def read_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
-    """Return the episodes by number.
-
-    Raises:
-        DatasetError: the list is missing or damaged, a file of an episode is missing, or episodes are not in a row.
-    """
-    episodes = _listed_episodes(folder, info) if info.is_listed else _tabled_episodes(folder, info)
-    numbers = [episode.number for episode in episodes]
-    twice = next((number for number, after in pairwise(numbers) if number == after), None)
-    if twice is not None:
-        raise DatasetError(f"episode {twice} is listed twice", where=str(folder / "meta"), help=_AGREE)
-    empty = next((episode for episode in episodes if episode.length < 1), None)
-    if empty is not None:
-        message = f"episode {empty.number} is listed with {empty.length} rows"
-        raise DatasetError(message, where=str(folder / "meta"), help=_AGREE)
-    cameras = info.colours(str(folder))
-    for episode in episodes:
-        for name, (video, _) in episode.videos.items():
-            if not video.is_file():
-                message = f"the video of episode {episode.number}, camera `{cameras[name]}`, is missing"
-                raise DatasetError(message, where=str(video), help=WHOLE)
-    return episodes
-
-
-def _listed_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
-    """Return the episodes of a data set before version 3, with one file per episode."""
-    file, episodes = folder / EPISODE_LINES, list[Episode]()
-    videos = _shown_videos(info)
-    for row in _json_lines(file):
-        number = int(_field(row, "episode_index", file))
-        place = {"episode_chunk": number // info.chunk_size, "episode_index": number}
-        rows = folder / _path(info.data_path, place)
-        if not rows.is_file():
-            raise DatasetError(f"the file with the rows of episode {number} is missing", where=str(rows), help=WHOLE)
-        files = {name: (folder / _path(info.video_path, {**place, "video_key": name}), 0.0) for name in videos}
-        tasks = row.get("tasks")
-        texts = tuple(map(str, cast("list[Any]", tasks))) if isinstance(tasks, list) else None
-        episodes.append(Episode(number, int(_field(row, "length", file)), texts, files))
-    return sorted(episodes, key=lambda episode: episode.number)
-
-
-def _shown_videos(info: DatasetInfo) -> list[str]:
-    return [name for name, feature in info.features.items() if feature.dtype == "video" and name not in info.unseen]
-
-
-def _path(pattern: str, place: Mapping[str, Any]) -> str:
-    """Return the path of a file below the data set's folder.
-
-    Raises:
-        DatasetError: the pattern names something else than places, or leads out of the folder.
-    """
-    message = f"the path pattern `{pattern}` is invalid"
-
-    def filled(field: re.Match[str]) -> str:
-        if field[1] not in place:
-            raise DatasetError(message, where="meta/info.json", why=f"`{field[1]}` is not one of {', '.join(place)}")
-        return format(place[field[1]], field[2] or "")
-
-    # `str.format` would read attributes of what it is given, too.
-    path = _FIELD.sub(filled, pattern)
-    if "{" in path or "}" in path or Path(path).is_absolute() or ".." in Path(path).parts:
-        why = "it must be a path below the folder, with fields such as `{episode_index:06d}`"
-        raise DatasetError(message, where="meta/info.json", why=why)
-    return path
-
-
-def _tabled_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
-    """Return the episodes of version 3, where several share a file."""
-    files = sorted(folder.glob(EPISODES_FILES))
-    if not files:
-        raise DatasetError("the list of episodes is missing", where=str(folder / EPISODES), help=WHOLE)
-    listed: list[tuple[Path, dict[str, Any]]] = []
-    for file in files:
-        names = [name for name in _schema(file).names if not name.startswith("stats/")]
-        listed += [(file, row) for row in read_parquet(file, names).to_pylist()]
-    listed.sort(key=lambda pair: _field(pair[1], "episode_index", pair[0]))
-    videos = _shown_videos(info)
-    episodes: list[Episode] = []
-    at = 0
-    for file, row in listed:
-        number, begin, end = (int(_field(row, name, file)) for name in _BORDERS)
-        place = {key: _field(row, f"data/{key}", file) for key in ("chunk_index", "file_index")}
-        rows = folder / _path(info.data_path, place)
-        if not rows.is_file():
-            raise DatasetError(f"the file with the rows of episode {number} is missing", where=str(rows), help=WHOLE)
-        length = int(row.get("length", end - begin))
-        if begin != at or end - begin != length:
-            raise DatasetError(
-                f"episode {number} is listed with rows {begin} to {end}, but has {length} rows, {at} before it",
-                where=str(file),
-                help=_AGREE,
-            )
-        at = end
-        sources = {name: _video(folder, info, name, row, file) for name in videos}
-        tasks = row.get("tasks")
-        texts = tuple(map(str, cast("list[Any]", tasks))) if isinstance(tasks, list) else None
-        episodes.append(Episode(number, length, texts, sources))
-    return episodes
-
-
-_BORDERS = ("episode_index", "dataset_from_index", "dataset_to_index")
-
-
-def _video(folder: Path, info: DatasetInfo, name: str, row: Mapping[str, Any], file: Path) -> tuple[Path, float]:
-    place = {key: _field(row, f"videos/{name}/{key}", file) for key in ("chunk_index", "file_index")}
-    begin = float(_field(row, f"videos/{name}/from_timestamp", file))
-    return folder / _path(info.video_path, {**place, "video_key": name}), begin
-
-
-def _field(row: Mapping[str, Any], name: str, file: Path) -> Any:
-    if row.get(name) is None:
-        raise DatasetError(f"an entry has no `{name}`", where=str(file), help=WHOLE)
-    return row[name]
-
-
-def _json_lines(file: Path) -> list[Mapping[str, Any]]:
-    rows: list[Mapping[str, Any]] = []
-    try:
-        for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1):
-            row: object = json.loads(line) if line.strip() else {}
-            if not isinstance(row, dict):
-                raise DatasetError("a line is not a JSON object", where=f"{file}:{number}", help=WHOLE)
-            if row:
-                rows.append(cast("Mapping[str, Any]", row))
-    except OSError as error:
-        raise DatasetError("a file of the data set is missing", where=str(file), help=WHOLE) from error
-    except ValueError as error:
-        raise DatasetError("a file cannot be read as JSON lines", where=str(file), why=str(error)) from error
-    return rows
-
-
-def _schema(file: Path) -> Any:
-    return _arrow(file, lambda parquet: parquet.read_schema(str(file)))
-
-
-def read_parquet(file: Path, columns: list[str] | None = None) -> Any:
-    """Return a Parquet file, or some of its columns, as an Arrow table.
-
-    Raises:
-        DatasetError: it is missing or damaged.
-    """
-    return _arrow(file, lambda parquet: parquet.read_table(str(file), columns=columns, partitioning=None))
-
-
-def _arrow(file: Path, read: Callable[[Any], Any]) -> Any:
-    parquet = needed("pyarrow.parquet", "a LeRobotDataset")
-    if not file.is_file():
-        raise DatasetError("a file of the data set is missing", where=str(file), help=WHOLE)
-    try:
-        return read(parquet)
-    except Exception as error:  # pyarrow has no common base of its errors
-        raise DatasetError(
-            "a file of the data set cannot be read",
-            where=str(file),
-            why=f"{type(error).__name__}: {error}".splitlines()[0],
-            help=WHOLE,
-        ) from error

@@ -19,6 +19,7 @@ from recipes.demonstrations.lerobot.set_info import (
 )
 
 WHOLE: Final = "copy the complete data set again"
+AGREE: Final = "correct the invalid file, or convert the data set again"
 _PARQUET: Final = b"PAR1"
 _HDF5: Final = b"\x89HDF\r\n\x1a\n"
 # A file may begin with a block of the user's own, of one of these sizes.

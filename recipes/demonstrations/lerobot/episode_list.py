@@ -1,0 +1,142 @@
+"""The list of episodes of a LeRobotDataset, versions 2 and 3, with the files that it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.lerobot.set_files import AGREE, WHOLE
+from recipes.demonstrations.lerobot.set_info import EPISODE_LINES, EPISODES, EPISODES_FILES, DatasetInfo
+from recipes.demonstrations.lerobot.table_files import entry_of, read_json_lines, read_parquet, read_schema
+
+# A field of a path pattern, with its width.
+_FIELD = re.compile(r"\{(\w+)(?::(0?\d{0,2}d))?\}")
+
+
+class Episode(NamedTuple):
+    """An episode as the list of episodes describes it.
+
+    Attributes:
+        number: `episode_index`.
+        length: rows.
+        tasks: its instructions; None: the list does not say.
+        videos: by feature, the video and the second in it at which the episode begins.
+    """
+
+    number: int
+    length: int
+    tasks: tuple[str, ...] | None
+    videos: Mapping[str, tuple[Path, float]]
+
+
+def read_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
+    """Return the episodes by number.
+
+    Raises:
+        DatasetError: the list is missing or damaged, a file of an episode is missing, or episodes are not in a row.
+    """
+    episodes = _listed_episodes(folder, info) if info.is_listed else _tabled_episodes(folder, info)
+    numbers = [episode.number for episode in episodes]
+    twice = next((number for number, after in pairwise(numbers) if number == after), None)
+    if twice is not None:
+        raise DatasetError(f"episode {twice} is listed twice", where=str(folder / "meta"), help=AGREE)
+    empty = next((episode for episode in episodes if episode.length < 1), None)
+    if empty is not None:
+        message = f"episode {empty.number} is listed with {empty.length} rows"
+        raise DatasetError(message, where=str(folder / "meta"), help=AGREE)
+    cameras = info.colours(str(folder))
+    for episode in episodes:
+        for name, (video, _) in episode.videos.items():
+            if not video.is_file():
+                message = f"the video of episode {episode.number}, camera `{cameras[name]}`, is missing"
+                raise DatasetError(message, where=str(video), help=WHOLE)
+    return episodes
+
+
+def _listed_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
+    """Return the episodes of a data set before version 3, with one file per episode."""
+    file, episodes = folder / EPISODE_LINES, list[Episode]()
+    videos = _shown_videos(info)
+    for row in read_json_lines(file):
+        number = int(entry_of(row, "episode_index", file))
+        place = {"episode_chunk": number // info.chunk_size, "episode_index": number}
+        rows = folder / _path(info.data_path, place)
+        if not rows.is_file():
+            raise DatasetError(f"the file with the rows of episode {number} is missing", where=str(rows), help=WHOLE)
+        files = {name: (folder / _path(info.video_path, {**place, "video_key": name}), 0.0) for name in videos}
+        tasks = row.get("tasks")
+        texts = tuple(map(str, cast("list[Any]", tasks))) if isinstance(tasks, list) else None
+        episodes.append(Episode(number, int(entry_of(row, "length", file)), texts, files))
+    return sorted(episodes, key=lambda episode: episode.number)
+
+
+def _shown_videos(info: DatasetInfo) -> list[str]:
+    return [name for name, feature in info.features.items() if feature.dtype == "video" and name not in info.unseen]
+
+
+def _path(pattern: str, place: Mapping[str, Any]) -> str:
+    """Return the path of a file below the data set's folder.
+
+    Raises:
+        DatasetError: the pattern names something else than places, or leads out of the folder.
+    """
+    message = f"the path pattern `{pattern}` is invalid"
+
+    def filled(field: re.Match[str]) -> str:
+        if field[1] not in place:
+            raise DatasetError(message, where="meta/info.json", why=f"`{field[1]}` is not one of {', '.join(place)}")
+        return format(place[field[1]], field[2] or "")
+
+    # `str.format` would read attributes of what it is given, too.
+    path = _FIELD.sub(filled, pattern)
+    if "{" in path or "}" in path or Path(path).is_absolute() or ".." in Path(path).parts:
+        why = "it must be a path below the folder, with fields such as `{episode_index:06d}`"
+        raise DatasetError(message, where="meta/info.json", why=why)
+    return path
+
+
+def _tabled_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
+    """Return the episodes of version 3, where several share a file."""
+    files = sorted(folder.glob(EPISODES_FILES))
+    if not files:
+        raise DatasetError("the list of episodes is missing", where=str(folder / EPISODES), help=WHOLE)
+    listed: list[tuple[Path, dict[str, Any]]] = []
+    for file in files:
+        names = [name for name in read_schema(file).names if not name.startswith("stats/")]
+        listed += [(file, row) for row in read_parquet(file, names).to_pylist()]
+    listed.sort(key=lambda pair: entry_of(pair[1], "episode_index", pair[0]))
+    videos = _shown_videos(info)
+    episodes: list[Episode] = []
+    at = 0
+    for file, row in listed:
+        number, begin, end = (int(entry_of(row, name, file)) for name in _BORDERS)
+        place = {key: entry_of(row, f"data/{key}", file) for key in ("chunk_index", "file_index")}
+        rows = folder / _path(info.data_path, place)
+        if not rows.is_file():
+            raise DatasetError(f"the file with the rows of episode {number} is missing", where=str(rows), help=WHOLE)
+        length = int(row.get("length", end - begin))
+        if begin != at or end - begin != length:
+            raise DatasetError(
+                f"episode {number} is listed with rows {begin} to {end}, but has {length} rows, {at} before it",
+                where=str(file),
+                help=AGREE,
+            )
+        at = end
+        sources = {name: _video(folder, info, name, row, file) for name in videos}
+        tasks = row.get("tasks")
+        texts = tuple(map(str, cast("list[Any]", tasks))) if isinstance(tasks, list) else None
+        episodes.append(Episode(number, length, texts, sources))
+    return episodes
+
+
+_BORDERS = ("episode_index", "dataset_from_index", "dataset_to_index")
+
+
+def _video(folder: Path, info: DatasetInfo, name: str, row: Mapping[str, Any], file: Path) -> tuple[Path, float]:
+    place = {key: entry_of(row, f"videos/{name}/{key}", file) for key in ("chunk_index", "file_index")}
+    begin = float(entry_of(row, f"videos/{name}/from_timestamp", file))
+    return folder / _path(info.video_path, {**place, "video_key": name}), begin

@@ -1,0 +1,76 @@
+"""Files of tables in a LeRobotDataset: Parquet, and lines of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from recipes.demonstrations.data_errors import DatasetError, needed
+from recipes.demonstrations.lerobot.set_files import WHOLE
+
+
+def entry_of(row: Mapping[str, Any], name: str, file: Path) -> Any:
+    """Return the entry `name` of a row of `file`.
+
+    Raises:
+        DatasetError: the row has none.
+    """
+    if row.get(name) is None:
+        raise DatasetError(f"an entry has no `{name}`", where=str(file), help=WHOLE)
+    return row[name]
+
+
+def read_json_lines(file: Path) -> list[Mapping[str, Any]]:
+    """Return the objects of a file of JSON lines.
+
+    Raises:
+        DatasetError: it is missing, or a line is no object.
+    """
+    rows: list[Mapping[str, Any]] = []
+    try:
+        for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1):
+            row: object = json.loads(line) if line.strip() else {}
+            if not isinstance(row, dict):
+                raise DatasetError("a line is not a JSON object", where=f"{file}:{number}", help=WHOLE)
+            if row:
+                rows.append(cast("Mapping[str, Any]", row))
+    except OSError as error:
+        raise DatasetError("a file of the data set is missing", where=str(file), help=WHOLE) from error
+    except ValueError as error:
+        raise DatasetError("a file cannot be read as JSON lines", where=str(file), why=str(error)) from error
+    return rows
+
+
+def read_schema(file: Path) -> Any:
+    """Return the schema of a Parquet file.
+
+    Raises:
+        DatasetError: it is missing or damaged.
+    """
+    return _arrow(file, lambda parquet: parquet.read_schema(str(file)))
+
+
+def read_parquet(file: Path, columns: list[str] | None = None) -> Any:
+    """Return a Parquet file, or some of its columns, as an Arrow table.
+
+    Raises:
+        DatasetError: it is missing or damaged.
+    """
+    return _arrow(file, lambda parquet: parquet.read_table(str(file), columns=columns, partitioning=None))
+
+
+def _arrow(file: Path, read: Callable[[Any], Any]) -> Any:
+    parquet = needed("pyarrow.parquet", "a LeRobotDataset")
+    if not file.is_file():
+        raise DatasetError("a file of the data set is missing", where=str(file), help=WHOLE)
+    try:
+        return read(parquet)
+    except Exception as error:  # pyarrow has no common base of its errors
+        raise DatasetError(
+            "a file of the data set cannot be read",
+            where=str(file),
+            why=f"{type(error).__name__}: {error}".splitlines()[0],
+            help=WHOLE,
+        ) from error
