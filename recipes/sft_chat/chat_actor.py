@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 
 from recipes.language.data.problems import training_order
-from recipes.language.learning.warm_start import compare_with_plain, initial_policy
-from recipes.language.models.load_model import check_vocabulary, make_tokenizer
-from recipes.language.models.policy import METHODS, AnswerEval
+from recipes.language.learning.initial_training import begin_training
+from recipes.language.models.load_model import make_tokenizer
+from recipes.language.models.policy import AnswerEval
 from recipes.language.weights.model_export import export
 from recipes.sft_chat.chat_evaluation import loss_figures, make_writer, summed_loss
 from recipes.sft_chat.chat_protocols import ExampleCounts
@@ -21,9 +21,6 @@ from recipes.sft_chat.conversations import load_conversations
 from recipes.sft_chat.example_packing import micro_batches, pack_examples
 from recipes.sft_chat.examples import COMPARED_TURNS, ExampleSet
 from recipes.training.comparing_worker import ComparingWorker
-from recipes.training.dtypes import compute_dtype
-from recipes.training.sharding import is_sharded
-from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import SKIPPED, Figures, Updater
 from rlinf_core import Loss
 from rlinf_core.runners.storage.first_contact import Difference
@@ -55,35 +52,15 @@ class ChatActor(ComparingWorker):
         torch.set_num_threads(config.threads)
         self._tokenizer = make_tokenizer(config)
         counts = self._read()
-        computes = compute_dtype(config.model.precision)
-        policy, weights = initial_policy(
+        _, self._state = begin_training(
             self._config,
             self._tokenizer,
-            self.torch_device,
-            gradient_checkpointing=config.fsdp_config.gradient_checkpointing,
-            shards=is_sharded(config.fsdp_config, self._world_size, computes),
-            rank=self._rank,
-        )
-        self._contact.compare(
-            "tokens of the tokenizer",
-            "the model's vocabulary",
-            lambda: check_vocabulary(policy.causal, self._tokenizer),
-            cheap=True,
-        )
-        self._state = TrainingState(
-            policy,
-            config.optim,
-            config.fsdp_config,
+            self._contact,
+            device=self.torch_device,
             rank=self._rank,
             world_size=self._world_size,
-            device=self.torch_device,
-            blocks=policy.blocks,
-            methods=METHODS,
-            is_sent=lambda name: False,
-            compute_dtype=computes,
-            initial=weights,
+            is_sent=lambda _: False,
         )
-        compare_with_plain(self._contact, policy)
         self._updater = Updater(
             self._state.strategy,
             self._state.optimizer,

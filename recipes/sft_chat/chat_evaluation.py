@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,14 +14,13 @@ from torch import Tensor
 from recipes.language.models.load_model import load_model, make_tokenizer, stop_token_ids
 from recipes.language.models.packing import PackedRow
 from recipes.language.models.policy import AnswerEval, LanguagePolicy
+from recipes.language.using.evaluation_record import write_evaluation
 from recipes.language.using.model_exporting import computing_device, model_of, with_folder
 from recipes.sft_chat.config import ChatConfig
 from recipes.sft_chat.conversations import load_conversations
 from recipes.sft_chat.example_packing import micro_batches, pack_examples
 from recipes.sft_chat.examples import ChatExample, ExampleWriter
 from rlinf_core import ConfigError, Job
-from rlinf_core.runners.storage import durable
-from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions
 
 SCHEMA: Final = "rlinf.eval_chat/1"
 
@@ -109,17 +107,8 @@ def evaluate(
     parts = micro_batches(lengths, range(len(examples)), 1, 0, actor.max_tokens_per_micro_batch)
     figures = loss_figures(summed_loss(policy, examples, parts, device))
     folder.mkdir(parents=True)
-    record = {
-        "schema": SCHEMA,
-        "recipe": job.recipe.name if job.recipe is not None else None,
-        "checkpoint": {
-            "step": None if checkpoint is None else open_checkpoint(checkpoint).step,
-            "model_path": None if checkpoint is not None else named,
-        },
+    parts = {
         "data": {"paths": list(config.data.val_data_paths), "type": config.data.source, "loss_on": config.data.loss_on},
-        "versions": versions(),
         "sets": {"all": {"problems": len(rows), **figures}},
-        "times": {"began": began, "seconds": time.time() - began},
     }
-    durable.write_whole(folder / "eval.json", json.dumps(record, indent=1) + "\n")
-    return record
+    return write_evaluation(SCHEMA, job, checkpoint, named, folder, began, parts)

@@ -8,7 +8,7 @@ from pathlib import Path as FilePath
 from typing import Any, Final
 
 from recipes.language.rules.architecture_rules import fault_of_architecture
-from recipes.language.rules.model_rules import Fault, check_packages, faults_of_tokenizer
+from recipes.language.rules.model_rules import Fault, check_packages, faults_of_tokenizer, lacks_folder
 from recipes.sections.checks import (
     Report,
     WorldSizes,
@@ -104,16 +104,7 @@ def _check_files(config: ChatConfig, report: Report) -> None:
 
 
 def _check_model(config: ChatConfig, report: Report) -> None:
-    folder = config.actor.model.model_path
-    if folder is not None and not os.path.isdir(folder):
-        what = "a file" if os.path.exists(folder) else "not on this machine"
-        report(
-            _MODEL,
-            "unusable-path",
-            f"`model_path` names `{folder}`, which is {what}",
-            "name a folder that `save_pretrained` wrote; nothing is downloaded",
-            severity=Severity.WARNING,
-        )
+    if lacks_folder(config, report):
         return
     for fault in _faults(config):
         report(fault.path, "unusable-path", fault.message, fault.help)

@@ -39,6 +39,22 @@ class Fault(NamedTuple):
     help: str
 
 
+def lacks_folder(config: ModelJobConfig, report: Report) -> bool:
+    """Report a folder of a model that is not on this machine; return whether there is none to look at."""
+    folder = config.actor.model.model_path
+    if folder is None or os.path.isdir(folder):
+        return False
+    what = "a file" if os.path.exists(folder) else "not on this machine"
+    report(
+        _MODEL,
+        "unusable-path",
+        f"`model_path` names `{folder}`, which is {what}",
+        "name a folder that `save_pretrained` wrote; nothing is downloaded",
+        severity=Severity.WARNING,
+    )
+    return True
+
+
 def check_model(config: LanguageConfig, report: Report) -> None:
     """Report packages, folders of models and tokenizers, and a chat template, that are not there.
 
@@ -48,17 +64,9 @@ def check_model(config: LanguageConfig, report: Report) -> None:
     if not runs_in_this_interpreter(config, "actor"):
         return
     check_packages(config, report)
-    folder = config.actor.model.model_path
-    if folder is not None and not os.path.isdir(folder):
-        what = "a file" if os.path.exists(folder) else "not on this machine"
-        report(
-            _MODEL,
-            "unusable-path",
-            f"`model_path` names `{folder}`, which is {what}",
-            "name a folder that `save_pretrained` wrote; nothing is downloaded",
-            severity=Severity.WARNING,
-        )
+    if lacks_folder(config, report):
         return
+    folder = config.actor.model.model_path
     for fault in architecture_faults(config):
         report(fault.path, "unusable-path", fault.message, fault.help, about=[_MODEL])
     described = folder is not None and not list(FilePath(folder).glob("*.safetensors")) and _has_settings(folder)

@@ -20,10 +20,10 @@ from recipes.language.engines.registry import make_engine
 from recipes.language.loop.answer_evaluation import evaluation_metrics
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.rewards.scoring import Item, Score, Scorer
+from recipes.language.using.evaluation_record import write_evaluation
 from recipes.language.using.model_exporting import computing_device, model_of, with_folder
 from rlinf_core import Job
 from rlinf_core.runners.storage import durable
-from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions
 
 SCHEMA: Final = "rlinf.eval_answers/1"
 _TELL_SECONDS: Final = 5.0
@@ -106,24 +106,15 @@ def evaluate(
         asked = _answered(config, [problems[number] for number in range(count)], emit)
     folder.mkdir(parents=True)
     samples, data, sampling = config.data.val_samples, config.data, config.rollout.sampling_params
-    record = {
-        "schema": SCHEMA,
-        "recipe": job.recipe.name if job.recipe is not None else None,
-        "checkpoint": {
-            "step": None if checkpoint is None else open_checkpoint(checkpoint).step,
-            "model_path": None if checkpoint is not None else config.actor.model.model_path,
-        },
+    parts = {
         "data": {"paths": list(data.val_data_paths), "type": data.source, "problems": count, "samples": samples},
         "sampling": {**sampling.model_dump(mode="json"), "temperature": _temperature(config)},
         "reward": {"reward_type": config.reward.reward_type},
-        "versions": versions(),
         "sets": figures_by_set(asked, samples),
-        "times": {"began": began, "seconds": time.time() - began},
     }
     lines = [json.dumps(line, ensure_ascii=False) for line in _lines(asked)]
     durable.write_whole(folder / "answers.jsonl", "\n".join(lines) + "\n")
-    durable.write_whole(folder / "eval.json", json.dumps(record, indent=1) + "\n")
-    return record
+    return write_evaluation(SCHEMA, job, checkpoint, config.actor.model.model_path, folder, began, parts)
 
 
 def figures_by_set(asked: Sequence[AskedProblem], samples: int) -> dict[str, dict[str, float]]:

@@ -20,22 +20,19 @@ from recipes.language.config import LanguageConfig
 from recipes.language.config.algorithm_config import LANGUAGE_LOSSES
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.learning.answer_advantages import token_advantages
+from recipes.language.learning.initial_training import begin_training
 from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.learning.logprob_gap import GAP_LIMITS, logprob_gap
-from recipes.language.learning.warm_start import compare_with_plain, initial_policy
 from recipes.language.loop.generation import UNFINISHED, unfinished_key
 from recipes.language.loop.prompts import Assignment
-from recipes.language.models.load_model import check_vocabulary, make_tokenizer
-from recipes.language.models.policy import METHODS, LanguagePolicy
+from recipes.language.models.load_model import make_tokenizer
+from recipes.language.models.policy import LanguagePolicy
 from recipes.language.weights.model_export import export
 from recipes.language.weights.weight_transfer import messages
 from recipes.language.workers.token_evaluation import EvaluationClient
 from recipes.training.comparing_worker import ComparingWorker
-from recipes.training.dtypes import compute_dtype
 from recipes.training.huggingface import without_adapters
 from recipes.training.seeding import Purpose, derive_seed
-from recipes.training.sharding import is_sharded
-from recipes.training.state.training_state import TrainingState
 from recipes.training.typed_tensors import integers
 from recipes.training.updater import SKIPPED
 from recipes.training.weights.weight_sync import WeightSender, receiver_ranks
@@ -63,35 +60,15 @@ class LanguageActor(ComparingWorker):
         self._layout = layout
         self._tokenizer = make_tokenizer(config)
         self._lora = config.model.adapter() is not None
-        computes = compute_dtype(config.model.precision)
-        policy, weights = initial_policy(
+        policy, self._state = begin_training(
             self._config,
             self._tokenizer,
-            self.torch_device,
-            gradient_checkpointing=config.fsdp_config.gradient_checkpointing,
-            shards=is_sharded(config.fsdp_config, self._world_size, computes),
-            rank=self._rank,
-        )
-        self._contact.compare(
-            "tokens of the tokenizer",
-            "the model's vocabulary",
-            lambda: check_vocabulary(policy.causal, self._tokenizer),
-            cheap=True,
-        )
-        self._state = TrainingState(
-            policy,
-            config.optim,
-            config.fsdp_config,
+            self._contact,
+            device=self.torch_device,
             rank=self._rank,
             world_size=self._world_size,
-            device=self.torch_device,
-            blocks=policy.blocks,
-            methods=METHODS,
             is_sent=self._is_sent,
-            compute_dtype=computes,
-            initial=weights,
         )
-        compare_with_plain(self._contact, policy)
         self._sender = WeightSender(
             self,
             (config.group_name, self._rank),
