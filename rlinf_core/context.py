@@ -24,7 +24,8 @@ class Session:
         log_names: folder names in it by group name; by default the group's name.
         trace: whether workers record spans (see `rlinf_core.process.tracing`).
         secrets: values that workers mask in what they print and log.
-        import_path: folders for imports of driver and workers besides installed packages.
+        import_path: folders for imports of driver and workers before installed packages.
+        working_folder: the folder for imports after those, the driver's working folder, or None.
         member: the worker that this process is, or None in the driver.
     """
 
@@ -36,6 +37,7 @@ class Session:
     trace: bool = False
     secrets: tuple[str, ...] = field(default=(), repr=False)
     import_path: tuple[str, ...] = ()
+    working_folder: str | None = None
     member: WorkerAddress | None = None
 
 

@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.process.import_path import add_user_folders, is_unnamed, named_path
+from rlinf_core.process.import_path import add_working_folder, is_unnamed, named_path, working_folder
 
 FORM = "a recipe of your own is written `package.module:name`"
 _RECIPE = "Recipe"
@@ -144,9 +144,9 @@ def _makes_recipe(value: ast.expr) -> bool:
 @contextmanager
 def _named_folders_only() -> Generator[None, None, None]:
     """Import from the folders that somebody has named, also what the module imports in turn."""
-    left_out = [entry for entry in sys.path if is_unnamed(entry)]
+    left_out = working_folder()
     sys.path[:] = named_path()
     try:
         yield
     finally:
-        add_user_folders(left_out)
+        add_working_folder(left_out)

@@ -1,8 +1,9 @@
-"""The order of imports: the standard library, rlinf's own packages, the user's folders, then installed packages.
+"""The order of imports: the standard library, rlinf's own packages, the folders of `PYTHONPATH`, installed packages,
+then the working folder.
 
-A working folder may hold `recipes/` or `random.py`: such a name hides neither the standard library nor rlinf in a
-driver that `rlinf` starts and in its workers, and an installed package does not hide it. Folders of runs, checkpoints,
-models and data sets are no folders of modules: others may have written what lies there.
+A working folder may hold `recipes/`, `random.py` or `typer.py`: such a name hides nothing in a driver that `rlinf`
+starts and in its workers. Folders of runs, checkpoints, models and data sets are no folders of modules: others may have
+written what lies there.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def manage(folder: str | None) -> None:
     _managed = True
     # The first entry is Python's own addition: the folder of the script, or the working folder of `python -m`.
     named = {os.path.realpath(entry) for entry in sys.path[0 if sys.flags.safe_path else 1 :]}
-    _unnamed_folder = None if folder is None or os.path.realpath(folder) in named else os.path.realpath(folder)
+    is_named = folder is not None and os.path.realpath(folder) in named
+    _unnamed_folder = None if folder is None or is_named else os.path.realpath(folder)
     # `python -m` puts the working folder before the standard library.
     sys.path[:] = [entry for entry in sys.path if entry and entry != folder]
     if folder is None:
@@ -75,8 +77,10 @@ def manage(folder: str | None) -> None:
     if holds_data(folder):
         # Nor do processes that libraries start look there, such as those of `multiprocessing` and of Ray.
         os.environ["PYTHONSAFEPATH"] = "1"
-    else:
+    elif is_named:
         add_user_folders([folder])
+    else:
+        add_working_folder(folder)
 
 
 def is_unnamed(folder: str | os.PathLike[str]) -> bool:
@@ -110,8 +114,9 @@ def module_command(program: str) -> list[str]:
     """
     start = (
         f"import sys; sys.path.append({OWN_ROOT!r}); import runpy; "
-        "from rlinf_core.process.import_path import add_user_folders; "
-        f"add_user_folders({user_folders()!r}); runpy.run_module({program!r}, run_name='__main__', alter_sys=True)"
+        "from rlinf_core.process.import_path import add_user_folders, add_working_folder; "
+        f"add_user_folders({user_folders()!r}); add_working_folder({working_folder()!r}); "
+        f"runpy.run_module({program!r}, run_name='__main__', alter_sys=True)"
     )
     return [sys.executable, "-P", "-c", start]
 
@@ -127,6 +132,24 @@ def add_user_folders(folders: Iterable[str]) -> None:
     standard = _standard_library()
     last = max((i for i, entry in enumerate(sys.path) if entry and os.path.realpath(entry) in standard), default=-1)
     sys.path[last + 1 : last + 1] = new
+    _extend_own_packages(new)
+
+
+def add_working_folder(folder: str | None) -> None:
+    """Put the working folder of a command behind everything else on `sys.path`, if there is one and it is not there."""
+    global _unnamed_folder
+    if folder is not None and folder not in sys.path:
+        _unnamed_folder = os.path.realpath(folder)
+        sys.path.append(folder)
+        _extend_own_packages([folder])
+
+
+def working_folder() -> str | None:
+    """Return the working folder of the command if modules are imported from it, though nobody has named it."""
+    return next(filter(is_unnamed, sys.path), None)
+
+
+def _extend_own_packages(new: Iterable[str]) -> None:
     for name in OWN_PACKAGES:
         loaded = sys.modules.get(name)
         if loaded is not None and name != "rlinf_core":
@@ -134,14 +157,14 @@ def add_user_folders(folders: Iterable[str]) -> None:
 
 
 def user_folders() -> tuple[str, ...]:
-    """Return the entries of `sys.path` that belong neither to the interpreter nor to installed packages."""
+    """Return the named folders of `sys.path` that belong neither to the interpreter nor to installed packages."""
     import sysconfig  # not in time for every command
 
     installed = tuple(
         os.path.realpath(path) for path in {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()} if path
     )
     folders: dict[str, None] = {}
-    for entry in sys.path:
+    for entry in named_path():
         folder = os.path.realpath(entry or os.getcwd())
         if not any(folder == root or folder.startswith(root + os.sep) for root in installed):
             folders.setdefault(folder)

@@ -16,7 +16,7 @@ from rlinf_core.errors import RLinfError, RuntimeFailure
 from rlinf_core.manager.manager_client import current_client
 from rlinf_core.manager.manager_messages import CloseGroup
 from rlinf_core.placement.placement import Placement
-from rlinf_core.process.import_path import user_folders
+from rlinf_core.process.import_path import user_folders, working_folder
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle
 from rlinf_core.worker.process import Birth, WorkerProcess
@@ -120,7 +120,7 @@ class Launch:
         cluster, client = self._cluster, self._cluster.client
         client.in_flight = unanswered.in_flight
         # Taken now rather than at the start: scripts and test runners extend their path while running.
-        session = replace(cluster.session, import_path=user_folders())
+        session = replace(cluster.session, import_path=user_folders(), working_folder=working_folder())
         master_addr = cluster.get_node_ip(self._placements[0].cluster_node_rank)
         # A reference: Ray passes the port to the others once rank 0 has found it, without waiting here.
         master_port = self._actors[0].find_port.remote()

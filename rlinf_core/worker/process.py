@@ -28,7 +28,7 @@ from rlinf_core.failures import PackedError
 from rlinf_core.hardware.accelerators.registry import get_accelerator
 from rlinf_core.manager.manager_client import ManagerClient, enter_job
 from rlinf_core.process import tracing
-from rlinf_core.process.import_path import add_user_folders
+from rlinf_core.process.import_path import add_user_folders, add_working_folder
 from rlinf_core.process.process_memory import Peak, PeakMeter
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.calls import MethodCall, RemoteFailure, Timed, check_call, enter_call, leave_call, unanswered
@@ -91,6 +91,7 @@ class WorkerProcess:
         own = {"MASTER_ADDR": context.master_addr, "MASTER_PORT": str(master_port), **context.placement.environment()}
         os.environ.update({name: value for name, value in own.items() if name not in context.given})
         add_user_folders(context.session.import_path)
+        add_working_folder(context.session.working_folder)
         enter_session(replace(context.session, member=context.address))
         set_up_logging(context)
         if context.session.trace:

@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / name / "__init__.py").write_text(f"WHOSE = 'the user\\'s {name}'")
         (tmp_path / name / "mine.py").write_text("WHOSE = 'mine'")
     # Installed, too.
-    (tmp_path / "pydantic.py").write_text("WHOSE = 'mine'")
+    (tmp_path / "pydantic.py").write_text("WHOSE = __file__ = 'mine'")
     return tmp_path
 
 
@@ -57,8 +57,15 @@ def test_our_packages_are_not_hidden(folder: Path, name: str) -> None:
 
 
 def test_modules_of_the_working_folder_are_found(folder: Path) -> None:
-    code = "import yaml_of_mine.mine as a, recipes.mine as b, recipes.embodied, tests.mine as c, pydantic as d\n"
-    assert run(f"{code}print(a.WHOSE, b.WHOSE, c.WHOSE, d.WHOSE)", folder) == ["mine mine mine mine"]
+    code = "import yaml_of_mine.mine as a, recipes.mine as b, recipes.embodied\n"
+    assert run(f"{code}print(a.WHOSE, b.WHOSE)", folder) == ["mine mine"]
+
+
+def test_installed_packages_are_hidden_by_a_named_folder_alone(folder: Path) -> None:
+    code = "import pydantic; print(pydantic.__file__ == 'mine')"
+    assert run(code, folder) == ["False"]
+    named = f"sys.path.insert(1, {str(folder)!r}); import_path.manage({str(folder)!r});{code}"
+    assert run(named, folder) == ["True"]
 
 
 def test_a_folder_that_is_added_late_is_searched_too(folder: Path) -> None:
