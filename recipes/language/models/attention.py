@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from recipes.language.models.attention_rule import AttentionRule, attention, band
+from recipes.language.models.tree_attention import TreeAttention, subtree_ends
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ class PackedPlan:
     """Attention within the sequences of one packed row, in which shared prefixes stand once.
 
     Every token attends to itself, to the tokens before it in its segment, and to all tokens of the segments that its
-    own continues: the result is that of each sequence by itself. Segments of equal shape are computed together.
+    own continues: the result is that of each sequence by itself. On a GPU one kernel computes all of them; elsewhere
+    segments of equal shape are computed together.
 
     Args:
         segments: in the order of the row, which they fill.
@@ -187,21 +189,28 @@ class PackedPlan:
         shifts = torch.tensor([offset - segment.start for offset, segment in zip(offsets, segments, strict=True)])
         positions = torch.arange(int(lengths.sum())) + shifts.to(torch.int64).repeat_interleave(lengths)
         self.positions = positions.to(self._device)[None]
-        buckets: dict[tuple[int, int], list[int]] = {}
-        for index, segment in enumerate(segments):
-            buckets.setdefault((offsets[index], segment.length), []).append(index)
-        self._buckets = [
-            _bucket([segments[i] for i in indices], [context[i] for i in indices], self._device)
-            for indices in buckets.values()
-        ]
         self._whole = len(segments) == 1
+        self._tree = _tree(segments, positions, self._device)
+        self._buckets: list[_Bucket] = []
+        if self._tree is None:
+            shapes: dict[tuple[int, int], list[int]] = {}
+            for index, segment in enumerate(segments):
+                shapes.setdefault((offsets[index], segment.length), []).append(index)
+            self._buckets = [
+                _bucket([segments[i] for i in indices], [context[i] for i in indices], self._device)
+                for indices in shapes.values()
+            ]
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
         """See `AttentionPlan`; B is 1."""
         if self._whole:
             length = queries.shape[2]
+            if self._tree is not None and (rule.hides(length) or not rule.is_plain):
+                return self._tree.attend(queries, keys, values, rule)
             mask = band(length, length, rule.window, queries.device) if rule.hides(length) else None
             return attention(queries, keys, values, mask, rule, causal=mask is None)
+        if self._tree is not None:
+            return self._tree.attend(queries, keys, values, rule)
         pieces = [bucket.attend(queries[0], keys[0], values[0], rule) for bucket in self._buckets]
         return torch.cat(pieces, dim=1).index_select(1, self._order)[None]
 
@@ -212,6 +221,17 @@ class PackedPlan:
         inverse = torch.empty_like(row)
         inverse[row] = torch.arange(len(row), device=row.device)
         return inverse
+
+
+def _tree(segments: Sequence[Segment], positions: Tensor, device: torch.device) -> TreeAttention | None:
+    """Return the attention of the whole row by one kernel, where the device and the order of the row allow it."""
+    if not segments or not TreeAttention.serves(device):
+        return None
+    ends = subtree_ends([(segment.start, segment.length, segment.parent) for segment in segments])
+    if ends is None:
+        return None
+    lengths = torch.tensor([segment.length for segment in segments])
+    return TreeAttention(torch.tensor(ends).repeat_interleave(lengths), positions, device)
 
 
 class _Bucket:

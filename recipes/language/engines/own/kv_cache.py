@@ -50,11 +50,13 @@ class KvCache:
     Attributes:
         end: column of the next token.
         starts: int64 [rows], first column of each row.
+        moves: how often rows or columns have got other memory.
     """
 
     def __init__(self, shape: CacheShape) -> None:
         self.shape = shape
         self.end = 0
+        self.moves = 0
         self.starts = torch.empty(0, dtype=torch.int64, device=shape.device)
         self._keys = [_empty(shape, 0, 0, shape.dim) for _ in range(shape.layers)]
         self._values = [_empty(shape, 0, 0, shape.value_dim) for _ in range(shape.layers)]
@@ -92,6 +94,7 @@ class KvCache:
                 tensors[layer] = new
         self.starts = starts - first
         self.end = width
+        self.moves += 1
 
     def add(
         self, keys: Sequence[Tensor], values: Sequence[Tensor], sources: Tensor, lengths: Tensor, most: int
@@ -121,6 +124,7 @@ class KvCache:
                 tensors[layer] = new
         self.starts = torch.cat((self.starts + move, end - lengths.to(self.starts)))
         self.end = end
+        self.moves += 1
 
     def reserve(self, most: int) -> None:
         """Grow by one column; no row will have more than `most` tokens."""
@@ -132,11 +136,7 @@ class KvCache:
                 new = _empty(self.shape, self.rows, columns, old.shape[-1])
                 new[:, :, : self.end] = old[:, :, : self.end]
                 tensors[layer] = new
-
-    def decode_plan(self, most: int) -> DecodePlan:
-        """Return the attention of one decoding step: one new token for each row, of at most `most` in the end."""
-        self.reserve(most)
-        return DecodePlan(self)
+        self.moves += 1
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return a layer's keys and values, float [rows, heads, columns, dim], for writing, too."""
@@ -185,13 +185,49 @@ class DecodePlan:
             seen &= cache.end - columns[None] < window
         return seen[:, None, None]
 
-    def finish(self) -> None:
-        """Count the column that was written, after all layers."""
-        self._cache.end += 1
+
+class StaticDecodePlan:
+    """A `DecodePlan` whose operations are the same at every step while the cache keeps its memory, for a CUDA graph.
+
+    All columns of the cache are read, and a mask hides those that have no tokens yet.
+
+    Attributes:
+        positions: as of `DecodePlan`; of the step at which it was made.
+    """
+
+    def __init__(self, cache: KvCache, end: Tensor) -> None:
+        """`end` is int64 [1], the column of the new tokens, which the caller keeps up to date."""
+        self._cache = cache
+        self._end = end
+        self._columns = torch.arange(cache.columns, device=end.device)
+        self.positions = (end - cache.starts)[:, None]
+        self._masks: dict[int | None, Tensor] = {}
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
+        """See `DecodePlan.attend`."""
+        kept_keys, kept_values = self._cache.layer(layer)
+        kept_keys.index_copy_(2, self._end, keys)
+        kept_values.index_copy_(2, self._end, values)
+        rows, heads, _, dim = queries.shape
+        if rule.window not in self._masks:
+            self._masks[rule.window] = self._mask(rule.window)
+        if rule.is_plain:
+            queries = queries.reshape(rows, keys.shape[1], heads // keys.shape[1], dim)
+        result = attention(queries, kept_keys, kept_values, self._masks[rule.window], rule)
+        return result.reshape(rows, heads, 1, values.shape[-1])
+
+    def _mask(self, window: int | None) -> Tensor:
+        columns = self._columns[None]
+        seen = (columns >= self._cache.starts[:, None]) & (columns <= self._end)
+        if window is not None:
+            seen &= self._end - columns < window
+        return seen[:, None, None]
 
 
 def _empty(shape: CacheShape, rows: int, columns: int, dim: int) -> Tensor:
-    return torch.empty(rows, shape.heads, columns, dim, dtype=shape.dtype, device=shape.device)
+    """Return memory for keys or values; zeros on a GPU, where `StaticDecodePlan` reads behind the newest column."""
+    make = torch.zeros if shape.device.type == "cuda" else torch.empty
+    return make(rows, shape.heads, columns, dim, dtype=shape.dtype, device=shape.device)
 
 
 def _columns(end: int, growth: int, most: int) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.engines.engine import ArrivingTensors, Engine, EngineStats, PauseMode
+from recipes.language.engines.own.decoder import Decoder
 from recipes.language.engines.own.kv_cache import CacheShape, KvCache, PrefillPlan, SharedPrefix
 from recipes.language.engines.own.merged_adapter import MergedAdapter
 from recipes.language.engines.own.rows import Rows
@@ -43,6 +44,7 @@ class TorchEngine(Engine):
         share_prefixes: whether tokens that all prompts begin with are computed once.
         adapter_scale: alpha / rank of a LoRA adapter whose weights are loaded.
         seed: added to that of every request.
+        graphs: whether a GPU repeats decoding steps from a CUDA graph.
     """
 
     continues: ClassVar[bool] = True
@@ -58,6 +60,7 @@ class TorchEngine(Engine):
         share_prefixes: bool = True,
         adapter_scale: float = 1.0,
         seed: int = 0,
+        graphs: bool = True,
     ) -> None:
         use_plans(model)
         self._model = model.eval()
@@ -67,6 +70,7 @@ class TorchEngine(Engine):
         self._share = share_prefixes
         self._seed = seed
         self._cache = KvCache(cache_shape(model))
+        self._decoder = Decoder(model, graphs=graphs)
         self._prefix = SharedPrefix()
         self._rows = Rows(model.device, self._stop_token_ids, decode)
         self._adapter = MergedAdapter(model, adapter_scale)
@@ -205,16 +209,7 @@ class TorchEngine(Engine):
             return []
         if self._rows.ended * _ENDED_SHARE >= self._rows.count:
             self._leave_out_ended()
-        plan = self._cache.decode_plan(self._rows.longest)
-        logits = self._model(
-            input_ids=self._rows.newest[:, None],
-            position_ids=plan.positions,
-            use_cache=False,
-            logits_to_keep=1,
-            attention_plan=plan,
-        ).logits[:, -1]
-        plan.finish()
-        return self._draw(logits, first=0)
+        return self._draw(self._decoder.logits(self._rows.newest, self._cache, self._rows.longest), first=0)
 
     def _draw(self, logits: Tensor, first: int) -> list[Sequence]:
         """Draw a token for each row from `first` on, and return the answers that it ends."""
@@ -257,6 +252,7 @@ class TorchEngine(Engine):
         """See `Engine`. Keys and values of running answers stay those of the weights that computed them."""
         self._check_awake()
         self._prefix = SharedPrefix()
+        self._decoder.forget()
         if adapter_only:
             digest = self._adapter.load(tensors)
         else:
@@ -310,6 +306,7 @@ class TorchEngine(Engine):
             raise ValueError("a LoRA adapter update replaces only the adapter: the engine can sleep at level 1")
         self._leave_out_ended()
         self._cache = KvCache(self._cache.shape)
+        self._decoder.forget()
         self._prefix = SharedPrefix()
         if level > 1:
             # Buffers, which no trainer sends, stay.
@@ -347,6 +344,7 @@ class TorchEngine(Engine):
         self._queue.abort()
         self._rows = Rows(self._cache.shape.device, self._stop_token_ids, self._decode)
         self._cache = KvCache(self._cache.shape)
+        self._decoder.forget()
         self._prefix = SharedPrefix()
 
 
