@@ -10,7 +10,7 @@ WHOLE := $(EVERYDAY) tests/integration tests/cluster tests/gpu
 LONG := --hypothesis-profile=nightly --timeout=3600 --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check lint type format docs gallery media bench nightly nightly-processes nightly-pure release-check clean
+.PHONY: help setup train test check lint type format docs gallery media bench gpu nightly nightly-processes nightly-pure release-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -61,6 +61,11 @@ media: setup ## record a run in a terminal as the animated picture of README and
 
 bench: setup ## measure every promise, as ratios in one run
 	$(BIN)/python -m benchmarks
+
+# GPU_PYTHON=python3 takes an interpreter that has torch, transformers, pydantic, ruamel.yaml, typer, rich and pytest.
+gpu: $(if $(GPU_PYTHON),,setup) ## tests and benchmarks on an NVIDIA GPU
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/gpu tests/unit/recipes/training/test_state.py
+	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.on_gpu
 
 nightly: setup ## the long tests: fuzzing, many seeds, soaks
 # Both halves at once, on a machine that has cores to spare: beside pure tests, a machine with none to spare starts

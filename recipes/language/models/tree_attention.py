@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -53,7 +54,8 @@ class TreeAttention:
             "scale": rule.scale,
             "enable_gqa": queries.shape[1] != keys.shape[1],
         }
-        with torch._dynamo.config.patch(recompile_limit=_KERNELS):
+        compiler: Any = importlib.import_module("torch._dynamo.config")
+        with compiler.patch(recompile_limit=_KERNELS):
             if rule.sinks is None:
                 return _kernel()(queries, keys, values, **options)
             result, normalizers = _kernel()(queries, keys, values, **options, return_lse=True)

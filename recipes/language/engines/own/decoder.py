@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
-# Steps without a graph after the cache has got other memory. Capturing costs about as much as two of them.
-_PLAIN_STEPS = 4
+# Steps without a graph after the cache has got other memory. Recording costs about as much as three of them.
+_PLAIN_STEPS = 3
 
 
 class Decoder:
@@ -86,7 +87,8 @@ class Decoder:
         mode = torch.cuda.get_sync_debug_mode()
         try:
             # Libraries take memory at their first call, which a graph must not record.
-            with torch.cuda.stream(apart):
+            with torch.cuda.stream(apart), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype feature")
                 torch.cuda.set_sync_debug_mode("error")
                 self._pass(self._tokens, StaticDecodePlan(cache, self._end))
         except RuntimeError as error:

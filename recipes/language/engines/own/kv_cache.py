@@ -12,7 +12,8 @@ from torch.nn.functional import pad
 from recipes.language.models.attention import PackedPlan
 from recipes.language.models.attention_rule import AttentionRule, attention
 
-_GROWTH = 64
+# Columns that a cache grows by at least; on a GPU the decoding step is recorded again after each growth.
+_GROWTH, _GROWTH_GPU = 64, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class CacheShape:
     value_dim: int
     dtype: torch.dtype
     device: torch.device
+
+    @property
+    def growth(self) -> int:
+        """Columns that a cache of it grows by at least."""
+        return _GROWTH_GPU if self.device.type == "cuda" else _GROWTH
 
     @property
     def bytes_per_token(self) -> int:
@@ -86,7 +92,7 @@ class KvCache:
         starts = self.starts[rows]
         first = int(starts.min()) if len(rows) else self.end
         width = self.end - first
-        columns = _columns(width, _GROWTH, most)
+        columns = _columns(width, self.shape.growth, most)
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
                 new = _empty(self.shape, len(rows), columns, old.shape[-1])
@@ -110,7 +116,7 @@ class KvCache:
         count, width = sources.shape
         move = max(width - self.end, 0)  # a prompt longer than what any row holds: all others move right
         end = self.end + move
-        columns = max(self.columns, _columns(end, _GROWTH, most))
+        columns = max(self.columns, _columns(end, self.shape.growth, most))
         for tensors, packed in ((self._keys, keys), (self._values, values)):
             for layer, old in enumerate(tensors):
                 new = _empty(self.shape, self.rows + count, columns, old.shape[-1])
@@ -130,7 +136,7 @@ class KvCache:
         """Grow by one column; no row will have more than `most` tokens."""
         if self.end < self.columns:
             return
-        columns = _columns(self.end, max(_GROWTH, self.columns // 2), most)
+        columns = _columns(self.end, max(self.shape.growth, self.columns // 2), most)
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
                 new = _empty(self.shape, self.rows, columns, old.shape[-1])

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _PREFILL_TOKENS = 8192
 # Ended rows are carried along until they are this share of the batch: leaving them out copies all others.
 _ENDED_SHARE = 8
+# On a GPU ended rows cost little, and after a copy the decoding step has to be recorded again.
+_ENDED_SHARE_GPU = 2
+# Of a GPU's free memory, for keys and values where nobody has said how many tokens may run.
+_CACHE_SHARE = 0.6
 
 
 class TorchEngine(Engine):
@@ -67,6 +71,7 @@ class TorchEngine(Engine):
         self._stop_token_ids = frozenset(stop_token_ids)
         self._decode = decode
         self._limit = max_running_tokens
+        self._ended_share = _ENDED_SHARE_GPU if model.device.type == "cuda" else _ENDED_SHARE
         self._share = share_prefixes
         self._seed = seed
         self._cache = KvCache(cache_shape(model))
@@ -127,18 +132,28 @@ class TorchEngine(Engine):
     def _admitted(self) -> list[Answer]:
         """Return answers that may start now, in batches: every start copies all running answers."""
         rows, longest = self._rows.running, self._rows.longest
+        limit = self._limit or self._room()
         taken: list[Answer] = []
         while self._queue:
             width = max(longest, self._queue.first().most_tokens)
-            if self._limit and (rows + len(taken) + 1) * width > self._limit and (rows or taken):
+            if limit and (rows + len(taken) + 1) * width > limit and (rows or taken):
                 break
             longest = width
             taken.append(self._queue.pop())
-        if self._queue and len(taken) * _ENDED_SHARE < rows:
+        if self._queue and len(taken) * self._ended_share < rows:
             for answer in taken:
                 self._queue.put_back(answer)
             return []
         return taken
+
+    def _room(self) -> int:
+        """Return how many tokens a GPU has memory for; 0 on a CPU: any number."""
+        device = self._model.device
+        if device.type != "cuda":
+            return 0
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        free += self._cache.nbytes - torch.cuda.memory_allocated(device)
+        return max(1, int(_CACHE_SHARE * free) // self._cache.shape.bytes_per_token)
 
     def _waves(self, taken: list[Answer]) -> Iterable[list[Answer]]:
         """Yield answers in parts whose distinct prompts fit into one forward pass."""
@@ -207,7 +222,7 @@ class TorchEngine(Engine):
         if not self._rows.running:
             self._leave_out_ended()
             return []
-        if self._rows.ended * _ENDED_SHARE >= self._rows.count:
+        if self._rows.ended * self._ended_share >= self._rows.count:
             self._leave_out_ended()
         return self._draw(self._decoder.logits(self._rows.newest, self._cache, self._rows.longest), first=0)
 

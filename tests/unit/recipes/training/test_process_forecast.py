@@ -6,7 +6,7 @@ import pytest
 
 from recipes.sections.actor import FsdpConfig
 from recipes.training.memory.process_parts import shard_parts
-from rlinf_core.job.process_forecast import ProcessForecast
+from rlinf_core.job.process_forecast import ACCELERATOR_LIBRARIES, ProcessForecast
 
 PARTS = {"base": 300, "weights": 100, "optimizer": 200, "activations": 50, "trajectories": 7}
 
@@ -16,9 +16,9 @@ PARTS = {"base": 300, "weights": 100, "optimizer": 200, "activations": 50, "traj
     [
         (False, False, (657, 0)),
         # Weights are loaded on the host.
-        (True, False, (407, 350)),
+        (True, False, (407 + ACCELERATOR_LIBRARIES, 350)),
         # Weights and the optimizer's state wait there.
-        (True, True, (607, 350)),
+        (True, True, (607 + ACCELERATOR_LIBRARIES, 350)),
     ],
 )
 def test_parts_lie_where_they_are_computed_with(accelerated: bool, offloads: bool, held: tuple[int, int]) -> None:

@@ -1,20 +1,24 @@
-"""What a GPU computes: attention of packed rows, training passes, generation; each against the usual way, in one run.
+"""What a GPU computes: attention of packed rows, training passes, generation and memory, each against the usual way.
 
-    python -m benchmarks.bench_gpu [--only attention|training|generation] [--quick]
+    python -m benchmarks.on_gpu [--only attention|training|generation|memory] [--quick]
 
 A Qwen2 of half a billion weights with random values in bfloat16. Each line is the ratio of medians of rounds in which
-the sides take turns, with the quarters of single ratios. Exits with 1 when a goal is missed, and with 2 without a GPU.
+the sides take turns, with the quarters of single ratios. Lines of memory are the forecast divided by the peak of
+torch's allocator. Exits with 1 when a goal is missed, and with 2 without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import os
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -27,11 +31,20 @@ from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import Request, SamplingParams
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.engines.own.torch_engine import TorchEngine
+from recipes.language.language_memory import Sizes, component_forecasts
+from recipes.language.learning.initial_training import begin_training
+from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.models.attention import PackedPlan, Segment
 from recipes.language.models.attention_rule import AttentionRule
+from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.packing import pack
 from recipes.language.models.policy import LanguagePolicy, checkpoint_decoder
 from recipes.language.models.tree_attention import TreeAttention
+from rlinf_core import LossSettings
+from rlinf_core.algorithms.registry import get_policy_loss
+from rlinf_core.job.load import load_job
+from rlinf_core.job.process_forecast import DEVICE_PARTS
+from rlinf_core.runners.storage.first_contact import FirstContact
 
 VOCABULARY, HEADS, GROUPS, DIM = 64_000, 14, 2, 64
 MB = 1 << 20
@@ -169,16 +182,18 @@ def attention(rounds: int) -> Iterator[Result]:
 # Training passes
 
 
-def answers(prompts: int, count: int, mean: int, longest: int) -> RolloutBatch:
-    """Return answers of unlike lengths to prompts of 256 tokens."""
+def answers(
+    prompts: int, count: int, mean: int, longest: int, prompt_length: int = 256, vocabulary: int = VOCABULARY
+) -> RolloutBatch:
+    """Return answers of unlike lengths to random prompts."""
     rng = random.Random(0)
     lengths = iter(lengths_of(prompts * count, mean, longest))
     pieces: list[RolloutBatch] = []
     for number in range(prompts):
-        prompt = tuple(rng.randrange(1, VOCABULARY) for _ in range(256))
+        prompt = tuple(rng.randrange(1, vocabulary) for _ in range(prompt_length))
         group: list[Answer] = []
         for sample in range(count):
-            tokens = tuple(rng.randrange(1, VOCABULARY) for _ in range(next(lengths)))
+            tokens = tuple(rng.randrange(1, vocabulary) for _ in range(next(lengths)))
             group.append(
                 Answer(
                     request_id="",
@@ -312,7 +327,79 @@ def generation(rounds: int) -> Iterator[Result]:
         yield line(f"{count} answers of up to {longest}: against generate", spent[0], spent[2], 2, note)
 
 
-PARTS = {"attention": attention, "training": training, "generation": generation}
+# Memory
+
+
+def memory(_: int) -> Iterator[Result]:
+    """Compare the forecast with what a step of training takes of the GPU."""
+    small = "actor.model={hidden_dim: 1024, num_layers: 12, precision: fp32}"
+    for what, changes in {
+        "float32": (small,),
+        "float32, checkpointing": (small, "actor.fsdp_config.gradient_checkpointing=true"),
+        "bfloat16": (small.replace("fp32", "bf16"),),
+        "bfloat16, LoRA": (small.replace("fp32", "bf16"), "actor.model.lora={rank: 16, alpha: 32}"),
+    }.items():
+        forecasts, measured = in_phases(changes)
+        for phase, size in measured.items():
+            ratio = forecasts[phase] / size
+            amounts = f"{forecasts[phase] // MB} MiB forecast, {size // MB} MiB measured"
+            yield Result(f"memory, {what}, {phase}", amounts, f"{ratio:.2f}x", "0.85 to 1.15", abs(ratio - 1) <= 0.15)
+
+
+def in_phases(changes: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the forecast and the measured bytes on the GPU, of weights alone and of a step."""
+    overrides = (
+        *changes,
+        "actor.warm_start.steps=0",
+        "runner.seq_length=1024",
+        "rollout.sampling_params.max_new_tokens=1000",
+        "data.rollout_batch_size=8",
+        "actor.max_tokens_per_micro_batch=16384",
+        "algorithm.n_minibatches=1",
+        "algorithm.entropy_bonus=0.001",
+    )
+    config: Any = load_job("math_laptop", overrides, environ={}).config
+    sizes = Sizes.of(config, {"actor": 1, "rollout": 1, "reward": 1})
+    parts = component_forecasts(sizes)[0].parts
+    expected = {"weights": parts["weights"], "step": sum(parts.get(name, 0) for name in DEVICE_PARTS)}
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    policy, state = begin_training(
+        config,
+        make_tokenizer(config.actor),
+        FirstContact(skips=True),
+        device=torch.device("cuda"),
+        rank=0,
+        world_size=1,
+        is_sent=lambda name: True,
+    )
+    measured = {"weights": torch.cuda.memory_allocated() - before}
+    learner = LanguageLearner(
+        policy,
+        state.strategy,
+        state.optimizer,
+        get_policy_loss("actor"),
+        replace(LossSettings(), entropy_bonus=0.001),
+        LearnerSettings(max_tokens=config.actor.max_tokens_per_micro_batch),
+        torch.device("cuda"),
+    )
+    state.apply_settings(1, None)
+    batch = answers(8, 8, 10**9, 1000, prompt_length=24, vocabulary=20)
+    targets = TokenTargets(advantages=torch.ones_like(batch.logprobs), old_logprobs=batch.logprobs)
+    torch.cuda.reset_peak_memory_stats()
+    for step in range(2):
+        learner.train(batch, targets, step)
+    measured["step"] = torch.cuda.max_memory_allocated() - before
+    return expected, measured
+
+
+PARTS: dict[str, Callable[[int], Iterable[Result]]] = {
+    "attention": attention,
+    "training": training,
+    "generation": generation,
+    "memory": memory,
+}
 
 
 def main() -> int:
@@ -325,6 +412,8 @@ def main() -> int:
         print("error: no GPU that torch can use", file=sys.stderr)
         return 2
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    # Shards of one rank, in which a model with another type of computation is kept.
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29533", RANK="0", WORLD_SIZE="1")
     rounds = 3 if arguments.quick else 9
     return run_parts({name: partial(part, rounds) for name, part in PARTS.items()}, arguments.only)
 
