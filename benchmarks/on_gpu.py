@@ -1,4 +1,4 @@
-"""What a GPU computes: attention of packed rows, training passes, generation and memory, each against the usual way.
+"""Attention of packed rows, training passes, generation and memory on a GPU, each against the usual way, in one run.
 
     python -m benchmarks.on_gpu [--only attention|training|generation|memory] [--quick]
 
