@@ -215,6 +215,12 @@ class WorkerGroupHandle(Generic[T]):
         # The canceller knows the outcome.
         self.observed = True
 
+    def abandon(self) -> None:
+        """Cancel the call, whose outcome nobody wants to know any more, not even that it failed before."""
+        self.cancel()
+        self.failure()
+        self.observed = True
+
     def consume_durations(self, reduction_type: Reduction = "max", return_per_rank: bool = False) -> Any:
         """Return seconds by timer tag, of this call only; waits for it.
 
