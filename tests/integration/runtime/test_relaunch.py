@@ -40,9 +40,9 @@ class Peer(Worker):
 
 @pytest.fixture(scope="module")
 def groups(cluster: Cluster) -> Iterator[tuple[WorkerGroup[Peer], WorkerGroup[Peer]]]:
-    with Peer.create_group(10).launch(cluster, TWO, "relaunched") as sending:
-        with Peer.create_group(20).launch(cluster, TWO, "going_on") as receiving:
-            yield sending, receiving
+    sending, receiving = Peer.create_group(10), Peer.create_group(20)
+    with sending.launch(cluster, TWO, "relaunched"), receiving.launch(cluster, TWO, "going_on"):
+        yield sending, receiving
 
 
 def kill(group: WorkerGroup[Peer], rank: int) -> None:
