@@ -45,11 +45,12 @@ class RolloutRecovery(Relaunching):
         syncing: Callable[[], bool],
     ) -> None:
         super().__init__({"rollout": rollout, "env": env}, record)
-        train = config.env.train
         self._synchronous = not config.runner.staleness
         # A robot and a person are where they are: only the whole run is begun anew with them.
-        self._simulates = not is_robot(train.env_type) and train.intervention.source == NONE
-        self._simulates &= all(section.judge.source == ENVIRONMENT for section in (train, config.env.eval))
+        sections = (config.env.train, config.env.eval)
+        self._simulates = config.env.train.intervention.source == NONE and all(
+            section.judge.source == ENVIRONMENT and not is_robot(section.env_type) for section in sections
+        )
         self._resets = resets_each_pass(config)
         self._actor_group, self._rollout_group, self._env_group = actor, rollout, env
         self._rollout, self._env = cast("RolloutGroup", rollout), cast("EnvGroup", env)
