@@ -83,6 +83,8 @@ class Relaunching(ABC):
                 LOGGER.warning("%s could not be started again alone: %s", _spell(dead), failure)
                 return False
         reason, *details = str(cause).splitlines()
+        if cause.end is not None and cause.end.signal is not None:
+            reason = f"{reason} ({cause.end.signal})"
         lines = (*details, *evidence_line(evidence.result()))
         seconds = time.monotonic() - began
         record.emit(events.WorkersRelaunched(record.step, *restart, reason, seconds, repeated, lines))

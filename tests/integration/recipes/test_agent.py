@@ -220,7 +220,7 @@ def test_a_killed_agent_process_costs_its_tasks_alone(train_agent: Train, tmp_pa
 
 
 @pytest.mark.nightly
-def test_the_only_agent_process_is_started_again_and_changes_nothing(train_agent: Train) -> None:
+def test_a_single_agent_process_is_started_again(train_agent: Train) -> None:
     saved = ("runner.save_interval=3", "runner.save_format=dcp")
     whole = train_agent(*saved)
     for component in ("agent", "reward"):

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from rlinf_core.config.sections.runner import LoggerConfig, RestartLimit, RunnerConfig
-from rlinf_core.errors import RuntimeFailure, WorkerDiedError
+from rlinf_core.errors import ProcessEnd, RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners.events import Event, WorkersRelaunched
 from rlinf_core.runners.metrics import MetricsWriter
@@ -90,6 +90,12 @@ def test_the_dead_are_started_again_and_work_is_repeated(healing: Healing, told:
     assert (event.step, event.restart, event.max_restarts) == (0, 1, 2)
     assert (event.reason, event.repeated) == ("`EnvGroup:1` on node 0 died", "the rollout")
     assert event.details[-1].startswith("evidence: ")
+
+
+def test_a_death_tells_its_signal(healing: Healing, told: list[Event]) -> None:
+    error = WorkerDiedError("EnvGroup:0", end=ProcessEnd("SIGKILL", None, None))
+    assert healing.repeat(failing(WorkerGroupError("EnvGroup", "interact", {0: error}, 1))) == "done"
+    assert [event.reason for event in told if isinstance(event, WorkersRelaunched)] == ["`EnvGroup:0` died (SIGKILL)"]
 
 
 def test_the_limit_of_restarts_counts_relaunches(healing: Healing) -> None:
