@@ -18,7 +18,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -28,12 +27,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from table import Result, run_parts
 
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.job.load import load_job
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Event
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.run_program import with_recovery
+from rlinf_core.runners.run_program import run_job
 from rlinf_core.runners.storage.run_folder import RunFolder
 
 GOAL_SECONDS, GOAL_RATIO = 4.0, 1.5
@@ -104,7 +102,7 @@ class Deaths:
             self._next = self._highest + 1 + _STEPS
 
 
-def recoveries(cluster: Cluster, recipe: str, folder: Path, rounds: int) -> tuple[list[Recovery], dict[str, float]]:
+def recoveries(recipe: str, folder: Path, rounds: int) -> tuple[list[Recovery], dict[str, float]]:
     """Return what became of the deaths of a run, and the seconds of one start of each component."""
     module, file, alone, overrides = RECIPES[recipe]
     program: Any = importlib.import_module(module)
@@ -114,6 +112,7 @@ def recoveries(cluster: Cluster, recipe: str, folder: Path, rounds: int) -> tupl
         (
             f"runner.logger.log_path={folder}",
             f"runner.max_steps={(_STEPS + 2) * (len(victims) + 1)}",
+            f"runner.max_restarts={len(victims)}",
             "runner.val_check_interval=-1",
             "runner.save_interval=1",
             *overrides,
@@ -125,21 +124,22 @@ def recoveries(cluster: Cluster, recipe: str, folder: Path, rounds: int) -> tupl
     deaths = Deaths(victims)
     starts: dict[str, float] = {}
 
-    def attempt() -> None:
+    def launch(config: Any, cluster: Cluster, record: RunRecord) -> Any:
         runner = deaths.runner = program.launch(config, cluster, record)
-        runner.init_workers()
-        try:
-            runner.run()
+        run = runner.run
+
+        def run_and_start() -> None:
+            run()
             for component in alone:
                 began = time.monotonic()
                 runner.groups[component].relaunch(0)
                 runner.groups[component].execute_on(0).init_worker(*prepared_with(runner, component)).wait()
                 starts[component] = time.monotonic() - began
-        finally:
-            runner.shutdown()
 
-    with RunRecord.open(job, RunFolder.create(config.runner, config.recipe), deaths) as record:
-        with_recovery(attempt, record, RestartLimit(max=len(victims)))
+        runner.run = run_and_start
+        return runner
+
+    run_job(job, RunFolder.create(config.runner, config.recipe), deaths, launch)
     return deaths.recoveries, starts
 
 
@@ -154,19 +154,20 @@ def prepared_with(runner: Any, component: str) -> tuple[Any, ...]:
 
 def results(recipe: str, rounds: int) -> Iterator[Result]:
     """Measure one recipe."""
-    with tempfile.TemporaryDirectory() as folder, Cluster(num_nodes=1) as cluster, suppress(KeyboardInterrupt):
-        found, starts = recoveries(cluster, recipe, Path(folder), rounds)
-    restart = median(each.seconds for each in found if not each.alone)
+    with tempfile.TemporaryDirectory() as folder:
+        deaths, starts = recoveries(recipe, Path(folder), rounds)
+    restart = median(recovery.seconds for recovery in deaths if not recovery.alone)
     for component in RECIPES[recipe][2]:
-        mine = [each for each in found if each.component == component and each.alone]
-        seconds, again = median(each.seconds for each in mine), sum(each.again for each in mine)
+        own = [recovery for recovery in deaths if recovery.component == component and recovery.alone]
+        times, again = sorted(recovery.seconds for recovery in own), sum(recovery.again for recovery in own)
+        seconds = median(times)
+        name, spread = f"{recipe}: death of {component} until work goes on", f"{times[0]:.1f} to {times[-1]:.1f} s"
+        measured = f"{spread}; a restart of all: {restart:.1f} s"
+        yield Result(name, measured, f"{seconds:.1f} s", f"<= {GOAL_SECONDS:g} s", seconds <= GOAL_SECONDS)
         ratio = seconds / starts[component]
-        spread = f"{min(each.seconds for each in mine):.1f} to {max(each.seconds for each in mine):.1f} s"
-        name = f"{recipe}: death of {component} until work goes on"
-        yield Result(name, f"{spread}; a restart of all: {restart:.1f} s", f"{seconds:.1f} s", "<= 4 s", seconds <= 4)
-        share = f"one start {starts[component]:.1f} s"
-        yield Result(f"{name}, by one start", share, f"{ratio:.2f}x", "<= 1.5x", ratio <= GOAL_RATIO)
-        yield Result(f"{recipe}: finished steps done again", f"{len(mine)} deaths", str(again), "0", not again)
+        share = f"one start: {starts[component]:.1f} s"
+        yield Result(f"{name}, by one start", share, f"{ratio:.2f}x", f"<= {GOAL_RATIO:g}x", ratio <= GOAL_RATIO)
+        yield Result(f"{recipe}: finished steps done again", f"{len(own)} deaths", str(again), "0", not again)
 
 
 def main() -> int:
