@@ -20,6 +20,7 @@ from rlinf_core.runners.events import (
     RunStarted,
     StepFinished,
     Waiting,
+    WorkersRelaunched,
 )
 
 # The number of recent steps that speed and time shares are computed over.
@@ -67,7 +68,7 @@ class RunProgress:
         self.waiting: Waiting | None = None
         self.evaluation: Evaluated | None = None
         self.checkpoint: CheckpointSaved | None = None
-        self.restart: RunRestarted | None = None
+        self.restart: RunRestarted | WorkersRelaunched | None = None
         self.finished: RunFinished | None = None
         self.curve: Path | None = None
         self.ending = False
@@ -104,6 +105,8 @@ class RunProgress:
                 self.restart, self.step = event, event.step
                 self._moments.clear()
                 self._enter(LAUNCH, now)
+            case WorkersRelaunched():
+                self.restart, self.waiting = event, None
             case RunFinished():
                 self.finished = event
                 self.metrics.update(event.metrics)

@@ -15,12 +15,20 @@ from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import ENDING, View, line_of, processes, times
 from rlinf_core.foreign.terminal_text import guarded_stream, replaced, unguarded_stream
 from rlinf_core.process.known_secrets import hidden
-from rlinf_core.runners.events import CheckpointSaved, Evaluated, Event, RunRestarted, RunStarted
+from rlinf_core.runners.events import (
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    RunRestarted,
+    RunStarted,
+    WorkersRelaunched,
+)
 
 _DRAWN_PER_SECOND = 4
 _BAR = 24
 # Events whose lines stay above the block.
-_LASTING = (RunStarted, Evaluated, CheckpointSaved, RunRestarted)
+_RESTARTS = (RunRestarted, WorkersRelaunched)
+_LASTING = (RunStarted, Evaluated, CheckpointSaved, *_RESTARTS)
 
 
 class TerminalView(View):
@@ -59,9 +67,8 @@ class TerminalView(View):
     def show(self, event: Event) -> None:
         line = line_of(event, self.progress) if isinstance(event, _LASTING) else None
         if line is not None:
-            self._live.console.print(
-                Text(replaced(hidden(line)), style="yellow" if isinstance(event, RunRestarted) else "")
-            )
+            style = "yellow" if isinstance(event, _RESTARTS) else ""
+            self._live.console.print(Text(replaced(hidden(line)), style=style))
 
     def _render(self) -> Group:
         with self.progress.lock:

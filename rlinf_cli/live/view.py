@@ -17,6 +17,7 @@ from rlinf_core.runners.events import (
     RunStarted,
     StepFinished,
     Waiting,
+    WorkersRelaunched,
 )
 
 ENDING = "ending; press Ctrl-C again to end at once"
@@ -67,8 +68,16 @@ def line_of(event: Event, progress: RunProgress) -> str | None:
         case RunRestarted():
             back = f"back to step {event.step}" if event.step else "from the beginning, without a checkpoint"
             return f"restart {event.restart} of {event.max_restarts}, {back}: {event.reason}"
+        case WorkersRelaunched():
+            return f"restart {event.restart} of {event.max_restarts}: {event.reason}: {relaunched(event)}"
         case _:
             return None
+
+
+def relaunched(event: WorkersRelaunched) -> str:
+    """Return `started again in 2.1 s; done again: the rollout of step 3`."""
+    again = f"; done again: {event.repeated}" if event.repeated else ""
+    return f"started again in {event.seconds:.1f} s{again}"
 
 
 def step_line(progress: RunProgress) -> str:

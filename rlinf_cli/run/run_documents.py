@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_cli.file.findings import without_effect
 from rlinf_cli.live.progress import RunProgress
-from rlinf_cli.live.view import View
+from rlinf_cli.live.view import View, relaunched
 from rlinf_cli.run import run_events
 from rlinf_cli.runs.provenance import Provenance, collect, write_provenance
 from rlinf_core.errors import RLinfError
 from rlinf_core.process.known_secrets import hidden
-from rlinf_core.runners.events import ClusterReady, Event, RunRestarted, RunStarted
+from rlinf_core.runners.events import ClusterReady, Event, RunRestarted, RunStarted, WorkersRelaunched
 from rlinf_core.runners.storage import durable
 
 if TYPE_CHECKING:
@@ -59,6 +59,9 @@ class DocumentWriter(View):
         elif isinstance(event, RunRestarted):
             what = f"restart {event.restart} of at most {event.max_restarts}, back to step {event.step}"
             self.add_event(run_events.RESTARTED, event.step, event.reason, [what, *event.details])
+        elif isinstance(event, WorkersRelaunched):
+            what = f"restart {event.restart} of at most {event.max_restarts}: {relaunched(event)}"
+            self.add_event(run_events.RELAUNCHED, event.step, event.reason, [what, *event.details])
 
     def _collect(self) -> Future[Provenance]:
         """Return the provenance of the run, collected while its workers start: git may be slow."""

@@ -24,6 +24,8 @@ FILE: Final = "events.jsonl"
 STARTED: Final = "started"
 RESUMED: Final = "resumed"
 RESTARTED: Final = "restarted"
+# Dead workers were started again alone.
+RELAUNCHED: Final = "relaunched"
 FINISHED: Final = "finished"
 INTERRUPTED: Final = "interrupted"
 FAILED: Final = "failed"

@@ -11,7 +11,7 @@ from rlinf_cli.why.facts import RunFacts
 from rlinf_core.runners.storage.evidence import FAILURE, FOLDER, Bundle, FailedProcess
 from rlinf_core.runners.storage.run_status import RunStatus
 
-_FAILURES: Final = (run_events.RESTARTED, run_events.FAILED)
+_FAILURES: Final = (run_events.RESTARTED, run_events.RELAUNCHED, run_events.FAILED)
 
 
 class Incident(NamedTuple):
@@ -25,8 +25,9 @@ class Incident(NamedTuple):
         process: the first process that failed, in full, where there is evidence of it.
         others: that failed with it, in words.
         lines: further lines of the event: location, cause, remedy.
-        ended: whether it ended the run; otherwise the run was started again.
+        ended: whether it ended the run; otherwise the run, or what had died, was started again.
         bundle: the evidence of it.
+        alone: whether only what had died was started again, and the others went on.
     """
 
     what: str
@@ -38,6 +39,7 @@ class Incident(NamedTuple):
     lines: tuple[str, ...] = ()
     ended: bool = True
     bundle: Bundle | None = None
+    alone: bool = False
 
     @property
     def text(self) -> str:
@@ -69,8 +71,8 @@ def _of_event(event: StoryEvent, bundles: dict[str, Bundle]) -> Incident:
     bundle = next((bundles[name] for name in _named(event) if name in bundles), None)
     source = run_events.FILE if bundle is None else f"{FOLDER}/{bundle.path.name}/{FAILURE}"
     process, others = _processes(bundle)
-    ended = event.kind == run_events.FAILED
-    return Incident(event.text, source, event.time, event.step, process, others, event.details, ended, bundle)
+    ended, alone = event.kind == run_events.FAILED, event.kind == run_events.RELAUNCHED
+    return Incident(event.text, source, event.time, event.step, process, others, event.details, ended, bundle, alone)
 
 
 def _of_bundle(bundle: Bundle) -> Incident:

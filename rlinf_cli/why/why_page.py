@@ -99,19 +99,27 @@ def _followed(diagnosis: Diagnosis) -> list[str]:
     # What is shown in full below is not named here.
     named = later[:-1] if _last(diagnosis) else later
     lines += [f"  {finding.what}{_moment(incident)}" for incident, finding in named]
-    lines += [f"  {_restarts(diagnosis.failures)}"] if _restarts(diagnosis.failures) else []
+    lines += [f"  {line}" for line in _restarts([incident for incident, _ in diagnosis.failures])]
     repeated = diagnosis.repeated
     if repeated is not None:
         lines.append(f"  `{repeated[0]}` failed {repeated[1]} times: look at what it was given each time")
     return ["", "what followed", *lines] if lines else []
 
 
-def _restarts(failures: Sequence[tuple[Incident, RunFinding]]) -> str:
-    count = sum(not incident.ended for incident, _ in failures)
-    if not count:
-        return ""
-    end = "and then ended" if failures[-1][0].ended else "and went on"
-    return f"the run was started again {count} time{'s' if count > 1 else ''} from its last checkpoint, {end}"
+def _restarts(failures: Sequence[Incident]) -> list[str]:
+    alone = sum(incident.alone for incident in failures)
+    whole = sum(not incident.ended for incident in failures) - alone
+    end = "and then ended" if failures[-1].ended else "and went on"
+    lines: list[str] = []
+    if alone:
+        lines.append(f"what had died was started again alone {_times(alone)}" + ("" if whole else f", {end}"))
+    if whole:
+        lines.append(f"the run was started again {_times(whole)} from its last checkpoint, {end}")
+    return lines
+
+
+def _times(count: int) -> str:
+    return f"{count} time{'s' if count > 1 else ''}"
 
 
 def _last(diagnosis: Diagnosis) -> list[str]:

@@ -126,6 +126,17 @@ class Manager:
         self._retry_pending()
         return incarnation
 
+    def _reopen(self, reopened: m.ReopenWorker) -> int:
+        name = reopened.address
+        if name in self._peers:
+            # Its launcher ended it, or heard of its death before its connection ended.
+            self._lost(_Lost(name, "its process has ended"))
+        death = self._deaths.pop(name, None)
+        if death is not None:
+            # At once: the news must not reach anybody after that of its successor.
+            self._look_at_end(death, last=True)
+        return self._registry.reopen(WorkerAddress.from_name(name))
+
     def _close_group(self, stream: PeerStream, closed: m.CloseGroup) -> None:
         if closed.incarnation in (None, self._registry.incarnation(closed.name)):
             self._end_group(closed.name)
@@ -150,6 +161,8 @@ class Manager:
         try:
             if isinstance(body, m.OpenGroup):
                 self._reply(stream, request.serial, self._open_group(stream, body))
+            elif isinstance(body, m.ReopenWorker):
+                self._reply(stream, request.serial, self._reopen(body))
             elif isinstance(body, m.Lookup):
                 self._try_pending(_Pending(stream, request.serial, body.address), first=True)
             elif isinstance(body, m.GroupSize):
@@ -157,7 +170,9 @@ class Manager:
             elif isinstance(body, m.GroupMembers):
                 workers = self._registry.workers(body.name)
                 nodes = tuple(worker.node or "" for worker in workers)
-                life = m.GroupLife(workers[0].incarnation, nodes, self._registry.is_channel(body.name))
+                lives = tuple(worker.incarnation for worker in workers)
+                incarnation = self._registry.incarnation(body.name) or 0
+                life = m.GroupLife(incarnation, nodes, self._registry.is_channel(body.name), lives)
                 self._reply(stream, request.serial, life)
             elif isinstance(body, m.ExitReason):
                 self._reply(stream, request.serial, self._take_exit_reason(stream, body))
@@ -223,9 +238,9 @@ class Manager:
             self._send(name, m.Cancelled(calls))
 
     def _dismiss(self, stream: PeerStream, dismissed: m.Dismiss) -> None:
-        for name in dismissed.workers:
+        for name, incarnation in dismissed.workers.items():
             peer = self._peers.get(name)
-            if peer is not None and peer.hello.incarnation == dismissed.incarnation:
+            if peer is not None and peer.hello.incarnation == incarnation:
                 self._control.send(peer.stream, m.Cancelled(None))
 
     # Deaths

@@ -195,6 +195,11 @@ class ManagerClient(Resolver):
         """Register a group, or a channel, that is about to be launched; return its incarnation."""
         return expect(self.request(m.OpenGroup(name, size, channel), timeout, OperationKind.LAUNCH, name), int)
 
+    def reopen_worker(self, address: str, timeout: float) -> int:
+        """Register that a worker is about to be launched in place of one that has died; return its incarnation."""
+        # Not named as a wait for that worker: those end with the news of its death.
+        return expect(self.request(m.ReopenWorker(address), timeout, OperationKind.LAUNCH), int)
+
     # Incoming
 
     def _at_once(self, message: object) -> bool:
@@ -221,7 +226,8 @@ class ManagerClient(Resolver):
             )
             self.tell(answer)
         elif isinstance(message, m.Died):
-            self.endpoint.fail(self._death(message), WorkerAddress.from_name(message.address))
+            if not self._succeeded(message):
+                self.endpoint.fail(self._death(message), WorkerAddress.from_name(message.address))
         elif isinstance(message, m.Stuck):
             self._fail_stuck(message)
         elif isinstance(message, m.Cancelled):
@@ -231,6 +237,11 @@ class ManagerClient(Resolver):
         elif isinstance(message, m.PostmortemQuestion):
             cause = postmortem.describe_end(message.hello.log)
             self.tell(m.Postmortem(message.name, cause))
+
+    def _succeeded(self, died: m.Died) -> bool:
+        """Return whether a successor of a dead worker is connected already."""
+        bound = {stream.incarnation for stream in self.endpoint.streams() if stream.peer == died.address}
+        return bool(bound - {None, died.endpoint})
 
     def _warn(self, notice: m.NotYetNotice) -> None:
         work = self._requests.get(notice.serial)

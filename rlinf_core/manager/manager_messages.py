@@ -33,7 +33,7 @@ class Hello:
     """A process registers; its address is the connection's.
 
     Attributes:
-        incarnation: the incarnation of its group; 0 for non-workers.
+        incarnation: the incarnation of the worker; 0 for non-workers.
         node: where it runs, in words, as in `node 1 (10.0.0.2)`.
         device: its device, as in `cuda:0`; empty for the CPU.
         log: the file of its standard error on its node, or None.
@@ -61,6 +61,13 @@ class OpenGroup:
     name: str
     size: int
     channel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReopenWorker:
+    """The sender launches a worker in place of one that has died. Answered with its incarnation."""
+
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +118,18 @@ class GroupMembers:
 
 @dataclass(frozen=True, slots=True)
 class GroupLife:
-    """The current incarnation of a group; `nodes` holds each worker's node, by rank, empty if unknown."""
+    """The current incarnation of a group.
+
+    Attributes:
+        nodes: each worker's node, by rank; empty if unknown.
+        channel: whether it is a channel's process.
+        workers: each worker's incarnation, by rank.
+    """
 
     incarnation: int
     nodes: tuple[str, ...]
     channel: bool = False
+    workers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +157,9 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Interrupts the waits of a group's workers for its shutdown."""
+    """Interrupts the waits of a group's workers for its shutdown; `workers` holds their incarnations, by address."""
 
-    workers: tuple[str, ...]
-    incarnation: int
+    workers: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +244,7 @@ class Died:
     """Announces the death of an acquainted worker.
 
     Attributes:
-        incarnation: the incarnation of its group.
+        incarnation: the incarnation of the worker.
         endpoint: the incarnation of its endpoint.
         node: where it ran, in words.
         vanished: whether its host is gone or unreachable, so that Ray will report it late.

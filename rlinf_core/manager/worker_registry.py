@@ -31,7 +31,7 @@ class WorkerRecord(Generic[C]):
     """The record of one worker.
 
     Attributes:
-        incarnation: of its group, from 1; incremented by each relaunch.
+        incarnation: from 1; incremented by each launch of its group, and of a worker in its place.
         info: its endpoint, once it is ready.
         node: where it runs, in words, once known.
         died_at: when it died, by the recorder's monotonic clock.
@@ -122,6 +122,19 @@ class WorkerRegistry(Generic[C]):
         for rank in range(size):
             group.workers[rank] = WorkerRecord(address.get_child_address(rank), incarnation)
         self._groups[name] = group
+        return incarnation
+
+    def reopen(self, address: WorkerAddress) -> int:
+        """Register that a worker is being launched in place of one that has ended; return its incarnation.
+
+        Raises:
+            PeerNotFoundError: there is no such worker.
+        """
+        if self.record(address) is None:
+            raise PeerNotFoundError(str(address), f"there is no worker `{address}` to be launched again")
+        name = _group_name(address)
+        incarnation = self._incarnations[name] = self._incarnations[name] + 1
+        self._store(WorkerRecord(address, incarnation))
         return incarnation
 
     def close_group(self, name: str) -> tuple[WorkerAddress, ...]:

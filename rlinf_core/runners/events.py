@@ -94,6 +94,27 @@ class RunRestarted(NamedTuple):
     details: tuple[str, ...] = ()
 
 
+class WorkersRelaunched(NamedTuple):
+    """Workers died and were started again alone; the others went on, and no finished step is lost.
+
+    Attributes:
+        step: the last finished step.
+        restart: its number among the restarts that count, from 1.
+        reason: what died, in one line.
+        seconds: from the notice of the death until the new processes were prepared.
+        repeated: what is done again, as in `the rollouts of step 3`; empty for nothing.
+        details: the rest of the error, and the folder of evidence, one line each.
+    """
+
+    step: int
+    restart: int
+    max_restarts: int
+    reason: str
+    seconds: float
+    repeated: str = ""
+    details: tuple[str, ...] = ()
+
+
 class RunFinished(NamedTuple):
     """The run has finished normally.
 
@@ -116,6 +137,7 @@ Event: TypeAlias = (
     | Evaluated
     | CheckpointSaved
     | RunRestarted
+    | WorkersRelaunched
     | RunFinished
 )
 Listener: TypeAlias = Callable[[Event], None]

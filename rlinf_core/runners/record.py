@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from rlinf_core.cluster import engine
 from rlinf_core.config.secrets import mask
+from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.config.tree import to_data
 from rlinf_core.errors import CommunicationTimeoutError, RLinfError
 from rlinf_core.failures import WorkerGroupError
@@ -20,6 +21,7 @@ from rlinf_core.runners.events import Listener
 from rlinf_core.runners.evidence.keeping import keep_evidence
 from rlinf_core.runners.metric_backends import BackendSettings, open_backends
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
+from rlinf_core.runners.restarts import Restarts
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, Manifest, open_checkpoint
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -64,6 +66,7 @@ class RunRecord:
         first_step: of the current attempt.
         newest: the newest value of every metric.
         source: the checkpoint to resume from, or None for the start.
+        restarts: those after deaths so far; none is allowed where nobody restarts.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class RunRecord:
         self._seconds = 0.0
         # The component of each worker group.
         self._components: Mapping[str, str] = {}
+        self.restarts = Restarts(RestartLimit(max=0))
         self.source: Checkpoint | None = None
         if folder.resumed_from is not None:
             self.source = open_checkpoint(folder.resumed_from)

@@ -1,12 +1,14 @@
-"""The limit of restarts of a run: in all, or of each component within a time."""
+"""Restarts after deaths: their limit, in all or of each component within a time, and the death that is the cause."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from rlinf_core.config.sections.runner import RestartLimit
+from rlinf_core.errors import WorkerDiedError
+from rlinf_core.failures import WorkerGroupError
 
 _ALL: Final = ""
 
@@ -41,3 +43,24 @@ class Restarts:
             return None
         self._times[key] = [*times, now]
         return Restart(len(times) + 1, self._limit.max)
+
+
+def death(error: WorkerGroupError | WorkerDiedError) -> WorkerDiedError | None:
+    """Return the death that is the root cause of a failure, or None."""
+    first: BaseException = error.__cause__ if isinstance(error.__cause__, WorkerGroupError) else error
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first if isinstance(first, WorkerDiedError) else None
+
+
+def all_deaths(error: BaseException | None) -> dict[str, WorkerDiedError]:
+    """Return the deaths of which a failure and its cause tell, by the address of the dead."""
+    if error is None:
+        return {}
+    deaths = all_deaths(error.__cause__)
+    if isinstance(error, WorkerDiedError):
+        deaths.setdefault(error.address, error)
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            deaths = {**all_deaths(inner), **deaths}
+    return deaths

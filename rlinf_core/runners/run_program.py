@@ -15,7 +15,7 @@ from rlinf_core.runners import events
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.evidence.keeping import evidence_line
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.restarts import Restarts
+from rlinf_core.runners.restarts import Restarts, death
 from rlinf_core.runners.runner import Runner
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.worker.worker import Worker
@@ -106,7 +106,7 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, limit: RestartLim
         WorkerGroupError: as raised, or the death of a worker after the last restart.
         WorkerDiedError: the same, of a process that workers depend on.
     """
-    restarts = Restarts(limit)
+    restarts = record.restarts = Restarts(limit)
     while True:
         try:
             return attempt()
@@ -120,11 +120,3 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, limit: RestartLim
             reason, *details = str(cause).splitlines()
             details += evidence_line(evidence)
             record.emit(events.RunRestarted(step, *restart, reason, tuple(details)))
-
-
-def death(error: WorkerGroupError | WorkerDiedError) -> WorkerDiedError | None:
-    """Return the death that is the root cause of a failure, or None."""
-    first: BaseException = error.__cause__ if isinstance(error.__cause__, WorkerGroupError) else error
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    return first if isinstance(first, WorkerDiedError) else None

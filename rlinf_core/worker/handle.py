@@ -31,8 +31,8 @@ LOGGER = logging.getLogger("rlinf")
 _GRACE_SECONDS = 0.5
 # Seconds to wait for the failures of deadlocked workers before the caller's own.
 _CONSEQUENCE_SECONDS = 2.0
-# Seconds between checks whether a wait was cancelled.
-_SLICE_SECONDS = 1.0
+# Seconds between checks whether a wait was cancelled, or one of several calls failed.
+_SLICE_SECONDS = 0.25
 # A wait is logged first after this many seconds, then at every doubling.
 _FIRST_WORD_SECONDS = 60.0
 
@@ -213,6 +213,12 @@ class WorkerGroupHandle(Generic[T]):
         }
         self._take({**self._failures(0), **cancelled})
         # The canceller knows the outcome.
+        self.observed = True
+
+    def abandon(self) -> None:
+        """Cancel the call, whose outcome nobody wants to know any more, not even that it failed before."""
+        self.cancel()
+        self.failure()
         self.observed = True
 
     def consume_durations(self, reduction_type: Reduction = "max", return_per_rank: bool = False) -> Any:

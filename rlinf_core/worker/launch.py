@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,17 +13,20 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import WorkerContext
-from rlinf_core.errors import RLinfError, RuntimeFailure
+from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RuntimeFailure
 from rlinf_core.manager.manager_client import current_client
 from rlinf_core.manager.manager_messages import CloseGroup
 from rlinf_core.placement.placement import Placement
 from rlinf_core.process.import_path import user_folders, working_folder
+from rlinf_core.waiting import Deadline
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle
 from rlinf_core.worker.process import Birth, WorkerProcess
 
 # Concurrent process starts per node: each imports Ray, which takes a second of a core and 100 MiB meanwhile.
 WAVE = 16
+# Seconds between two looks whether a name is free: it takes Ray about 10 ms.
+_NAME_SECONDS = 0.005
 
 
 class Launch:
@@ -54,8 +58,7 @@ class Launch:
         Raises:
             RuntimeFailure: a group of this name is already running.
         """
-        seconds = env_vars.CONNECT_TIMEOUT.get()
-        self._incarnation = self._cluster.client.open_group(str(self._base), len(self._actors), seconds)
+        self._incarnation = self._register(env_vars.CONNECT_TIMEOUT.get())
         return self._construct(self._incarnation)
 
     def members(self, births: Sequence[Birth]) -> tuple[GroupMember, ...]:
@@ -65,13 +68,13 @@ class Launch:
             raise RuntimeError("asked before construct()")
         return tuple(
             GroupMember(
-                self._base.get_child_address(rank),
+                self._base.get_child_address(placement.rank),
                 actor,
                 f"node {birth.node_rank} ({birth.node_ip})",
                 incarnation,
                 birth.pid,
             )
-            for rank, (actor, birth) in enumerate(zip(self._actors, births, strict=True))
+            for placement, actor, birth in zip(self._placements, self._actors, births, strict=True)
         )
 
     def abandon(self) -> None:
@@ -79,6 +82,10 @@ class Launch:
             # Not before it was opened: another group may have the name.
             close_group(str(self._base), self._incarnation)
         kill(self._actors)
+
+    def _register(self, seconds: float) -> int:
+        """Register the launch with the job's manager; return its incarnation."""
+        return self._cluster.client.open_group(str(self._base), len(self._actors), seconds)
 
     def _allocate(self, max_concurrency: int | None, modules: tuple[str, ...]) -> list[Any]:
         modules = (WorkerProcess.__module__, *modules) if modules else ()
@@ -151,6 +158,18 @@ class Launch:
         return WorkerGroupHandle[Birth](str(self._base), "__init__", len(self._actors), members, references)
 
 
+class Relaunch(Launch):
+    """The launch of one worker in place of one that has died, whose handle Ray has been told to end."""
+
+    def abandon(self) -> None:
+        """End the process."""
+        kill(self._actors)
+
+    def _register(self, seconds: float) -> int:
+        (placement,) = self._placements
+        return self._cluster.client.reopen_worker(str(self._base.get_child_address(placement.rank)), seconds)
+
+
 def waves(nodes: Sequence[int]) -> list[list[int]]:
     """Return the indices of processes in start waves, each with at most `WAVE` on every node.
 
@@ -176,3 +195,22 @@ def kill(actors: Iterable[Any]) -> None:
     ray = ray_api()
     for actor in actors:
         ray.kill(actor)
+
+
+def release_name(actor: Any, name: str, job: str) -> None:
+    """Have Ray forget a dead actor, and return once its name is free.
+
+    Raises:
+        CommunicationTimeoutError: it is not within `RLINF_CONNECT_TIMEOUT`.
+    """
+    ray = ray_api()
+    kill([actor])
+    deadline = Deadline.after(env_vars.CONNECT_TIMEOUT.get())
+    while True:
+        try:
+            ray.get_actor(name, namespace=job)
+        except ValueError:
+            return
+        if deadline.expired:
+            raise CommunicationTimeoutError(f"waiting for Ray to release the name `{name}`", deadline.seconds)
+        time.sleep(_NAME_SECONDS)

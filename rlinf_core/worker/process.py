@@ -7,6 +7,7 @@ environment, so that modules that read them, or initialise CUDA, at import see t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import faulthandler
 import inspect
@@ -19,11 +20,13 @@ from functools import cache
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, TypeVar
 
+from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster.probe import free_port
 from rlinf_core.cluster.ray_api import pickle_by_value, ray_api
+from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.endpoint_info import EndpointInfo, advertised_on
 from rlinf_core.context import WorkerContext, enter_session
-from rlinf_core.errors import CancelledOperationError
+from rlinf_core.errors import CancelledOperationError, MismatchError, PayloadError
 from rlinf_core.failures import PackedError
 from rlinf_core.hardware.accelerators.registry import get_accelerator
 from rlinf_core.manager.manager_client import ManagerClient, enter_job
@@ -233,6 +236,34 @@ class WorkerProcess:
 
     def memory_peaks(self) -> dict[str, Peak]:
         return self._memory.peaks
+
+    def drop_messages(self, peers: tuple[str, ...], mark: str) -> None:
+        """Receive what these workers have sent up to `mark`, which each of them is called to send, and drop it.
+
+        Raises:
+            RemoteFailure: a peer has died, or does not send.
+        """
+        self._published("drop_messages", lambda _: self._drop_messages(peers, mark))
+
+    def _drop_messages(self, peers: tuple[str, ...], mark: str) -> None:
+        client = self._client
+        if client is None:
+            raise RuntimeError("called before construct()")
+        addresses = [WorkerAddress.from_name(name) for name in peers]
+        for address in addresses:
+            # Receives that a failed call left behind would take the mark.
+            client.endpoint.fail(CancelledOperationError("the exchange is begun anew"), address)
+        groups = [(address, CollectiveGroup(client.endpoint, client.me, (address,), client)) for address in addresses]
+        sent = [group.send(mark, address, async_op=True) for address, group in groups]
+        for address, group in groups:
+            while True:
+                # What is dropped may be of another kind, or not be whole.
+                with contextlib.suppress(MismatchError, PayloadError):
+                    if group.recv(address) == mark:
+                        break
+        for work in sent:
+            if work is not None:
+                work.wait()
 
     def close(self) -> None:
         """Release the worker's resources before the process ends."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,8 +30,9 @@ from rlinf_core.process.tracing import Taken
 from rlinf_core.suggest import did_you_mean
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.communication import Communication
+from rlinf_core.worker.group_view import NO_PICKLE, GroupMethod, GroupView
 from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle, unpicklable, wait_together
-from rlinf_core.worker.launch import Launch, close_group, kill
+from rlinf_core.worker.launch import Launch, Relaunch, close_group, kill, release_name
 
 # Covariant, so that a loop can declare the methods it calls by a protocol.
 W = TypeVar("W", covariant=True)
@@ -41,85 +42,8 @@ V = TypeVar("V")
 _SHUTDOWN_SECONDS = 2.0
 _EXIT_SECONDS = 0.5
 
-# What pickling raises.
-_NO_PICKLE = (TypeError, pickle.PicklingError)
 # The groups that this process launched and has not shut down.
 _running: weakref.WeakSet[WorkerGroup[Any]] = weakref.WeakSet()
-
-
-class GroupMethod:
-    """A method of the user's class, called on some ranks of a group in parallel."""
-
-    def __init__(self, view: GroupView, name: str) -> None:
-        self._view = view
-        self._name = name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> WorkerGroupHandle[Any]:
-        """Call it on every rank with the same arguments.
-
-        Raises:
-            PayloadError: an argument does not pickle. No rank was called.
-        """
-        try:
-            # The method is the task's name, which Ray sends anyhow.
-            references = [
-                member.actor.call.options(name=self._name).remote(*args, **kwargs) for member in self._view.members
-            ]
-        except _NO_PICKLE as error:
-            raise unpicklable(f"an argument of `{self._name}`", error) from None
-        return self._view.handle(self._name, references)
-
-    def scatter(self, *per_rank: Sequence[Any], **per_rank_named: Sequence[Any]) -> WorkerGroupHandle[Any]:
-        """Call it with a different share on each rank: every argument is a sequence with one item per rank.
-
-        Raises:
-            ValueError: an argument is not a sequence, or its length is not the number of ranks.
-            PayloadError: a share does not pickle. Calls already sent are cancelled.
-        """
-        members = self._view.members
-        for share in (*per_rank, *per_rank_named.values()):
-            items = _items(share)
-            if items is None:
-                raise ValueError(
-                    f"{short_repr(share)} is not a sequence for {len(members)} workers: pass one item for each"
-                )
-            if items != len(members):
-                raise ValueError(f"{items} items for {len(members)} workers: pass one for each")
-        references: list[Any] = []
-        for rank, member in enumerate(members):
-            named = {name: share[rank] for name, share in per_rank_named.items()}
-            try:
-                references.append(
-                    member.actor.call.options(name=self._name).remote(*(share[rank] for share in per_rank), **named)
-                )
-            except _NO_PICKLE as error:
-                called = GroupView(self._view.group, members[:rank]).handle(self._name, references)
-                called.cancel()
-                raise unpicklable(f"a share of `{self._name}`", error) from None
-        return self._view.handle(self._name, references)
-
-
-class GroupView:
-    """Some ranks of a group, callable like the group. `group.execute_on(0, 3)` gives one."""
-
-    def __init__(self, group: WorkerGroup[Any], members: Sequence[GroupMember]) -> None:
-        self.group = group
-        self.members = tuple(members)
-
-    def __getattr__(self, name: str) -> GroupMethod:
-        self.group.check_method(name)
-        return GroupMethod(self, name)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self.group.methods})
-
-    def handle(self, method: str, references: list[Any]) -> WorkerGroupHandle[Any]:
-        """Return the handle of a call that has been made on these ranks."""
-        made = WorkerGroupHandle[Any](
-            self.group.worker_group_name, method, self.group.world_size, self.members, references
-        )
-        unanswered.add(made)
-        return made
 
 
 class WorkerGroup(Generic[W]):
@@ -135,6 +59,9 @@ class WorkerGroup(Generic[W]):
         self._methods = self.worker_class._rlinf_methods()  # pyright: ignore[reportPrivateUsage] - the runtime's own
         self._name: str | None = None
         self._members: tuple[GroupMember, ...] = ()
+        self._incarnation = 0
+        # Begins the launch of one rank in place of a dead process; None for a group of another process.
+        self._begin_again: Callable[[int], Launch] | None = None
         reserved = sorted(self._methods & set(dir(WorkerGroup)))
         if reserved:
             raise InvalidNameError(
@@ -195,20 +122,60 @@ class WorkerGroup(Generic[W]):
         placements = strategy.get_placement(cluster, isolate_accelerator)
         try:
             pickled: bytes = ray_api().cloudpickle.dumps((self.worker_class, *self._arguments))
-        except _NO_PICKLE as error:
+        except NO_PICKLE as error:
             name_of_class = self.worker_class.__name__
             raise unpicklable(f"`{name_of_class}` or an argument of its constructor", error) from None
 
+        modules = (self.worker_class.__module__,) if self.worker_class.forked else ()
+
         def begin() -> Launch:
-            modules = (self.worker_class.__module__,) if self.worker_class.forked else ()
             launch = Launch(cluster, base, placements, pickled, max_concurrency, modules)
             self._name = str(base)
+            self._begin_again = begin_again
             return launch
+
+        def begin_again(rank: int) -> Launch:
+            (placement,) = (placement for placement in placements if placement.rank == rank)
+            return Relaunch(cluster, base, [placement], pickled, max_concurrency, modules)
 
         return begin
 
+    def relaunch(self, *ranks: int) -> None:
+        """Start new processes in place of workers, and return when they are constructed. Living ones are ended.
+
+        They get the places, addresses and arguments of those before them, and none of their state. Calls on the group
+        reach them from now on. Views and handles made earlier, and processes that torch.distributed connects, do not:
+        a group that uses it is launched as a whole.
+
+        Raises:
+            RuntimeFailure: the group was not launched by this process.
+            WorkerGroupError: a constructor raised, or a new process died. The others of `ranks` run.
+            ClusterError: a node left the cluster.
+        """
+        begin, members = self._begin_again, {member.address.rank: member for member in self._running}
+        session = current_session()
+        if begin is None or session is None:
+            raise RuntimeFailure(f"group `{self._name}` was not launched by this process")
+        launches: list[Launch] = []
+        try:
+            for rank in ranks:
+                release_name(members[rank].actor, str(members[rank].address), session.job)
+                launches.append(begin(rank))
+            births = wait_together(*(launch.construct() for launch in launches))
+        except BaseException:
+            for launch in launches:
+                launch.abandon()
+            raise
+        members |= {
+            member.address.rank: member
+            for launch, born in zip(launches, births, strict=True)
+            for member in launch.members(born)
+        }
+        self._members = tuple(members[rank] for rank in sorted(members))
+
     def _take(self, members: tuple[GroupMember, ...]) -> None:
         self._members = members
+        self._incarnation = members[0].incarnation
         _running.add(self)
         on_disconnect(_end_all)
 
@@ -250,14 +217,14 @@ class WorkerGroup(Generic[W]):
         base = WorkerAddress.from_name(name)
         members: list[GroupMember] = []
         life = client.group_life(name, env_vars.CONNECT_TIMEOUT.get())
-        for rank, node in enumerate(life.nodes):
+        for rank, (node, incarnation) in enumerate(zip(life.nodes, life.workers, strict=True)):
             address = base.get_child_address(rank)
             try:
                 actor = ray.get_actor(str(address), namespace=session.job)
             except ValueError:
                 raise WorkerDiedError(str(address), node=node or None) from None
-            members.append(GroupMember(address, actor, node, life.incarnation))
-        group._name, group._members = name, tuple(members)
+            members.append(GroupMember(address, actor, node, incarnation))
+        group._name, group._members, group._incarnation = name, tuple(members), life.incarnation
         return group
 
     def __getattr__(self, name: str) -> GroupMethod:
@@ -339,11 +306,27 @@ class WorkerGroup(Generic[W]):
         """Return the peak memory of each worker by method, once it is in none."""
         return self._asked("memory_peaks")
 
-    def _asked(self, question: str) -> WorkerGroupHandle[Any]:
+    def _asked(self, question: str, *args: object) -> WorkerGroupHandle[Any]:
         """Call a method of the actor in each worker's process, not of the worker itself."""
         members = self._running
-        references = [getattr(member.actor, question).remote() for member in members]
+        references = [getattr(member.actor, question).remote(*args) for member in members]
         return WorkerGroupHandle(self.worker_group_name, question, len(members), members, references)
+
+    def drop_messages(self, other: WorkerGroup[Any]) -> None:
+        """Have the workers of two groups forget all that they sent each other and nobody received.
+
+        For an exchange that is to be done again after it failed in its midst. No call may be under way that sends from
+        one group to the other; cancelled calls end first.
+
+        Raises:
+            WorkerGroupError: a worker has died.
+        """
+        mark = f"rlinf-dropped-{secrets.token_hex(8)}"
+        asked = [
+            group._asked("drop_messages", tuple(str(address) for address in peers.addresses), mark)
+            for group, peers in ((self, other), (other, self))
+        ]
+        wait_together(*asked)
 
     def shutdown(self) -> None:
         """End the workers and release their names. Idempotent.
@@ -368,8 +351,8 @@ class WorkerGroup(Generic[W]):
         unseen = [failure for call in calls if (failure := call.failure()) is not None]
         client = current_client()
         if client is not None:
-            client.tell(Dismiss(tuple(str(member.address) for member in members), members[0].incarnation))
-        close_group(name, members[0].incarnation)
+            client.tell(Dismiss({str(member.address): member.incarnation for member in members}))
+        close_group(name, self._incarnation)
         closing = [member.actor.close.remote() for member in members]
         ray.wait(closing, num_returns=len(closing), timeout=seconds)
         kill([member.actor for member in members])
@@ -436,13 +419,3 @@ def _entry(config: Any, name: str) -> Any:
     if isinstance(config, Mapping):
         return cast("Mapping[str, Any]", config).get(name)
     return getattr(config, name, None)
-
-
-def _items(share: Any) -> int | None:
-    """Return the length of a sequence argument; None if it is not a sequence."""
-    if isinstance(share, Mapping) or not hasattr(share, "__getitem__"):
-        return None
-    try:
-        return len(share)
-    except TypeError:  # as for an array without dimensions
-        return None

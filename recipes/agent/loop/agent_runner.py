@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 from recipes.agent.conversation.turn_messages import engine_key
 from recipes.agent.loop.protocols import AgentGroup, TurnGroup
 from recipes.agent.loop.slow_tools import SlowTools
 from recipes.agent.loop.task_calls import TaskCalls
+from recipes.language.loop.answer_recovery import AnswerRecovery
 from recipes.language.loop.generation import (
     AsyncRollouts,
     PromptService,
@@ -20,9 +21,10 @@ from recipes.language.loop.generation import (
     wait_for,
 )
 from recipes.language.loop.prompts import Prompt, ScoredGroup
-from recipes.language.loop.protocols import Generation, RewardGroup
+from recipes.language.loop.protocols import Generation
 from recipes.language.loop.reasoning_runner import ReasoningRunner
-from rlinf_core import Channel, WorkerGroupHandle
+from rlinf_core import Channel, RunRecord, WorkerGroup
+from rlinf_core.runners.relaunching import Dead, Relaunching
 from rlinf_core.worker.handle import wait_together
 
 LOGGER = logging.getLogger("rlinf")
@@ -33,26 +35,24 @@ class AgentSyncRollouts(SyncRollouts):
 
     Args:
         calls: on the agent processes.
-        rollout, reward: the groups.
-        sizes: processes of each component.
+        rollout: the workers that draw turns.
+        recovery: of those that score.
+        engines: how many processes draw turns.
         channel: to engines and reward workers.
     """
 
     def __init__(
-        self, calls: TaskCalls, rollout: TurnGroup, reward: RewardGroup, sizes: Mapping[str, int], channel: Channel
+        self, calls: TaskCalls, rollout: TurnGroup, recovery: AnswerRecovery, engines: int, channel: Channel
     ) -> None:
-        super().__init__(cast("Any", rollout), reward)
+        super().__init__(rollout, self._serve)
         self._calls = calls
         self._serving = rollout
-        self._sizes = sizes
+        self._recovery = recovery
+        self._engines = engines
         self._channel = channel
-        # A channel whose producers are all dead raises: the driver registers as one before the first agent does.
-        self._channel.put((), key=engine_key(0))
 
-    def _answered(
-        self, asked: tuple[Prompt, ...], scoring: WorkerGroupHandle[list[ScoredGroup]]
-    ) -> tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]:
-        """See `SyncRollouts`."""
+    def _serve(self, asked: tuple[Prompt, ...]) -> tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]:
+        """Have tasks done and scored; return the engines' figures, and the groups of each reward worker."""
         serving, lost = self._serving.serve(), self._calls.lost
 
         def check() -> None:
@@ -61,19 +61,37 @@ class AgentSyncRollouts(SyncRollouts):
                 serving.wait()
 
         self._calls.begin(asked)
-        _, scored = wait_for([self._calls, scoring], check)
-        for rank in range(self._sizes["rollout"]):
+        _, scored = self._recovery.answered(asked, lambda *scoring: wait_for([self._calls, *scoring], check)[1:])
+        for rank in range(self._engines):
             self._channel.put(None, key=engine_key(rank))
         (generated,) = wait_together(serving)
         if self._calls.lost > lost:
-            self._drop_repeated()
+            self._recovery.drop_repeated()
         return generated, scored
 
-    def _drop_repeated(self) -> None:
-        """Drop duplicate groups, which a later call of `score` would count as its own."""
-        for rank in range(self._sizes["reward"]):
-            while not self._channel.empty(key=str(rank)):
-                self._channel.get_nowait(key=str(rank))
+
+class AgentRelaunching(Relaunching):
+    """The relaunch of agent processes, each of which begins the tasks of its predecessor again.
+
+    Args:
+        agents: the group.
+        record: of the run.
+        layout: what they are prepared with.
+    """
+
+    def __init__(self, agents: WorkerGroup[Any], record: RunRecord, layout: object) -> None:
+        super().__init__({"agent": agents}, record)
+        self._agents = agents
+        self._layout = layout
+
+    def may_relaunch(self, dead: Dead) -> bool:
+        """See `Relaunching`."""
+        return True
+
+    def prepare(self, dead: Dead) -> str:
+        """See `Relaunching`."""
+        self._agents.execute_on(*dead["agent"]).init_worker(self._layout).wait()
+        return "its tasks"
 
 
 class AgentRunner(ReasoningRunner):
@@ -81,12 +99,18 @@ class AgentRunner(ReasoningRunner):
 
     answering: ClassVar[str] = "agent"
 
+    def _prepared(self, layout: Any) -> None:
+        """See `ReasoningRunner`."""
+        super()._prepared(layout)
+        self._agents_layout = layout
+
     def _sync_rollouts(self) -> PromptService:
         """See `ReasoningRunner`."""
         rollout, channel, sizes = cast("TurnGroup", self.rollout), self._channels[0], self.world_sizes
         self._slow_tools = SlowTools(LOGGER.warning)
-        self._calls = TaskCalls(cast("AgentGroup", self.answers), sizes["agent"])
-        return AgentSyncRollouts(self._calls, rollout, self.reward, sizes, channel)
+        relaunching = AgentRelaunching(self.groups["agent"], self.record, self._agents_layout)
+        self._calls = TaskCalls(cast("AgentGroup", self.answers), sizes["agent"], relaunching.relaunch)
+        return AgentSyncRollouts(self._calls, rollout, self._recovery, sizes["rollout"], channel)
 
     def _async_rollouts(self) -> AsyncRollouts:
         """See `ReasoningRunner`: tasks go to the agents, weights to the engines. A run that is under way is begun anew

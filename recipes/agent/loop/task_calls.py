@@ -1,10 +1,10 @@
-"""Calls that run tasks on agent processes, with reassignment of the tasks of dead processes."""
+"""Calls that run tasks on agent processes; those of a dead one are begun again by its successor, or by others."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from recipes.agent.loop.protocols import AgentGroup
@@ -25,19 +25,25 @@ class _Call(NamedTuple):
 
 
 class TaskCalls:
-    """Runs tasks on agent processes, and reassigns those of a process that dies to the others.
+    """Runs tasks on agent processes.
+
+    Those of a process that dies are begun again: by a new one in its place, or by the others.
 
     Args:
         agents: the group.
         processes: how many it has.
+        relaunch: starts the processes again of whose deaths an error tells; returns False where that cannot be.
 
     Attributes:
         lost: processes that have died.
         moved: tasks that were given to another process, since `take_moved`.
     """
 
-    def __init__(self, agents: AgentGroup, processes: int) -> None:
+    def __init__(
+        self, agents: AgentGroup, processes: int, relaunch: Callable[[WorkerGroupError], bool] = lambda error: False
+    ) -> None:
         self._agents = agents
+        self._relaunch = relaunch
         self._alive = list(range(processes))
         self._calls: list[_Call] = []
         self._moves: Counter[int] = Counter()
@@ -87,10 +93,13 @@ class TaskCalls:
         if len(dead) < len(error.ranks):
             raise error
         self.lost += len(dead & set(self._alive))
-        self._alive = [worker for worker in self._alive if worker not in dead]
         orphans = [task for task in call.tasks if task.worker in dead]
         self._moves.update(orphan.slot for orphan in orphans)
-        if not self._alive or any(self._moves[orphan.slot] > _MOST_MOVES for orphan in orphans):
+        if any(self._moves[orphan.slot] > _MOST_MOVES for orphan in orphans):
+            raise error
+        if not self._relaunch(error):
+            self._alive = [worker for worker in self._alive if worker not in dead]
+        if not self._alive:
             raise error
         living: list[tuple[int, Any]] = [
             pending for pending in zip(call.ranks, call.handle.references, strict=True) if pending[0] not in dead
@@ -104,9 +113,8 @@ class TaskCalls:
             self._call(tuple(sorted({task.worker for task in tasks})), tasks)
         self.moved += len(orphans)
         reason = str(error.exceptions[0]).partition("\n")[0]
-        LOGGER.warning(
-            "%s: reassigned its %d tasks to the %d remaining agent processes", reason, len(orphans), len(self._alive)
-        )
+        takers = "its successor" if dead <= set(self._alive) else f"the {len(self._alive)} remaining agent processes"
+        LOGGER.warning("%s: gave its %d tasks to %s", reason, len(orphans), takers)
 
 
 def _died(failure: Exception, address: str) -> bool:

@@ -20,6 +20,7 @@ from recipes.agent.workers.engine_client import EngineClient, EngineRoute, next_
 from recipes.agent.workers.index_client import IndexGroup, IndexSearch
 from recipes.agent.workers.index_worker import IndexWorker
 from recipes.language.answers.answer_group import AnswerGroup, EpisodeStats, TurnRecord, put_groups
+from recipes.language.answers.kept_groups import KeptGroups
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.data.problems import Problem, training_order
@@ -57,6 +58,7 @@ class AgentWorker(ComparingWorker):
         super().__init__()
         self._config = config
         self._failures = 0
+        self._kept = KeptGroups(keeps=config.runner.max_restarts.max > 0)
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Load tasks, tools and the agent.
@@ -103,10 +105,21 @@ class AgentWorker(ComparingWorker):
         """Run the agent on those of the tasks that are this worker's, and return when all runs are over."""
         began = time.perf_counter()
         mine = [prompt for prompt in prompts if prompt.worker == self._rank]
+        self._kept.begin(prompts)
         self._slots = asyncio.Semaphore(self._config.agent.max_concurrent)
         async with self._client.open(), asyncio.TaskGroup() as tasks:
             drawn = [tasks.create_task(self._answer(prompt)) for prompt in mine]
         return GenerationReport(sum(run.result() for run in drawn), time.perf_counter() - began)
+
+    def put_again(self, slots: tuple[int, ...]) -> tuple[int, ...]:
+        """Hand those answers of the present step to the reward workers again that are in these slots.
+
+        Returns:
+            The slots that this worker has answered.
+        """
+        groups = self._kept.of(slots)
+        put_groups(self._channel, groups, self._layout.rewards, streams=False)
+        return tuple(group.prompt.slot for group in groups)
 
     async def generate_forever(self) -> None:
         """Run the agent on tasks as the runner sends them, and return when it has sent None and all runs are over."""
@@ -143,6 +156,8 @@ class AgentWorker(ComparingWorker):
     def _hand_on(self) -> None:
         """Hand on all groups that became whole together."""
         groups, self._whole = self._whole, []
+        if not self._streams:
+            self._kept.add(groups)
         put_groups(self._channel, groups, self._layout.rewards, streams=self._streams)
 
     async def _run(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> _Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -45,7 +46,8 @@ class EngineClient:
         self._channel = channel
         self._rank = rank
         self._load = [0] * engines
-        self._numbers = itertools.count()
+        # None that a process in this place has used before it died: answers to it may be on their way.
+        self._numbers = itertools.count(time.monotonic_ns())
         self._waiting: dict[int, asyncio.Future[DrawnTurn]] = {}
         self._outgoing: defaultdict[int, list[DrawRequest]] = defaultdict(list)
         self._reading: asyncio.Task[None] | None = None

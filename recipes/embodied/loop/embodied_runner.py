@@ -25,6 +25,7 @@ from recipes.embodied.loop.protocols import (
     Layout,
     RolloutGroup,
 )
+from recipes.embodied.loop.rollout_recovery import RolloutRecovery
 from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle, events, rank_means
 from rlinf_core.runners.runner import RolloutRunner
@@ -79,6 +80,9 @@ class EmbodiedRunner(RolloutRunner):
         self._failed = 0
         # Rollouts that were asked for, by step: the calls on env and rollout.
         self._rollouts: dict[int, tuple[WorkerGroupHandle[EpisodeSums], WorkerGroupHandle[None]]] = {}
+        self._recovery = RolloutRecovery(
+            cfg, actor, rollout, env, self.record, self._forget_rollouts, lambda: bool(self._syncing)
+        )
 
     @staticmethod
     def channel_name(actor: str) -> str:
@@ -92,6 +96,7 @@ class EmbodiedRunner(RolloutRunner):
         sizes = self.world_sizes
         layout = Layout(sizes["actor"], sizes["rollout"], sizes["env"], self._trajectories.name, self.record.step)
         spec = self.env.init_worker(layout).wait()[0]
+        self._recovery.starts = layout, spec
         wait_together(self.actor.init_worker(layout, spec), self.rollout.init_worker(layout, spec))
         note_comparisons(self.record.folder.path, comparisons_of([self.groups["actor"]]))
         if spec.cameras:
@@ -100,9 +105,15 @@ class EmbodiedRunner(RolloutRunner):
     def train_step(self, step: int) -> dict[str, float]:
         """Carry out the four phases of a step."""
         began = time.perf_counter()
-        if self._synced is None or (step - 1) % self._sync_interval == 0:
-            self.update_rollout_weights(step)
-        metrics = self.generate_rollouts(step)
+        due = (step - 1) % self._sync_interval == 0
+
+        def act() -> dict[str, float]:
+            if self._synced is None or due:
+                self.update_rollout_weights(step)
+            return self.generate_rollouts(step)
+
+        # The weights of an earlier step, which the others act with, cannot be sent again.
+        metrics = self._recovery.rollouts(step, act, weights_follow=due)
         self._note_first_step("env.train")
         with self.phase(step, events.ADVANTAGES):
             metrics |= rank_means(self.actor.compute_advantages_and_returns(step).wait())
@@ -112,6 +123,13 @@ class EmbodiedRunner(RolloutRunner):
         if "env/steps" in metrics:
             metrics["speed/env_steps_per_second"] = metrics["env/steps"] / seconds
         return metrics | self._idle_shares(seconds)
+
+    def _forget_rollouts(self, weights: bool) -> None:
+        """Forget an attempt that failed; with `weights` also that the rollout workers have some."""
+        if self._syncing or weights:
+            self._synced = None
+        self._syncing = ()
+        self._rollouts.clear()
 
     def _note_first_step(self, section: str) -> None:
         """Note that the environments' first observations and step agreed with their spec; else none would be here."""
@@ -130,7 +148,7 @@ class EmbodiedRunner(RolloutRunner):
 
     def send_weights(self) -> tuple[WorkerGroupHandle[Any], ...]:
         """Have the rollout workers take the weights of the actor, between two rollouts."""
-        return self.rollout.sync_model_from_actor(), self.actor.sync_model_to_rollout()
+        return self._recovery.watched(self.rollout.sync_model_from_actor(), self.actor.sync_model_to_rollout())
 
     @property
     def runs_ahead(self) -> bool:
@@ -147,20 +165,30 @@ class EmbodiedRunner(RolloutRunner):
         """
         step = self.next_step if step is None else step
         with self.phase(step, events.GENERATE_ROLLOUTS):
+            again = self._recovery.attempt
             for ahead in self.steps_ahead(step):
                 if ahead not in self._rollouts:
-                    self._rollouts[ahead] = (self.env.interact(ahead), self.rollout.generate(ahead))
-            env, rollout = self._rollouts.pop(step)
-            episodes, _, staleness = wait_together(env, rollout, self.actor.recv_rollout_batch(step))
+                    self._rollouts[ahead] = (self.env.interact(ahead), self.rollout.generate(ahead, *again))
+            env, rollout = self._rollouts[step]
+            received = self.actor.recv_rollout_batch(step, *again)
+            calls = self._recovery.watched(env, rollout, received, *self._recovery.saving())
+            episodes, _, staleness, *saved = wait_together(*calls)
+            if saved:
+                (self._recovery.episodes,) = saved
+            del self._rollouts[step]
         self.add_durations(env, rollout)
         figures = self._episode_figures("env", episodes, self._environments.train)
         return {**figures, "rollout/staleness": float(max(staleness))}
 
     def evaluate_policy(self, step: int) -> dict[str, float]:
         """Have the policy act greedily in environments that it is not trained in."""
-        self.update_rollout_weights(step)
-        self.record.emit(events.PhaseStarted(step, events.EVALUATE))
-        episodes, _ = wait_together(self.env.evaluate(), self.rollout.evaluate())
+
+        def act() -> list[list[Any]]:
+            self.update_rollout_weights(step)
+            self.record.emit(events.PhaseStarted(step, events.EVALUATE))
+            return wait_together(*self._recovery.watched(self.env.evaluate(), self.rollout.evaluate()))
+
+        episodes, _ = self._recovery.evaluation(act)
         self._note_first_step("env.eval")
         return self._episode_figures("eval", episodes, self._environments.eval)
 
@@ -181,7 +209,7 @@ class EmbodiedRunner(RolloutRunner):
         self.actor.save_checkpoint(str(folder)).wait()
         if self.config.staleness:
             return  # the environments are ahead of the weights by then
-        states = self.env.save_state().wait()
+        states = self._recovery.episodes
         if any(state is None for state in states) and not self._told_of_episodes:
             self._told_of_episodes = True
             LOGGER.warning(
@@ -198,6 +226,7 @@ class EmbodiedRunner(RolloutRunner):
         self.weight_version = self.actor.load_checkpoint(str(folder)).wait()[0]
         packs = [file.read_bytes() for file in sorted((folder / EPISODES).glob("*.npz"))]
         reasons = {reason for reason in self.env.load_state(packs).wait() if reason}
+        self._recovery.episodes = packs if packs and not reasons else [b""]
         if reasons:
             LOGGER.warning("environments start new episodes: %s", "; ".join(sorted(reasons)))
 

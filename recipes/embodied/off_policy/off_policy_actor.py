@@ -82,6 +82,8 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         )
         self._mixture = self._buffers(spec)
         self._seen = self._learned = 0
+        # The last step whose rollout is in the buffer.
+        self._added: int | None = None
 
     def _buffers(self, spec: EnvSpec) -> ReplayMixture:
         """Return the buffers that batches are sampled from, filled with earlier recordings and demonstrations."""
@@ -129,17 +131,22 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
 
     # A training step
 
-    def recv_rollout_batch(self, step: int | None = None) -> int:
+    def recv_rollout_batch(self, step: int | None = None, attempt: int = 0) -> int:
         """Receive this actor's share of a rollout and put it into the buffer.
 
         Args:
             step: the training step; by default the one after the last.
+            attempt: see `trajectory_key`.
 
         Returns:
             Versions between the weights that acted and those here.
         """
         config = self._config
-        pieces = self._receive(step)
+        pieces = self._receive(step, attempt)
+        staleness = self._state.version - min(piece.version for piece in pieces)
+        if self._added == self._step:
+            # They came in an attempt before this one, in which another actor's share was missing.
+            return staleness
         self._arrived = self._helped = 0
         lanes = self._mixture.buffers[ONLINE].lanes
         for chunks in split_passes(pieces, config.env.train.rollout_epoch, lanes):
@@ -152,7 +159,8 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             # Rows that do not count are counted all the same, so that all ranks take equally many updates.
             self._arrived += steps["valid"].size * self._routes.actors
         self._seen += self._arrived
-        return self._state.version - min(piece.version for piece in pieces)
+        self._added = self._step
+        return staleness
 
     def compute_advantages_and_returns(self, step: int | None = None) -> dict[str, float]:
         """Return the fill level of the buffer; off-policy learning has no advantages."""

@@ -26,7 +26,7 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
         super().__init__(config)
         self._random_steps = config.algorithm.off_policy.random_steps
 
-    def generate(self, step: int | None = None) -> None:
+    def generate(self, step: int | None = None, attempt: int = 0) -> None:
         """See `MultiStepRolloutWorker`."""
         step = self._step + 1 if step is None else step
         train = self._config.env.train
@@ -34,7 +34,7 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
         before = (step - 1) * routes.total * train.max_steps_per_rollout_epoch * train.rollout_epoch
         # A function of the step, so that a resumed run does the same.
         self._random = before < self._random_steps
-        super().generate(step)
+        super().generate(step, attempt)
 
     def _act(self, inputs: Inputs, *, greedy: bool) -> PolicyOutput:
         output = super()._act(inputs, greedy=greedy)

@@ -107,12 +107,12 @@ class BaseActor(ComparingWorker, Generic[JobT]):
         sender.send(piece_messages(state.sent_weights(), about, copies=sender.in_background))
         return state.version
 
-    def _receive(self, step: int | None) -> list[RolloutChunks]:
+    def _receive(self, step: int | None, attempt: int) -> list[RolloutChunks]:
         """Return this actor's share of the rollout of a step: all passes of all its environments."""
         config = self._config
         self._step = step = self._step + 1 if step is None else step
         expected = config.env.train.rollout_epoch * self._routes.total // self._routes.actors
-        return self._channel.get_batch(expected, key=trajectory_key(self._rank, step, config.runner.staleness))
+        return self._channel.get_batch(expected, key=trajectory_key(self._rank, step, config.runner.staleness, attempt))
 
 
 def memory(device: torch.device) -> dict[str, float]:

@@ -47,16 +47,17 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
 
     # A training step
 
-    def recv_rollout_batch(self, step: int | None = None) -> int:
+    def recv_rollout_batch(self, step: int | None = None, attempt: int = 0) -> int:
         """Receive this actor's share of a rollout: all passes of all its environments.
 
         Args:
             step: the training step; by default the one after the last.
+            attempt: see `trajectory_key`.
 
         Returns:
             The staleness of the samples: versions between the acting weights and those here.
         """
-        self._trajectories = joined(self._receive(step))
+        self._trajectories = joined(self._receive(step, attempt))
         return self._state.version - self._trajectories.version
 
     def compute_advantages_and_returns(self, step: int | None = None) -> dict[str, float]:

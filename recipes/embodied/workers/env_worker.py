@@ -168,6 +168,10 @@ class StagedEnvironments:
         """
         if self.resets:
             return None
+        if packs and not any(packs):
+            # When they were saved, no episode was under way.
+            self._continues, self._begun = False, {}
+            return None
         if not packs:
             return "the checkpoint holds no environment state"
         states: list[State] = []

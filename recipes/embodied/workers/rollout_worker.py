@@ -78,11 +78,12 @@ class MultiStepRolloutWorker(ComparingWorker):
         self._version, self.policy.normalization = first.about
         return self._version
 
-    def generate(self, step: int | None = None) -> None:
+    def generate(self, step: int | None = None, attempt: int = 0) -> None:
         """Act for one rollout, `EnvWorker.interact`, and put its trajectories into the channel.
 
         Args:
             step: the training step, which the actions drawn depend on; by default the one after the last.
+            attempt: see `trajectory_key`.
         """
         self._step = step = self._step + 1 if step is None else step
         train = self._config.env.train
@@ -95,7 +96,7 @@ class MultiStepRolloutWorker(ComparingWorker):
                     first = number * routes.total + piece.first
                     part = trajectories.rows(piece.start, piece.stop, first)
                     for actor in actor_ranks(piece.actor, self._layout.actors, routes.actors):
-                        key = trajectory_key(actor, step, self._config.runner.staleness)
+                        key = trajectory_key(actor, step, self._config.runner.staleness, attempt)
                         self._channel.put(part, weight=part.batch, key=key)
         self._weights.move(self._idle_device)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.loop.prompts import KeepUnfinished, NewWeights, Prompt, ScoredGroup
-from recipes.language.loop.protocols import Generation, GenerationGroup, RewardGroup
+from recipes.language.loop.protocols import EngineGroup, Generation, GenerationGroup, RewardGroup
 from rlinf_core import Channel, CommunicationTimeoutError, RLinfError, RunError, WorkerGroupHandle, env_vars
 from rlinf_core.waiting import Deadline
 from rlinf_core.worker.handle import wait_together
@@ -80,12 +80,21 @@ class PromptService(ABC):
         """Drop pending messages after a failure that ends the workers."""
 
 
-class SyncRollouts(PromptService):
-    """Synchronous rollouts: all requested prompts are answered and scored by one call on each group."""
+Answered: TypeAlias = Callable[[tuple[Prompt, ...]], tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]]
 
-    def __init__(self, rollout: GenerationGroup, reward: RewardGroup) -> None:
+
+class SyncRollouts(PromptService):
+    """Synchronous rollouts: all requested prompts are answered and scored by one call on each group.
+
+    Args:
+        rollout: the workers that hold engines.
+        answered: has prompts answered and scored: returns the figures of each engine, and the groups of each reward
+            worker.
+    """
+
+    def __init__(self, rollout: EngineGroup, answered: Answered) -> None:
         self._rollout = rollout
-        self._reward = reward
+        self._answered = answered
         self._asked: list[Prompt] = []
         self._tokens, self._seconds = 0, 0.0
 
@@ -100,17 +109,10 @@ class SyncRollouts(PromptService):
     def wait(self) -> list[ScoredGroup]:
         """See `PromptService`: all groups come at once."""
         asked, self._asked = tuple(self._asked), []
-        generated, scored = self._answered(asked, self._reward.score(tuple(prompt.slot for prompt in asked)))
+        generated, scored = self._answered(asked)
         self._tokens += sum(report.tokens for report in generated)
         self._seconds += max(report.seconds for report in generated)
         return sorted((group for report in scored for group in report), key=lambda group: group.report.slot)
-
-    def _answered(
-        self, asked: tuple[Prompt, ...], scoring: WorkerGroupHandle[list[ScoredGroup]]
-    ) -> tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]:
-        """Have prompts answered, and return the engines' figures and the result of the scoring call."""
-        generated, scored = wait_together(self._rollout.generate(asked), scoring)
-        return generated, scored
 
     def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
         """See `PromptService`."""

@@ -23,6 +23,7 @@ Unfinished = TypeVar("Unfinished", covariant=True)
 Counts = TypeVar("Counts", covariant=True)
 Generated = TypeVar("Generated", covariant=True)
 Scored = TypeVar("Scored", covariant=True)
+Again = TypeVar("Again", covariant=True)
 
 
 class Generation(Protocol):
@@ -59,18 +60,19 @@ class EngineMethods(Protocol[Nothing, Number]):
     def offload(self, weights_follow: bool, /) -> Nothing: ...
 
 
-class AnsweringMethods(Protocol[Nothing, Counts, Generated]):
+class AnsweringMethods(Protocol[Nothing, Counts, Generated, Again]):
     """The methods of workers that answer prompts."""
 
     def init_worker(self, layout: Any, /) -> Nothing: ...
     def problem_counts(self) -> Counts: ...
     def generate(self, prompts: tuple[Prompt, ...], /) -> Generated: ...
+    def put_again(self, slots: tuple[int, ...], /) -> Again: ...
 
 
 class GenerationMethods(
     EngineMethods[Nothing, Number],
-    AnsweringMethods[Nothing, Counts, Generated],
-    Protocol[Nothing, Number, Counts, Generated],
+    AnsweringMethods[Nothing, Counts, Generated, Again],
+    Protocol[Nothing, Number, Counts, Generated, Again],
 ):
     """The methods of workers that answer prompts by engines of their own."""
 
@@ -105,7 +107,7 @@ class ReasoningActor(LanguageActorMethods[None, int, Metrics, Slots], Comparing,
     """A worker that trains."""
 
 
-class ReasoningRollout(GenerationMethods[None, int, tuple[int, int], Generation], Comparing, Protocol):
+class ReasoningRollout(GenerationMethods[None, int, tuple[int, int], Generation, tuple[int, ...]], Comparing, Protocol):
     """A worker that answers prompts."""
 
 
@@ -135,7 +137,12 @@ class EngineGroup(EngineMethods[WorkerGroupHandle[None], WorkerGroupHandle[int]]
 
 
 class AnsweringGroup(
-    AnsweringMethods[WorkerGroupHandle[None], WorkerGroupHandle[tuple[int, int]], WorkerGroupHandle[Generation]],
+    AnsweringMethods[
+        WorkerGroupHandle[None],
+        WorkerGroupHandle[tuple[int, int]],
+        WorkerGroupHandle[Generation],
+        WorkerGroupHandle[tuple[int, ...]],
+    ],
     Protocol,
 ):
     """The workers that answer prompts."""
@@ -149,6 +156,7 @@ class GenerationGroup(
         WorkerGroupHandle[int],
         WorkerGroupHandle[tuple[int, int]],
         WorkerGroupHandle[Generation],
+        WorkerGroupHandle[tuple[int, ...]],
     ],
     Protocol,
 ):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
 from recipes.language.loop.answer_evaluation import evaluation_metrics
+from recipes.language.loop.answer_recovery import AnswerRecovery
 from recipes.language.loop.answer_samples import write_samples
 from recipes.language.loop.failures import Failures
 from recipes.language.loop.generation import AsyncRollouts, PromptService, SyncRollouts, wait_for
@@ -111,6 +112,7 @@ class ReasoningRunner(RolloutRunner):
             temperature=self._cfg.rollout.sampling_params.temperature,
             shown=self._groups_shown,
         )
+        self._recovery = AnswerRecovery(self.groups, self.answering, self.record)
         # Records of answers that people may read, by step.
         self._samples: dict[int, list[Any]] = {}
         # Answers that could not be scored: of steps that are not learned from yet, and of the whole run.
@@ -143,15 +145,20 @@ class ReasoningRunner(RolloutRunner):
             channels = [pool.submit(Channel.create, name) for name in (answers, scored)]
             wait_together(*(cast("Any", group).init_worker(layout) for group in self.groups.values()))
             self._channels = [channel.result() for channel in channels]
+        self._prepared(layout)
         note_comparisons(self.record.folder.path, comparisons_of(self.groups.values()))
         self._problems, self._val_problems = self.answers.problem_counts().wait()[0]
         self._service = self._sync_rollouts()
         if self.config.staleness and not self.config.only_eval:
             self._service = self._async_rollouts()
 
+    def _prepared(self, layout: Any) -> None:
+        """Note what workers were prepared with, for those that take the place of dead ones."""
+        self._recovery.prepared(layout, self._channels[0], self.send_weights)
+
     def _sync_rollouts(self) -> PromptService:
         """Return the service for synchronous rollouts."""
-        return SyncRollouts(cast("GenerationGroup", self.rollout), self.reward)
+        return SyncRollouts(self.rollout, self._recovery.answered)
 
     def _async_rollouts(self) -> AsyncRollouts:
         """Return the service for asynchronous rollouts."""
@@ -192,6 +199,24 @@ class ReasoningRunner(RolloutRunner):
         if step == self.last_step:
             self._end_stream()
         return metrics
+
+    def update_rollout_weights(self, step: int | None = None) -> None:
+        """See `RolloutRunner`."""
+        update = super().update_rollout_weights
+
+        def attempt() -> None:
+            try:
+                update(step)
+            except BaseException:
+                calls, self._syncing = self._syncing, ()
+                for call in calls:
+                    call.abandon()
+                raise
+
+        if self.runs_ahead:
+            update(step)
+        else:
+            self._recovery.sync(attempt)
 
     def send_weights(self) -> tuple[WorkerGroupHandle[Any], ...]:
         """See `RolloutRunner`."""

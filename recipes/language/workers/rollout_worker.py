@@ -6,6 +6,7 @@ import time
 
 from recipes.language.answers.answer_group import AnswerGroup, put_groups
 from recipes.language.answers.buffered_answers import UnfinishedGroup, UnfinishedReport
+from recipes.language.answers.kept_groups import KeptGroups
 from recipes.language.config import LanguageConfig
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.data.load_problems import load_problems
@@ -27,6 +28,7 @@ class LanguageRolloutWorker(EngineWorker):
         super().__init__(config)
         # Whether the group never stops, so that any reward worker may take any group.
         self._streams = False
+        self._kept = KeptGroups(keeps=config.runner.max_restarts.max > 0)
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Start the engine, whose weights arrive with the first `sync_model_from_actor`, and load the problems."""
@@ -77,8 +79,19 @@ class LanguageRolloutWorker(EngineWorker):
         self._wake()
         answering = self._answering
         began, before = time.perf_counter(), answering.drawn
+        self._kept.begin(prompts)
         answering.answer(prompt for prompt in prompts if prompt.worker == self._rank)
         return GenerationReport(answering.drawn - before, time.perf_counter() - began)
+
+    def put_again(self, slots: tuple[int, ...]) -> tuple[int, ...]:
+        """Hand those answers of the present step to the reward workers again that are in these slots.
+
+        Returns:
+            The slots that this worker has answered.
+        """
+        groups = self._kept.of(slots)
+        put_groups(self._answers, groups, self._layout.rewards, streams=False)
+        return tuple(group.prompt.slot for group in groups)
 
     def generate_forever(self) -> None:
         """Answer prompts as the runner sends them, and load weights as the actor does, until the runner ends it."""
@@ -95,4 +108,6 @@ class LanguageRolloutWorker(EngineWorker):
         return self._scored.get(key=unfinished_key(position))
 
     def _put(self, groups: list[AnswerGroup]) -> None:
+        if not self._streams:
+            self._kept.add(groups)
         put_groups(self._answers, groups, self._layout.rewards, streams=self._streams)

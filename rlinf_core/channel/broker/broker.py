@@ -97,6 +97,9 @@ class Broker:
     def _admit(self, stream: PeerStream) -> BrokerClient:
         if stream.peer in self._clients:
             self._lost(stream.peer, "it was launched anew")
+        # What its predecessor did not put it may put.
+        missing = [error for error in self._dead_producers if error.address != stream.peer]
+        self._dead_producers = deque(missing, REMEMBERED)
         client = self._clients[stream.peer] = BrokerClient(stream)
         return client
 
@@ -348,6 +351,8 @@ class Broker:
 
     def _producer_lost(self, client: BrokerClient, error: Exception) -> None:
         with self._lock:
+            if client.name in self._clients:
+                return  # it was launched anew
             died = error if isinstance(error, WorkerDiedError) else WorkerDiedError(client.name, cause=str(error))
             self._dead_producers.append(died)
             self._fail_orphans()

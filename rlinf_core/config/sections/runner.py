@@ -156,8 +156,8 @@ class RunnerConfig(ConfigModel):
     only_eval: Bool = Field(default=False, description="Evaluate once and train nothing.")
     max_restarts: RestartLimit = Field(
         default_factory=RestartLimit,
-        description="Maximum number of restarts from the last checkpoint after the death of a worker or node: a number,"
-        " or a window for each component, `{max: 3, within: 10m}`.",
+        description="Maximum number of restarts after the death of a worker or node, of that worker alone or of all"
+        " from the last checkpoint: a number, or a window for each component, `{max: 3, within: 10m}`.",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         default="stop",

@@ -20,12 +20,15 @@ from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.prompts import GroupReport
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.events import Event, PhaseStarted
+from rlinf_core.runners.events import Event, PhaseStarted, RunRestarted, WorkersRelaunched
 from rlinf_core.runners.metrics import Metrics, read_metrics
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_program import with_recovery
 from rlinf_core.runners.runner import Runner
 from rlinf_core.runners.storage.run_folder import RunFolder
+
+# Either way to go on after a death.
+RECOVERIES = (RunRestarted, WorkersRelaunched)
 
 # Reach, so small that a step takes milliseconds.
 SMALL = (

@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 
@@ -21,7 +22,7 @@ from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.tools.toolbox import Toolbox
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.runners import events
-from tests.integration.recipes.conftest import SMALL_MATH, Killer, Run, Train
+from tests.integration.recipes.conftest import RECOVERIES, SMALL_MATH, Killer, Run, Train
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -177,7 +178,9 @@ def test_agents_search_in_an_index_of_workers(train_agent: Train) -> None:
 
 
 @pytest.mark.nightly
-def test_a_killed_agent_process_costs_its_tasks_which_others_do(train_agent: Train, tmp_path: Path) -> None:
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_a_killed_agent_process_costs_its_tasks_alone(train_agent: Train, tmp_path: Path, restarts: int) -> None:
+    """A new process begins them again; where no restart is left, the other process does them."""
     marker, data = tmp_path / "killed", tmp_path / "tasks.jsonl"
     rows = [{"prompt": f"{number}+1=", "answer": str(number + 1), "marker": str(marker)} for number in range(10, 40)]
     data.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
@@ -194,11 +197,13 @@ def test_a_killed_agent_process_costs_its_tasks_which_others_do(train_agent: Tra
         f"cluster.component_placement={json.dumps(placed)}",
         "runner.sample_interval=1",
         "runner.max_samples=1000",
+        f"runner.max_restarts={restarts}",
         *CHECKED,
     )
 
     assert marker.exists()
     assert not run.of(events.RunRestarted)
+    assert [each.repeated for each in run.of(events.WorkersRelaunched)] == (["its tasks"] if restarts else [])
     assert [each.metrics["agent/processes_lost"] for each in run.metrics] == [1, 1, 1]
     # Half of six tasks; the first of them had been handed on, and was done a second time for nothing.
     assert [each.metrics["agent/tasks_moved"] for each in run.metrics] == [3, 0, 0]
@@ -212,3 +217,15 @@ def test_a_killed_agent_process_costs_its_tasks_which_others_do(train_agent: Tra
         assert len(slots) == 6
         assert each == [(slot, sample) for slot in sorted(slots) for sample in range(4)]
     assert max(gaps(run)) < 1e-4
+
+
+@pytest.mark.nightly
+def test_a_single_agent_process_is_started_again(train_agent: Train) -> None:
+    saved = ("runner.save_interval=3", "runner.save_format=dcp")
+    whole = train_agent(*saved)
+    for component in ("agent", "reward"):
+        run = train_agent(*saved, during=Killer(component, 2, events.GENERATE_ROLLOUTS))
+        assert [type(each) for each in run.events if isinstance(each, RECOVERIES)] == [events.WorkersRelaunched]
+        assert [each.step for each in run.of(events.StepFinished)] == [1, 2, 3]
+        mine, theirs = whole.weights(), run.weights()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)

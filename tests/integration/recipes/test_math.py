@@ -15,7 +15,8 @@ import torch
 pytest.importorskip("transformers")
 
 from rlinf_core.runners import events
-from tests.integration.recipes.conftest import Killer, Run, Train
+from rlinf_core.runners.runner import Runner
+from tests.integration.recipes.conftest import RECOVERIES, Killer, Run, Train
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -56,6 +57,25 @@ def test_a_model_built_on_the_spot_is_trained_kept_and_shown(whole: Run) -> None
     folder = whole.folder.path / "model"
     model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer))
     assert model.config.vocab_size == len(tokenizer)
+
+
+def test_killed_workers_alone_are_started_again(train_math: Train, whole: Run) -> None:
+    """A reward worker's answers are scored again, a rollout worker's are drawn again."""
+    killers = Killer("reward", 2, events.GENERATE_ROLLOUTS), Killer("rollout", 3, events.GENERATE_ROLLOUTS)
+
+    def kill(event: events.Event, runner: Runner | None) -> None:
+        for killer in killers:
+            killer(event, runner)
+
+    run = train_math("runner.save_interval=2", "reward.soft_overlong=6", during=kill)
+
+    assert [type(each) for each in run.events if isinstance(each, RECOVERIES)] == [events.WorkersRelaunched] * 2
+    repeated = [each.repeated for each in run.of(events.WorkersRelaunched)]
+    assert repeated == ["the scores of rank 0", "the answers of rank 0"]
+    assert [each.step for each in run.of(events.StepFinished)] == [1, 2, 3, 4]
+    mine, theirs = whole.weights(), run.weights()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
 @pytest.mark.nightly

@@ -13,7 +13,7 @@ from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.prompts import GroupReport
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners import events
-from tests.integration.recipes.conftest import Killer, Run, Train
+from tests.integration.recipes.conftest import RECOVERIES, Killer, Run, Train
 
 pytestmark = [pytest.mark.ray, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
@@ -39,7 +39,11 @@ def whole(train_math: Train) -> Run:
 def test_a_death_changes_no_weight(train_math: Train, whole: Run, component: str, step: int, phase: str) -> None:
     run = train_math(*SAVED, during=Killer(component, step, phase))
 
-    assert len(run.of(events.RunRestarted)) == 1
+    kind = events.RunRestarted if component == "actor" else events.WorkersRelaunched
+    recovered = [type(each) for each in run.events if isinstance(each, RECOVERIES)]
+    assert recovered == [kind]
+    if kind is events.WorkersRelaunched:
+        assert [each.step for each in run.of(events.StepFinished)] == [1, 2, 3, 4, 5]
     assert [each.step for each in run.metrics] == [1, 2, 3, 4, 5]
     mine, theirs = whole.weights(), run.weights()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)

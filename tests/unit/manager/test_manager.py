@@ -192,7 +192,7 @@ def test_who_is_dismissed_is_told(join: Join) -> None:
     told: list[object] = []
     worker.on_cancel = told.append
     driver.lookup(WorkerAddress("actor", 0), 5)
-    driver.tell(Dismiss(("actor:0",), 1))
+    driver.tell(Dismiss({"actor:0": 1}))
     assert _eventually(lambda: told == [None])
 
 
@@ -206,10 +206,10 @@ def test_shutdown_of_an_ended_group_spares_its_successor(join: Join) -> None:
     told: list[object] = []
     second.on_cancel = told.append
     assert driver.lookup(WorkerAddress("actor", 0), 5) == second.endpoint.info
-    driver.tell(Dismiss(("actor:0",), 1))
+    driver.tell(Dismiss({"actor:0": 1}))
     driver.tell(CloseGroup("actor", 1))
     assert driver.group_life("actor", 5).incarnation == 2
-    driver.tell(Dismiss(("actor:0",), 2))
+    driver.tell(Dismiss({"actor:0": 2}))
     assert _eventually(lambda: bool(told))
     assert told == [None]
 

@@ -115,6 +115,24 @@ def test_a_group_can_be_launched_again_under_its_name(registry: WorkerRegistry[s
     assert found.info == "new"
 
 
+def test_a_rank_is_launched_again_with_an_incarnation_of_its_own(registry: WorkerRegistry[str]) -> None:
+    assert registry.open_group("env", 2) == 1
+    first, second = (WorkerAddress("env", rank) for rank in range(2))
+    assert registry.ready(first, 1, "a")
+    assert registry.ready(second, 1, "b")
+    assert registry.died(second, 1, 1.0)
+    assert registry.reopen(second) == 2
+    assert isinstance(registry.look_up(second), NotYet)
+    # What is late from the life before counts for nothing.
+    assert not registry.ready(second, 1, "b")
+    assert not registry.died(second, 1, 2.0)
+    assert registry.ready(second, 2, "c")
+    assert [worker.incarnation for worker in registry.workers("env")] == [1, 2]
+    assert registry.incarnation("env") == 1
+    registry.close_group("env")
+    assert registry.open_group("env", 1) == 3
+
+
 def test_a_closed_group_frees_its_name_and_not_its_incarnation(registry: WorkerRegistry[str]) -> None:
     assert registry.close_group("actor") == (ACTOR_0, ACTOR_1)
     assert registry.close_group("actor") == ()

@@ -61,7 +61,7 @@ def _chunk(steps: tuple[int, ...], ends: bool) -> _Command:
 class SimulatorDiedError(WorkerDiedError):
     """A simulator process exited, or did not respond and was killed.
 
-    To a run that is the death of the worker: the run goes back to its last checkpoint, up to `runner.max_restarts`.
+    To a run that is the death of the worker: another one takes its place, up to `runner.max_restarts` times.
     """
 
 

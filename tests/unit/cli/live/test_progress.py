@@ -80,6 +80,15 @@ def test_a_restart_goes_back_and_does_not_spoil_the_speed(progress: RunProgress,
     assert progress.steps_per_second == pytest.approx(1.0)
 
 
+def test_a_relaunch_of_a_worker_goes_on_where_it_was(progress: RunProgress) -> None:
+    progress.take(started())
+    progress.take(step(1))
+    relaunched = events.WorkersRelaunched(1, 1, 3, "env:0 died", 2.1)
+    progress.take(events.Waiting("env: 1 process"))
+    progress.take(relaunched)
+    assert (progress.step, progress.restart, progress.waiting) == (1, relaunched, None)
+
+
 def test_where_the_time_goes(progress: RunProgress) -> None:
     progress.take(started())
     progress.take(step(1, step=0.2, generate_rollouts=0.05, actor_training=0.15))

@@ -56,15 +56,22 @@ def made_run(
 
 
 def add_failure(
-    run: RunFolder, what: str, *failures: Mapping[str, Any], step: int = 7, ended: bool = True, at: float | None = None
+    run: RunFolder,
+    what: str,
+    *failures: Mapping[str, Any],
+    step: int = 7,
+    ended: bool = True,
+    alone: bool = False,
+    at: float | None = None,
 ) -> Path:
-    """Add the evidence of a failure, and its event; `ended` is whether it ended the run."""
+    """Add the evidence of a failure, and its event: it ended the run, or sent it back, or was healed `alone`."""
     moment = time.time() if at is None else at
     folder = run.path / FOLDER / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(moment))}-{what.__hash__() % 997}"
     folder.mkdir(parents=True)
     content = {"schema": SCHEMA, "time": moment, "step": step, "what": what, "failures": list(failures)}
     (folder / FAILURE).write_text(json.dumps(content))
-    kind = run_events.FAILED if ended else run_events.RESTARTED
+    healed = run_events.RELAUNCHED if alone else run_events.RESTARTED
+    kind = run_events.FAILED if ended else healed
     named = f"{run_events.EVIDENCE}: {FOLDER}/{folder.name}"
     line = {"time": moment, "kind": kind, "step": step, "text": what, "details": ["node 0", named]}
     with open(run.path / run_events.FILE, "a", encoding="utf-8") as file:

@@ -35,6 +35,19 @@ def test_page_has_cause_consequence_evidence_and_remedy(cli: Cli, tmp_path: Path
     assert places == sorted(places)
 
 
+def test_page_tells_what_was_started_again_alone(cli: Cli, tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    for at in (1.0e9, 1.1e9):
+        add_failure(run, "`EnvGroup:0` died", dead(signal="SIGKILL"), ended=False, alone=True, at=at)
+    page = cli("why", run.path).out
+    assert "what had died was started again alone 2 times, and went on" in page
+    assert "from its last checkpoint" not in page
+    add_failure(run, "`ActorGroup:0` died", dead(signal="SIGKILL"), ended=False, at=1.2e9)
+    page = cli("why", run.path).out
+    assert "what had died was started again alone 2 times\n" in page
+    assert "the run was started again 1 time from its last checkpoint, and went on" in page
+
+
 def test_record_has_the_same_findings(cli: Cli, tmp_path: Path) -> None:
     run = made_run(tmp_path, {"train/actor/lr": 0.0})
     ended = cli("why", run.path, "--output", "json")

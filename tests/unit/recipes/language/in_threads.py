@@ -25,7 +25,7 @@ from recipes.language.workers.reference_worker import LanguageReference
 from recipes.language.workers.reward_worker import RewardWorker
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from rlinf_core.channel.channel import Channel
-from rlinf_core.errors import WorkerDiedError
+from rlinf_core.errors import RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.events import Event, PhaseStarted, StepFinished
@@ -69,6 +69,9 @@ class Handle:
 
     def done(self) -> bool:
         return self.failed or all(each.done() for each in self._futures)
+
+    def abandon(self) -> None:
+        """Leave the threads alone: they end with their group."""
 
     def wait(self, timeout: float | None = None) -> list[Any]:
         while not self.done():
@@ -166,6 +169,9 @@ class Group:
     def memory_peaks(self) -> Handle:
         return Handle(self, "memory_peaks", [])
 
+    def relaunch(self, *ranks: int) -> None:
+        raise RuntimeFailure("a thread is not started again")
+
     def die(self) -> None:
         """Have every call fail that is not answered, and every further one."""
         self.is_dead = True
@@ -227,6 +233,7 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
 
     monkeypatch.setattr("recipes.language.loop.reasoning_runner.Channel.create", created)
     for module in (
+        "recipes.language.loop.answer_recovery",
         "recipes.language.loop.reasoning_runner",
         "recipes.language.loop.generation",
         "recipes.language.loop.model_checkpoints",

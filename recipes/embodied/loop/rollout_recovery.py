@@ -1,0 +1,142 @@
+"""Recovery of a rollout: env and rollout workers that died are started again alone, and the rollout is done again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+from recipes.embodied.config import EmbodiedConfig, resets_each_pass
+from recipes.embodied.config.env_types import is_robot
+from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
+from recipes.embodied.loop.protocols import EnvGroup, Layout, RolloutGroup
+from rlinf_core import RunRecord, WorkerGroup, WorkerGroupHandle
+from rlinf_core.runners.relaunching import Dead, Relaunching
+from rlinf_core.worker.handle import wait_together
+
+T = TypeVar("T")
+
+
+class RolloutRecovery(Relaunching):
+    """The recovery of rollouts and evaluations of a synchronous run.
+
+    A rollout is a function of weights, step and the episodes under way: those are kept at the end of each one, and
+    loaded before it is done again.
+
+    Args:
+        config: the whole file.
+        actor, rollout, env: the workers.
+        record: of the run.
+        forget: forgets an attempt in the loop; called with whether the rollout workers need weights again.
+        syncing: whether weights are being sent.
+
+    Attributes:
+        starts: what workers are prepared with: the layout of the job, and the spec of its environments.
+        episodes: those under way after the last rollout, see `EnvWorker.save_state`.
+    """
+
+    def __init__(
+        self,
+        config: EmbodiedConfig,
+        actor: WorkerGroup[Any],
+        rollout: WorkerGroup[Any],
+        env: WorkerGroup[Any],
+        record: RunRecord,
+        forget: Callable[[bool], None],
+        syncing: Callable[[], bool],
+    ) -> None:
+        super().__init__({"rollout": rollout, "env": env}, record)
+        self._synchronous = not config.runner.staleness
+        # A robot and a person are where they are: only the whole run is begun anew with them.
+        sections = (config.env.train, config.env.eval)
+        self._simulates = config.env.train.intervention.source == NONE and all(
+            section.judge.source == ENVIRONMENT and not is_robot(section.env_type) for section in sections
+        )
+        self._resets = resets_each_pass(config)
+        self._actor_group, self._rollout_group, self._env_group = actor, rollout, env
+        self._rollout, self._env = cast("RolloutGroup", rollout), cast("EnvGroup", env)
+        self._forget, self._syncing = forget, syncing
+        self.starts: tuple[Layout, Any] | None = None
+        self._calls: list[WorkerGroupHandle[Any]] = []
+        self._what, self._trains, self._weights_follow = "", False, True
+        self._attempt = 0
+        self.episodes: Sequence[bytes | None] = [b""]
+
+    @property
+    def attempt(self) -> tuple[int, ...]:
+        """The argument that tells the calls of an attempt from those of the attempts before; none of the first one."""
+        return (self._attempt,) if self._attempt else ()
+
+    def rollouts(self, step: int, attempt: Callable[[], T], *, weights_follow: bool) -> T:
+        """Return the result of `attempt`, which carries out the rollout of a step, and again after deaths.
+
+        Args:
+            step: the training step.
+            attempt: see `repeat`.
+            weights_follow: whether it sends the weights if they are forgotten.
+        """
+        self._what, self._trains, self._weights_follow = f"the rollout of step {step}", True, weights_follow
+        return self.repeat(attempt)
+
+    def evaluation(self, attempt: Callable[[], T]) -> T:
+        """Return the result of `attempt`, which sends weights and carries out an evaluation, and again after deaths."""
+        self._what, self._trains, self._weights_follow = "the evaluation", False, True
+        return self.repeat(attempt)
+
+    def watched(self, *calls: WorkerGroupHandle[Any]) -> tuple[WorkerGroupHandle[Any], ...]:
+        """Return calls of an attempt, which are given up if it fails."""
+        self._calls = [call for call in self._calls if not call.done()] + list(calls)
+        return calls
+
+    def saving(self) -> tuple[WorkerGroupHandle[Any], ...]:
+        """Return the calls for the episodes under way after a rollout, whose results are kept as `episodes`; none where
+        every pass begins with new ones."""
+        return (self._env.save_state(),) if self._synchronous and not self._resets else ()
+
+    # Recovery
+
+    def may_relaunch(self, dead: Dead) -> bool:
+        """See `Relaunching`."""
+        return (
+            self._synchronous
+            and self.starts is not None
+            and (self._simulates or "env" not in dead)
+            and (self._weights_follow or "rollout" not in dead)
+            # Shards of weights are gathered while they are sent: an actor may still wait for the one whose peer died.
+            and not (self._syncing() and self._actor_group.world_size > 1)
+        )
+
+    def prepare(self, dead: Dead) -> str:
+        """See `Relaunching`."""
+        if self.starts is None:
+            raise RuntimeError("called before the workers were prepared")
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call.abandon()
+        layout, spec = self.starts
+        environments, acting = dead.get("env", ()), dead.get("rollout", ())
+        made: list[WorkerGroupHandle[Any]] = []
+        if environments:
+            made.append(self._env_group.execute_on(*environments).init_worker(layout))
+        if acting:
+            made.append(self._rollout_group.execute_on(*acting).init_worker(layout, spec))
+        wait_together(*made)
+        self._rollout_group.drop_messages(self._env_group)
+        self._rollout_group.drop_messages(self._actor_group)
+        lost = self._load(environments)
+        self._forget(bool(acting))
+        self._attempt += 1
+        return f"{self._what}; {lost}" if lost else self._what
+
+    def _load(self, environments: Sequence[int]) -> str:
+        """Go back to the episodes after the last rollout; return which of them are lost, in words."""
+        if self._resets:
+            return ""
+        packs = self.episodes
+        whole = [pack for pack in packs if pack is not None]
+        again = range(self._env_group.world_size) if self._trains else environments
+        if len(whole) < len(packs):
+            return f"unfinished episodes of {len(environments)} env workers are left out" if environments else ""
+        if not again:
+            return ""
+        reasons = {reason for reason in self._env_group.execute_on(*again).load_state(whole).wait() if reason}
+        return f"episodes begin anew: {'; '.join(sorted(reasons))}" if reasons else ""

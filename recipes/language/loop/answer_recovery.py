@@ -1,0 +1,210 @@
+"""Recovery of synchronous rollouts: workers that died are started again alone, and their share is done again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
+
+from recipes.language.loop.prompts import Prompt, ScoredGroup
+from recipes.language.loop.protocols import AnsweringGroup, Generation
+from rlinf_core import Channel, RunError, RunRecord, WorkerGroup, WorkerGroupHandle
+from rlinf_core.runners.relaunching import Dead, Relaunching
+from rlinf_core.worker.handle import wait_together
+
+# Key of the channel of answers that nobody reads.
+_DRIVER: Final = "driver"
+
+
+class Calls:
+    """The calls of one method on the ranks of a group, of which those that failed are made again.
+
+    Args:
+        group: the group.
+        method: its name.
+    """
+
+    def __init__(self, group: WorkerGroup[Any], method: str) -> None:
+        self._group = group
+        self._method = method
+        self._whole: WorkerGroupHandle[Any] | None = None
+        self._by_rank: dict[int, WorkerGroupHandle[Any]] = {}
+
+    def begin(self, *args: object) -> Sequence[WorkerGroupHandle[Any]]:
+        """Call the ranks that have no call; return the calls of all of them."""
+        if self._whole is None and not self._by_rank:
+            self._whole = getattr(self._group, self._method)(*args)
+        if self._whole is not None:
+            return [self._whole]
+        for rank in self.missing:
+            self._by_rank[rank] = getattr(self._group.execute_on(rank), self._method)(*args)
+        return [self._by_rank[rank] for rank in sorted(self._by_rank)]
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks without a call."""
+        return tuple(rank for rank in range(self._group.world_size) if rank not in self._by_rank)
+
+    def drop_failed(self, dead: Sequence[int]) -> None:
+        """Keep the calls of those that have answered, or still will; `dead` are ranks that were started again."""
+        whole, self._whole = self._whole, None
+        if whole is not None:
+            # The ranks' own outcomes count from now on.
+            whole.observed = True
+            living = [(rank, one) for rank, one in enumerate(whole.references) if rank not in dead]
+            self._by_rank = {
+                rank: self._group.execute_on(rank).handle(self._method, [reference]) for rank, reference in living
+            }
+        for rank, call in list(self._by_rank.items()):
+            if rank in dead or call.failed:
+                call.observed = True
+                del self._by_rank[rank]
+
+    def wait(self) -> None:
+        """Wait for the calls that there are."""
+        wait_together(*self._by_rank.values())
+
+
+class AnswerRecovery(Relaunching):
+    """The recovery of generation and scoring in turns, and of the weights' way to the engines.
+
+    A rollout worker that died draws its share again, with the weights that the actor has. A reward worker that died
+    scores its share again, which those that answered put into the channel once more.
+
+    Args:
+        groups: the worker groups, by component.
+        answering: the component whose workers answer, where these hold the engines. Others are not started again here.
+        record: of the run.
+    """
+
+    def __init__(self, groups: Mapping[str, WorkerGroup[Any]], answering: str, record: RunRecord) -> None:
+        replaced = ("rollout", "reward") if answering == "rollout" else ("reward",)
+        super().__init__({name: groups[name] for name in replaced}, record)
+        self._all = groups
+        self._draws = answering == "rollout"
+        self._answers = groups[answering]
+        self._rewards = groups["reward"].world_size
+        # What workers are prepared with, and the channel of answers.
+        self._layout: object = None
+        self._channel: Channel | None = None
+        self._send_weights: Callable[[], Sequence[WorkerGroupHandle[Any]]] | None = None
+        self._generating = self._scoring = Calls(groups["reward"], "score")
+        self._asked: tuple[Prompt, ...] = ()
+        # Slots whose answers reward workers hold, for the step that learns from them.
+        self._step = 0
+        self._held: set[int] = set()
+        self._syncing, self._repeated = False, False
+
+    def prepared(
+        self, layout: object, channel: Channel, send_weights: Callable[[], Sequence[WorkerGroupHandle[Any]]]
+    ) -> None:
+        """Note what workers are prepared with, the channel of answers, and how engines are sent their weights."""
+        self._layout, self._channel, self._send_weights = layout, channel, send_weights
+        # A channel whose producers are all dead fails those that wait for their successors: the driver is one, too.
+        channel.put((), key=_DRIVER)
+
+    def sync(self, attempt: Callable[[], None]) -> None:
+        """Have weights sent, again after deaths."""
+        self._syncing = True
+        try:
+            self.repeat(attempt)
+        finally:
+            self._syncing = False
+
+    def answered(
+        self, asked: tuple[Prompt, ...], wait: Callable[..., Sequence[Sequence[Any]]] | None = None
+    ) -> tuple[list[Generation], list[list[ScoredGroup]]]:
+        """Have prompts answered and scored.
+
+        Args:
+            asked: the prompts.
+            wait: returns the results of calls: of generation, where the engines' workers answer, and of scoring; by
+                default when all are there.
+
+        Returns:
+            The figures of each engine, and the groups of each reward worker.
+        """
+        step = asked[0].step if asked else 0
+        if step != self._step:
+            self._step, self._held = step, set[int]()
+        self._asked, self._repeated = asked, False
+        self._generating, self._scoring = Calls(self._answers, "generate"), Calls(self._groups["reward"], "score")
+        generated, scored = self.repeat(lambda: self._attempt(wait or wait_together))
+        if self._repeated:
+            self.drop_repeated()
+        slots = {prompt.slot for prompt in asked}
+        if step:
+            self._held |= slots
+        return generated, [[group for group in groups if group.report.slot in slots] for groups in scored]
+
+    def drop_repeated(self) -> None:
+        """Drop answers that were put twice, which a later call of `score` would count as its own."""
+        if self._channel is None:
+            return
+        for rank in range(self._rewards):
+            while not self._channel.empty(key=str(rank)):
+                self._channel.get_nowait(key=str(rank))
+
+    def _attempt(
+        self, wait: Callable[..., Sequence[Sequence[Any]]]
+    ) -> tuple[list[Generation], list[list[ScoredGroup]]]:
+        generating = self._generating.begin(self._asked) if self._draws else ()
+        # A reward worker that was started again holds nothing of this step.
+        held = self._held if self._repeated else set[int]()
+        scoring = self._scoring.begin(tuple(sorted({prompt.slot for prompt in self._asked} | held)))
+        results = wait(*generating, *scoring)
+        split = len(generating)
+        return _flat(results[:split]), _flat(results[split:])
+
+    def may_relaunch(self, dead: Dead) -> bool:
+        """See `Relaunching`."""
+        # Shards of weights are gathered while they are sent: an actor may still wait for the one whose peer died.
+        return self._channel is not None and not (self._syncing and self._all["actor"].world_size > 1)
+
+    def prepare(self, dead: Dead) -> str:
+        """See `Relaunching`."""
+        rollouts, send_weights = dead.get("rollout", ()), self._send_weights
+        if send_weights is None:
+            raise RuntimeError("called before the workers were prepared")
+        wait_together(
+            *(self._all[component].execute_on(*ranks).init_worker(self._layout) for component, ranks in dead.items())
+        )
+        if self._syncing:
+            self._all["rollout"].drop_messages(self._all["actor"])
+            return "the sync of weights"
+        self._repeated = True
+        self._scoring.drop_failed(dead.get("reward", ()))
+        if self._draws:
+            self._generating.drop_failed(rollouts)
+        shares = self._generating.missing if self._draws else ()
+        if rollouts:
+            self._generating.wait()
+            wait_together(*send_weights())
+        if self._scoring.missing:
+            self._put_again(shares)
+        return _spell(shares, self._scoring.missing)
+
+    def _put_again(self, missing: Sequence[int]) -> None:
+        """Have the answers of reward workers that start anew put into the channel once more.
+
+        Raises:
+            RunError: some are lost with the worker that gave them.
+        """
+        scoring = set(self._scoring.missing)
+        slots = {prompt.slot for prompt in self._asked} | self._held
+        wanted = {slot for slot in slots if slot % self._rewards in scoring}
+        there = [rank for rank in range(self._answers.world_size) if rank not in missing]
+        view = cast("AnsweringGroup", self._answers.execute_on(*there)) if there else None
+        put = view.put_again(tuple(sorted(wanted))).wait() if view is not None else []
+        follow = {prompt.slot for prompt in self._asked if prompt.worker in missing}
+        if wanted - follow - {slot for share in put for slot in share}:
+            raise RunError("answers of this step are lost with the worker that gave them")
+
+
+def _flat(results: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return the results of calls on several ranks or one each, by rank."""
+    return [result for ranks in results for result in ranks]
+
+
+def _spell(generating: Sequence[int], scoring: Sequence[int]) -> str:
+    parts = [("the answers", generating), ("the scores", scoring)]
+    return ", ".join(f"{what} of rank {', '.join(map(str, ranks))}" for what, ranks in parts if ranks)

@@ -1,0 +1,111 @@
+"""Calls on some ranks of a group."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from rlinf_core.arguments import short_repr
+from rlinf_core.worker.calls import unanswered
+from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle, unpicklable
+
+# What pickling raises.
+NO_PICKLE: Final = (TypeError, pickle.PicklingError)
+
+
+class CalledGroup(Protocol):
+    """A group as its views know it; `WorkerGroup` is one."""
+
+    @property
+    def worker_group_name(self) -> str: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def methods(self) -> frozenset[str]: ...
+    def check_method(self, name: str, /) -> None: ...
+
+
+class GroupMethod:
+    """A method of the user's class, called on some ranks of a group in parallel."""
+
+    def __init__(self, view: GroupView, name: str) -> None:
+        self._view = view
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> WorkerGroupHandle[Any]:
+        """Call it on every rank with the same arguments.
+
+        Raises:
+            PayloadError: an argument does not pickle. No rank was called.
+        """
+        try:
+            # The method is the task's name, which Ray sends anyhow.
+            references = [
+                member.actor.call.options(name=self._name).remote(*args, **kwargs) for member in self._view.members
+            ]
+        except NO_PICKLE as error:
+            raise unpicklable(f"an argument of `{self._name}`", error) from None
+        return self._view.handle(self._name, references)
+
+    def scatter(self, *per_rank: Sequence[Any], **per_rank_named: Sequence[Any]) -> WorkerGroupHandle[Any]:
+        """Call it with a different share on each rank: every argument is a sequence with one item per rank.
+
+        Raises:
+            ValueError: an argument is not a sequence, or its length is not the number of ranks.
+            PayloadError: a share does not pickle. Calls already sent are cancelled.
+        """
+        members = self._view.members
+        for share in (*per_rank, *per_rank_named.values()):
+            items = _items(share)
+            if items is None:
+                raise ValueError(
+                    f"{short_repr(share)} is not a sequence for {len(members)} workers: pass one item for each"
+                )
+            if items != len(members):
+                raise ValueError(f"{items} items for {len(members)} workers: pass one for each")
+        references: list[Any] = []
+        for rank, member in enumerate(members):
+            named = {name: share[rank] for name, share in per_rank_named.items()}
+            try:
+                references.append(
+                    member.actor.call.options(name=self._name).remote(*(share[rank] for share in per_rank), **named)
+                )
+            except NO_PICKLE as error:
+                called = GroupView(self._view.group, members[:rank]).handle(self._name, references)
+                called.cancel()
+                raise unpicklable(f"a share of `{self._name}`", error) from None
+        return self._view.handle(self._name, references)
+
+
+class GroupView:
+    """Some ranks of a group, callable like the group. `group.execute_on(0, 3)` gives one."""
+
+    def __init__(self, group: CalledGroup, members: Sequence[GroupMember]) -> None:
+        self.group = group
+        self.members = tuple(members)
+
+    def __getattr__(self, name: str) -> GroupMethod:
+        self.group.check_method(name)
+        return GroupMethod(self, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.group.methods})
+
+    def handle(self, method: str, references: list[Any]) -> WorkerGroupHandle[Any]:
+        """Return the handle of a call that has been made on these ranks."""
+        made = WorkerGroupHandle[Any](
+            self.group.worker_group_name, method, self.group.world_size, self.members, references
+        )
+        unanswered.add(made)
+        return made
+
+
+def _items(share: Any) -> int | None:
+    """Return the length of a sequence argument; None if it is not a sequence."""
+    if isinstance(share, Mapping) or not hasattr(share, "__getitem__"):
+        return None
+    try:
+        return len(share)
+    except TypeError:  # as for an array without dimensions
+        return None
