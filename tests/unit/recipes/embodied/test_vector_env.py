@@ -279,6 +279,7 @@ def test_settings_are_those_of_the_section() -> None:
         group_size=4,
         seed=3,
         options={},
+        repeats=True,
     )
 
 
