@@ -75,7 +75,9 @@ def test_checks_of_the_newest_run_are_told(
     data = contract("doctor", cli("doctor", "laptop", "--output", "json").out)
     (line,) = [finding for finding in data["findings"] if finding["check"] == "first contact"]
     assert line["verdict"] == "warning"
-    assert line["what"].startswith("1 agree, 1 differ, 1.2 s, by the run runs/embodied-")
+    assert line["what"].startswith("checks of the newest run: 1 agree, 1 differ, 1.2 s (`runs/embodied-")
+    assert line["what"].endswith("these differ: states against their description")
+    assert line["help"].startswith("look at `rlinf why runs/embodied-")
     assert line["data"]["seconds"] == 1.25
     data = contract("doctor", cli("doctor", "math_laptop", "--output", "json").out)
     assert "first contact" not in [finding["check"] for finding in data["findings"]]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import IntArray, Observation
-from recipes.embodied.envs.processes.fault_lines import known_fault
+from recipes.embodied.envs.fault_lines import known_fault
 from recipes.embodied.envs.processes.repeating_simulation import RepeatingSimulation
 from recipes.embodied.envs.processes.simulator import (
     BatchFacts,

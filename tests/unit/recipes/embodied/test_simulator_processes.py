@@ -14,7 +14,7 @@ import pytest
 from recipes.embodied.envs.contract import check_env, random_actions
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.env_state import pack, unpack
-from recipes.embodied.envs.processes.fault_lines import known_fault
+from recipes.embodied.envs.fault_lines import known_fault
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
 from recipes.embodied.envs.repeating import SimulatorError
 from rlinf_core import ConfigError
