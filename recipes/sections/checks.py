@@ -14,9 +14,10 @@ from typing import Final, TypeAlias
 from pydantic import BaseModel
 
 from recipes.sections.actor import FsdpConfig
-from rlinf_core import ClusterConfig, Report, RunnerConfig, Severity
+from rlinf_core import ClusterConfig, Report, RLinfError, RunnerConfig, Severity
 from rlinf_core.config.sections.runner import LOGGER_MODULES, METRICS_PORT_MODULES, RESUME_NEWEST
 from rlinf_core.config.tree import Path
+from rlinf_core.job.recipe import Fact
 from rlinf_core.job.report import FindingPlace
 from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.suggest import quoted
@@ -156,8 +157,14 @@ def check_loggers(runner: RunnerConfig, report: Report) -> None:
         )
 
 
-def check_folders(runner: RunnerConfig, report: Report) -> None:
-    """Report a checkpoint that is not there, and a file where the folder of runs is to be."""
+def check_folders(runner: RunnerConfig, report: Report, facts: Mapping[str, Fact]) -> None:
+    """Report a checkpoint that cannot be resumed from, and a file where the folder of runs is to be.
+
+    Args:
+        runner: section of the file.
+        report: where findings go.
+        facts: of the recipe, which must be those of the checkpoint.
+    """
     # Of these functions none raises, whatever the name.
     from os.path import abspath, dirname, exists, isdir
 
@@ -169,6 +176,8 @@ def check_folders(runner: RunnerConfig, report: Report) -> None:
             f"`resume_dir` names `{resume}`, which {'is a file' if exists(resume) else 'does not exist'}",
             f"name a `global_step_N` folder, or write `{RESUME_NEWEST}` for the newest checkpoint of this experiment",
         )
+    elif resume not in (None, RESUME_NEWEST):
+        _check_checkpoint(resume, report, facts)
     taken = abspath(runner.logger.log_path)
     while not exists(taken) and dirname(taken) != taken:
         taken = dirname(taken)
@@ -179,6 +188,20 @@ def check_folders(runner: RunnerConfig, report: Report) -> None:
             f"`log_path` must be a folder, but `{taken}` is a file",
             "name another folder; it is created if it does not exist",
         )
+
+
+def _check_checkpoint(resume: str, report: Report, facts: Mapping[str, Fact]) -> None:
+    """Report a checkpoint that is incomplete or of other settings. Its files are read when the run starts."""
+    # For files that name one: it takes a moment.
+    from pathlib import Path as FilePath
+
+    from rlinf_core.runners.storage.resuming import named_source
+
+    try:
+        named_source(FilePath(resume)).check(facts)
+    except RLinfError as error:
+        reason = f"{error.message}: {error.why}" if error.why else error.message
+        report(("runner", "resume_dir"), "unusable-path", f"`{resume}`: {reason}", error.help or "name another folder")
 
 
 def near_multiples(value: int, step: int) -> str:

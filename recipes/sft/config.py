@@ -6,7 +6,7 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
-from recipes.embodied.config import PolicyActorConfig, PolicyJob
+from recipes.embodied.config import PolicyActorConfig, PolicyJob, facts
 from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.config.embodied_no_effect import SFT
 from recipes.embodied.models.folder_facts import check_model_folder
@@ -103,7 +103,7 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_fsdp(config.actor.fsdp_config, report)
     check_half_precision(config, ("actor",), report)
     check_loggers(config.runner, report)
-    check_folders(config.runner, report)
+    check_folders(config.runner, report, facts(config))
     check_model_options(config, report)
     acts = evaluates(config) and config.data.target == "actions"
     environments = config.env.eval if acts else None

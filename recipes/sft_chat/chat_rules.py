@@ -8,6 +8,7 @@ from pathlib import Path as FilePath
 from typing import Any, Final
 
 from recipes.language.rules.architecture_rules import fault_of_architecture
+from recipes.language.rules.job_rules import facts
 from recipes.language.rules.model_rules import Fault, check_packages, faults_of_tokenizer, lacks_folder
 from recipes.sections.checks import (
     Report,
@@ -41,7 +42,7 @@ def check(config: ChatConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_fsdp(config.actor.fsdp_config, report)
     check_half_precision(config, ("actor",), report)
     check_loggers(config.runner, report)
-    check_folders(config.runner, report)
+    check_folders(config.runner, report, facts(config))
     _check_source(config, report)
     if not runs_in_this_interpreter(config, "actor"):
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _PROBE: Final = "rlinfprobe"
+_ASKED: Final[Sequence[Mapping[str, Any]]] = ({"role": "user", "content": _PROBE},)
+_WORDS: Final = "rlinfwords"
+_HELP: Final = "write `data.apply_chat_template: false`, or use a tokenizer with another template"
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -52,7 +56,8 @@ class ChatTemplate:
         arguments: values for names that the template reads, such as `enable_thinking`.
 
     Raises:
-        ConfigError: the tokenizer has no template, or one that does not read an argument or write a user's message.
+        ConfigError: the tokenizer has no template, or one that does not read an argument, that cannot write a user's
+            message, or that begins the model's turn twice.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] = _NO_ARGUMENTS) -> None:
@@ -77,15 +82,33 @@ class ChatTemplate:
     def _check_texts(self) -> None:
         reasons: list[str] = []
         for self._parts in (False, True):
-            reason = self.fault([{"role": "user", "content": _PROBE}])
+            reason = self.fault(_ASKED)
             if reason is None:
-                return
+                break
             reasons.append(reason)
-        raise ConfigError(
-            "the chat template is unusable: it omits the user's message",
-            why=reasons[0],
-            help="write `data.apply_chat_template: false`, or use a tokenizer with another template",
-        )
+        else:
+            raise ConfigError("the chat template cannot write a user's message", why=reasons[0], help=_HELP)
+        prompt = self.render(_ASKED).removeprefix(self.write(_ASKED))
+        half = len(prompt) // 2
+        if prompt and prompt[:half] == prompt[half:]:
+            raise ConfigError(
+                "the chat template writes the beginning of the model's turn twice",
+                why=f"with `add_generation_prompt` the prompt ends with {prompt!r}",
+                help=_HELP,
+            )
+
+    def missing_prompt(self) -> str | None:
+        """Return what stands before the model's words in a conversation, and is in no prompt; None: nothing is.
+
+        Some templates have no such mark, and some write thoughts there: a token that marks something tells.
+        """
+        asked = self.render(_ASKED)
+        with suppress(TemplateRefusalError):
+            before, words, _ = self.write([*_ASKED, {"role": "assistant", "content": _WORDS}]).partition(_WORDS)
+            missing = before.removeprefix(asked) if words and before.startswith(asked) else ""
+            if any(mark in missing for mark in self._tokenizer.all_special_tokens):
+                return missing
+        return None
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Return messages as text, up to where the model speaks.

@@ -99,11 +99,14 @@ def _first_contact(asked: _CheckedFile) -> list[Finding]:
     runs = [folder for folder in all_runs(asked.log_path) if folder.state.experiment == asked.experiment]
     for folder in sorted(runs, key=lambda folder: folder.state.created, reverse=True):
         if checks := read_comparisons(folder.path):
-            differs = any(check.verdict == "differs" for check in checks)
-            what = f"{comparisons_text(checks)}, by the run {shown(folder.path)}: `{FILE}`"
+            differing = [f"{check.what} against {check.with_}" for check in checks if check.verdict == "differs"]
+            what = f"checks of the newest run: {comparisons_text(checks)} (`{shown(folder.path)}/{FILE}`)"
             data = {"run": str(folder.path), "seconds": sum(check.seconds or 0.0 for check in checks)}
-            verdict = CheckVerdict.WARNING if differs else CheckVerdict.OK
-            return [Finding("first contact", verdict, what, where="run", data=data)]
+            if not differing:
+                return [Finding("first contact", CheckVerdict.OK, what, where="run", data=data)]
+            what = f"{what}; these differ: {'; '.join(differing)}"
+            help = f"look at `rlinf why {shown(folder.path)}`"
+            return [Finding("first contact", CheckVerdict.WARNING, what, where="run", help=help, data=data)]
     return []
 
 

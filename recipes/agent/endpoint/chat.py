@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from recipes.agent.call_forms import FunctionCall
 from recipes.agent.conversation.turn_messages import ChatMessage
-from recipes.agent.endpoint.chats import ROLES, Ask, Chats, SaidTurn, call_message, event, parse_functions, tool_message
+from recipes.agent.endpoint.chats import ROLES, Ask, Chats, SaidTurn, Transcript, event, parse_functions
 from recipes.agent.endpoint.fields import (
     answers_field,
     as_mapping,
@@ -71,7 +71,8 @@ def read(request: dict[str, Any], chats: Chats) -> Ask:
         single=not flag(request, "parallel_tool_calls", default=True),
     )
     longer, shorter = whole_number(request, "max_completion_tokens"), whole_number(request, "max_tokens")
-    messages = tuple(_message(message, chats) for message in listed(request.get("messages"), "messages"))
+    transcript = Transcript(chats)
+    messages = tuple(_message(message, transcript) for message in listed(request.get("messages"), "messages"))
     if not messages:
         raise bad_request("`messages` must be a list of at least one message")
     return Ask(
@@ -86,7 +87,7 @@ def read(request: dict[str, Any], chats: Chats) -> Ask:
     )
 
 
-def _message(message: dict[str, Any], chats: Chats) -> ChatMessage:
+def _message(message: dict[str, Any], transcript: Transcript) -> ChatMessage:
     role = ROLES.get(str(message.get("role")))
     if role is None:
         raise bad_request("a message needs a `role`: system, developer, user, assistant or tool")
@@ -94,16 +95,18 @@ def _message(message: dict[str, Any], chats: Chats) -> ChatMessage:
     if role != "assistant":
         text = content_text(content, _PARTS)
         if role == "tool":
-            return tool_message(chats, str(message.get("tool_call_id")), text)
+            return transcript.result(message.get("tool_call_id"), text, field="tool_call_id")
         return ChatMessage(role, text, name=text_field(message, "name", ""))
     # What the model refused, or said by calls alone, has no content.
     text = content_text(content, _PARTS) if content is not None else text_field(message, "refusal", "")
-    return call_message(chats, text, [_call(call) for call in calls]) if calls else ChatMessage(role, text)
+    if not calls:
+        return ChatMessage(role, text)
+    return transcript.calling(text, [_call(call, transcript) for call in calls])
 
 
-def _call(entry: dict[str, Any]) -> FunctionCall:
+def _call(entry: dict[str, Any], transcript: Transcript) -> FunctionCall:
     function = as_mapping(entry.get("function"))
-    return FunctionCall(str(function.get("name")), str(function.get("arguments")), str(entry.get("id")))
+    return transcript.call(function.get("name"), str(function.get("arguments")), entry.get("id"))
 
 
 def written(

@@ -81,7 +81,7 @@ class Chats:
         self._llm = llm
         self._known: dict[tuple[tuple[str, ...], tuple[ChatMessage, ...]], Chat] = {}
         # What the model wrote where it called functions, by the id of each call: clients send back the calls alone.
-        self._written: dict[str, tuple[str, str]] = {}
+        self._written: dict[str, str] = {}
         self.settings: DrawSettings = llm.settings
         self.responses: dict[str, list[Any]] = {}
 
@@ -128,11 +128,7 @@ class Chats:
 
     def written(self, call_ids: Sequence[str]) -> str | None:
         """Return the turn in which the model made calls with these ids; None where it made none of them."""
-        return next((self._written[call_id][0] for call_id in call_ids if call_id in self._written), None)
-
-    def called(self, call_id: str) -> str:
-        """Return the name of the function that a call of the model is of; empty where it made no such call."""
-        return self._written.get(call_id, ("", ""))[1]
+        return next((self._written[call_id] for call_id in call_ids if call_id in self._written), None)
 
     def _begun(self, ask: Ask) -> tuple[Chat, Any]:
         """Return the conversation that a request continues, and its key; a new one, and None, else."""
@@ -159,7 +155,7 @@ class Chats:
                 text, stop, written = before, None, reply.raw
         functions = ask.offer.functions if ask.offer else ()
         self._known[functions, (*ask.messages, ChatMessage("assistant", written))] = chat
-        self._written.update((call.call_id, (written, call.name)) for call in calls)
+        self._written.update((call.call_id, written) for call in calls)
         finish = "calls" if calls else "length" if reply.finish == "length" else "stop"
         return SaidTurn(text, calls, finish, stop, reply.prompt_tokens, len(reply.tokens))
 
@@ -200,28 +196,56 @@ def parse_functions(described: Sequence[Mapping[str, Any]], *, may_call: bool, s
     return Functions(offer, schemas if may_call else _NO_SCHEMAS)
 
 
-def call_message(chats: Chats, text: str, calls: Sequence[FunctionCall]) -> ChatMessage:
-    """Return a message of the assistant with calls: as the model wrote it where it did, and as it would have else.
+class Transcript:
+    """The calls in a request's messages, which results of functions belong to.
 
-    Raises:
-        RequestError: the arguments of a call are no JSON object.
+    Args:
+        chats: conversations of the run.
     """
-    written = chats.written([call.call_id for call in calls])
-    if written is not None:
-        return ChatMessage("assistant", written)
-    for call in calls:
-        try:
-            parsed: Any = load_json(call.arguments)
-        except ValueError:
-            parsed = None
-        if not isinstance(parsed, dict):
-            raise bad_request(f"the arguments of the call of `{call.name}` are not a JSON object")
-    return ChatMessage("assistant", text, tuple(calls))
 
+    def __init__(self, chats: Chats) -> None:
+        self._chats = chats
+        self._names: dict[str, str] = {}
 
-def tool_message(chats: Chats, call_id: str, text: str) -> ChatMessage:
-    """Return the message that answers a call."""
-    return ChatMessage("tool", text, call_id=call_id, name=chats.called(call_id))
+    def call(self, name: Any, arguments: str, call_id: Any) -> FunctionCall:
+        """Return a call of a message.
+
+        Raises:
+            RequestError: its name or id is no text.
+        """
+        if not (isinstance(name, str) and name and isinstance(call_id, str) and call_id):
+            raise bad_request("a call of a function needs a name and an id, which are texts")
+        self._names[call_id] = name
+        return FunctionCall(name, arguments, call_id)
+
+    def calling(self, text: str, calls: Sequence[FunctionCall]) -> ChatMessage:
+        """Return a message with calls: as the model wrote it where it did, and as it would have else.
+
+        Raises:
+            RequestError: the arguments of a call are no JSON object.
+        """
+        written = self._chats.written([call.call_id for call in calls])
+        if written is not None:
+            return ChatMessage("assistant", written)
+        for call in calls:
+            try:
+                parsed: Any = load_json(call.arguments)
+            except ValueError:
+                parsed = None
+            if not isinstance(parsed, dict):
+                raise bad_request(f"the arguments of the call of `{call.name}` are not a JSON object")
+        return ChatMessage("assistant", text, tuple(calls))
+
+    def result(self, call_id: Any, text: str, *, field: str) -> ChatMessage:
+        """Return the message with the result of a call.
+
+        Raises:
+            RequestError: no message before it has such a call.
+        """
+        if not isinstance(call_id, str) or call_id not in self._names:
+            shown = f"`{call_id}`" if isinstance(call_id, str) else "missing"
+            raise bad_request(f"the `{field}` of a function's result is {shown}: no call before it has this id")
+        return ChatMessage("tool", text, call_id=call_id, name=self._names[call_id])
 
 
 ROLES: Final[Mapping[str, Role]] = {

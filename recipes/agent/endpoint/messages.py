@@ -8,17 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
-from recipes.agent.call_forms import FunctionCall
 from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.endpoint.chats import (
     Ask,
     Chats,
     Functions,
     SaidTurn,
-    call_message,
+    Transcript,
     event,
     parse_functions,
-    tool_message,
 )
 from recipes.agent.endpoint.fields import (
     as_mapping,
@@ -108,11 +106,12 @@ def _messages(request: dict[str, Any], chats: Chats) -> tuple[ChatMessage, ...]:
         raise bad_request("`messages` must be a list of at least one message")
     if entries[-1].get("role") == "assistant":
         raise bad_request("the last message is the assistant's: continuing a turn is not supported")
+    transcript = Transcript(chats)
     for entry in entries:
         if entry.get("role") == "assistant":
-            messages.append(_assistant(entry, chats))
+            messages.append(_assistant(entry, transcript))
         elif entry.get("role") == "user":
-            messages += _user(entry, chats)
+            messages += _user(entry, transcript)
         else:
             raise bad_request("a message needs a `role`: user or assistant")
     merged: list[ChatMessage] = []
@@ -130,18 +129,18 @@ def _blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else listed(content, "content")
 
 
-def _assistant(message: dict[str, Any], chats: Chats) -> ChatMessage:
+def _assistant(message: dict[str, Any], transcript: Transcript) -> ChatMessage:
     blocks = _blocks(message)
     text = content_text([block for block in blocks if block.get("type") != "tool_use"], _PARTS)
     calls = [
-        FunctionCall(str(block.get("name")), json.dumps(block.get("input"), ensure_ascii=False), str(block.get("id")))
+        transcript.call(block.get("name"), json.dumps(block.get("input"), ensure_ascii=False), block.get("id"))
         for block in blocks
         if block.get("type") == "tool_use"
     ]
-    return call_message(chats, text, calls) if calls else ChatMessage("assistant", text)
+    return transcript.calling(text, calls) if calls else ChatMessage("assistant", text)
 
 
-def _user(message: dict[str, Any], chats: Chats) -> Iterator[ChatMessage]:
+def _user(message: dict[str, Any], transcript: Transcript) -> Iterator[ChatMessage]:
     texts: list[dict[str, Any]] = []
     for block in _blocks(message):
         if block.get("type") != "tool_result":
@@ -149,7 +148,7 @@ def _user(message: dict[str, Any], chats: Chats) -> Iterator[ChatMessage]:
             continue
         text = content_text(block.get("content") or "", _PARTS)
         failed = flag(block, "is_error")
-        yield tool_message(chats, str(block.get("tool_use_id")), f"error: {text}" if failed else text)
+        yield transcript.result(block.get("tool_use_id"), f"error: {text}" if failed else text, field="tool_use_id")
     if texts:
         yield ChatMessage("user", content_text(texts, _PARTS))
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from recipes.agent.call_forms import FunctionCall
 from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.endpoint import chat
-from recipes.agent.endpoint.chats import ROLES, Ask, Chats, SaidTurn, call_message, event, parse_functions, tool_message
+from recipes.agent.endpoint.chats import ROLES, Ask, Chats, SaidTurn, Transcript, event, parse_functions
 from recipes.agent.endpoint.fields import (
     as_mapping,
     bad_request,
@@ -67,7 +67,7 @@ def read(request: dict[str, Any], chats: Chats) -> Ask:
     )
     instructions = text_field(request, "instructions", "")
     system = [ChatMessage("system", instructions)] if instructions else []
-    messages = (*system, *_messages(_items(request, chats), chats))
+    messages = (*system, *_messages(_items(request, chats), Transcript(chats)))
     if not messages:
         raise bad_request("`input` must be a text, or a list of at least one item")
     return Ask(
@@ -89,7 +89,7 @@ def _items(request: dict[str, Any], chats: Chats) -> list[dict[str, Any]]:
     return [*chats.responses.get(earlier, ()), *items]
 
 
-def _messages(items: Sequence[dict[str, Any]], chats: Chats) -> Iterator[ChatMessage]:
+def _messages(items: Sequence[dict[str, Any]], transcript: Transcript) -> Iterator[ChatMessage]:
     """Yield messages; assistant text and the calls that follow it form one message."""
     said: str | None = None
     calls: list[FunctionCall] = []
@@ -97,7 +97,7 @@ def _messages(items: Sequence[dict[str, Any]], chats: Chats) -> Iterator[ChatMes
     def turn() -> Iterator[ChatMessage]:
         nonlocal said
         if calls:
-            yield call_message(chats, said or "", calls)
+            yield transcript.calling(said or "", calls)
         elif said is not None:
             yield ChatMessage("assistant", said)
         said = None
@@ -107,12 +107,12 @@ def _messages(items: Sequence[dict[str, Any]], chats: Chats) -> Iterator[ChatMes
         kind = item.get("type", "message")
         role = ROLES.get(str(item.get("role")))
         if kind == "function_call":
-            arguments = str(item.get("arguments"))
-            calls.append(FunctionCall(str(item.get("name")), arguments, str(item.get("call_id"))))
+            calls.append(transcript.call(item.get("name"), str(item.get("arguments")), item.get("call_id")))
             continue
         yield from turn()
         if kind == "function_call_output":
-            yield tool_message(chats, str(item.get("call_id")), content_text(item.get("output"), _PARTS))
+            text = content_text(item.get("output"), _PARTS)
+            yield transcript.result(item.get("call_id"), text, field="call_id")
         elif kind != "message" or role is None or role == "tool":
             raise bad_request(f"an `input` item of type `{kind}` is not supported: use messages, calls and outputs")
         elif role == "assistant":

@@ -80,6 +80,8 @@ def _application(chats: Chats) -> Starlette:
 
     async def models(request: Request) -> Response:
         name: str | None = request.path_params.get("name")
+        if name == "":
+            raise HTTPException(HTTPStatus.NOT_FOUND)
         return JSONResponse(chat.models() if name is None else chat.model(name))
 
     return Starlette(

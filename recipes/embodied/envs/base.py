@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
@@ -27,9 +28,10 @@ from recipes.embodied.envs.env_spec import (
     Transition,
 )
 from recipes.embodied.envs.env_state import State, observation_digest
-from recipes.embodied.envs.first_step import check_observations, check_transition
+from recipes.embodied.envs.first_step import check_observations
 from recipes.embodied.envs.nonfinite import NonFiniteGuard
 from recipes.embodied.envs.observation_keys import camera_of
+from recipes.embodied.envs.repeating_batch import RepeatingBatch
 from recipes.embodied.envs.running import RunningEpisodes
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.executed import ExecutedActions
@@ -74,6 +76,7 @@ class VectorEnv(ABC):
     paces_itself: bool = False
 
     def __init__(self, settings: EnvSettings) -> None:
+        earlier = frozenset(vars(self))
         count = settings.num_envs
         self.settings = settings
         self.num_envs = count
@@ -83,13 +86,16 @@ class VectorEnv(ABC):
         self._reset = -1
         # Whether `_observe` follows the action that `_advance` is given.
         self._observed_next = False
-        # Whether the first observations and the first step were held against `spec`.
-        self._observation_checked = self._step_checked = False
+        # Whether the first observations were held against `spec`.
+        self._observation_checked = False
         self._episodes = RunningEpisodes(count)
         self._guard = NonFiniteGuard(settings.on_nonfinite, self.numbers, self._episodes)
         self.watcher: Watcher | None = None
         self.intervention: InterventionSource | None = None
         self.judge: SuccessJudge | None = None
+        self._simulator = RepeatingBatch(self)
+        # The attributes that are not the subclass's own, and stay where its simulator is made again.
+        self._kept = frozenset(vars(self)) - earlier
 
     @property
     @abstractmethod
@@ -162,6 +168,11 @@ class VectorEnv(ABC):
     def progress(self) -> EnvProgress:
         """The step that is about to be taken."""
         return EnvProgress(self.numbers, self._reset, self._episodes.episode, self._episodes.steps)
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether the batch is made again where it raises, and repeats its episodes. What moves a real arm is not."""
+        return self.settings.repeats and not self.paces_itself
 
     @property
     def reports_actions(self) -> bool:
@@ -269,7 +280,7 @@ class VectorEnv(ABC):
         Raises:
             NonFiniteError: one of them holds a NaN or an infinity.
         """
-        observations = self._observe()
+        observations = self._simulator.observe()
         if not self._observation_checked:
             check_observations(self.spec, self.num_envs, observations)
             self._observation_checked = True
@@ -306,12 +317,12 @@ class VectorEnv(ABC):
             if self.settings.mask_after_success:  # steps that are carried out and not learned from
                 valid[:, index] &= ~self._episodes.success_once
             self._observed_next = index == chunk - 1 or self.judge is not None
-            moved = self._advance(actions[:, index], rows) if executed is None else self._obey(executed, index, rows)
-            if not self._step_checked:
-                check_transition(self.num_envs, moved)
-                self._step_checked = True
+            if executed is None:
+                moved = self._simulator.advance(actions[:, index], rows)
+            else:
+                moved = self._obey(executed, index, rows)
             if self.judge is not None:
-                verdicts = self.judge.judge(self._observe())
+                verdicts = self.judge.judge(self._simulator.observe())
                 moved = judged(unrewarded(moved), verdicts | ({} if executed is None else executed.verdicts))
             if moved.failures is not None and moved.failures.any():
                 failed = moved.failures.copy() if failed is None else failed | moved.failures
@@ -322,7 +333,13 @@ class VectorEnv(ABC):
             resting |= terminations[:, index]
             resting |= truncations[:, index]
             some_rest = np.count_nonzero(resting) > 0
-        observations = self._guard.finite_observations(self._observe(), resting, truncations, valid)
+        observations = self._simulator.observe()
+        lost = self._simulator.take_lost()
+        if lost is not None:
+            failed = lost if failed is None else failed | lost
+            truncations[:, -1] |= lost & ~resting
+            resting |= lost
+        observations = self._guard.finite_observations(observations, resting, truncations, valid)
         fresh = resting > self._episodes.resting
         if failed is not None:
             valid[failed] = False
@@ -345,7 +362,7 @@ class VectorEnv(ABC):
 
     def _obey(self, executed: ExecutedActions, index: int, rows: IntArray | None) -> Transition:
         """Execute the policy's action or that of an intervention, and record which one it was."""
-        moved = self._advance(executed.take(index), rows)
+        moved = self._simulator.advance(executed.take(index), rows)
         if moved.actions is not None:
             executed.replace(index, moved.actions)
         return moved if self.judge is not None else judged(moved, executed.verdicts)
@@ -381,7 +398,19 @@ class VectorEnv(ABC):
 
     def _begin(self, rows: IntArray) -> None:
         self._episodes.begin(rows)
-        self._start(rows, self._starts.of(rows, self._episodes.episode[rows]))
+        self._simulator.start(rows)
+
+    def _rebuild(self) -> None:
+        """Replace what the constructor of the subclass has made by what it makes now.
+
+        This object stays, which interventions, judge and watcher hold on to; so do its episodes.
+        """
+        with suppress(Exception):
+            self.close()
+        fresh = type(self)(self.settings)
+        # One dictionary for both: what `fresh` has handed out of itself works on. It must not be collected before.
+        vars(fresh).update({name: vars(self)[name] for name in self._kept}, _rebuilt=fresh)
+        object.__setattr__(self, "__dict__", vars(fresh))
 
     def _account(
         self,

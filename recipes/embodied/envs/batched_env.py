@@ -27,6 +27,7 @@ class BatchStep(NamedTuple):
         terminations: bool [B].
         truncations: bool [B].
         successes: bool [B]; None: the simulator does not say.
+        failures: bool [B], episodes that are left out, and truncated here; None: there are none.
     """
 
     observations: Observation
@@ -34,6 +35,7 @@ class BatchStep(NamedTuple):
     terminations: BoolArray
     truncations: BoolArray
     successes: BoolArray | None
+    failures: BoolArray | None = None
 
 
 class BatchedEnv(VectorEnv):
@@ -90,7 +92,8 @@ class BatchedEnv(VectorEnv):
         self._knows_success |= result.successes is not None
         moved = np.ones(self.num_envs, np.bool_) if rows is None else self._mask(rows)
         self._show(result.observations, moved)
-        return Transition(result.rewards, result.terminations, result.truncations, result.successes)
+        failures = None if result.failures is None else result.failures & moved
+        return Transition(result.rewards, result.terminations, result.truncations, result.successes, failures=failures)
 
     def _observe(self) -> Observation:
         return {name: array.copy() for name, array in self._seen.items()}

@@ -121,6 +121,7 @@ class EnvSettings:
             has it by default.
         simulator_timeout: seconds that one operation of a simulator in a process of its own may take.
         owner: the worker, as in `EnvGroup:0`, for errors.
+        repeats: where the environments raise, new ones repeat the running episodes once; else the error is raised.
     """
 
     num_envs: int
@@ -142,6 +143,7 @@ class EnvSettings:
     num_processes: int | None = None
     simulator_timeout: float = 300
     owner: str = "the environment"
+    repeats: bool = False
 
     @classmethod
     def of(
@@ -178,6 +180,7 @@ class EnvSettings:
             num_processes=config.num_processes,
             simulator_timeout=config.simulator_timeout,
             owner=owner,
+            repeats=True,
         )
 
 

@@ -14,7 +14,10 @@ from recipes.embodied.envs.running import RunningEpisodes
 from recipes.training.finite import NonFiniteError, OnNonFinite, all_finite, nonfinite_rows
 
 _LOGGER: Final = logging.getLogger("rlinf")
-_LOOK_AT_ENV: Final = "look for a division by zero, a root of a negative number or an overflow in the environment"
+_LOOK_AT_ENV: Final = (
+    "look in the environment for a division by zero, a root of a negative number, an overflow, or a number beyond"
+    " 3.4e38: the policy computes in float32, in which such a number is infinite"
+)
 _LOOK_AT_POLICY: Final = "the policy returns it: its weights are not finite; lower `actor.optim.lr` or `clip_grad`"
 
 

@@ -37,8 +37,8 @@ def episode_means(
         raise RunError(
             f"the simulators of {failed:g} episodes failed, and {episodes} episodes ended",
             where=f"{namespace}.train" if namespace == "env" else "env.eval",
-            why="each of them raised, and a new simulator that repeated the episode did so too; the log of the env"
-            " worker has environment, seed, action and traceback",
+            why="they raised, and new simulators that repeated the episodes did so too, or came out otherwise; the log"
+            " of the env worker has environments, action and traceback",
             help="mend the simulator; `runner.max_failed_fraction` of the episodes may fail",
         )
     means = {f"{namespace}/{name}": total / count for name, (total, count) in totals.items()}

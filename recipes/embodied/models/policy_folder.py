@@ -17,11 +17,12 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from recipes.embodied.envs.env_spec import EnvSpec
@@ -135,11 +136,10 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
     """
     file = folder / DESCRIPTION
     try:
-        about: dict[str, Any] = load_json_object(file.read_bytes())
-        spec = dict(about["observations_and_actions"])
-        spec["cameras"] = {name: tuple(shape) for name, shape in spec["cameras"].items()}
-        spec |= {bound: tuple(spec[bound]) for bound in ("low", "high") if spec.get(bound) is not None}
-        return about["model"], EnvSpec(**spec)
+        about = load_json_object(file.read_bytes())
+        if about.get("format") != _FORMAT:
+            raise ValueError(f"`format` is {json.dumps(about.get('format'))}, and this rlinf reads {_FORMAT}")
+        return _part(about, "model"), _spec(_part(about, "observations_and_actions"))
     except FileNotFoundError:
         raise ConfigError(
             "the folder does not describe the policy's observations",
@@ -147,8 +147,37 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
             why=f"it has no `{DESCRIPTION}`: no policy was saved there, or an earlier version saved it",
             help="name a run, a checkpoint of this version, or a folder of `rlinf export --format safetensors`",
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"`{file}` is invalid", why=str(error), help="copy the folder again") from None
+
+
+def _part(about: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return an object among the values of a JSON object.
+
+    Raises:
+        ValueError: it is missing, or of another type.
+    """
+    part = about.get(name)
+    if not isinstance(part, dict):
+        raise ValueError(f"`{name}` must be an object, but it is {json.dumps(part)[:40]}")
+    return cast("dict[str, Any]", part)
+
+
+def _spec(described: dict[str, Any]) -> EnvSpec:
+    """Return the sizes of observations and actions of a policy.
+
+    Raises:
+        ValueError: one is missing, unknown or of another type.
+    """
+    unknown = described.keys() - {field.name for field in fields(EnvSpec)}
+    if unknown:
+        raise ValueError(f"`observations_and_actions` has the unknown `{min(unknown)}`")
+    try:
+        return TypeAdapter(EnvSpec).validate_json(json.dumps(described), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, ("observations_and_actions", *first["loc"])))
+        raise ValueError(f"`{place}` is {json.dumps(first['input'])[:40]}: {first['msg']}") from None
 
 
 def load_weights(policy: BasePolicy, folder: str) -> None:

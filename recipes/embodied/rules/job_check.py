@@ -6,6 +6,7 @@ from recipes.embodied.config import (
     COMPONENTS,
     EmbodiedConfig,
     comparing_setting,
+    facts,
     group_size,
     resets_each_pass,
     uses_values,
@@ -52,7 +53,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     _check_robots_used(config, report)
     check_algorithm_options(config, report)
     check_model_options(config, report)
-    check_folders(config.runner, report)
+    check_folders(config.runner, report, facts(config))
     check_load_path(config, config.env.train, report)
     check_model_folder(config, report)
     _check_demonstrations(config, report)

@@ -45,7 +45,7 @@ def check_job(
     check_fsdp(config.actor.fsdp_config, report)
     check_half_precision(config, ("actor", "critic"), report)
     check_loggers(config.runner, report)
-    check_folders(config.runner, report)
+    check_folders(config.runner, report, facts(config))
     check_minibatches(config, report)
     check_data(config, report)
     check_model(config, report)

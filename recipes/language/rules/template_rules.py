@@ -55,4 +55,9 @@ def require_conversations(config: LanguageConfig, template: ChatTemplate | None)
     fault = template_fault(config, template)
     if fault is not None:
         raise ConfigError(fault.message, where=".".join(map(str, fault.path)), help=fault.help)
-    return Difference(note="; ".join(", ".join(asked.roles) for asked in config.chat_roles(template)))
+    note = "; ".join(", ".join(asked.roles) for asked in config.chat_roles(template))
+    missing = template.missing_prompt()
+    if missing is None:
+        return Difference(note=note)
+    lacking = f"prompts do not end with {missing!r}, which stands before the model's words in a conversation"
+    return Difference(note=f"{note}; {lacking}", agrees=False)

@@ -102,19 +102,28 @@ def find_source(
             candidates = _of_configuration(candidates, values)
         complete = [checkpoint for run in candidates for checkpoint in run.store.complete()]
         return first_sound(sorted(complete, key=lambda checkpoint: checkpoint.manifest.time, reverse=True))
-    path = Path(resume_dir).absolute()
+    checkpoint = named_source(Path(resume_dir))
+    checkpoint.verify()
+    return checkpoint
+
+
+def named_source(path: Path) -> Checkpoint:
+    """Return the checkpoint that a path names: a run, its folder of checkpoints, or one of these. No file is verified.
+
+    Raises:
+        CheckpointError: there is no complete checkpoint.
+        RunError: run.json of the run is invalid.
+    """
+    path = path.absolute()
     if (path / STATE).is_file():
         store = CheckpointStore(path / read_state(path).checkpoints)
     elif (path / "latest").is_file():
         store = CheckpointStore(path)
     else:
-        checkpoint = open_checkpoint(path)
-        checkpoint.verify()
-        return checkpoint
+        return open_checkpoint(path)
     latest = store.latest()
     if latest is None:
         raise CheckpointError("there is no complete checkpoint to resume from", where=str(path))
-    latest.verify()
     return latest
 
 

@@ -11,8 +11,11 @@ import pytest
 from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding
 from rlinf_cli.bootstrap.preflight import DoctorReport
 from rlinf_cli.render.doctor_findings import doctor_text
+from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.node import cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
+from rlinf_core.runners.storage.first_contact import ContactCheck, note_comparisons
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 Cli = Callable[..., Any]
 Contract = Callable[[str, str], Any]
@@ -54,6 +57,30 @@ def test_this_machine_is_looked_at(cli: Cli, contract: Contract, file: Callable[
     assert "no accelerator found, 8 declared" in by_check["accelerators"]["what"]
     assert {by_check[name]["verdict"] for name in ("reach", "interpreter", "ray", "code", "clock", "ports")} == {"ok"}
     assert "asking 1 node," in ended.err
+
+
+def test_checks_of_the_newest_run_are_told(
+    cli: Cli, contract: Contract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first_step = ContactCheck("env", "first observations and step of env.train", "the spec of its environments")
+    states = ContactCheck("actor", "states", "their description", "differs", 0.5, 0.1, seconds=1.25)
+    for number, (experiment, checks) in enumerate(
+        [("embodied", [states]), ("embodied", [first_step, states]), ("embodied", []), ("other", [first_step])]
+    ):
+        run = RunFolder.create(RunnerConfig.model_validate({"logger": {"experiment_name": experiment}}), "embodied")
+        run.update(created=float(number))
+        note_comparisons(run.path, checks)
+
+    data = contract("doctor", cli("doctor", "laptop", "--output", "json").out)
+    (line,) = [finding for finding in data["findings"] if finding["check"] == "first contact"]
+    assert line["verdict"] == "warning"
+    assert line["what"].startswith("checks of the newest run: 1 agree, 1 differ, 1.2 s (`runs/embodied-")
+    assert line["what"].endswith("these differ: states against their description")
+    assert line["help"].startswith("look at `rlinf why runs/embodied-")
+    assert line["data"]["seconds"] == 1.25
+    data = contract("doctor", cli("doctor", "math_laptop", "--output", "json").out)
+    assert "first contact" not in [finding["check"] for finding in data["findings"]]
 
 
 @pytest.mark.parametrize(("verdict", "help", "columns"), [(CheckVerdict.OK, "", 4), (CheckVerdict.FAULT, "end it", 5)])

@@ -23,6 +23,7 @@ from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.sections.runner import RolloutRunnerConfig, RunnerConfig
 from rlinf_core.config.sections.values import StepsOrNever
 from rlinf_core.config.validating.model_fields import alternatives, model_of, step
+from rlinf_core.runners.storage.checkpoint import CheckpointStore, Manifest
 from rlinf_core.scalars import Int, Text, YamlBool, YamlInt
 
 CLUSTER = {"num_nodes": 1, "component_placement": {"actor": "0"}}
@@ -191,7 +192,11 @@ class TestEnv:
         ("{resume_dir: job.yaml}", "job.yaml"),
         ("{logger: {log_path: job.yaml}}", "job.yaml"),
         ("{logger: {log_path: job.yaml/runs}}", "job.yaml/runs"),
-        ("{resume_dir: here, logger: {log_path: not/yet}}", None),
+        ("{resume_dir: here}", "here"),
+        ("{resume_dir: whole, logger: {log_path: not/yet}}", None),
+        ("{resume_dir: whole/global_step_4}", None),
+        ("{resume_dir: other}", "other"),
+        ("{resume_dir: torn}", "torn"),
         ("{resume_dir: auto}", None),
     ],
 )
@@ -200,6 +205,11 @@ def test_folders_can_be_used(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
+    for name, size in (("whole", 128), ("other", 32), ("torn", 128)):
+        store = CheckpointStore(tmp_path / name)
+        (store.begin(4) / "weights").write_bytes(b"1234")
+        store.commit(4, Manifest(4, facts={"actor.model.hidden_dim": size}))
+    (tmp_path / "torn" / "global_step_4" / "weights").write_bytes(b"12")
     place = "{node_group: node, placement: 0}"
     cluster = f"cluster: {{num_nodes: 1, component_placement: {{'actor,rollout,env': {place}}}}}\n"
     (tmp_path / "job.yaml").write_text(f"recipe: embodied\n{cluster}runner: {runner}\n")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from rlinf_core.errors import CheckpointError
 from rlinf_core.runners.storage.checkpoint import Checkpoint, CheckpointStore, Manifest, load_manifest, open_checkpoint
+from rlinf_core.runners.storage.manifest_file import ManifestFile
 
 
 class Killed(BaseException):
@@ -320,6 +321,39 @@ def test_fields_of_another_type_are_refused(tmp_path: Path, fields: dict[str, An
     with pytest.raises(CheckpointError, match="not a complete checkpoint"):
         open_checkpoint(path)
     assert CheckpointStore(tmp_path).latest() is None
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from([-1, 4, 2**63, "..", "/etc/passwd", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "../b"]), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+FIELDS = st.dictionaries(st.sampled_from([*ManifestFile.model_fields, "schema", "more"]), VALUES, max_size=4)
+
+
+def test_no_value_of_any_field_breaks_the_reader(tmp_path: Path) -> None:
+    path = save(CheckpointStore(tmp_path), 4)
+    whole = (path / "manifest.json").read_text()
+    outcomes: list[int | str | None] = []
+
+    @given(fields=FIELDS)
+    def read_with(fields: dict[str, Any]) -> None:
+        (path / "manifest.json").write_text(json.dumps(json.loads(whole) | fields))
+        try:
+            outcomes.append(open_checkpoint(path).step)
+        except CheckpointError as error:
+            outcomes.append(error.why)
+
+    read_with()
+    assert all(isinstance(outcome, int) or outcome for outcome in outcomes)
+    assert {type(outcome) for outcome in outcomes} == {int, str}
 
 
 def test_a_file_without_a_digest_is_refused_among_others(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.envs.processes.json_pipe import JsonPipe
 from recipes.embodied.envs.processes.rendering_device import render_on_own_accelerator
 from recipes.embodied.envs.processes.shared_arrays import HEAD_BYTES, Pulse, SharedArrays
-from recipes.embodied.envs.processes.simulation_batch import SimulationBatch, SimulatorError
+from recipes.embodied.envs.processes.simulation_batch import SimulationBatch
 from recipes.embodied.envs.processes.simulator import BatchRequest, Start
+from recipes.embodied.envs.repeating import SimulatorError
 from rlinf_core import ConfigError
 
 # The answer to most steps: one object, which is encoded once.

@@ -31,8 +31,8 @@ from recipes.embodied.envs.env_spec import EnvSpec, IntArray, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.envs.processes.json_pipe import JsonPipe
 from recipes.embodied.envs.processes.shared_arrays import HEAD_BYTES, MAX_PROCESSES, Pulse, SharedArrays, memory_bytes
-from recipes.embodied.envs.processes.simulation_batch import SimulatorError
 from recipes.embodied.envs.processes.simulator import BatchFacts, BatchRequest, Outcomes, Start
+from recipes.embodied.envs.repeating import SimulatorError
 from rlinf_core import ConfigError, WorkerDiedError
 
 _MODULE: Final = "recipes.embodied.envs.processes.child"

@@ -65,6 +65,11 @@ class SimulatedEnv(VectorEnv):
         return self._simulators.facts.tasks
 
     @property
+    def replaceable(self) -> bool:
+        """See `VectorEnv`: not the batch, but each simulation of it."""
+        return False
+
+    @property
     def knows_success(self) -> bool:
         """Whether a simulation has ever reported success or failure."""
         return self._knows_success

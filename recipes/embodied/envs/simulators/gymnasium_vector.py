@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,8 @@ from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntA
 from recipes.embodied.envs.simulators.gymnasium_env import cannot_be_made, registered
 from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer
 from recipes.embodied.envs.simulators.gymnasium_steps import CheckedEnv, checked_batch_step, checked_reset
-from rlinf_core import ConfigError
+from recipes.embodied.envs.simulators.repeating_env import RepeatingEnv, left_out
+from rlinf_core import ConfigError, RLinfError
 
 
 class GymnasiumVectorEnv(BatchedEnv):
@@ -44,9 +45,8 @@ class GymnasiumVectorEnv(BatchedEnv):
             if options["vectorization_mode"] != "vector_entry_point":
                 # The limit is kept by `VectorEnv`: -1 makes no `TimeLimit` of it.
                 options = {"max_episode_steps": -1, "disable_env_checker": True, **options}
-                checked = partial(CheckedEnv, task=settings.task)
                 kwargs = {"autoreset_mode": AutoresetMode.DISABLED, **kwargs}
-                options["wrappers"] = [*(options.get("wrappers") or ()), checked]
+                options["wrappers"] = _wrappers(settings, options)
             self._env = gymnasium.make_vec(settings.task, settings.num_envs, vector_kwargs=kwargs, **options)
         except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
             raise cannot_be_made(settings.task, error) from error
@@ -86,17 +86,18 @@ class GymnasiumVectorEnv(BatchedEnv):
     def _step_all(self, actions: NDArray[Any]) -> BatchStep:
         result = self._asked(self._env.step, np.asarray(self._writes(actions)))
         seen, rewards, terminations, truncations, successes = checked_batch_step(self._task, result, self.num_envs)
-        return BatchStep(self._read(seen), rewards, terminations, truncations, successes)
+        failures = left_out(result[-1], self.num_envs)
+        return BatchStep(self._read(seen), rewards, terminations, truncations, successes, failures)
 
     @staticmethod
     def _asked(ask: Callable[..., Any], *values: Any, **options: Any) -> Any:
         """Return what Gymnasium answers; an error of an environment in a process of its own is raised as it was."""
         try:
             return ask(*values, **options)
-        except ConfigError as error:
+        except RLinfError as error:
             # Gymnasium makes a new error, with the old one in the place of its message.
             inner: object = error.message
-            if isinstance(inner, ConfigError):
+            if isinstance(inner, RLinfError):
                 raise inner from None
             raise
 
@@ -108,3 +109,23 @@ class GymnasiumVectorEnv(BatchedEnv):
         """Close the environments."""
         if hasattr(self, "_env"):
             self._env.close()
+
+
+def _wrappers(settings: EnvSettings, options: Mapping[str, Any]) -> list[Callable[[gymnasium.Env], gymnasium.Env]]:
+    """Return the wrappers of each environment: those of the file, the checks, and what repeats its episodes."""
+    task = str(settings.task)
+    wrappers = [*(options.get("wrappers") or ()), partial(CheckedEnv, task=task)]
+    if not settings.repeats:
+        return wrappers
+    own = {name: value for name, value in options.items() if name not in ("vectorization_mode", "wrappers")}
+    return [*wrappers, partial(RepeatingEnv, make=partial(_make_one, task, own, wrappers), task=task)]
+
+
+def _make_one(
+    task: str, options: Mapping[str, Any], wrappers: Iterable[Callable[[gymnasium.Env], gymnasium.Env]]
+) -> gymnasium.Env:
+    """Return an environment as `gymnasium.make_vec` makes each of a vector."""
+    env = gymnasium.make(task, **options)
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env

@@ -14,8 +14,9 @@ import pytest
 from recipes.embodied.envs.contract import check_env, random_actions
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.env_state import pack, unpack
-from recipes.embodied.envs.processes.fault_lines import known_fault
-from recipes.embodied.envs.processes.process_pool import SimulatorDiedError, SimulatorError
+from recipes.embodied.envs.fault_lines import known_fault
+from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
+from recipes.embodied.envs.repeating import SimulatorError
 from rlinf_core import ConfigError
 from tests.unit.recipes.embodied.fake_simulators import FakeEnv, FakeSimulation
 from tests.waiting import until
@@ -219,6 +220,17 @@ def test_failed_episode_is_left_out(processes: int, breaks: str, closed: Any, mo
     assert first.episodes is not None
     assert len(first.episodes.env) == 0
     assert np.isfinite(second.observations["states"]).all()
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_episode_differs_after_observing_raised(processes: int, closed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeSimulation, "made", 0)
+    env = closed(made(processes, num_envs=1, breaks="drift", at="observe"))
+    env.reset()
+    seen, after = [env.step(np.ones((1, 2, 2), np.float32)) for _ in range(2)]
+    assert seen.failed is None
+    assert after.failed is not None
+    assert after.failed.tolist() == [True]
 
 
 @pytest.mark.parametrize("processes", [0, 1])

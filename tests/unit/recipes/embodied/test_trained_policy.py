@@ -190,3 +190,32 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         export(config, tmp_path / "global_step_1", tmp_path, "safetensors")
     with pytest.raises(ConfigError, match="unknown format `pickle`"):
         export(config, tmp_path / "global_step_1", tmp_path / "a", "pickle")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"format": "x"}, '`format` is "x", and this rlinf reads 1'),
+        ({"model": None}, "`model` must be an object, but it is null"),
+        ({"observations_and_actions": "x"}, '`observations_and_actions` must be an object, but it is "x"'),
+        ({"state_size": "5"}, '`observations_and_actions.state_size` is "5": Input should be a valid integer'),
+        ({"cameras": {"main": [16, 16]}}, "`observations_and_actions.cameras.main.2`"),
+        ({"cameras": None}, "`observations_and_actions.cameras` is null"),
+        ({"has_instructions": 1}, "`observations_and_actions.has_instructions` is 1"),
+        ({"low": [None, "a"]}, '`observations_and_actions.low.1` is "a"'),
+        ({"reach": 3}, "`observations_and_actions` has the unknown `reach`"),
+    ],
+)
+def test_description_with_a_wrong_value_is_refused(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    write_description(tmp_path, config_of({}).actor.model, WORDS, Normalization())
+    file = tmp_path / "policy.json"
+    about = json.loads(file.read_text())
+    assert read_description(tmp_path)[1] == WORDS
+    sizes = about["observations_and_actions"]
+    about |= {name: value for name, value in change.items() if name in about}
+    if isinstance(about["observations_and_actions"], dict):
+        about["observations_and_actions"] = {**sizes, **{k: v for k, v in change.items() if k not in about}}
+    file.write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match="is invalid") as caught:
+        read_description(tmp_path)
+    assert why in str(caught.value.why)

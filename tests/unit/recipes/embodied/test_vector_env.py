@@ -208,6 +208,7 @@ def test_what_is_not_finite_is_told_at_once(counting: Make, breaks: str, tensor:
     steps = 1 if breaks == "reward" else 2
     assert caught.value.where == f"environment 7, after {steps} steps of its episode 1"
     assert "division by zero" in str(caught.value.help)
+    assert "a number beyond 3.4e38" in str(caught.value.help)
 
 
 def test_nonfinite_action_is_reported_before_it_runs(counting: Make) -> None:
@@ -279,6 +280,7 @@ def test_settings_are_those_of_the_section() -> None:
         group_size=4,
         seed=3,
         options={},
+        repeats=True,
     )
 
 

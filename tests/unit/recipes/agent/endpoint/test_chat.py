@@ -162,7 +162,8 @@ def test_calls_in_the_form_of_the_chat_template_are_read() -> None:
 def test_calls_of_another_model_are_told_to_it() -> None:
     llm = model("a")
     call = {"id": "other", "type": "function", "function": {"name": "add", "arguments": '{"of": [1, 2]}'}}
-    given = [*HI, {"role": "assistant", "content": "so", "tool_calls": [call]}, {"role": "tool", "content": "3"}]
+    given = [*HI, {"role": "assistant", "content": "so", "tool_calls": [call]}]
+    given.append({"role": "tool", "content": "3", "tool_call_id": "other"})
     ((status, _, _),) = posted(llm, PATH, {"messages": given})
     assert status == 200
     script: Any = llm._engines
@@ -291,7 +292,12 @@ def test_models_are_listed_and_other_paths_named() -> None:
         listed = [each.id async for each in await client.models.list()]
         return [*listed, (await client.models.retrieve("policy")).id]
 
+    async def nameless(client: openai.AsyncOpenAI) -> None:
+        await client.get("/models/", cast_to=object)
+
     assert with_openai(model(), run) == ["policy", "policy"]
+    with pytest.raises(openai.NotFoundError, match="/v1/models/ does not exist"):
+        with_openai(model(), nameless)
     found = posted(model(), "/v1/embeddings", {}) + posted(model(), "/v1/models", {})
     assert [status for status, _, _ in found] == [404, 405]
     assert "/v1/chat/completions" in json.dumps(found[0][2])

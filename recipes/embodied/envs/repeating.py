@@ -1,0 +1,134 @@
+"""Operations of simulators that raise, repeated once on a new simulator.
+
+A simulator whose code raises is machinery that failed, and no evidence about the policy: what runs in it is repeated
+once on a new simulator. Where that raises again, or does not come out as before, the episode is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from recipes.embodied.envs.fault_lines import known_fault
+from rlinf_core import RLinfError, RuntimeFailure
+
+_LOGGER: Final = logging.getLogger("rlinf")
+# Actions of an episode up to which it is repeated on a new simulator.
+MOST_REPEATED: Final = 2000
+# Faults that are logged with a traceback; further ones are a line.
+_MOST_TRACEBACKS: Final = 4
+
+ResultT = TypeVar("ResultT")
+
+
+class SimulatorError(RuntimeFailure):
+    """A simulator raised an exception, and a new one did so too."""
+
+
+class RaisedTwiceError(SimulatorError):
+    """An operation raised on a simulator and on the new one that repeated it; a third one has begun anew."""
+
+
+class FaultLog:
+    """Warnings about simulators that raised, the first ones with a traceback."""
+
+    def __init__(self) -> None:
+        self._faults = 0
+
+    def warn(self, fault: str, remedy: str, error: Exception) -> None:
+        """Log a fault, and what is done about it."""
+        self._faults += 1
+        _LOGGER.warning("%s; %s", fault, remedy, exc_info=error if self._faults <= _MOST_TRACEBACKS else None)
+
+
+class RepeatingSimulator(ABC):
+    """A simulator, of one environment or of many, that is replaced where it raises.
+
+    Args:
+        faults: log of its faults.
+    """
+
+    def __init__(self, faults: FaultLog) -> None:
+        self._faults = faults
+
+    @abstractmethod
+    def _renew(self) -> None:
+        """Replace the simulator by a new one, in which what runs has begun."""
+
+    @abstractmethod
+    def _replay(self) -> None:
+        """Repeat the actions of what runs, and note what does not come out as before."""
+
+    @abstractmethod
+    def _names(self) -> tuple[str, str]:
+        """Return the task, and which environments these are at what moment, for messages."""
+
+    def _attempt(self, operation: Callable[[], ResultT], doing: str, action: Any = None) -> ResultT:
+        """Perform an operation; where it raises, once more on a new simulator that has repeated what came before.
+
+        Args:
+            operation: is called once or twice.
+            doing: what, for messages.
+            action: with which action, for messages.
+
+        Raises:
+            RaisedTwiceError: the new simulator raised as well.
+            SimulatorError: there is no new simulator, or it cannot begin.
+            RLinfError: the fault is one of our own errors, or has a known remedy.
+        """
+        try:
+            return operation()
+        except Exception as error:  # noqa: BLE001 - whatever a simulator raises
+            self._raise_known(error)
+            self._faults.warn(self._fault(error, doing, action), "a new simulator repeats what ran in it", error)
+            self._begin_anew(error)
+        try:
+            self._replay()
+            return operation()
+        except Exception as again:
+            self._raise_known(again)
+            fault = self._fault(again, doing, action)
+            self._faults.warn(fault, "what ran in it is left out", again)
+            self._begin_anew(again)
+            raise RaisedTwiceError(
+                fault,
+                why="a new simulator that repeated the episode raised as well",
+                help="the log of the worker has its traceback",
+            ) from again
+
+    def _begin_anew(self, cause: Exception) -> None:
+        """Replace the simulator, and begin the running episodes in the new one.
+
+        Raises:
+            SimulatorError: the new one cannot be made, or cannot begin.
+            RLinfError: as `_attempt`.
+        """
+        try:
+            self._renew()
+        except Exception as error:  # noqa: BLE001 - whatever a simulator raises
+            self._raise_known(error)
+            raise SimulatorError(
+                self._fault(error, "the beginning"),
+                why="a new simulator that began the episode again raised as well",
+                help="the log of the worker has its traceback",
+            ) from cause
+
+    @staticmethod
+    def _raise_known(error: Exception) -> None:
+        """Raise an error of ours as it is, and the error of a fault with a known remedy."""
+        if isinstance(error, RLinfError):
+            raise error
+        known = known_fault(error)
+        if known is not None:
+            raise known from error
+
+    def _fault(self, error: Exception, doing: str, action: Any = None) -> str:
+        """Return what a simulator raised, doing what, and where in its episodes."""
+        task, place = self._names()
+        if action is not None:
+            doing = f"{doing} {np.array2string(np.asarray(action), precision=4, threshold=16)}"
+        return f"the simulator of `{task}` raised {type(error).__name__}: {error} ({place}, {doing})"

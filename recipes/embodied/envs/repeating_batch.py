@@ -1,0 +1,238 @@
+"""A batch of environments that is replaced where it raises, and whose episodes are then repeated.
+
+Of a batch that raises nobody can say which environment it was. All running episodes are repeated on a new batch; where
+that raises as well, all of them are left out.
+"""
+
+# It is a part of `VectorEnv`, and calls the methods that its subclasses implement.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.envs.env_state import observation_digest
+from recipes.embodied.envs.first_step import check_transition
+from recipes.embodied.envs.repeating import (
+    MOST_REPEATED,
+    FaultLog,
+    RaisedTwiceError,
+    RepeatingSimulator,
+)
+from recipes.embodied.envs.running import RunningEpisodes
+from recipes.embodied.envs.starts import Starts
+
+# Actions in a row that raised on two batches each, after which there is no use in a further one.
+_MOST_IN_A_ROW: Final = 3
+# In `_shown_at`: of the present episode nothing was observed yet.
+_NOTHING: Final = -1
+
+
+class Batch(Protocol):
+    """What is needed of a `VectorEnv`."""
+
+    settings: EnvSettings
+    num_envs: int
+    numbers: IntArray
+    _episodes: RunningEpisodes
+    _starts: Starts
+
+    @property
+    def replaceable(self) -> bool:
+        """See `VectorEnv`."""
+        ...
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """See `VectorEnv`."""
+        ...
+
+    def _start(self, rows: IntArray, starts: Starts) -> None: ...
+
+    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition: ...
+
+    def _observe(self) -> Observation: ...
+
+    def _rebuild(self) -> None: ...
+
+
+class _Step(NamedTuple):
+    """An action of the batch and its outcome; `stepped` bool [B], None: all."""
+
+    actions: NDArray[Any]
+    rewards: FloatArray
+    terminations: BoolArray
+    stepped: BoolArray | None
+
+
+class RepeatingBatch(RepeatingSimulator):
+    """The operations of a batch, with the record that repeats its running episodes.
+
+    Args:
+        env: the batch.
+    """
+
+    def __init__(self, env: Batch) -> None:
+        super().__init__(FaultLog())
+        self._env = env
+        count = env.num_envs
+        self._checked = False
+        self._past: deque[_Step] = deque()
+        self._shown: Observation = {}
+        # int64 [B], steps of the running episode after which `_shown` was observed.
+        self._shown_at = np.full(count, _NOTHING)
+        # bool [B], running episodes that were repeated and did not come out as before, or could not be repeated.
+        self._lost = np.zeros(count, np.bool_)
+        self._raised_in_a_row = 0
+
+    def start(self, rows: IntArray) -> None:
+        """Begin the present episodes of some environments."""
+        env = self._env
+        starts = env._starts.of(rows, env._episodes.episode[rows])
+        if not env.replaceable:
+            env._start(rows, starts)
+            return
+        self._shown_at[rows] = _NOTHING
+        self._lost[rows] = False
+        if len(rows) == env.num_envs:
+            limit = env.max_episode_steps or MOST_REPEATED
+            self._past = deque(maxlen=min(limit, MOST_REPEATED))
+        try:
+            self._attempt(lambda: env._start(rows, starts), "a reset")
+        except RaisedTwiceError:
+            self._lost |= self._under_way
+
+    def advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        """Execute one action [B, A] in the environments of `rows` (None: all).
+
+        Returns:
+            The result; episodes that are left out are truncated, and are among its `failures`.
+
+        Raises:
+            EnvContractError: the first result is not one value for each environment.
+            SimulatorError: new batches raised three times in a row.
+        """
+        env = self._env
+        if not env.replaceable:
+            return self._held(env._advance(actions, rows))
+        stepped = np.ones(env.num_envs, np.bool_)
+        if rows is not None:
+            stepped[:] = False
+            stepped[rows] = True
+        try:
+            moved = self._held(self._attempt(lambda: env._advance(actions, rows), "the actions", actions))
+        except RaisedTwiceError:
+            self._raised_in_a_row += 1
+            if self._raised_in_a_row == _MOST_IN_A_ROW:
+                raise
+            self._lost |= self._under_way | stepped
+            moved = Transition(np.zeros(env.num_envs, np.float32), np.zeros(env.num_envs, np.bool_))
+        else:
+            self._raised_in_a_row = 0
+            step = _Step(actions.copy(), moved.rewards.copy(), moved.terminations.copy(), None)
+            self._past.append(step if rows is None else step._replace(stepped=stepped))
+        if not self._lost.any():
+            return moved
+        failures = self._lost & stepped
+        self._lost &= ~stepped
+        return _without(moved, failures)
+
+    def observe(self) -> Observation:
+        """Return the current observations."""
+        env = self._env
+        if not env.replaceable:
+            return env._observe()
+        try:
+            seen = self._attempt(lambda: env._observe(), "an observation")
+        except RaisedTwiceError:
+            self._lost |= self._under_way
+            seen = env._observe()
+        self._shown, self._shown_at = seen, env._episodes.steps.copy()
+        return seen
+
+    def take_lost(self) -> BoolArray | None:
+        """Return the running episodes that are to be left out, bool [B], once; None: there are none."""
+        if not self._lost.any():
+            return None
+        lost, self._lost = self._lost, np.zeros_like(self._lost)
+        return lost
+
+    @property
+    def _under_way(self) -> BoolArray:
+        """bool [B], episodes that have made a step, and have not ended before this chunk of actions."""
+        episodes = self._env._episodes
+        return ~episodes.resting & (episodes.steps > 0)
+
+    def _held(self, moved: Transition) -> Transition:
+        if not self._checked:
+            check_transition(self._env.num_envs, moved)
+            self._checked = True
+        return moved
+
+    def _renew(self) -> None:
+        env = self._env
+        env._rebuild()
+        rows = np.arange(env.num_envs)
+        env._start(rows, env._starts.of(rows, env._episodes.episode))
+        env._observe()
+
+    def _replay(self) -> None:
+        """Repeat the last actions so that every episode is in its present state at the end.
+
+        Episodes of fewer steps begin later: an environment that waits may be stepped with the others.
+        """
+        env = self._env
+        steps = env._episodes.steps
+        length = len(self._past)
+        active = np.ones((length, env.num_envs), np.bool_)
+        for tick, step in enumerate(self._past):
+            if step.stepped is not None:
+                active[tick] = step.stepped
+        # The actions of the present episodes: as many of the last ones as they have made.
+        active &= np.cumsum(active[::-1], axis=0)[::-1] <= steps
+        same = active.sum(axis=0) == steps
+        begins = np.where(steps > 0, active.argmax(axis=0), length) if length else np.zeros_like(steps)
+        compared = np.where(same & (self._shown_at >= 0), begins + self._shown_at, _NOTHING)
+        for tick in range(int(begins.min()), length + 1):
+            begun = np.flatnonzero(begins == tick)
+            if len(begun):
+                env._start(begun, env._starts.of(begun, env._episodes.episode[begun]))
+            if (compared == tick).any():
+                same &= (compared != tick) | self._as_shown()
+            if tick < length:
+                same &= self._again(self._past[tick], active[tick])
+        self._lost |= ~same & self._under_way
+
+    def _again(self, step: _Step, active: BoolArray) -> BoolArray:
+        """Repeat an action in some environments; return where it came out as before, or was not repeated."""
+        moved = self._env._advance(step.actions, None if active.all() else np.flatnonzero(active))
+        return ~active | ((moved.rewards == step.rewards) & (moved.terminations == step.terminations))
+
+    def _as_shown(self) -> BoolArray:
+        """Return which environments observe now what was observed last, bool [B]."""
+        return (observation_digest(self._env._observe()) == observation_digest(self._shown)).all(axis=1)
+
+    def _names(self) -> tuple[str, str]:
+        env = self._env
+        first, last = env.numbers[0], env.numbers[-1]
+        return env.settings.task or type(env).__name__, (
+            f"environments {first} to {last} of the job, {env._episodes.steps.max()} steps after a start at most"
+        )
+
+
+def _without(moved: Transition, failures: BoolArray) -> Transition:
+    """Return a transition in which episodes that are left out are truncated, without reward or success."""
+    return replace(
+        moved,
+        rewards=np.where(failures, np.float32(0), moved.rewards),
+        terminations=moved.terminations & ~failures,
+        truncations=failures if moved.truncations is None else moved.truncations | failures,
+        successes=None if moved.successes is None else moved.successes & ~failures,
+        failures=failures if moved.failures is None else moved.failures | failures,
+    )

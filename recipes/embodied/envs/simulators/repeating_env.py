@@ -1,0 +1,90 @@
+"""An environment of a Gymnasium vector that is replaced where it raises, and whose episode is then repeated.
+
+The vector itself cannot say which of its environments raised, so that this is done inside it.
+"""
+
+# Gymnasium is an optional package: the checker of types runs without it.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+
+from recipes.embodied.envs.env_spec import BoolArray
+from recipes.embodied.envs.repeating import MOST_REPEATED, FaultLog, RaisedTwiceError, RepeatingSimulator
+
+# In the information of a step: the episode ends here, and is left out.
+_FAILED: Final = "rlinf/failed"
+
+
+class RepeatingEnv(gymnasium.Wrapper, RepeatingSimulator):
+    """An environment with the record that repeats its episode: how it began, and each action with its outcome.
+
+    An episode that is left out is truncated.
+
+    Args:
+        env: the environment.
+        make: returns a new one.
+        task: for messages.
+    """
+
+    def __init__(self, env: gymnasium.Env, make: Callable[[], gymnasium.Env], task: str) -> None:
+        gymnasium.Wrapper.__init__(self, env)
+        RepeatingSimulator.__init__(self, FaultLog())
+        self._make_again, self._task = make, task
+        self._how: dict[str, Any] = {}
+        self._first: Any = None
+        self._steps = 0
+        self._past: list[tuple[Any, tuple[Any, ...]]] = []
+        # The episode was repeated, and did not come out as before.
+        self._lost = False
+
+    def reset(self, **how: Any) -> Any:
+        """See Gymnasium's `Env`."""
+        self._how, self._steps, self._lost = how, 0, False
+        self._past.clear()
+        self._first = self._attempt(lambda: self.env.reset(**how), "its reset")
+        return self._first
+
+    def step(self, action: Any) -> Any:
+        """See Gymnasium's `Env`."""
+        try:
+            observation, *outcome = self._attempt(lambda: self.env.step(action), "its action", action)
+        except RaisedTwiceError:
+            return self._left_out
+        if self._lost:
+            return self._left_out
+        self._steps += 1
+        if self._steps <= MOST_REPEATED:
+            self._past.append((np.copy(action), tuple(outcome)))
+        return observation, *outcome
+
+    @property
+    def _left_out(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self._first[0], 0.0, False, True, {_FAILED: True}
+
+    def _renew(self) -> None:
+        with suppress(Exception):
+            self.env.close()
+        self.env = self._make_again()
+        self._first = self.env.reset(**self._how)
+
+    def _replay(self) -> None:
+        # Of an episode that is too long not every step was kept.
+        self._lost = self._steps > len(self._past) or not all(
+            tuple(self.env.step(action)[1:]) == outcome for action, outcome in self._past
+        )
+
+    def _names(self) -> tuple[str, str]:
+        return self._task, f"step {self._steps + 1} of an episode that began with seed {self._how.get('seed')}"
+
+
+def left_out(infos: Mapping[str, Any], count: int) -> BoolArray | None:
+    """Return which environments of a vector left their episodes out, bool [count]; None: none did."""
+    rows = infos.get(_FAILED)
+    return None if rows is None else np.asarray(rows, np.bool_).reshape(count)

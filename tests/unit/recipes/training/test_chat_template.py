@@ -1,0 +1,87 @@
+"""Chat templates as they come: what they write before the model's turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recipes.language.rules.template_rules import require_conversations
+from recipes.training.chat_template import ChatTemplate
+from rlinf_core import ConfigError
+from rlinf_core.job.load import load_job
+
+pytest.importorskip("jinja2")
+
+HEAD = "<|im_start|>assistant\n"
+TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}" + HEAD + "{% endif %}"
+# As Qwen3's: thoughts stand before the words, and marks of thoughts are no special tokens.
+THINKS = TURNS.replace("{{ m.content }}", "{% if m.role == 'assistant' %}<think>\n</think>{% endif %}{{ m.content }}")
+
+
+class Tokenizer:
+    """What `ChatTemplate` uses of a tokenizer."""
+
+    all_special_tokens = ("<|im_start|>", "<|im_end|>")
+
+    def __init__(self, template: str) -> None:
+        self.chat_template = template
+
+    def apply_chat_template(self, messages: Any, *, add_generation_prompt: bool, tokenize: bool) -> str:
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        template = ImmutableSandboxedEnvironment(keep_trailing_newline=True).from_string(self.chat_template)
+        return template.render(messages=messages, add_generation_prompt=add_generation_prompt)
+
+
+def made(template: str) -> ChatTemplate:
+    tokenizer: Any = Tokenizer(template)
+    return ChatTemplate(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("template", "missing"),
+    [
+        (TURNS + PROMPT, None),
+        (TURNS + HEAD, None),
+        (TURNS, HEAD),
+        (THINKS + PROMPT, None),
+        ("{% for m in messages %}{{ '[INST]' + m.content if m.role == 'user' else m.content }}{% endfor %}", None),
+        (TURNS + PROMPT.replace(HEAD, HEAD + "<think>\n"), None),
+    ],
+    ids=["asked", "always", "never", "thinks", "none needed", "thinks first"],
+)
+def test_missing_prompt_is_named(template: str, missing: str | None) -> None:
+    assert made(template).missing_prompt() == missing
+
+
+def test_prompt_that_is_written_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="writes the beginning of the model's turn twice") as caught:
+        made(TURNS + PROMPT + PROMPT)
+    assert "assistant" in str(caught.value.why)
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for m in messages %}{{ m.content }", "unexpected '}'"),
+        ("{{ messages | nosuch }}", "No filter named 'nosuch'"),
+        ("{% for i in range(10 ** 9) %}x{% endfor %}", "Range too big"),
+        ("{{ raise_exception('no') }}", "'raise_exception' is undefined"),
+        ("hello", "does not contain the text of the `user` message"),
+    ],
+)
+def test_template_that_cannot_write_is_refused_with_its_reason(template: str, why: str) -> None:
+    with pytest.raises(ConfigError, match="cannot write a user's message") as caught:
+        made(template)
+    assert why in str(caught.value.why)
+
+
+def test_missing_prompt_is_among_the_comparisons_of_a_run() -> None:
+    config: Any = load_job("math_laptop", ["data.apply_chat_template=true"], environ={}).config
+    good, lacking = (require_conversations(config, made(template)) for template in (TURNS + PROMPT, TURNS))
+    assert good is not None
+    assert lacking is not None
+    assert (good.agrees, lacking.agrees) == (True, False)
+    assert "prompts do not end with '<|im_start|>assistant" in lacking.note
