@@ -16,9 +16,13 @@ from recipes.sections.no_effect import (
     discount_of_total_rewards,
     lambda_without_values,
     of_one_rank,
+    without_shards,
 )
 from rlinf_core import NoEffect
 from rlinf_core.config.model import WorldSizes
+
+# Keys of `fsdp_config` that are about shards; in recipe `embodied` the first is an error.
+SHARD_KEYS: Final = ("cpu_offload", "reduce_each_micro_batch")
 
 
 def _has_no_critic(config: Any, sizes: WorldSizes) -> bool:
@@ -63,22 +67,6 @@ def has_no_end(component: str) -> NoEffect:
 def keeps_masters(model: Any) -> bool:
     """Return whether layers compute with copies of the weights, which takes FSDP2 for a single rank, too."""
     return model.precision != "fp32"
-
-
-def offload_of_no_shards(component: str) -> NoEffect:
-    """Return the rule about shards in host memory where there are none."""
-
-    def when(config: Any, sizes: WorldSizes) -> bool:
-        section = getattr(config, component)
-        whole = section.fsdp_config.sharding_strategy == "no_shard"
-        return whole and not keeps_masters(section.model or config.actor.model)
-
-    return NoEffect(
-        (f"{component}.fsdp_config.cpu_offload",),
-        when,
-        "it keeps shards in host memory, and `sharding_strategy: no_shard` makes none",
-        because=(f"{component}.fsdp_config.sharding_strategy",),
-    )
 
 
 def _keys_of_engines() -> tuple[NoEffect, ...]:
@@ -157,6 +145,9 @@ LANGUAGE: Final = (
     ),
     of_one_rank("actor", "reference", reads=lambda config: keeps_masters(config.actor.model)),
     of_one_rank("critic", reads=lambda config: keeps_masters(config.critic.model or config.actor.model)),
-    *(offload_of_no_shards(component) for component in ("actor", "critic")),
+    without_shards("actor", *SHARD_KEYS, reads=lambda config: keeps_masters(config.actor.model)),
+    without_shards(
+        "critic", *SHARD_KEYS, reads=lambda config: keeps_masters(config.critic.model or config.actor.model)
+    ),
     checkpoints_of("actor"),
 )

@@ -100,6 +100,8 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
     ((*MATH, "actor.model.lora={rank: 4}"), "actor.model.lora_rank=4"),
     ((*MATH, "runner.max_steps=-1"), "actor.optim.lr_scheduler=cosine"),
     ((*MATH, "actor.fsdp_config.sharding_strategy=no_shard"), "actor.fsdp_config.cpu_offload=true"),
+    ((*MATH, "actor.fsdp_config.sharding_strategy=no_shard"), "actor.fsdp_config.reduce_each_micro_batch=false"),
+    ((*EMBODIED, "actor.fsdp_config.sharding_strategy=no_shard"), "actor.fsdp_config.reduce_each_micro_batch=false"),
     ((*MATH, *CRITIC), "critic.fsdp_config.sharding_strategy=no_shard"),
     (MATH, "runner.partial_rollout=false"),
     ((*MATH, "runner.sample_interval=-1"), "runner.max_samples=3"),
