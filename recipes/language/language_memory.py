@@ -17,7 +17,13 @@ from recipes.language.models.policy import CHUNK_NUMBERS
 from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.dtypes import DTYPES
 from recipes.training.huggingface import check_folder, config_of, first_line, require_transformers, with_lora
-from recipes.training.memory.layer_sizes import FORWARD, computing_layers, held_in_blocks, parameter_bytes
+from recipes.training.memory.layer_sizes import (
+    FORWARD,
+    block_parameters,
+    computing_layers,
+    held_in_blocks,
+    parameter_bytes,
+)
 from recipes.training.memory.process_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
 from recipes.training.weights.sent_weights import PIECE_BYTES
 from rlinf_core import ConfigError
@@ -37,6 +43,8 @@ _PREFILL_TOKENS: Final = 8192
 # Pieces of weights that are on their way at a time; layers whose shards are gathered at a time.
 _PIECES: Final = 3
 _LAYERS: Final = 2
+# Dimensions of a tensor that holds the matrices of all experts: expert, and the two of a matrix.
+_EXPERTS_NDIM: Final = 3
 # Bytes in memory for each byte of a file of problems.
 _READ: Final = 4
 _BASE: Final = WORKER + TORCH + TRANSFORMERS
@@ -96,7 +104,11 @@ def model_sizes(
         if block is not None:
             inputs.setdefault(block, layer.weight.shape[1])
             outputs[block] += layer.weight.shape[0]
-            weights[block] += layer.weight.numel()
+    routed = getattr(text, "num_experts_per_tok", None) or 1
+    for block, parameter in block_parameters(model):
+        weights[block] += parameter.numel()
+        # A matrix of each expert in one tensor, of which a token takes some; whichever side puts out, it is no longer.
+        outputs[block] += routed * max(parameter.shape[1:]) if parameter.ndim == _EXPERTS_NDIM else 0
     at_once = sorted(weights.values())[-_LAYERS:] if fsdp.sharding_strategy == "full_shard" else weights.values()
     sent = [weight for name, weight in model.named_parameters() if lora is None or ".lora_" in name]
     size, largest = parameter_bytes(sent, width=width), width * max(weight.numel() for weight in sent)
