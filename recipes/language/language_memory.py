@@ -9,8 +9,15 @@ from typing import Any, Final, NamedTuple, cast
 
 import torch
 
-from recipes.language.config import LanguageActorConfig, LanguageConfig, LanguageModelConfig
+from recipes.language.config import (
+    LanguageActorConfig,
+    LanguageConfig,
+    LanguageModelConfig,
+    LanguageReferenceConfig,
+    LanguageTeacherConfig,
+)
 from recipes.language.config.engine_facts import BACKENDS
+from recipes.language.config.frozen_models import reference_model, teacher_model
 from recipes.language.loop.worker_groups import optional_components
 from recipes.language.models.load_model import built_model, make_tokenizer
 from recipes.language.models.policy import CHUNK_NUMBERS
@@ -214,7 +221,7 @@ def forecast(config: LanguageConfig, world_sizes: Mapping[str, int | None]) -> l
 
 def component_forecasts(sizes: Sizes) -> list[ProcessForecast]:
     """Return the forecasts of the components that every recipe of language models has, and of those that it may."""
-    makers = {"critic": _critic, "reference": _reference}
+    makers = {"critic": _critic, "reference": _reference, "teacher": _teacher}
     return [
         _actor(sizes),
         _rollout(sizes),
@@ -300,21 +307,35 @@ def gathered_parts(
 
 
 def _reference(sizes: Sizes) -> ProcessForecast:
-    config, section = sizes.config, sizes.config.actor.model
-    if config.reference.model_path is not None:
-        changes = {"model_path": config.reference.model_path, "lora": None, "is_lora": False}
-        section = section.model_copy(update=changes)
-    model = model_sizes(config.actor, section)
-    tokens, _ = sizes.micro("reference", config.reference.max_tokens_per_micro_batch)
-    shards = sizes.count("reference") if config.actor.fsdp_config.sharding_strategy != "no_shard" else 1
+    config = sizes.config
+    return _frozen(sizes, "reference", reference_model(config), config.reference, config.actor.warm_start.steps)
+
+
+def _teacher(sizes: Sizes) -> ProcessForecast:
+    config = sizes.config
+    return _frozen(sizes, "teacher", teacher_model(config), config.teacher, config.teacher.warm_start.steps)
+
+
+def _frozen(
+    sizes: Sizes,
+    component: str,
+    section: LanguageModelConfig,
+    settings: LanguageReferenceConfig | LanguageTeacherConfig,
+    warm_start_steps: int,
+) -> ProcessForecast:
+    """Return the forecast of a worker that holds a model which does not learn."""
+    actor = sizes.config.actor
+    model = model_sizes(actor, section)
+    tokens, _ = sizes.micro(component, settings.max_tokens_per_micro_batch)
+    shards = sizes.count(component) if actor.fsdp_config.sharding_strategy != "no_shard" else 1
     parts = {
         "base": _BASE,
-        "warm start": 3 * model.weights if section.model_path is None and config.actor.warm_start.steps else 0,
+        "warm start": 3 * model.weights if section.model_path is None and warm_start_steps else 0,
         "weights": model.engine // shards,
-        "answers": sizes.batch("reference"),
+        "answers": sizes.batch(component),
         "activations": tokens * model.predicting + model.logits(tokens),
     }
-    return sizes.process("reference", parts, offloads=config.reference.enable_offload)
+    return sizes.process(component, parts, offloads=settings.enable_offload)
 
 
 def _rollout(sizes: Sizes) -> ProcessForecast:

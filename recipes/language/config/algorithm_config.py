@@ -17,7 +17,8 @@ from recipes.sections.values import KnownOrOwn
 from rlinf_core import Bool, Count, Fraction, NoEffect, NonNegativeFloat, NonNegativeInt, PositiveFloat, Text
 
 VALUE_ADVANTAGES: Final = ("gae", "turn_gae")
-KNOWN_ADVANTAGES: Final = (*ADVANTAGES, "turn_gae")
+DISTILLATION: Final = "distillation"
+KNOWN_ADVANTAGES: Final = (*ADVANTAGES, "turn_gae", DISTILLATION)
 LANGUAGE_LOSSES: Final = (*LOSSES, "gspo", "decoupled_actor")
 
 _ESTIMATORS: Final = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
@@ -56,8 +57,8 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
 
     adv_type: Annotated[Text, KnownOrOwn("adv_type", KNOWN_ADVANTAGES, OTHER_ADVANTAGES)] = Field(
         default="grpo",
-        description="Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, or, with a group"
-        " `critic`, gae or turn_gae; or `package.module:name`.",
+        description="Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline; with a group"
+        " `critic`, gae or turn_gae; with a group `teacher`, distillation; or `package.module:name`.",
     )
     loss_type: Annotated[Text, KnownOrOwn("loss_type", LANGUAGE_LOSSES, OTHER_LOSSES)] = Field(
         default="actor",
@@ -117,6 +118,11 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
     def needs_values(self) -> bool:
         """Whether the advantages are known to need a group `critic`."""
         return self.adv_type in VALUE_ADVANTAGES
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the advantages are the divergence from a group `teacher`."""
+        return self.adv_type == DISTILLATION
 
     @property
     def wants_values(self) -> bool:

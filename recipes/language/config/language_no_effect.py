@@ -43,6 +43,20 @@ def _why_no_reference(config: Any) -> str:
     return "the group `reference` has no placement" if config.algorithm.kl_beta else "`algorithm.kl_beta` is 0"
 
 
+def _has_no_teacher(config: Any, sizes: WorldSizes) -> bool:
+    return "teacher" not in config.cluster.component_placement or not config.algorithm.needs_teacher
+
+
+def _why_no_teacher(config: Any) -> str:
+    if not config.algorithm.needs_teacher:
+        return f"{adv_type(config)} asks no teacher"
+    return "the group `teacher` has no placement"
+
+
+def _distils(config: Any, sizes: WorldSizes) -> bool:
+    return config.algorithm.needs_teacher
+
+
 def _builds_no_model(config: Any, sizes: WorldSizes) -> bool:
     models = [config.actor.model, *([config.critic.model] if config.critic.model is not None else [])]
     return all(model.model_path is not None for model in models)
@@ -110,6 +124,19 @@ LANGUAGE: Final = (
         _why_no_reference,
         "remove it, or write `algorithm.kl_beta: 0.001` and `reference: 0` in `cluster.component_placement`",
         because=("algorithm.kl_beta",),
+    ),
+    NoEffect(
+        ("teacher",),
+        _has_no_teacher,
+        _why_no_teacher,
+        "remove it, or write `algorithm.adv_type: distillation` and `teacher: 0` in `cluster.component_placement`",
+        because=("algorithm.adv_type",),
+    ),
+    NoEffect(
+        ("algorithm.gamma", "algorithm.gae_lambda", "algorithm.normalize_advantages", "reward.soft_overlong"),
+        _distils,
+        "`adv_type: distillation` learns from the teacher, token by token, and from no reward",
+        because=("algorithm.adv_type",),
     ),
     has_no_end("actor"),
     has_no_end("critic"),

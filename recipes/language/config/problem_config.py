@@ -12,7 +12,7 @@ from rlinf_core.scalars import Data
 
 # Problems of one seed that are made on the spot.
 MOST_GENERATED = 1 << 24
-REWARD_TYPES = ("exact", "boxed", "number", "math", "reasoning_gym")
+REWARD_TYPES = ("exact", "boxed", "number", "math", "code", "reasoning_gym")
 
 
 def _source(value: Any) -> Any:
@@ -137,6 +137,16 @@ class MathDataConfig(LanguageDataConfig):
 class LanguageRewardConfig(ConfigModel):
     """Scoring by rule."""
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("program_memory_mib",),
+            lambda reward, sizes: reward.reward_type != "code",
+            lambda reward: f"`reward_type: {reward.reward_type}` runs no programs",
+            "remove it, or write `reward_type: code`",
+            because=("reward_type",),
+        ),
+    )
+
     group_name: Text = Field(
         default="RewardGroup", description="Name of the worker group, by which other components address it."
     )
@@ -145,7 +155,8 @@ class LanguageRewardConfig(ConfigModel):
             default="number",
             description="How an answer is judged correct: exact (same text), boxed (contents of \\boxed{}), number"
             " (the number that is boxed, stated as the answer, or last), math (equal numbers, lists and"
-            " expressions, by math-verify), reasoning_gym (by that library), or `package.module:function`.",
+            " expressions, by math-verify), code (a program that passes tests, in a sandbox), reasoning_gym (by that"
+            " library), or `package.module:function`.",
         )
     )
     correct_reward: Float = Field(default=1.0, description="Reward of a correct answer.")
@@ -154,7 +165,10 @@ class LanguageRewardConfig(ConfigModel):
         default=None,
         description="Time limit for scoring one answer, in seconds; an answer that exceeds it is dropped. The first"
         " call of a function, which may load a judge, gets at least 60. Default: 5 for rules, 60 for a"
-        " function.",
+        " function. For `code`: processor time of one run of a program; one that exceeds it is wrong.",
+    )
+    program_memory_mib: Annotated[Int, Field(ge=64)] = Field(
+        default=256, description="Memory limit of a program under `reward_type: code`, in MiB."
     )
 
     @property

@@ -27,8 +27,6 @@ from recipes.language.loop.protocols import (
     GenerationGroup,
     LanguageActorGroup,
     ReasoningActor,
-    ReasoningCritic,
-    ReasoningReference,
     ReasoningReward,
     ReferenceGroup,
     RewardGroup,
@@ -63,11 +61,10 @@ class ReasoningRunner(RolloutRunner):
         rollout: the workers that hold engines, and answer where no others do.
         reward: the workers that score.
         layout: makes the value that all workers are given at their start, from the numbers of actor, rollout and reward
-            workers, the names of the channels to the reward workers and to the actors, and the numbers of critic and
-            reference workers.
+            workers, the names of the channels to the reward workers and to the actors, and the numbers of critic,
+            reference and teacher workers.
         record: see `Runner`.
-        critic: the workers that estimate values; None: there are none.
-        reference: the workers that hold the reference model; None: there is none.
+        evaluators: the groups that evaluate the tokens of a batch, by component: critic, reference, teacher.
         others: further groups, by component.
     """
 
@@ -80,23 +77,22 @@ class ReasoningRunner(RolloutRunner):
         actor: WorkerGroup[ReasoningActor],
         rollout: WorkerGroup[Any],
         reward: WorkerGroup[ReasoningReward],
-        layout: Callable[[int, int, int, str, str, int, int], Any],
+        layout: Callable[[int, int, int, str, str, int, int, int], Any],
         record: RunRecord | None = None,
         *,
-        critic: WorkerGroup[ReasoningCritic] | None = None,
-        reference: WorkerGroup[ReasoningReference] | None = None,
+        evaluators: Mapping[str, WorkerGroup[Any]] | None = None,
         others: Mapping[str, WorkerGroup[Any]] | None = None,
     ) -> None:
-        groups: dict[str, WorkerGroup[Any] | None]
-        groups = {"actor": actor, "rollout": rollout, "reward": reward, "critic": critic, "reference": reference}
-        groups |= others or {}
-        super().__init__(cfg, {name: group for name, group in groups.items() if group is not None}, record)
+        groups: dict[str, WorkerGroup[Any]] = {"actor": actor, "rollout": rollout, "reward": reward}
+        groups |= {**(evaluators or {}), **(others or {})}
+        super().__init__(cfg, groups, record)
         self.actor = cast("LanguageActorGroup", actor)
         self.rollout = cast("EngineGroup", rollout)
         self.answers = cast("AnsweringGroup", groups[self.answering])
         self.reward = cast("RewardGroup", reward)
-        self._critics = [] if critic is None else [cast("CriticGroup", critic)]
-        self._references = [] if reference is None else [cast("ReferenceGroup", reference)]
+        self._critics = [cast("CriticGroup", groups["critic"])] if "critic" in groups else []
+        frozen = ("reference", "teacher")
+        self._references = [cast("ReferenceGroup", groups[name]) for name in frozen if name in groups]
         self._cfg: Any = cfg
         self._settings: Any = cfg.runner
         self._layout = layout
@@ -136,7 +132,7 @@ class ReasoningRunner(RolloutRunner):
         name = self.groups["actor"].worker_group_name
         answers, scored = f"{name}-answers-{number}", f"{name}-scored-{number}"
         sizes = self.world_sizes
-        further = (sizes.get("critic", 0), sizes.get("reference", 0))
+        further = (sizes.get("critic", 0), sizes.get("reference", 0), sizes.get("teacher", 0))
         layout = self._layout(sizes["actor"], sizes["rollout"], sizes["reward"], answers, scored, *further)
         # The channels' processes start while the workers load models and data.
         with ThreadPoolExecutor(2, "rlinf-channel") as pool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 from recipes.language.config import LanguageConfig
 from recipes.language.data.problem_sources import FileProblems, check_file
 from recipes.language.rewards.gold_answers import CHECKED, GoldFault, complaint, gold_error, quick_fault
+from recipes.language.rewards.scoring import PROGRAMS
 from recipes.language.rewards.signatures import detect_convention, signature_in_source
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
@@ -84,6 +86,13 @@ def _check_reward(config: LanguageConfig, report: Report) -> None:
         check_import(config, _REWARD, kind, "reward", report)
         if runs_in_this_interpreter(config, "reward"):
             _check_signature(kind, report)
+    elif kind == PROGRAMS and runs_in_this_interpreter(config, "reward") and shutil.which("bwrap") is None:
+        report(
+            _REWARD,
+            "missing-extra",
+            "`reward_type: code` runs programs in a bubblewrap sandbox, and bubblewrap is not installed",
+            "run `apt install bubblewrap`",
+        )
     elif kind == "math" and runs_in_this_interpreter(config, "reward"):
         _check_package(_REWARD, "math_verify", report)
 

@@ -19,6 +19,7 @@ from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.registry import make_engine
 from recipes.language.loop.answer_evaluation import evaluation_metrics
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
+from recipes.language.rewards.make_scorer import make_scorer
 from recipes.language.rewards.scoring import Item, Score, Scorer
 from recipes.language.using.evaluation_record import write_evaluation
 from recipes.language.using.model_exporting import computing_device, model_of, with_folder
@@ -152,17 +153,8 @@ def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callabl
     asked = [AskedProblem(problem) for problem in problems]
     stops = stop_token_ids(tokenizer, config.actor.model.model_path)
     engine, params = make_engine(config, tokenizer, stops, computing_device()), _params(config)
-    settings = {"task": data.task, "task_config": data.task_config} if data.type == "reasoning_gym" else None
-    reward = config.reward
-    scorer = Scorer(
-        reward.reward_type,
-        correct=reward.correct_reward,
-        incorrect=reward.incorrect_reward,
-        timeout=reward.timeout,
-        settings=settings,
-    )
     try:
-        with scorer:
+        with make_scorer(config) as scorer:
             scorer.start()
             for first in range(0, len(asked), data.val_rollout_batch_size):
                 part = asked[first : first + data.val_rollout_batch_size]

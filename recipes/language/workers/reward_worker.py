@@ -16,9 +16,10 @@ from recipes.language.config.group_names import LanguageLayout, SampleRecord
 from recipes.language.loop.generation import ANSWERS, REPORTS
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.loop.prompts import Assignment, GroupReport, ScoredGroup
+from recipes.language.rewards.make_scorer import make_scorer
 from recipes.language.rewards.overlong import overlong_penalty
 from recipes.language.rewards.right_answers import check_right_answers
-from recipes.language.rewards.scoring import Item, Score, Scorer
+from recipes.language.rewards.scoring import Item, Score
 from recipes.sections.algorithm import GROUP_ADVANTAGES
 from recipes.training.comparing_worker import ComparingWorker
 from rlinf_core.algorithms.advantages import varies
@@ -43,15 +44,9 @@ class RewardWorker(ComparingWorker):
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Connect to the channels."""
-        reward, data = self._config.reward, self._config.data
+        reward = self._config.reward
         self._layout = layout
-        self._scorer = Scorer(
-            reward.reward_type,
-            correct=reward.correct_reward,
-            incorrect=reward.incorrect_reward,
-            timeout=reward.timeout,
-            settings={"task": data.task, "task_config": data.task_config} if data.type == "reasoning_gym" else None,
-        )
+        self._scorer = make_scorer(self._config)
         # A function that cannot be loaded or called ends the run before its first step.
         self._scorer.start()
         if self._scorer.convention:

@@ -37,6 +37,11 @@ CRITIC = (
     "algorithm.adv_type=gae",
 )
 
+TEACHER = (
+    "cluster.component_placement={'actor,rollout,reward,teacher': {node_group: node, placement: 0}}",
+    "algorithm.adv_type=distillation",
+)
+
 # The settings of a file, and the one among them that changes nothing.
 INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
     ((*EMBODIED, *GRPO), "algorithm.gae_lambda=0.9"),
@@ -94,6 +99,12 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
     (MATH, "critic.threads=2"),
     (MATH, "critic.optim.lr=0.1"),
     (MATH, "reference.model_path=."),
+    (MATH, "teacher.hidden_dim=64"),
+    ((*MATH, *TEACHER), "algorithm.gamma=0.5"),
+    ((*MATH, *TEACHER), "algorithm.gae_lambda=0.5"),
+    ((*MATH, *TEACHER), "algorithm.normalize_advantages=false"),
+    ((*MATH, *TEACHER), "reward.soft_overlong=2"),
+    ((*MATH, *TEACHER, "teacher.model_path=."), "teacher.warm_start.steps=3"),
     ((*MATH, "actor.model.model_path=."), "actor.model.num_layers=3"),
     ((*MATH, "actor.model.model_path=."), "actor.warm_start.steps=3"),
     ((*MATH, "actor.warm_start.steps=0"), "actor.warm_start.lr=0.1"),

@@ -24,6 +24,7 @@ from recipes.language.workers.critic_worker import LanguageCritic
 from recipes.language.workers.reference_worker import LanguageReference
 from recipes.language.workers.reward_worker import RewardWorker
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
+from recipes.language.workers.teacher_worker import LanguageTeacher
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
@@ -247,7 +248,7 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
         job.raise_if_bad()
         made_of: Any = job.config
         kinds = {"actor": LanguageActor, "rollout": LanguageRolloutWorker, "reward": RewardWorker}
-        further = {"critic": LanguageCritic, "reference": LanguageReference}
+        further = {"critic": LanguageCritic, "reference": LanguageReference, "teacher": LanguageTeacher}
         sizes = {"rollout": rollouts, "reward": rewards}
         run_folder = RunFolder.create(made_of.runner, "math")
         events: list[Event] = []
@@ -267,7 +268,7 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
 
             groups = [group(name, kind) for name, kind in kinds.items()]
             optional = {name: group(name, further[name]) for name in optional_components(made_of)}
-            runner = ReasoningRunner(made_of, *groups, LanguageLayout, record, **optional)
+            runner = ReasoningRunner(made_of, *groups, LanguageLayout, record, evaluators=optional)
             made.append(runner)
             try:
                 runner.init_workers()
