@@ -17,7 +17,7 @@ from recipes.language.config import (
     LanguageTeacherConfig,
 )
 from recipes.language.config.engine_facts import BACKENDS
-from recipes.language.config.frozen_models import reference_model, teacher_model
+from recipes.language.config.frozen_models import judge_job, reference_model, teacher_model
 from recipes.language.loop.worker_groups import optional_components
 from recipes.language.models.load_model import built_model, make_tokenizer
 from recipes.language.models.policy import CHUNK_NUMBERS
@@ -54,6 +54,7 @@ _LAYERS: Final = 2
 _EXPERTS_NDIM: Final = 3
 # Bytes in memory for each byte of a file of problems.
 _READ: Final = 4
+_ON_CPU: Final = "an engine on the CPU computes in float32: weights, keys and values are twice as large there"
 _BASE: Final = WORKER + TORCH + TRANSFORMERS
 
 
@@ -221,7 +222,7 @@ def forecast(config: LanguageConfig, world_sizes: Mapping[str, int | None]) -> l
 
 def component_forecasts(sizes: Sizes) -> list[ProcessForecast]:
     """Return the forecasts of the components that every recipe of language models has, and of those that it may."""
-    makers = {"critic": _critic, "reference": _reference, "teacher": _teacher}
+    makers = {"critic": _critic, "reference": _reference, "teacher": _teacher, "judge": _judge}
     return [
         _actor(sizes),
         _rollout(sizes),
@@ -338,6 +339,25 @@ def _frozen(
     return sizes.process(component, parts, offloads=settings.enable_offload)
 
 
+def _judge(sizes: Sizes) -> ProcessForecast:
+    """Return the forecast of a worker that judges: of the engine `torch`, as many tokens as may run at once."""
+    config, job = sizes.config, judge_job(sizes.config)
+    judge, model = config.judge, model_sizes(job.actor)
+    parts = {"base": _BASE}
+    if BACKENDS[judge.backend].name != "torch":
+        return sizes.process("judge", parts, *_notes_of_engine(job, model))
+    every = -(-sizes.answers // sizes.count("judge")) * judge.seq_length
+    tokens = max(judge.seq_length, min(every, judge.max_running_tokens or every))
+    rows = max(1, tokens // judge.seq_length)
+    parts |= {
+        "weights": model.engine,
+        "keys and values": tokens * model.token + rows * judge.max_new_tokens * _ROW_TOKEN,
+        "activations": min(_PREFILL_TOKENS, tokens) * model.predicting + model.logits(rows),
+    }
+    notes = (_ON_CPU,) if judge.precision != "fp32" else ()
+    return sizes.process("judge", parts, *notes)
+
+
 def _rollout(sizes: Sizes) -> ProcessForecast:
     """Return the forecast of one rollout worker: of the engine `torch`, keys and values of all answers at once."""
     config, model, count = sizes.config, sizes.model, sizes.count("rollout")
@@ -360,8 +380,7 @@ def _rollout(sizes: Sizes) -> ProcessForecast:
         "keys and values": rows * (longest * model.token + sizes.drawn * _ROW_TOKEN),
         "activations": min(_PREFILL_TOKENS, prompts) * model.predicting + model.logits(rows),
     }
-    on_cpu = "an engine on the CPU computes in float32: weights, keys and values are twice as large there"
-    notes = (on_cpu,) if config.actor.model.precision != "fp32" else ()
+    notes = (_ON_CPU,) if config.actor.model.precision != "fp32" else ()
     shared = count * sizes.objects("rollout")
     return sizes.process("rollout", parts, *notes, shared=shared, offloads=rollout.enable_offload)
 

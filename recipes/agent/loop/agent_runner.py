@@ -56,7 +56,8 @@ class AgentSyncRollouts(SyncRollouts):
         serving, lost = self._serving.serve(), self._calls.lost
 
         def check() -> None:
-            # Agents would wait for a failed engine without an end.
+            # Agents would wait for a failed engine without an end, and scoring for a failed judge.
+            self._check_alongside()
             if serving.failed:
                 serving.wait()
 

@@ -17,6 +17,7 @@ class LanguageLayout(NamedTuple):
             for the runner go through it, too.
         critics, references, teachers: processes of the groups that evaluate what the actors got; 0: there is no such
             group.
+        judges: processes whose models score for the reward workers; they are asked through the channel `answers`.
     """
 
     actors: int
@@ -27,6 +28,7 @@ class LanguageLayout(NamedTuple):
     critics: int = 0
     references: int = 0
     teachers: int = 0
+    judges: int = 0
 
 
 class SampleRecord(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, cast
 from pydantic import Field, model_validator
 
 from recipes.language.config.algorithm_config import LanguageAlgorithmConfig
+from recipes.language.config.judge_config import LanguageJudgeConfig
 from recipes.language.config.language_no_effect import LANGUAGE
 from recipes.language.config.problem_config import LanguageDataConfig, LanguageRewardConfig
 from recipes.language.config.rollout_config import LanguageRolloutConfig
@@ -139,7 +140,7 @@ class TokenizerConfig(ConfigModel):
 PRETRAINED_RATES: Final[Mapping[str, float]] = {"actor": 1e-6, "critic": 1e-5}
 
 # Components that are placed if the algorithm needs them.
-OPTIONAL_COMPONENTS: Final = ("critic", "reference", "teacher")
+OPTIONAL_COMPONENTS: Final = ("critic", "reference", "teacher", "judge")
 
 # What sums are written with; enough for a model that is built to learn them.
 SYMBOLS: Final = "0123456789+-*/=() .,?"
@@ -288,6 +289,9 @@ class LanguageConfig(JobConfig):
     )
     teacher: LanguageTeacherConfig = Field(
         default_factory=LanguageTeacherConfig, description="The teacher, for `adv_type: distillation`."
+    )
+    judge: LanguageJudgeConfig = Field(
+        default_factory=LanguageJudgeConfig, description="The model that judges answers, for `reward_type: judge`."
     )
     reward: LanguageRewardConfig = Field(default_factory=LanguageRewardConfig, description="How answers are scored.")
     data: LanguageDataConfig = Field(default_factory=LanguageDataConfig, description="The problems.")

@@ -53,6 +53,16 @@ def _why_no_teacher(config: Any) -> str:
     return "the group `teacher` has no placement"
 
 
+def _has_no_judge(config: Any, sizes: WorldSizes) -> bool:
+    return "judge" not in config.cluster.component_placement or not config.reward.asks_judge
+
+
+def _why_no_judge(config: Any) -> str:
+    if not config.reward.asks_judge:
+        return f"`reward_type: {config.reward.reward_type}` asks no judge"
+    return "the group `judge` has no placement"
+
+
 def _distils(config: Any, sizes: WorldSizes) -> bool:
     return config.algorithm.needs_teacher
 
@@ -137,6 +147,20 @@ LANGUAGE: Final = (
         _distils,
         "`adv_type: distillation` learns from the teacher, token by token, and from no reward",
         because=("algorithm.adv_type",),
+    ),
+    NoEffect(
+        ("judge",),
+        _has_no_judge,
+        _why_no_judge,
+        "remove it, or write `reward.reward_type: judge` and `judge: 0` in `cluster.component_placement`",
+        because=("reward.reward_type",),
+    ),
+    NoEffect(
+        ("judge.tensor_parallel_size", "judge.gpu_memory_utilization", "judge.engine_options"),
+        lambda config, sizes: config.judge.backend == "torch",
+        "engine `torch` does not read it",
+        "remove it, or write `judge.backend: vllm`",
+        because=("judge.backend",),
     ),
     has_no_end("actor"),
     has_no_end("critic"),

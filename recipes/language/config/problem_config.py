@@ -12,7 +12,7 @@ from rlinf_core.scalars import Data
 
 # Problems of one seed that are made on the spot.
 MOST_GENERATED = 1 << 24
-REWARD_TYPES = ("exact", "boxed", "number", "math", "code", "reasoning_gym")
+REWARD_TYPES = ("exact", "boxed", "number", "math", "code", "judge", "reasoning_gym")
 
 
 def _source(value: Any) -> Any:
@@ -145,6 +145,12 @@ class LanguageRewardConfig(ConfigModel):
             "remove it, or write `reward_type: code`",
             because=("reward_type",),
         ),
+        NoEffect(
+            ("timeout",),
+            lambda reward, sizes: reward.asks_judge,
+            "a judge is waited for: `judge.max_new_tokens` limits it",
+            because=("reward_type",),
+        ),
     )
 
     group_name: Text = Field(
@@ -155,8 +161,8 @@ class LanguageRewardConfig(ConfigModel):
             default="number",
             description="How an answer is judged correct: exact (same text), boxed (contents of \\boxed{}), number"
             " (the number that is boxed, stated as the answer, or last), math (equal numbers, lists and"
-            " expressions, by math-verify), code (a program that passes tests, in a sandbox), reasoning_gym (by that"
-            " library), or `package.module:function`.",
+            " expressions, by math-verify), code (a program that passes tests, in a sandbox), judge (by a model, in a"
+            " group `judge`), reasoning_gym (by that library), or `package.module:function`.",
         )
     )
     correct_reward: Float = Field(default=1.0, description="Reward of a correct answer.")
@@ -170,6 +176,11 @@ class LanguageRewardConfig(ConfigModel):
     program_memory_mib: Annotated[Int, Field(ge=64)] = Field(
         default=256, description="Memory limit of a program under `reward_type: code`, in MiB."
     )
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether a model of the group `judge` scores answers."""
+        return self.reward_type == "judge"
 
     @property
     def overlong_margin(self) -> int:

@@ -36,7 +36,20 @@ def unfinished_key(position: int) -> str:
 
 
 class PromptService(ABC):
-    """The rollout and reward workers as one service from prompts to scored groups."""
+    """The rollout and reward workers as one service from prompts to scored groups.
+
+    Attributes:
+        alongside: calls that go on for the whole run, of workers that are needed meanwhile; one that fails ends a wait.
+    """
+
+    def __init__(self) -> None:
+        self.alongside: Sequence[WorkerGroupHandle[Any]] = ()
+
+    def _check_alongside(self) -> None:
+        """Raise the failure of a worker that works alongside."""
+        for handle in self.alongside:
+            if handle.failed:
+                handle.wait()
 
     @abstractmethod
     def ask(self, prompts: Sequence[Prompt]) -> None:
@@ -84,6 +97,7 @@ class SyncRollouts(PromptService):
     """Synchronous rollouts: all requested prompts are answered and scored by one call on each group."""
 
     def __init__(self, rollout: GenerationGroup, reward: RewardGroup) -> None:
+        super().__init__()
         self._rollout = rollout
         self._reward = reward
         self._asked: list[Prompt] = []
@@ -109,7 +123,9 @@ class SyncRollouts(PromptService):
         self, asked: tuple[Prompt, ...], scoring: WorkerGroupHandle[list[ScoredGroup]]
     ) -> tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]:
         """Have prompts answered, and return the engines' figures and the result of the scoring call."""
-        generated, scored = wait_together(self._rollout.generate(asked), scoring)
+        calls = (self._rollout.generate(asked), scoring)
+        # Scoring would wait for those alongside without an end.
+        generated, scored = wait_for(calls, self._check_alongside) if self.alongside else wait_together(*calls)
         return generated, scored
 
     def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
@@ -159,6 +175,7 @@ class AsyncRollouts(PromptService):
         *,
         keeps_unfinished: bool = True,
     ) -> None:
+        super().__init__()
         self._stages = stages
         self._engines = engines
         self._orders = orders
@@ -261,6 +278,7 @@ class AsyncRollouts(PromptService):
 
     def _check(self) -> None:
         """Raise the failure of a worker, where one has failed."""
+        self._check_alongside()
         running = [stage.running for stage in self._stages]
         if any(handle.failed for handle in running):
             wait_together(*running)

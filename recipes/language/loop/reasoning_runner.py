@@ -12,11 +12,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
+from recipes.language.config import OPTIONAL_COMPONENTS
 from recipes.language.loop.answer_evaluation import evaluation_metrics
 from recipes.language.loop.answer_samples import write_samples
 from recipes.language.loop.failures import Failures
 from recipes.language.loop.generation import AsyncRollouts, PromptService, SyncRollouts, wait_for
 from recipes.language.loop.group_figures import group_metrics, help_with_nothing, why_nothing
+from recipes.language.loop.judging import judge_key
 from recipes.language.loop.model_checkpoints import require_state, save_parts
 from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.prompts import GroupReport, Prompt, ScoredGroup, assign, staleness
@@ -25,6 +27,7 @@ from recipes.language.loop.protocols import (
     CriticGroup,
     EngineGroup,
     GenerationGroup,
+    JudgeGroup,
     LanguageActorGroup,
     ReasoningActor,
     ReasoningReward,
@@ -62,9 +65,10 @@ class ReasoningRunner(RolloutRunner):
         reward: the workers that score.
         layout: makes the value that all workers are given at their start, from the numbers of actor, rollout and reward
             workers, the names of the channels to the reward workers and to the actors, and the numbers of critic,
-            reference and teacher workers.
+            reference, teacher and judge workers.
         record: see `Runner`.
-        evaluators: the groups that evaluate the tokens of a batch, by component: critic, reference, teacher.
+        evaluators: the groups that evaluate the tokens of a batch, by component: critic, reference, teacher; and the
+            one that judges answers, `judge`.
         others: further groups, by component.
     """
 
@@ -77,7 +81,7 @@ class ReasoningRunner(RolloutRunner):
         actor: WorkerGroup[ReasoningActor],
         rollout: WorkerGroup[Any],
         reward: WorkerGroup[ReasoningReward],
-        layout: Callable[[int, int, int, str, str, int, int, int], Any],
+        layout: Callable[..., Any],
         record: RunRecord | None = None,
         *,
         evaluators: Mapping[str, WorkerGroup[Any]] | None = None,
@@ -93,6 +97,9 @@ class ReasoningRunner(RolloutRunner):
         self._critics = [cast("CriticGroup", groups["critic"])] if "critic" in groups else []
         frozen = ("reference", "teacher")
         self._references = [cast("ReferenceGroup", groups[name]) for name in frozen if name in groups]
+        self._judges = [cast("JudgeGroup", groups["judge"])] if "judge" in groups else []
+        # Their calls, which go on for the whole run.
+        self._judging: list[WorkerGroupHandle[None]] = []
         self._cfg: Any = cfg
         self._settings: Any = cfg.runner
         self._layout = layout
@@ -132,7 +139,7 @@ class ReasoningRunner(RolloutRunner):
         name = self.groups["actor"].worker_group_name
         answers, scored = f"{name}-answers-{number}", f"{name}-scored-{number}"
         sizes = self.world_sizes
-        further = (sizes.get("critic", 0), sizes.get("reference", 0), sizes.get("teacher", 0))
+        further = [sizes.get(name, 0) for name in OPTIONAL_COMPONENTS]
         layout = self._layout(sizes["actor"], sizes["rollout"], sizes["reward"], answers, scored, *further)
         # The channels' processes start while the workers load models and data.
         with ThreadPoolExecutor(2, "rlinf-channel") as pool:
@@ -141,9 +148,15 @@ class ReasoningRunner(RolloutRunner):
             self._channels = [channel.result() for channel in channels]
         note_comparisons(self.record.folder.path, comparisons_of(self.groups.values()))
         self._problems, self._val_problems = self.answers.problem_counts().wait()[0]
-        self._service = self._sync_rollouts()
+        self._judging = [group.serve() for group in self._judges]
+        self._serve(self._sync_rollouts())
         if self.config.staleness and not self.config.only_eval:
-            self._service = self._async_rollouts()
+            self._serve(self._async_rollouts())
+
+    def _serve(self, service: PromptService) -> None:
+        """Ask a service from now on."""
+        service.alongside = self._judging
+        self._service = service
 
     def _sync_rollouts(self) -> PromptService:
         """Return the service for synchronous rollouts."""
@@ -289,7 +302,7 @@ class ReasoningRunner(RolloutRunner):
         """End asynchronous rollouts; later requests are synchronous."""
         self._service.end()
         if self.runs_ahead:
-            self._service = self._sync_rollouts()
+            self._serve(self._sync_rollouts())
 
     # Evaluation
 
@@ -393,6 +406,10 @@ class ReasoningRunner(RolloutRunner):
     def finish(self) -> None:
         """Write the trained model as a folder that other programs load: `model` in the run folder."""
         self._end_stream()
+        for rank in range(self.world_sizes.get("judge", 0)):
+            self._channels[0].put(None, key=judge_key(rank))
+        wait_together(*self._judging)
+        self._judging = []
         if self._plan.buffered:
             LOGGER.warning("%d answer groups for later steps were not used", len(self._plan.buffered))
         if self._all_failures.failed:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from recipes.language.config import LanguageConfig
-from recipes.language.rewards.scoring import PROGRAMS, Scorer
+from recipes.language.rewards.judge_scorer import Ask, JudgeScorer
+from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Scorer
 
 
-def make_scorer(config: LanguageConfig) -> Scorer:
-    """Return the scorer of `reward.reward_type`."""
+def make_scorer(config: LanguageConfig, ask: Callable[[], Ask], rank: int = 0) -> AnswerScorer:
+    """Return the scorer of `reward.reward_type`.
+
+    Args:
+        config: the whole file.
+        ask: makes what asks the judges, where there are any.
+        rank: of this reward worker.
+    """
     reward, data = config.reward, config.data
+    if reward.asks_judge:
+        return JudgeScorer(ask(), rank, correct=reward.correct_reward, incorrect=reward.incorrect_reward)
     settings: dict[str, Any] | None = None
     if data.type == "reasoning_gym":
         settings = {"task": data.task, "task_config": data.task_config}

@@ -12,7 +12,7 @@ from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problem_sources import check_file, read_file
 from recipes.language.data.problems import Problem
 from recipes.language.rewards.gold_answers import CHECKED, GOLDS, GoldFault, complaint, gold_error
-from recipes.language.rewards.scoring import Item, Score, Scorer
+from recipes.language.rewards.scoring import AnswerScorer, Item, Score, Scorer
 from rlinf_core.runners.storage.first_contact import Difference
 
 # Time limit for checking reference answers, in seconds; the remainder becomes a warning.
@@ -49,7 +49,7 @@ class _Tally:
 
 
 def check_right_answers(
-    data: LanguageDataConfig, rule: str, scorer: Scorer, *, share: tuple[int, int], must_fit: bool
+    data: LanguageDataConfig, rule: str, scorer: AnswerScorer, *, share: tuple[int, int], must_fit: bool
 ) -> Difference | None:
     """Hold a worker's share of the right answers against themselves: all of files by a rule, some by a function or a
     task of reasoning-gym.

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import IO, Any, Final, Self, cast
+from typing import IO, Any, Final, Protocol, Self, cast
 
 from recipes.language.rewards.rules import RULES, Verdict
 from rlinf_core import ConfigError
@@ -83,6 +83,16 @@ class Score:
     def failed(self) -> bool:
         """Whether the answer could not be scored: it is no sample then."""
         return bool(self.failure)
+
+
+class AnswerScorer(Protocol):
+    """What scores answers: a `Scorer`, or judges."""
+
+    @property
+    def convention(self) -> str: ...
+    def start(self) -> object: ...
+    def score_all(self, items: Sequence[Item]) -> list[Score]: ...
+    def close(self) -> None: ...
 
 
 class Scorer:

@@ -130,11 +130,24 @@ def _check_teacher(config: LanguageConfig, report: Report) -> None:
 
 
 def _check_proximal(config: LanguageConfig, report: Report) -> None:
-    """Report corrections for other policies where ratios are taken against the one that drew the tokens."""
+    """Report corrections for other policies where ratios are taken against the one that drew the tokens, and bounds of
+    which nothing is left."""
     algorithm = config.algorithm
+    low, high = algorithm.reject_ratio_low, algorithm.reject_ratio_high
+    if low is not None and high is not None and low >= high:
+        report(
+            ("algorithm", "reject_ratio_low"),
+            "conflicting-settings",
+            f"`reject_ratio_low: {low:g}` is not below `reject_ratio_high: {high:g}`: nothing would be learned from",
+            "write `reject_ratio_low: 0.5` and `reject_ratio_high: 2`",
+            about=[("algorithm", "reject_ratio_high")],
+        )
     if algorithm.recompute_logprobs:
         return
-    asked = {"tis_cap": algorithm.tis_cap is not None, "loss_type": algorithm.loss_type == "decoupled_actor"}
+    asked = {
+        name: getattr(algorithm, name) is not None for name in ("tis_cap", "reject_ratio_low", "reject_ratio_high")
+    }
+    asked["loss_type"] = algorithm.loss_type == "decoupled_actor"
     for name, needs in asked.items():
         if needs:
             what = f"`{name}: {getattr(algorithm, name)}`"

@@ -11,6 +11,7 @@ from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.rewards.scoring import PROGRAMS
 from recipes.language.rules.algorithm_rules import check_algorithm
 from recipes.language.rules.engine_rules import check_engine
+from recipes.language.rules.judge_rules import check_judge
 from recipes.language.rules.model_rules import check_model
 from recipes.language.rules.problem_rules import check_data
 from recipes.sections.checks import (
@@ -57,6 +58,7 @@ def check_job(
     check_model(config, report)
     check_engine(config, world_sizes, report)
     check_algorithm(config, report)
+    check_judge(config, report)
 
 
 def trials(config: LanguageConfig) -> list[Trial]:

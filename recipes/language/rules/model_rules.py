@@ -172,7 +172,9 @@ def _faults_of_teacher(config: LanguageConfig, tokenizer: str | None) -> list[Fa
     return reported
 
 
-def faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any], *, chat: bool) -> list[Fault]:
+def faults_of_tokenizer(
+    folder: FilePath, at: Path, settings: Mapping[str, Any], *, chat: bool, template: Path = _TEMPLATE
+) -> list[Fault]:
     """Return the faults of a tokenizer's folder.
 
     Args:
@@ -191,7 +193,7 @@ def faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any],
     )
     if chat and not templates:
         help = "write `apply_chat_template: false`, and examples in `data.few_shot`"
-        reported.append(Fault(_TEMPLATE, f"the tokenizer in `{folder}` has no chat template", help))
+        reported.append(Fault(template, f"the tokenizer in `{folder}` has no chat template", help))
     needed, known = max(stored_vocabulary(folder).values(), default=-1) + 1, settings.get("vocab_size")
     if isinstance(known, int) and needed > known:
         help = "use the tokenizer that the model was trained with"

@@ -37,6 +37,11 @@ CRITIC = (
     "algorithm.adv_type=gae",
 )
 
+JUDGE = (
+    "cluster.component_placement={'actor,rollout,reward,judge': {node_group: node, placement: 0}}",
+    "reward.reward_type=judge",
+    "judge.model_path=.",
+)
 TEACHER = (
     "cluster.component_placement={'actor,rollout,reward,teacher': {node_group: node, placement: 0}}",
     "algorithm.adv_type=distillation",
@@ -94,6 +99,11 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
     (MATH, "algorithm.kl_in_reward=true"),
     (MATH, "algorithm.kl_penalty=k1"),
     (MATH, "algorithm.max_refills=1"),
+    (MATH, "algorithm.correction_level=sequence"),
+    (MATH, "judge.threads=2"),
+    (MATH, "reward.program_memory_mib=512"),
+    ((*MATH, *JUDGE), "reward.timeout=9"),
+    ((*MATH, *JUDGE), "judge.tensor_parallel_size=2"),
     (MATH, "algorithm.value_clip=0.1"),
     (MATH, "algorithm.huber_delta=1"),
     (MATH, "critic.threads=2"),

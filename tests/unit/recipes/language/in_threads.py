@@ -21,6 +21,7 @@ from recipes.language.loop.reasoning_runner import ReasoningRunner
 from recipes.language.loop.worker_groups import optional_components
 from recipes.language.workers.actor_worker import LanguageActor
 from recipes.language.workers.critic_worker import LanguageCritic
+from recipes.language.workers.judge_worker import JudgeWorker
 from recipes.language.workers.reference_worker import LanguageReference
 from recipes.language.workers.reward_worker import RewardWorker
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
@@ -248,7 +249,12 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
         job.raise_if_bad()
         made_of: Any = job.config
         kinds = {"actor": LanguageActor, "rollout": LanguageRolloutWorker, "reward": RewardWorker}
-        further = {"critic": LanguageCritic, "reference": LanguageReference, "teacher": LanguageTeacher}
+        further: dict[str, type[Any]] = {
+            "critic": LanguageCritic,
+            "reference": LanguageReference,
+            "teacher": LanguageTeacher,
+            "judge": JudgeWorker,
+        }
         sizes = {"rollout": rollouts, "reward": rewards}
         run_folder = RunFolder.create(made_of.runner, "math")
         events: list[Event] = []
