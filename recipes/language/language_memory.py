@@ -362,7 +362,7 @@ def _rollout(sizes: Sizes) -> ProcessForecast:
     """Return the forecast of one rollout worker: of the engine `torch`, keys and values of all answers at once."""
     config, model, count = sizes.config, sizes.model, sizes.count("rollout")
     data, runner, rollout, longest = config.data, config.runner, config.rollout, sizes.longest
-    files = (Path(name) for name in (*data.train_data_paths, *data.val_data_paths))
+    files = (Path(name) for name in (*data.train_files, *data.val_data_paths))
     read = _READ * sum(file.stat().st_size for file in files if file.is_file())
     parts = {"base": _BASE, "problems": read, "answers": sizes.objects("rollout")}
     if BACKENDS[rollout.backend].name != "torch":

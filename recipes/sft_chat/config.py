@@ -144,6 +144,11 @@ class ChatDataConfig(ConfigModel):
     seed: Seed = Field(default=0, description="Seed of the order, and of generated conversations.")
 
     @property
+    def train_files(self) -> tuple[str, ...]:
+        """The paths of `train_data_paths`."""
+        return self.train_data_paths
+
+    @property
     def source(self) -> str:
         """The source of the conversations: `chat` or `sums`."""
         return self.type or ("chat" if self.train_data_paths else "sums")

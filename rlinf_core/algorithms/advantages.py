@@ -166,19 +166,25 @@ def reinforce_pp_baseline(trajectories: Trajectories, settings: AdvantageSetting
 
 
 def distillation(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
-    """Compute log teacher - log policy at every step that counts: less the divergence from the teacher, sampled.
+    """Compute log teacher - log policy at every step that counts; with `normalize_advantages` less its mean.
 
     On-policy distillation: the gradient of the reverse divergence KL(policy || teacher) of each token, given those
     before it. Agarwal et al., "On-policy distillation of language models" (GKD), arXiv 2306.13649, eq. 4 with reverse
     KL; by a policy gradient without rewards of later tokens, as in Lu et al., "On-policy distillation", Thinking
-    Machines Lab, 2025. Rewards have no part.
+    Machines Lab, 2025. Rewards have no part. The mean over all steps is a baseline: it leaves the expected gradient,
+    and lowers its variance.
 
     Raises:
         ValueError: there is no divergence from a teacher.
     """
     if trajectories.kl is None:
         raise ValueError("`adv_type: distillation` needs the divergence from a teacher")
-    return Advantages(torch.where(expand_mask(trajectories.mask, trajectories.rewards), -trajectories.kl, 0))
+    mask = expand_mask(trajectories.mask, trajectories.rewards)
+    advantages = torch.where(mask, -trajectories.kl, 0)
+    if settings.normalize_advantages:
+        total, count = settings.reduce_sum(torch.stack((advantages.sum(), mask.sum().to(advantages.dtype))))
+        advantages = torch.where(mask, advantages - total / count.clamp(min=1), 0)
+    return Advantages(advantages)
 
 
 def _reinforce(trajectories: Trajectories, settings: AdvantageSettings, rewards: Tensor) -> Advantages:

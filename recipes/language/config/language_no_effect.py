@@ -143,7 +143,7 @@ LANGUAGE: Final = (
         because=("algorithm.adv_type",),
     ),
     NoEffect(
-        ("algorithm.gamma", "algorithm.gae_lambda", "algorithm.normalize_advantages", "reward.soft_overlong"),
+        ("algorithm.gamma", "algorithm.gae_lambda", "reward.soft_overlong"),
         _distils,
         "`adv_type: distillation` learns from the teacher, token by token, and from no reward",
         because=("algorithm.adv_type",),

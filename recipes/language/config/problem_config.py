@@ -6,8 +6,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from recipes.sections.values import FilePaths, KnownOrOwn
-from rlinf_core import Bool, ConfigModel, Count, Float, Int, NoEffect, NonNegativeInt, PositiveFloat, Seed, Text
+from recipes.sections.values import FilePaths, KnownOrOwn, WeightedFiles
+from rlinf_core import (
+    Bool,
+    ConfigModel,
+    Count,
+    Float,
+    Fraction,
+    Int,
+    NoEffect,
+    NonNegativeInt,
+    PositiveFloat,
+    Seed,
+    Text,
+)
 from rlinf_core.scalars import Data
 
 # Problems of one seed that are made on the spot.
@@ -18,6 +30,18 @@ REWARD_TYPES = ("exact", "boxed", "number", "math", "code", "judge", "reasoning_
 def _source(value: Any) -> Any:
     """Return the source of problems; `math` is another project's name for problem files."""
     return None if value == "math" else value
+
+
+class CurriculumConfig(ConfigModel):
+    """Bounds of the share of right answers of training problems; others are passed over for a while."""
+
+    low: Fraction = Field(
+        default=0.05, description="Problems with a smaller share of right answers, when last asked, are passed over."
+    )
+    high: Fraction = Field(default=0.95, description="The same for problems with a larger share.")
+    rests: Count = Field(
+        default=3, description="How often such a problem is passed over before it is asked again, once an epoch."
+    )
 
 
 class LanguageDataConfig(ConfigModel):
@@ -70,9 +94,10 @@ class LanguageDataConfig(ConfigModel):
         Literal["calculations", "lookups", "episodes", "jsonl", "parquet", "reasoning_gym", "sums"] | None,
         BeforeValidator(_source),
     ] = Field(default=None, description="Source of the problems.")
-    train_data_paths: FilePaths = Field(
+    train_data_paths: WeightedFiles = Field(
         default=(),
-        description="JSONL files with one problem per line: one path or a list. Default: generated sums.",
+        description="JSONL files with one problem per line: one path or a list. `{path: ..., weight: ...}` sets the"
+        " share of a file among several. Default: generated sums.",
     )
     val_data_paths: FilePaths = Field(
         default=(), description="The same for evaluation. Default: a held-out part of the training problems."
@@ -87,6 +112,11 @@ class LanguageDataConfig(ConfigModel):
     )
     rollout_batch_size: Count = Field(
         default=32, description="Prompts per training step; each is answered `algorithm.group_size` times."
+    )
+    curriculum: CurriculumConfig | None = Field(
+        default=None,
+        description="Pass over training problems that are too easy or too hard by their measured share of right"
+        " answers: low, high, rests. Default: every problem is asked.",
     )
     shuffle: Bool = Field(default=True, description="Reshuffle the problems in every epoch.")
     task: Text | None = Field(default=None, description="Task of reasoning-gym, such as chain_sum.")
@@ -115,6 +145,21 @@ class LanguageDataConfig(ConfigModel):
     system_prompt: str = Field(default="", description="System message; needs `apply_chat_template`.")
     few_shot: str = Field(default="", description="Text before every question, such as few-shot examples.")
     seed: Seed = Field(default=0, description="Seed of the problem order and of generated problems.")
+
+    @property
+    def train_files(self) -> tuple[str, ...]:
+        """The paths of `train_data_paths`."""
+        return tuple(file if isinstance(file, str) else file.path for file in self.train_data_paths)
+
+    @property
+    def train_weights(self) -> tuple[float | None, ...]:
+        """The weight of each of them; None: the number of its rows."""
+        return tuple(None if isinstance(file, str) else file.weight for file in self.train_data_paths)
+
+    @property
+    def reshuffles(self) -> bool:
+        """Whether problems have another order in every epoch. Seeds of episodes are as good in their own."""
+        return self.shuffle and self.type != "episodes"
 
     @property
     def source(self) -> str:

@@ -15,10 +15,11 @@ from typing import Any, ClassVar, Final, cast
 from recipes.language.config import OPTIONAL_COMPONENTS
 from recipes.language.loop.answer_evaluation import evaluation_metrics
 from recipes.language.loop.answer_samples import write_samples
+from recipes.language.loop.curriculum import make_curriculum
 from recipes.language.loop.failures import Failures
 from recipes.language.loop.generation import AsyncRollouts, PromptService, SyncRollouts, wait_for
 from recipes.language.loop.group_figures import group_metrics, help_with_nothing, why_nothing
-from recipes.language.loop.judging import judge_key
+from recipes.language.loop.judge_messages import judge_key
 from recipes.language.loop.model_checkpoints import require_state, save_parts
 from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.prompts import GroupReport, Prompt, ScoredGroup, assign, staleness
@@ -148,6 +149,7 @@ class ReasoningRunner(RolloutRunner):
             self._channels = [channel.result() for channel in channels]
         note_comparisons(self.record.folder.path, comparisons_of(self.groups.values()))
         self._problems, self._val_problems = self.answers.problem_counts().wait()[0]
+        self._plan.curriculum = make_curriculum(self._cfg.data, self._problems)
         self._judging = [group.serve() for group in self._judges]
         self._serve(self._sync_rollouts())
         if self.config.staleness and not self.config.only_eval:
@@ -251,6 +253,8 @@ class ReasoningRunner(RolloutRunner):
         metrics["rollout/groups_kept"] = len(kept) / len(groups)
         metrics["rollout/tokens_per_second"] = self._service.tokens_per_second()
         metrics["rollout/staleness_mean"], metrics["rollout/staleness_max"] = staleness(kept, self.weight_version)
+        if self._plan.curriculum is not None:
+            metrics["rollout/passed_over"] = self._plan.curriculum.passed_over
         if self.runs_ahead:
             metrics["rollout/buffered"] = len(self._plan.buffered)
             metrics["rollout/in_flight"] = self._plan.in_flight

@@ -96,7 +96,7 @@ def _look_at_files(
     tally: _Tally, data: LanguageDataConfig, judge: Judge, share: tuple[int, int], deadline: float
 ) -> None:
     rank, workers = share
-    for path in (*data.train_data_paths, *data.val_data_paths):
+    for path in (*data.train_files, *data.val_data_paths):
         problems = read_file(path, data.prompt_key, data.answer_key)
         numbers = range(rank, len(problems), workers)
         for first in range(0, len(numbers), _AT_ONCE):
@@ -111,7 +111,7 @@ def _first_problems(
     """Return a worker's share of the first problems that have a right answer, with their places."""
     rank, workers = share
     if data.source == "files":
-        listed = check_file(data.train_data_paths[0], data.prompt_key, data.answer_key, most)
+        listed = check_file(data.train_files[0], data.prompt_key, data.answer_key, most)
         first, places = [listed[number] for number in range(len(listed))], list(listed.places)
     elif data.source in ("sums", "reasoning_gym"):
         made = load_problems(data, evaluation=False)

@@ -81,5 +81,5 @@ def facts(config: ModelJobConfig) -> dict[str, str | int | float | bool | None]:
 def inputs(config: ModelJobConfig) -> list[Path]:
     """Return the files and folders that a run reads."""
     data, model = config.data, config.actor.model
-    names = [*data.train_data_paths, *data.val_data_paths, *filter(None, [model.model_path])]
+    names = [*data.train_files, *data.val_data_paths, *filter(None, [model.model_path])]
     return [Path(name) for name in names]

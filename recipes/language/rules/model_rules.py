@@ -163,7 +163,8 @@ def _faults_of_teacher(config: LanguageConfig, tokenizer: str | None) -> list[Fa
     if folder is None or not os.path.isdir(folder):
         return []
     fault = fault_of_model(FilePath(folder))
-    mine, theirs = ({} if path is None else stored_vocabulary(FilePath(path)) for path in (tokenizer, folder))
+    mine = stored_vocabulary(FilePath(tokenizer)) if tokenizer is not None else dict[str, int]()
+    theirs = stored_vocabulary(FilePath(folder))
     difference = vocabulary_difference(mine, theirs) if mine and theirs else None
     reported = [] if fault is None else [Fault(_TEACHER, *fault)]
     if difference is not None:
@@ -224,7 +225,7 @@ def _faults_of_template(config: LanguageConfig, folder: str, at: Path) -> list[F
 def _fault_of_rows(config: LanguageConfig, template: ChatTemplate) -> ChatFault | None:
     """Return the first message list in the files of problems that a chat template does not write."""
     data = config.data
-    for key, paths in (("train_data_paths", data.train_data_paths), ("val_data_paths", data.val_data_paths)):
+    for key, paths in (("train_data_paths", data.train_files), ("val_data_paths", data.val_data_paths)):
         for path in paths:
             try:
                 problems = check_file(path, data.prompt_key, data.answer_key)

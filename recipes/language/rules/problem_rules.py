@@ -64,6 +64,21 @@ def _check_source(config: LanguageConfig, report: Report) -> None:
             "write `data.train_data_paths: FILE`, or `runner.only_eval: true`",
             about=[("data", "train_data_paths")],
         )
+    if len(data.train_data_paths) == 1 and data.train_weights[0] is not None:
+        report(
+            ("data", "train_data_paths"),
+            "conflicting-settings",
+            "`weight` is a file's share among several, and there is one",
+            "write the path alone, or add other files",
+        )
+    if data.curriculum is not None and data.curriculum.low >= data.curriculum.high:
+        report(
+            blame(config, ("data", "curriculum", "low"), ("data", "curriculum", "high")),
+            "conflicting-settings",
+            f"`low: {data.curriculum.low:g}` is not below `high: {data.curriculum.high:g}`: every problem that was"
+            " asked would be passed over",
+            "write `low: 0.05` and `high: 0.95`",
+        )
     if data.system_prompt and not data.apply_chat_template:
         report(
             ("data", "system_prompt"),
@@ -124,7 +139,7 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
     One that is missing is a warning: the file may be meant for another machine.
     """
     data = config.data
-    for key, paths in (("train_data_paths", data.train_data_paths), ("val_data_paths", data.val_data_paths)):
+    for key, paths in (("train_data_paths", data.train_files), ("val_data_paths", data.val_data_paths)):
         for path in paths:
             if not os.path.exists(path):
                 message = f"`{key}` names `{path}`, which does not exist on this machine"

@@ -18,11 +18,11 @@ from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.registry import make_engine
+from recipes.language.judging.judge import Judge
+from recipes.language.judging.judge_scorer import Ask
+from recipes.language.judging.make_scorer import make_scorer
 from recipes.language.loop.answer_evaluation import evaluation_metrics
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
-from recipes.language.rewards.judge import Judge
-from recipes.language.rewards.judge_scorer import Ask
-from recipes.language.rewards.make_scorer import make_scorer
 from recipes.language.rewards.scoring import AnswerScorer, Item, Score
 from recipes.language.using.evaluation_record import write_evaluation
 from recipes.language.using.model_exporting import computing_device, model_of, with_folder

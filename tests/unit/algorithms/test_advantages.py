@@ -250,11 +250,14 @@ def test_distillation_is_the_teacher_less_the_policy() -> None:
     t = sample(11, batch=6)
     assert t.kl is not None
     assert t.mask is not None
-    result = distillation(t, AdvantageSettings(kl_beta=0.3, gamma=0.5))
+    result = distillation(t, AdvantageSettings(kl_beta=0.3, gamma=0.5, normalize_advantages=False))
     for step, row in enumerate(t.kl.tolist()):
         for place, divergence in enumerate(row):
             assert result.advantages[step, place].item() == (-divergence if t.mask[step, place] else 0.0)
     assert result.returns is None
+    centered = distillation(t, AdvantageSettings()).advantages
+    baseline = -t.kl[t.mask].mean()
+    torch.testing.assert_close(centered, torch.where(t.mask, -t.kl - baseline, 0))
     with pytest.raises(ValueError, match="teacher"):
         distillation(Trajectories(rewards=t.rewards, dones=t.dones), AdvantageSettings())
 

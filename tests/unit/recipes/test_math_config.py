@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.rules.model_rules import require_model
 from recipes.math.config import MathConfig
 from rlinf_cli.lint.load import load_with_lint
@@ -626,6 +627,17 @@ def test_the_learning_rate_is_that_of_what_is_trained(
         assert config.actor.optim.clip_grad == 0.5
 
 
+@pytest.mark.parametrize(
+    ("data", "underlined"),
+    [
+        ("{train_data_paths: {path: a.jsonl, weight: 2}}", "train_data_paths"),
+        ("{curriculum: {low: 0.9, high: 0.2}}", "0.9"),
+    ],
+)
+def test_mixtures_and_curricula_that_choose_nothing(findings: Any, data: str, underlined: str) -> None:
+    assert ("conflicting-settings", underlined) in findings(LAPTOP + f"data: {data}\n")
+
+
 def test_a_pretrained_model_is_taught_by_one(findings: Any, tmp_path: Path) -> None:
     text = LAPTOP.replace("actor,rollout,reward", "actor,rollout,reward,teacher")
     text += f"algorithm: {{adv_type: distillation}}\nactor: {{model: {{model_path: {tmp_path / 'model'}}}}}\n"
@@ -677,3 +689,14 @@ judge: {model_path: /nowhere, backend: vllm, gpu_memory_utilization: SHARE}
 def test_two_engines_reserve_no_more_than_there_is(findings: Any, share: str, refused: bool) -> None:
     reported = findings(ON_GPUS.replace("SHARE", share))
     assert (("conflicting-settings", share) in reported) == refused
+
+
+@pytest.mark.filterwarnings("error")
+def test_weights_of_files_are_dumped_and_read(tmp_path: Path) -> None:
+    files = [{"path": str(tmp_path / "a.jsonl"), "weight": 3.0}, str(tmp_path / "b.jsonl")]
+    data = LanguageDataConfig.model_validate({"train_data_paths": files})
+    assert data.train_files == (str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"))
+    assert data.train_weights == (3.0, None)
+    dumped = data.model_dump(mode="json")
+    assert dumped["train_data_paths"] == files
+    assert LanguageDataConfig.model_validate(dumped) == data

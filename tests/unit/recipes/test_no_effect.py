@@ -112,7 +112,6 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
     (MATH, "teacher.hidden_dim=64"),
     ((*MATH, *TEACHER), "algorithm.gamma=0.5"),
     ((*MATH, *TEACHER), "algorithm.gae_lambda=0.5"),
-    ((*MATH, *TEACHER), "algorithm.normalize_advantages=false"),
     ((*MATH, *TEACHER), "reward.soft_overlong=2"),
     ((*MATH, *TEACHER, "teacher.model_path=."), "teacher.warm_start.steps=3"),
     ((*MATH, "actor.model.model_path=."), "actor.model.num_layers=3"),

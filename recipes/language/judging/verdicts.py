@@ -68,7 +68,7 @@ def verdict_rule(name: str) -> VerdictRule:
         raise ConfigError(f"`judge.verdict: {name}` is not a function", help="name a function of the judge's text")
 
     def checked(text: str) -> float | None:
-        value = function(text)
+        value: Any = function(text)
         return None if value is None else float(value)
 
     return checked

@@ -17,13 +17,13 @@ import torch
 
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.config.group_names import LanguageLayout
-from recipes.language.loop.judging import JudgeReply, JudgeRequest, judge_key
+from recipes.language.judging import judge as judging
+from recipes.language.judging.judge import Judge
+from recipes.language.judging.judge_scorer import JudgeClient, JudgeScorer
+from recipes.language.judging.verdicts import TEMPLATES, correct, filled, score, verdict_rule
+from recipes.language.loop.judge_messages import JudgeReply, JudgeRequest, judge_key
 from recipes.language.models.load_model import built_model, built_tokenizer, make_tokenizer
-from recipes.language.rewards import judge as judging
-from recipes.language.rewards.judge import Judge
-from recipes.language.rewards.judge_scorer import JudgeClient, JudgeScorer
 from recipes.language.rewards.scoring import Item, Score
-from recipes.language.rewards.verdicts import TEMPLATES, correct, filled, score, verdict_rule
 from recipes.language.workers.judge_worker import JudgeWorker
 from recipes.math.config import MathConfig
 from rlinf_core import ConfigError
@@ -184,7 +184,7 @@ def test_an_answer_that_is_too_long_for_the_judge_fails(monkeypatch: pytest.Monk
     config = config_of(folder, "judge.seq_length=400", "judge.max_new_tokens=20")
     scripted(monkeypatch, config, lambda question: ["Verdict: CORRECT"])
     scorer = JudgeScorer(Judge(config, torch.device("cpu")).results)
-    (result,) = scorer.score_all([Item(text="x" * 100, answer="4", prompt="2 + 2 =")])
+    (result,) = scorer.score_all([Item(text="x" * 300, answer="4", prompt="2 + 2 =")])
     assert result.failure == "judge"
     assert "more than 380 tokens" in result.reason
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from recipes.language.config import LanguageConfig
-from recipes.language.rewards.judge_scorer import Ask, JudgeScorer
+from recipes.language.judging.judge_scorer import Ask, JudgeScorer
 from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Scorer
 
 
