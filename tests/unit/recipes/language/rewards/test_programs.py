@@ -118,7 +118,7 @@ def test_a_group_is_scored_together_and_again(scorer: Scorer) -> None:
         assert [score.correct for score in scorer.score_all([right, wrong] * 3)] == [True, False] * 3
 
 
-def test_a_sandbox_that_cannot_be_made_says_nothing_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_cannot_be_made_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(program: str, limits: sandbox.SandboxLimits) -> sandbox.ProgramResult:
         raise sandbox.SandboxError("no room for another process")
 
