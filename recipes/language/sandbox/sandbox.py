@@ -90,7 +90,8 @@ class ProgramResult(NamedTuple):
 def reason_of(ran: ProgramResult) -> str:
     """Return the reason of a failure: the last line of the traceback, or the signal that ended the program."""
     number = -ran.status if ran.status < 0 else ran.status - _ENDED_BY
-    if number > 0:
+    # A program may end with any status, also those of signals without a name.
+    if number in tuple(signal.Signals):
         return f"the program was ended by {signal.Signals(number).name}"
     lines = ran.errors.strip().splitlines()
     return lines[-1] if lines else f"the program ended with status {ran.status}"

@@ -82,6 +82,8 @@ def test_a_program_that_passes_is_right(scorer: Scorer) -> None:
         ("def twice(x):\n    return 2 * x", "NameError"),
         ("import os\nos._exit(0)", "ended before its tests"),
         ("import sys\nsys.exit(0)", "ended before its tests"),
+        ("import os\nos._exit(255)", "ended with status 255"),
+        ("import os\nos._exit(163)", "ended with status 163"),
         ("open('/etc/hosts-of-mine', 'w')", "No such file"),
         ("x = 'a' * (1 << 30)", "MemoryError"),
         ("while True: print('x' * 4096)", "wrote more than"),
