@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from recipes.agent.config import AgentConfig
 from recipes.agent.loop.agent_runner import AgentRunner
 from recipes.agent.loop.protocols import AgentRollout, AgentRunning, Indexing
 from recipes.language.config.group_names import LanguageLayout
-from recipes.language.loop.worker_groups import ACTOR, CRITIC, REFERENCE, REWARD, optional_components
+from recipes.language.loop.worker_groups import ACTOR, REWARD, optional_groups
 from recipes.language.rules.model_rules import require_model
 from rlinf_core import (
     Cluster,
@@ -16,6 +16,7 @@ from rlinf_core import (
     Job,
     RunFolder,
     RunRecord,
+    WorkerGroup,
     WorkerReference,
     launch_together,
     run_job,
@@ -43,24 +44,14 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
 def launch(config: AgentConfig, cluster: Cluster, record: RunRecord) -> AgentRunner:
     """Place and start the workers, and return the loop over them."""
     placement = HybridComponentPlacement(config, cluster)
-    placed = optional_components(config)
     actor, rollout, reward = ACTOR.create_group(config), ROLLOUT.create_group(config), REWARD.create_group(config)
     agent = AGENT.create_group(config)
-    critic = CRITIC.create_group(config) if "critic" in placed else None
-    reference = REFERENCE.create_group(config) if "reference" in placed else None
-    index = INDEX.create_group(config) if config.has_index else None
-    groups = {
-        "actor": actor,
-        "rollout": rollout,
-        "reward": reward,
-        "agent": agent,
-        "index": index,
-        "critic": critic,
-        "reference": reference,
-    }
-    launch_together(
-        cluster, {group: placement.get_strategy(name) for name, group in groups.items() if group is not None}
-    )
+    others: dict[str, WorkerGroup[Any]] = {"agent": agent}
+    if config.has_index:
+        others["index"] = INDEX.create_group(config)
+    evaluators = optional_groups(config)
+    groups = {"actor": actor, "rollout": rollout, "reward": reward, **others, **evaluators}
+    launch_together(cluster, {group: placement.get_strategy(name) for name, group in groups.items()})
     return AgentRunner(
         config,
         actor,
@@ -68,7 +59,6 @@ def launch(config: AgentConfig, cluster: Cluster, record: RunRecord) -> AgentRun
         reward,
         LanguageLayout,
         record,
-        critic=critic,
-        reference=reference,
-        others={"agent": agent} | ({} if index is None else {"index": index}),
+        evaluators=evaluators,
+        others=others,
     )

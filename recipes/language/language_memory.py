@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
-import torch
-
-from recipes.language.config import LanguageActorConfig, LanguageConfig, LanguageModelConfig
+from recipes.language.config import (
+    LanguageConfig,
+    LanguageModelConfig,
+    LanguageReferenceConfig,
+    LanguageTeacherConfig,
+)
 from recipes.language.config.engine_facts import BACKENDS
+from recipes.language.config.frozen_models import judge_job, reference_model, teacher_model
 from recipes.language.loop.worker_groups import optional_components
-from recipes.language.models.load_model import built_model, make_tokenizer
-from recipes.language.models.policy import CHUNK_NUMBERS
+from recipes.language.model_sizes import LanguageModelSizes, model_sizes
 from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.dtypes import DTYPES
-from recipes.training.huggingface import check_folder, config_of, first_line, require_transformers, with_lora
-from recipes.training.memory.layer_sizes import FORWARD, computing_layers, held_in_blocks, parameter_bytes
 from recipes.training.memory.process_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
-from recipes.training.weights.sent_weights import PIECE_BYTES
-from rlinf_core import ConfigError
 from rlinf_core.job.process_forecast import ProcessForecast
 from rlinf_core.runners.runner import NEVER
 
@@ -30,110 +28,12 @@ _BATCH_TOKEN: Final = 2 * (8 + 1 + 4 + 8 + 4 + 4 + 4)
 # Bytes of a token that has been drawn, as Python's objects; and of the numbers of a row of the engine.
 _DRAWN_TOKEN: Final = 3 * 8 + 24 + 28
 _ROW_TOKEN: Final = 8 + 4 + 8
-# Tensors of the size of the logits, float32, while they are learned or drawn from.
-_LOGITS: Final = 5
 # Unlike prompt tokens that the engine computes in one pass.
 _PREFILL_TOKENS: Final = 8192
-# Pieces of weights that are on their way at a time; layers whose shards are gathered at a time.
-_PIECES: Final = 3
-_LAYERS: Final = 2
 # Bytes in memory for each byte of a file of problems.
 _READ: Final = 4
+_ON_CPU: Final = "an engine on the CPU computes in float32: weights, keys and values are twice as large there"
 _BASE: Final = WORKER + TORCH + TRANSFORMERS
-
-
-class LanguageModelSizes(NamedTuple):
-    """Sizes of a language model, in bytes.
-
-    Attributes:
-        weights, trained: all weights as they are kept, and those that are trained.
-        sent, pieces: what an engine is sent, in the type that it travels in, and how much of it at a time.
-        engine, adapted: what an engine holds without an adapter, and what of that an adapter changes.
-        gathered: whole weights that FSDP2 holds while it computes, in the type of the computation.
-        apart, layer: of the weights that are in no layer, and of the largest layer, in that type.
-        token, vocabulary: keys and values of a token, and float32 logits of one.
-        learning, predicting: what a pass holds for a token, with gradients and without.
-    """
-
-    weights: int
-    trained: int
-    sent: int
-    pieces: int
-    engine: int
-    adapted: int
-    gathered: int
-    apart: int
-    layer: int
-    token: int
-    vocabulary: int
-    learning: int
-    predicting: int
-
-    def logits(self, rows: int) -> int:
-        """Return what logits of so many tokens take, which are computed by the chunk."""
-        return _LOGITS * min(rows * self.vocabulary, max(4 * CHUNK_NUMBERS, self.vocabulary))
-
-
-def model_sizes(
-    actor: LanguageActorConfig, section: LanguageModelConfig | None = None, fsdp: FsdpConfig | None = None
-) -> LanguageModelSizes:
-    """Return the sizes of a model, by default of the actor's. Of its folder config.json alone is read.
-
-    Raises:
-        ConfigError: the folder of the model is not there, or has no configuration.
-    """
-    section, fsdp = section or actor.model, fsdp or actor.fsdp_config
-    lora, width = section.adapter(), DTYPES[section.precision].itemsize
-    with torch.device("meta"):
-        plain = _plain(section, actor)
-        text = plain.config.get_text_config()
-        engine = parameter_bytes(plain.parameters(), width=width)
-        # Without adapters it is trained in float32.
-        plain = plain.to(torch.float32 if lora is None else DTYPES[section.precision])
-        model: Any = plain if lora is None else with_lora(plain, lora)
-    outputs, inputs, weights = Counter[str](), Counter[str](), Counter[str]()
-    for _, block, layer in computing_layers(model):
-        if block is not None:
-            inputs.setdefault(block, layer.weight.shape[1])
-            outputs[block] += layer.weight.shape[0]
-            weights[block] += layer.weight.numel()
-    at_once = sorted(weights.values())[-_LAYERS:] if fsdp.sharding_strategy == "full_shard" else weights.values()
-    sent = [weight for name, weight in model.named_parameters() if lora is None or ".lora_" in name]
-    size, largest = parameter_bytes(sent, width=width), width * max(weight.numel() for weight in sent)
-    changed = (layer.base_layer.weight for layer in model.modules() if hasattr(layer, "lora_A"))
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    numbers = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return LanguageModelSizes(
-        weights=parameter_bytes(model.parameters()),
-        trained=parameter_bytes(weight for weight in model.parameters() if weight.requires_grad),
-        sent=size,
-        pieces=min(size, _PIECES * max(PIECE_BYTES, largest)),
-        engine=engine,
-        adapted=parameter_bytes(changed, width=width),
-        gathered=engine - width * (weights.total() - sum(at_once)),
-        apart=engine - width * weights.total(),
-        layer=width * max(weights.values(), default=0),
-        token=2 * text.num_hidden_layers * heads * numbers * width,
-        vocabulary=4 * plain.get_input_embeddings().weight.shape[0],
-        learning=int(width * held_in_blocks(outputs, inputs, checkpointing=fsdp.gradient_checkpointing)),
-        predicting=width * FORWARD * max(outputs.values(), default=0),
-    )
-
-
-def _plain(section: LanguageModelConfig, actor: LanguageActorConfig) -> Any:
-    """Return the model that a section names, without adapters."""
-    if section.model_path is None:
-        return built_model(make_tokenizer(actor), hidden_dim=section.hidden_dim, layers=section.num_layers)
-    require_transformers()
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    try:
-        check_folder(section.model_path)
-        config = config_of(AutoConfig, section.model_path)
-        return cast("Any", AutoModelForCausalLM).from_config(config, trust_remote_code=False)
-    except (ConfigError, ValueError) as error:
-        why, help = first_line(error), "its config.json, of a causal language model, is enough: copy it there"
-        raise ConfigError("the sizes of the model are not known", why=why, help=help) from None
 
 
 class Sizes(NamedTuple):
@@ -202,7 +102,7 @@ def forecast(config: LanguageConfig, world_sizes: Mapping[str, int | None]) -> l
 
 def component_forecasts(sizes: Sizes) -> list[ProcessForecast]:
     """Return the forecasts of the components that every recipe of language models has, and of those that it may."""
-    makers = {"critic": _critic, "reference": _reference}
+    makers = {"critic": _critic, "reference": _reference, "teacher": _teacher, "judge": _judge}
     return [
         _actor(sizes),
         _rollout(sizes),
@@ -288,28 +188,61 @@ def gathered_parts(
 
 
 def _reference(sizes: Sizes) -> ProcessForecast:
-    config, section = sizes.config, sizes.config.actor.model
-    if config.reference.model_path is not None:
-        changes = {"model_path": config.reference.model_path, "lora": None, "is_lora": False}
-        section = section.model_copy(update=changes)
-    model = model_sizes(config.actor, section)
-    tokens, _ = sizes.micro("reference", config.reference.max_tokens_per_micro_batch)
-    shards = sizes.count("reference") if config.actor.fsdp_config.sharding_strategy != "no_shard" else 1
+    config = sizes.config
+    return _frozen(sizes, "reference", reference_model(config), config.reference, config.actor.warm_start.steps)
+
+
+def _teacher(sizes: Sizes) -> ProcessForecast:
+    config = sizes.config
+    return _frozen(sizes, "teacher", teacher_model(config), config.teacher, config.teacher.warm_start.steps)
+
+
+def _frozen(
+    sizes: Sizes,
+    component: str,
+    section: LanguageModelConfig,
+    settings: LanguageReferenceConfig | LanguageTeacherConfig,
+    warm_start_steps: int,
+) -> ProcessForecast:
+    """Return the forecast of a worker that holds a model which does not learn."""
+    actor = sizes.config.actor
+    model = model_sizes(actor, section)
+    tokens, _ = sizes.micro(component, settings.max_tokens_per_micro_batch)
+    shards = sizes.count(component) if actor.fsdp_config.sharding_strategy != "no_shard" else 1
     parts = {
         "base": _BASE,
-        "warm start": 3 * model.weights if section.model_path is None and config.actor.warm_start.steps else 0,
+        "warm start": 3 * model.weights if section.model_path is None and warm_start_steps else 0,
         "weights": model.engine // shards,
-        "answers": sizes.batch("reference"),
+        "answers": sizes.batch(component),
         "activations": tokens * model.predicting + model.logits(tokens),
     }
-    return sizes.process("reference", parts, offloads=config.reference.enable_offload)
+    return sizes.process(component, parts, offloads=settings.enable_offload)
+
+
+def _judge(sizes: Sizes) -> ProcessForecast:
+    """Return the forecast of a worker that judges: of the engine `torch`, as many tokens as may run at once."""
+    config, job = sizes.config, judge_job(sizes.config)
+    judge, model = config.judge, model_sizes(job.actor)
+    parts = {"base": _BASE}
+    if BACKENDS[judge.backend].name != "torch":
+        return sizes.process("judge", parts, *_notes_of_engine(job, model))
+    every = -(-sizes.answers // sizes.count("judge")) * judge.seq_length
+    tokens = max(judge.seq_length, min(every, judge.max_running_tokens or every))
+    rows = max(1, tokens // judge.seq_length)
+    parts |= {
+        "weights": model.engine,
+        "keys and values": tokens * model.token + rows * judge.max_new_tokens * _ROW_TOKEN,
+        "activations": min(_PREFILL_TOKENS, tokens) * model.predicting + model.logits(rows),
+    }
+    notes = (_ON_CPU,) if judge.precision != "fp32" else ()
+    return sizes.process("judge", parts, *notes)
 
 
 def _rollout(sizes: Sizes) -> ProcessForecast:
     """Return the forecast of one rollout worker: of the engine `torch`, keys and values of all answers at once."""
     config, model, count = sizes.config, sizes.model, sizes.count("rollout")
     data, runner, rollout, longest = config.data, config.runner, config.rollout, sizes.longest
-    files = (Path(name) for name in (*data.train_data_paths, *data.val_data_paths))
+    files = (Path(name) for name in (*data.train_files, *data.val_data_paths))
     read = _READ * sum(file.stat().st_size for file in files if file.is_file())
     parts = {"base": _BASE, "problems": read, "answers": sizes.objects("rollout")}
     if BACKENDS[rollout.backend].name != "torch":
@@ -327,8 +260,7 @@ def _rollout(sizes: Sizes) -> ProcessForecast:
         "keys and values": rows * (longest * model.token + sizes.drawn * _ROW_TOKEN),
         "activations": min(_PREFILL_TOKENS, prompts) * model.predicting + model.logits(rows),
     }
-    on_cpu = "an engine on the CPU computes in float32: weights, keys and values are twice as large there"
-    notes = (on_cpu,) if config.actor.model.precision != "fp32" else ()
+    notes = (_ON_CPU,) if config.actor.model.precision != "fp32" else ()
     shared = count * sizes.objects("rollout")
     return sizes.process("rollout", parts, *notes, shared=shared, offloads=rollout.enable_offload)
 

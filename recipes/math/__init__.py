@@ -15,5 +15,6 @@ recipe = Recipe(
     evaluate="recipes.language.using.answer_scoring:evaluate",
     facts="recipes.language.rules.job_rules:facts",
     memory="recipes.language.language_memory:forecast",
+    trials="recipes.language.rules.job_rules:trials",
     inputs="recipes.language.rules.job_rules:inputs",
 )

@@ -7,7 +7,7 @@ from typing import cast
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.loop.protocols import ReasoningRollout
 from recipes.language.loop.reasoning_runner import ReasoningRunner
-from recipes.language.loop.worker_groups import ACTOR, CRITIC, REFERENCE, REWARD, optional_components
+from recipes.language.loop.worker_groups import ACTOR, REWARD, optional_groups
 from recipes.language.rules.model_rules import require_model
 from recipes.math.config import MathConfig
 from rlinf_core import (
@@ -41,12 +41,8 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
 def launch(config: MathConfig, cluster: Cluster, record: RunRecord) -> ReasoningRunner:
     """Place and start the workers, and return the loop over them."""
     placement = HybridComponentPlacement(config, cluster)
-    placed = optional_components(config)
     actor, rollout, reward = ACTOR.create_group(config), ROLLOUT.create_group(config), REWARD.create_group(config)
-    critic = CRITIC.create_group(config) if "critic" in placed else None
-    reference = REFERENCE.create_group(config) if "reference" in placed else None
-    groups = {"actor": actor, "rollout": rollout, "reward": reward, "critic": critic, "reference": reference}
-    launch_together(
-        cluster, {group: placement.get_strategy(name) for name, group in groups.items() if group is not None}
-    )
-    return ReasoningRunner(config, actor, rollout, reward, LanguageLayout, record, critic=critic, reference=reference)
+    evaluators = optional_groups(config)
+    groups = {"actor": actor, "rollout": rollout, "reward": reward, **evaluators}
+    launch_together(cluster, {group: placement.get_strategy(name) for name, group in groups.items()})
+    return ReasoningRunner(config, actor, rollout, reward, LanguageLayout, record, evaluators=evaluators)

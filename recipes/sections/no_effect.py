@@ -88,6 +88,25 @@ def of_one_rank(component: str, *others: str, reads: Callable[[Any], bool] = lam
     )
 
 
+def without_shards(component: str, *keys: str, reads: Callable[[Any], bool] = lambda config: False) -> NoEffect:
+    """Return the rule about keys of `fsdp_config` of a component whose every rank holds all weights.
+
+    Args:
+        component: the section.
+        keys: of `fsdp_config`.
+        reads: whether they are read nevertheless, in a file.
+    """
+    strategy = f"{component}.fsdp_config.sharding_strategy"
+    return NoEffect(
+        tuple(f"{component}.fsdp_config.{key}" for key in keys),
+        lambda config, sizes: (
+            getattr(config, component).fsdp_config.sharding_strategy == "no_shard" and not reads(config)
+        ),
+        "it is about shards of weights and gradients, and `sharding_strategy: no_shard` makes none",
+        because=(strategy,),
+    )
+
+
 def checkpoints_of(component: str) -> NoEffect:
     """Return the rule about the folder of checkpoints in a run that writes none."""
     return NoEffect(

@@ -6,11 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 
-from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    PlainValidator,
+    TypeAdapter,
+    WithJsonSchema,
+)
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
-from rlinf_core import FilePath
+from rlinf_core import ConfigModel, FilePath, PositiveFloat
 from rlinf_core.scalars import problem
 
 
@@ -25,6 +34,47 @@ FilePaths = Annotated[
     BeforeValidator(one_or_many),
     # A number or a boolean is read as the text that was written.
     WithJsonSchema({"type": [*_SCALAR, "array"], "items": {"type": _SCALAR}}),
+]
+
+
+def as_data(value: Any) -> Any:
+    """Return a section as a mapping, and any other value unchanged."""
+    return value.model_dump(mode="json") if isinstance(value, ConfigModel) else value
+
+
+class WeightedFile(ConfigModel):
+    """A file among several, with its weight."""
+
+    path: FilePath = Field(description="The file.")
+    weight: PositiveFloat | None = Field(
+        default=None, description="Share of the training rows relative to other files. Default: its number of rows."
+    )
+
+
+_FILE_PATH: TypeAdapter[str] = TypeAdapter(FilePath)
+
+
+def _weighted(value: Any) -> str | WeightedFile:
+    if isinstance(value, WeightedFile):
+        return value
+    return WeightedFile.model_validate(value) if isinstance(value, Mapping) else _FILE_PATH.validate_python(value)
+
+
+_WEIGHTED_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"path": {"type": "string"}, "weight": {"type": "number", "exclusiveMinimum": 0}},
+    "additionalProperties": False,
+}
+WeightedFiles = Annotated[
+    tuple[Annotated[str | WeightedFile, PlainValidator(_weighted), PlainSerializer(as_data)], ...],
+    BeforeValidator(one_or_many),
+    WithJsonSchema(
+        {
+            "type": [*_SCALAR, "object", "array"],
+            **{key: value for key, value in _WEIGHTED_SCHEMA.items() if key != "type"},
+            "items": {"anyOf": [{"type": _SCALAR}, _WEIGHTED_SCHEMA]},
+        }
+    ),
 ]
 
 

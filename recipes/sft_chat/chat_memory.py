@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from recipes.language.language_memory import gathered_parts, model_sizes
+from recipes.language.language_memory import gathered_parts
+from recipes.language.model_sizes import model_sizes
 from recipes.sft_chat.config import ChatConfig
 from recipes.training.memory.process_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
 from rlinf_core.job.process_forecast import ProcessForecast

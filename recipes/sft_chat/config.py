@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Final, Literal, cast
 from pydantic import Field, model_validator
 
 from recipes.language.config import LanguageActorConfig, LanguageOptimConfig, ModelRunnerConfig
-from recipes.language.config.language_no_effect import has_no_end, keeps_masters, offload_of_no_shards
-from recipes.sections.no_effect import checkpoints_of, of_one_rank
+from recipes.language.config.language_no_effect import SHARD_KEYS, has_no_end, keeps_masters
+from recipes.sections.no_effect import checkpoints_of, of_one_rank, without_shards
 from recipes.sections.values import FilePaths
 from rlinf_core import (
     Bool,
@@ -144,6 +144,11 @@ class ChatDataConfig(ConfigModel):
     seed: Seed = Field(default=0, description="Seed of the order, and of generated conversations.")
 
     @property
+    def train_files(self) -> tuple[str, ...]:
+        """The paths of `train_data_paths`."""
+        return self.train_data_paths
+
+    @property
     def source(self) -> str:
         """The source of the conversations: `chat` or `sums`."""
         return self.type or ("chat" if self.train_data_paths else "sums")
@@ -176,7 +181,7 @@ class ChatConfig(JobConfig):
         ),
         has_no_end("actor"),
         of_one_rank("actor", reads=lambda config: keeps_masters(config.actor.model)),
-        offload_of_no_shards("actor"),
+        without_shards("actor", *SHARD_KEYS, reads=lambda config: keeps_masters(config.actor.model)),
         checkpoints_of("actor"),
     )
 

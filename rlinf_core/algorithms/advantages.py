@@ -37,7 +37,7 @@ class Trajectories:
             value head.
         mask: bool [T, B], which steps count; None: all.
         kl: float [T, B], divergence from the reference at each step, to be taken off the rewards; None where there is
-            no reference, or where the loss has that term.
+            no reference, or where the loss has that term. For `distillation`: from the teacher.
         group_sizes: of the groups in their order, where some have lost members; None: all have `group_size`.
     """
 
@@ -163,6 +163,28 @@ def reinforce_pp_baseline(trajectories: Trajectories, settings: AdvantageSetting
     steps = torch.arange(len(rewards), device=rewards.device)[:, None]
     last = torch.where(mask, steps, -1).amax(dim=0)
     return _reinforce(trajectories, settings, torch.where(steps == last, rewards - baseline, rewards))
+
+
+def distillation(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
+    """Compute log teacher - log policy at every step that counts; with `normalize_advantages` less its mean.
+
+    On-policy distillation: the gradient of the reverse divergence KL(policy || teacher) of each token, given those
+    before it. Agarwal et al., "On-policy distillation of language models" (GKD), arXiv 2306.13649, eq. 4 with reverse
+    KL; by a policy gradient without rewards of later tokens, as in Lu et al., "On-policy distillation", Thinking
+    Machines Lab, 2025. Rewards have no part. The mean over all steps is a baseline: it leaves the expected gradient,
+    and lowers its variance.
+
+    Raises:
+        ValueError: there is no divergence from a teacher.
+    """
+    if trajectories.kl is None:
+        raise ValueError("`adv_type: distillation` needs the divergence from a teacher")
+    mask = expand_mask(trajectories.mask, trajectories.rewards)
+    advantages = torch.where(mask, -trajectories.kl, 0)
+    if settings.normalize_advantages:
+        total, count = settings.reduce_sum(torch.stack((advantages.sum(), mask.sum().to(advantages.dtype))))
+        advantages = torch.where(mask, advantages - total / count.clamp(min=1), 0)
+    return Advantages(advantages)
 
 
 def _reinforce(trajectories: Trajectories, settings: AdvantageSettings, rewards: Tensor) -> Advantages:

@@ -25,7 +25,10 @@ _ADVANTAGES: Registry[AdvantageFunction] = Registry(
     "advantage",
     {
         name: f"rlinf_core.algorithms.advantages:{name}"
-        for name in ("gae", "turn_gae", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline")
+        for name in (
+            *("gae", "turn_gae", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"),
+            "distillation",
+        )
     },
 )
 _POLICY_LOSSES: Registry[PolicyLossFunction] = Registry(

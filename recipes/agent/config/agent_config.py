@@ -24,8 +24,9 @@ from recipes.language.config import (
     WarmStartConfig,
 )
 from recipes.language.config.problem_config import LanguageDataConfig
-from recipes.language.rules.job_rules import check_job
+from recipes.language.rules.job_rules import SANDBOX_PROBE, check_job
 from recipes.language.rules.job_rules import inputs as job_inputs
+from recipes.language.rules.job_rules import trials as reward_trials
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.values import KnownOrOwn
@@ -43,7 +44,6 @@ TOOLS: Final = ("calculator", "search", "python", "http")
 MADE_TASKS: Final = ("calculations", "lookups")
 # Tasks that are the seeds of an environment.
 EPISODES: Final = "episodes"
-SANDBOX_PROBE: Final = "recipes.agent.tools.sandbox_probe"
 _MARKS: Final = ("calculator", "search", "result")
 
 
@@ -363,5 +363,6 @@ def inputs(config: AgentConfig) -> list[Path]:
 
 
 def trials(config: AgentConfig) -> list[Trial]:
-    """Return the checks of `rlinf doctor` on agent nodes: the sandbox of the tool `python`."""
-    return [Trial("agent", "sandbox", SANDBOX_PROBE)] if "python" in config.agent.tools else []
+    """Return the checks of `rlinf doctor`: the sandbox of the tool `python`, on agent nodes, and of rewards."""
+    tool = [Trial("agent", "sandbox", SANDBOX_PROBE)] if "python" in config.agent.tools else []
+    return tool + reward_trials(config)

@@ -16,6 +16,7 @@ from recipes.language.loop.generation import (
     PromptService,
     Stage,
     SyncRollouts,
+    Wait,
     orders_key,
     scoring,
     wait_for,
@@ -51,12 +52,13 @@ class AgentSyncRollouts(SyncRollouts):
         self._engines = engines
         self._channel = channel
 
-    def _serve(self, asked: tuple[Prompt, ...]) -> tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]:
+    def _serve(self, asked: tuple[Prompt, ...], _: Wait) -> tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]:
         """Have tasks done and scored; return the engines' figures, and the groups of each reward worker."""
         serving, lost = self._serving.serve(), self._calls.lost
 
         def check() -> None:
-            # Agents would wait for a failed engine without an end.
+            # Agents would wait for a failed engine without an end, and scoring for a failed judge.
+            self._check_alongside()
             if serving.failed:
                 serving.wait()
 

@@ -9,9 +9,9 @@ from recipes.agent.config import AgentConfig
 from recipes.agent.tasks.tasks import lookup_corpus
 from recipes.agent.tools.calculator import Calculator
 from recipes.agent.tools.python import Python
-from recipes.agent.tools.sandbox import MIB, SandboxLimits
 from recipes.agent.tools.search import Search, read_corpus
 from recipes.agent.tools.tool import FunctionTool, Tool
+from recipes.language.sandbox.sandbox import MIB, SandboxLimits
 from rlinf_core import ConfigError
 from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.registry import import_target

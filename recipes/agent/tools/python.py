@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-from typing import Final
-
-from recipes.agent.tools import sandbox
 from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
-
-_ENDED_BY: Final = 128
+from recipes.language.sandbox import sandbox
 
 
 class Python(Tool):
@@ -35,14 +30,5 @@ class Python(Tool):
         if ran.flooded:
             raise ToolError(f"the program wrote more than {sandbox.OUTPUT_BYTES} bytes")
         if ran.status != 0:
-            raise ToolError(_reason(ran))
+            raise ToolError(sandbox.reason_of(ran))
         return ran.output.rstrip("\n")
-
-
-def _reason(ran: sandbox.ProgramResult) -> str:
-    """Return the reason of a failure: the last line of the traceback, or the signal that ended the program."""
-    number = -ran.status if ran.status < 0 else ran.status - _ENDED_BY
-    if number > 0:
-        return f"the program was ended by {signal.Signals(number).name}"
-    lines = ran.errors.strip().splitlines()
-    return lines[-1] if lines else f"the program ended with status {ran.status}"

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Final, NamedTuple, cast
 
-from recipes.agent.config import EPISODES, AgentConfig
+from recipes.agent.config import AgentConfig
 from recipes.agent.conversation import agents
 from recipes.agent.conversation.agents import Agent, AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached
@@ -135,9 +135,7 @@ class AgentWorker(ComparingWorker):
         """Run the agent several times on one task, and return how many tokens the model drew."""
         data, tasks, index = self._config.data, self._tasks[prompt.trains], prompt.position
         if prompt.trains:
-            # Seeds are as good in their own order, and there are too many for a list of them.
-            shuffle = data.shuffle and data.source != EPISODES
-            (index,) = training_order(len(tasks), index, 1, seed=data.seed, shuffle=shuffle)
+            (index,) = training_order(len(tasks), index, 1, seed=data.seed, shuffle=data.reshuffles)
         problem, route = tasks[index], self._client.route(prompt.answers)
         runs = await asyncio.gather(*(self._run(prompt, problem, sample, route) for sample in range(prompt.answers)))
         group = AnswerGroup(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
-from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, TypeAdapter, WithJsonSchema
 
 from recipes.demonstrations.names import Flip
-from recipes.sections.values import one_or_many
+from recipes.sections.values import as_data, one_or_many
 from rlinf_core import Bool, ConfigModel, FilePath, Float, NonNegativeInt, Text
 
 Column: TypeAlias = Literal["action", "reward", "success", "intervention"]
@@ -54,7 +54,7 @@ _SOURCE_SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 DataSources = Annotated[
-    tuple[Annotated[str | DataSource, PlainValidator(_source)], ...],
+    tuple[Annotated[str | DataSource, PlainValidator(_source), PlainSerializer(as_data)], ...],
     BeforeValidator(one_or_many),
     WithJsonSchema(
         {

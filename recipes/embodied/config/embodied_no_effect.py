@@ -18,6 +18,7 @@ from recipes.sections.no_effect import (
     discount_of_total_rewards,
     lambda_without_values,
     of_one_rank,
+    without_shards,
 )
 from rlinf_core import NoEffect, Severity
 from rlinf_core.config.model import WorldSizes
@@ -73,6 +74,7 @@ _OF_BOTH: Final = (
         because=("env.eval.video_cfg",),
     ),
     of_one_rank("actor"),
+    without_shards("actor", "reduce_each_micro_batch"),
     checkpoints_of("actor"),
 )
 

@@ -22,7 +22,13 @@ from recipes.language.config.language_config import (
     LanguageOptimConfig as LanguageOptimConfig,
 )
 from recipes.language.config.language_config import (
+    LanguageReferenceConfig as LanguageReferenceConfig,
+)
+from recipes.language.config.language_config import (
     LanguageRunnerConfig as LanguageRunnerConfig,
+)
+from recipes.language.config.language_config import (
+    LanguageTeacherConfig as LanguageTeacherConfig,
 )
 from recipes.language.config.language_config import (
     ModelRunnerConfig as ModelRunnerConfig,

@@ -17,7 +17,8 @@ from recipes.sections.values import KnownOrOwn
 from rlinf_core import Bool, Count, Fraction, NoEffect, NonNegativeFloat, NonNegativeInt, PositiveFloat, Text
 
 VALUE_ADVANTAGES: Final = ("gae", "turn_gae")
-KNOWN_ADVANTAGES: Final = (*ADVANTAGES, "turn_gae")
+DISTILLATION: Final = "distillation"
+KNOWN_ADVANTAGES: Final = (*ADVANTAGES, "turn_gae", DISTILLATION)
 LANGUAGE_LOSSES: Final = (*LOSSES, "gspo", "decoupled_actor")
 
 _ESTIMATORS: Final = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
@@ -46,6 +47,13 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
             because=("kl_beta",),
         ),
         NoEffect(
+            ("correction_level",),
+            lambda algorithm, sizes: not algorithm.corrects,
+            "no ratio of another policy is corrected for",
+            "remove it, or write `tis_cap: 2`",
+            because=("tis_cap", "reject_ratio_high"),
+        ),
+        NoEffect(
             ("max_refills",),
             lambda algorithm, sizes: not algorithm.filter_groups,
             "no groups are dropped: `filter_groups` is false",
@@ -56,8 +64,8 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
 
     adv_type: Annotated[Text, KnownOrOwn("adv_type", KNOWN_ADVANTAGES, OTHER_ADVANTAGES)] = Field(
         default="grpo",
-        description="Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, or, with a group"
-        " `critic`, gae or turn_gae; or `package.module:name`.",
+        description="Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline; with a group"
+        " `critic`, gae or turn_gae; with a group `teacher`, distillation; or `package.module:name`.",
     )
     loss_type: Annotated[Text, KnownOrOwn("loss_type", LANGUAGE_LOSSES, OTHER_LOSSES)] = Field(
         default="actor",
@@ -73,6 +81,20 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
         default=None,
         description="Upper bound of the token weights that correct for another engine or older weights (truncated"
         " importance sampling); null: no correction.",
+    )
+    correction_level: Literal["token", "sequence"] = Field(
+        default="token",
+        description="What ratios of `tis_cap` and of rejection are of: token, or sequence, the product over its tokens"
+        " (of rejection: their geometric mean).",
+    )
+    reject_ratio_low: PositiveFloat | None = Field(
+        default=None,
+        description="Lower bound of the probability before the update over that when drawn; tokens, or with"
+        " `correction_level: sequence` answers, below it are not learned from. null: none.",
+    )
+    reject_ratio_high: PositiveFloat | None = Field(
+        default=None,
+        description="Upper bound of the same ratio, such as 2, for samples that are too stale; null: none.",
     )
     n_minibatches: Count | None = Field(
         default=None, description="Optimizer steps in one pass over a training step's answers. Default: 1."
@@ -117,6 +139,17 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
     def needs_values(self) -> bool:
         """Whether the advantages are known to need a group `critic`."""
         return self.adv_type in VALUE_ADVANTAGES
+
+    @property
+    def corrects(self) -> bool:
+        """Whether samples are weighted, or left out, for the policy that drew them."""
+        given = (self.tis_cap, self.reject_ratio_low, self.reject_ratio_high)
+        return self.loss_type == "decoupled_actor" or any(value is not None for value in given)
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the advantages are the divergence from a group `teacher`."""
+        return self.adv_type == DISTILLATION
 
     @property
     def wants_values(self) -> bool:

@@ -15,7 +15,9 @@ class LanguageLayout(NamedTuple):
             never stops one key for all of them. The runner's prompts go through it then, too.
         scored: channel from reward to actor workers where generation never stops; the key is a group's slot. Reports
             for the runner go through it, too.
-        critics, references: processes of the groups that evaluate what the actors got; 0: there is no such group.
+        critics, references, teachers: processes of the groups that evaluate what the actors got; 0: there is no such
+            group.
+        judges: processes whose models score for the reward workers; they are asked through the channel `answers`.
     """
 
     actors: int
@@ -25,6 +27,8 @@ class LanguageLayout(NamedTuple):
     scored: str
     critics: int = 0
     references: int = 0
+    teachers: int = 0
+    judges: int = 0
 
 
 class SampleRecord(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, cast
 from pydantic import Field, model_validator
 
 from recipes.language.config.algorithm_config import LanguageAlgorithmConfig
+from recipes.language.config.judge_config import LanguageJudgeConfig
 from recipes.language.config.language_no_effect import LANGUAGE
 from recipes.language.config.problem_config import LanguageDataConfig, LanguageRewardConfig
 from recipes.language.config.rollout_config import LanguageRolloutConfig
@@ -139,7 +140,7 @@ class TokenizerConfig(ConfigModel):
 PRETRAINED_RATES: Final[Mapping[str, float]] = {"actor": 1e-6, "critic": 1e-5}
 
 # Components that are placed if the algorithm needs them.
-OPTIONAL_COMPONENTS: Final = ("critic", "reference")
+OPTIONAL_COMPONENTS: Final = ("critic", "reference", "teacher", "judge")
 
 # What sums are written with; enough for a model that is built to learn them.
 SYMBOLS: Final = "0123456789+-*/=() .,?"
@@ -227,6 +228,39 @@ class LanguageReferenceConfig(ConfigModel):
     )
 
 
+class LanguageTeacherConfig(ConfigModel):
+    """The workers that hold the teacher, whose log-probabilities `adv_type: distillation` learns from."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("hidden_dim", "num_layers", "warm_start"),
+            lambda teacher, sizes: teacher.model_path is not None,
+            "`model_path` names a model, which is used as it is",
+            because=("model_path",),
+        ),
+    )
+
+    group_name: Text = Field(
+        default="TeacherGroup", description="Name of the worker group, by which other components address it."
+    )
+    max_tokens_per_micro_batch: Count = Field(default=4096, description="Packed tokens per forward pass.")
+    threads: Count = Field(default=1, description="CPU threads per process.")
+    enable_offload: Bool = Field(
+        default=False, description="Offload the teacher from its accelerators while other components use them."
+    )
+    model_path: OptionalPath = Field(
+        default=None,
+        description="Folder of the teacher, with the tokens of the actor's tokenizer. Default: a model built from"
+        " scratch, where the actor's is.",
+    )
+    hidden_dim: Count = Field(default=128, description="Width of the teacher built without `model_path`.")
+    num_layers: Count = Field(default=2, description="Layers of the teacher built without `model_path`.")
+    warm_start: WarmStartConfig = Field(
+        default_factory=lambda: WarmStartConfig(steps=400),
+        description="Supervised training of a teacher without `model_path`, on correct answers: steps, lr.",
+    )
+
+
 class LanguageConfig(JobConfig):
     """Base configuration of recipes with a language model."""
 
@@ -252,6 +286,12 @@ class LanguageConfig(JobConfig):
     )
     reference: LanguageReferenceConfig = Field(
         default_factory=LanguageReferenceConfig, description="The reference model, for `algorithm.kl_beta`."
+    )
+    teacher: LanguageTeacherConfig = Field(
+        default_factory=LanguageTeacherConfig, description="The teacher, for `adv_type: distillation`."
+    )
+    judge: LanguageJudgeConfig = Field(
+        default_factory=LanguageJudgeConfig, description="The model that judges answers, for `reward_type: judge`."
     )
     reward: LanguageRewardConfig = Field(default_factory=LanguageRewardConfig, description="How answers are scored.")
     data: LanguageDataConfig = Field(default_factory=LanguageDataConfig, description="The problems.")

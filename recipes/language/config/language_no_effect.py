@@ -16,9 +16,13 @@ from recipes.sections.no_effect import (
     discount_of_total_rewards,
     lambda_without_values,
     of_one_rank,
+    without_shards,
 )
 from rlinf_core import NoEffect
 from rlinf_core.config.model import WorldSizes
+
+# Keys of `fsdp_config` that are about shards; in recipe `embodied` the first is an error.
+SHARD_KEYS: Final = ("cpu_offload", "reduce_each_micro_batch")
 
 
 def _has_no_critic(config: Any, sizes: WorldSizes) -> bool:
@@ -37,6 +41,30 @@ def _has_no_reference(config: Any, sizes: WorldSizes) -> bool:
 
 def _why_no_reference(config: Any) -> str:
     return "the group `reference` has no placement" if config.algorithm.kl_beta else "`algorithm.kl_beta` is 0"
+
+
+def _has_no_teacher(config: Any, sizes: WorldSizes) -> bool:
+    return "teacher" not in config.cluster.component_placement or not config.algorithm.needs_teacher
+
+
+def _why_no_teacher(config: Any) -> str:
+    if not config.algorithm.needs_teacher:
+        return f"{adv_type(config)} asks no teacher"
+    return "the group `teacher` has no placement"
+
+
+def _has_no_judge(config: Any, sizes: WorldSizes) -> bool:
+    return "judge" not in config.cluster.component_placement or not config.reward.asks_judge
+
+
+def _why_no_judge(config: Any) -> str:
+    if not config.reward.asks_judge:
+        return f"`reward_type: {config.reward.reward_type}` asks no judge"
+    return "the group `judge` has no placement"
+
+
+def _distils(config: Any, sizes: WorldSizes) -> bool:
+    return config.algorithm.needs_teacher
 
 
 def _builds_no_model(config: Any, sizes: WorldSizes) -> bool:
@@ -63,22 +91,6 @@ def has_no_end(component: str) -> NoEffect:
 def keeps_masters(model: Any) -> bool:
     """Return whether layers compute with copies of the weights, which takes FSDP2 for a single rank, too."""
     return model.precision != "fp32"
-
-
-def offload_of_no_shards(component: str) -> NoEffect:
-    """Return the rule about shards in host memory where there are none."""
-
-    def when(config: Any, sizes: WorldSizes) -> bool:
-        section = getattr(config, component)
-        whole = section.fsdp_config.sharding_strategy == "no_shard"
-        return whole and not keeps_masters(section.model or config.actor.model)
-
-    return NoEffect(
-        (f"{component}.fsdp_config.cpu_offload",),
-        when,
-        "it keeps shards in host memory, and `sharding_strategy: no_shard` makes none",
-        because=(f"{component}.fsdp_config.sharding_strategy",),
-    )
 
 
 def _keys_of_engines() -> tuple[NoEffect, ...]:
@@ -123,6 +135,33 @@ LANGUAGE: Final = (
         "remove it, or write `algorithm.kl_beta: 0.001` and `reference: 0` in `cluster.component_placement`",
         because=("algorithm.kl_beta",),
     ),
+    NoEffect(
+        ("teacher",),
+        _has_no_teacher,
+        _why_no_teacher,
+        "remove it, or write `algorithm.adv_type: distillation` and `teacher: 0` in `cluster.component_placement`",
+        because=("algorithm.adv_type",),
+    ),
+    NoEffect(
+        ("algorithm.gamma", "algorithm.gae_lambda", "reward.soft_overlong"),
+        _distils,
+        "`adv_type: distillation` learns from the teacher, token by token, and from no reward",
+        because=("algorithm.adv_type",),
+    ),
+    NoEffect(
+        ("judge",),
+        _has_no_judge,
+        _why_no_judge,
+        "remove it, or write `reward.reward_type: judge` and `judge: 0` in `cluster.component_placement`",
+        because=("reward.reward_type",),
+    ),
+    NoEffect(
+        ("judge.tensor_parallel_size", "judge.gpu_memory_utilization", "judge.engine_options"),
+        lambda config, sizes: config.judge.backend == "torch",
+        "engine `torch` does not read it",
+        "remove it, or write `judge.backend: vllm`",
+        because=("judge.backend",),
+    ),
     has_no_end("actor"),
     has_no_end("critic"),
     NoEffect(
@@ -157,6 +196,9 @@ LANGUAGE: Final = (
     ),
     of_one_rank("actor", "reference", reads=lambda config: keeps_masters(config.actor.model)),
     of_one_rank("critic", reads=lambda config: keeps_masters(config.critic.model or config.actor.model)),
-    *(offload_of_no_shards(component) for component in ("actor", "critic")),
+    without_shards("actor", *SHARD_KEYS, reads=lambda config: keeps_masters(config.actor.model)),
+    without_shards(
+        "critic", *SHARD_KEYS, reads=lambda config: keeps_masters(config.critic.model or config.actor.model)
+    ),
     checkpoints_of("actor"),
 )

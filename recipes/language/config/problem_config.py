@@ -6,18 +6,42 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from recipes.sections.values import FilePaths, KnownOrOwn
-from rlinf_core import Bool, ConfigModel, Count, Float, Int, NoEffect, NonNegativeInt, PositiveFloat, Seed, Text
+from recipes.sections.values import FilePaths, KnownOrOwn, WeightedFiles
+from rlinf_core import (
+    Bool,
+    ConfigModel,
+    Count,
+    Float,
+    Fraction,
+    Int,
+    NoEffect,
+    NonNegativeInt,
+    PositiveFloat,
+    Seed,
+    Text,
+)
 from rlinf_core.scalars import Data
 
 # Problems of one seed that are made on the spot.
 MOST_GENERATED = 1 << 24
-REWARD_TYPES = ("exact", "boxed", "number", "math", "reasoning_gym")
+REWARD_TYPES = ("exact", "boxed", "number", "math", "code", "judge", "reasoning_gym")
 
 
 def _source(value: Any) -> Any:
     """Return the source of problems; `math` is another project's name for problem files."""
     return None if value == "math" else value
+
+
+class CurriculumConfig(ConfigModel):
+    """Bounds of the share of right answers of training problems; others are passed over for a while."""
+
+    low: Fraction = Field(
+        default=0.05, description="Problems with a smaller share of right answers, when last asked, are passed over."
+    )
+    high: Fraction = Field(default=0.95, description="The same for problems with a larger share.")
+    rests: Count = Field(
+        default=3, description="How often such a problem is passed over before it is asked again, once an epoch."
+    )
 
 
 class LanguageDataConfig(ConfigModel):
@@ -70,9 +94,10 @@ class LanguageDataConfig(ConfigModel):
         Literal["calculations", "lookups", "episodes", "jsonl", "parquet", "reasoning_gym", "sums"] | None,
         BeforeValidator(_source),
     ] = Field(default=None, description="Source of the problems.")
-    train_data_paths: FilePaths = Field(
+    train_data_paths: WeightedFiles = Field(
         default=(),
-        description="JSONL files with one problem per line: one path or a list. Default: generated sums.",
+        description="JSONL files with one problem per line: one path or a list. `{path: ..., weight: ...}` sets the"
+        " share of a file among several. Default: generated sums.",
     )
     val_data_paths: FilePaths = Field(
         default=(), description="The same for evaluation. Default: a held-out part of the training problems."
@@ -87,6 +112,11 @@ class LanguageDataConfig(ConfigModel):
     )
     rollout_batch_size: Count = Field(
         default=32, description="Prompts per training step; each is answered `algorithm.group_size` times."
+    )
+    curriculum: CurriculumConfig | None = Field(
+        default=None,
+        description="Pass over training problems that are too easy or too hard by their measured share of right"
+        " answers: low, high, rests. Default: every problem is asked.",
     )
     shuffle: Bool = Field(default=True, description="Reshuffle the problems in every epoch.")
     task: Text | None = Field(default=None, description="Task of reasoning-gym, such as chain_sum.")
@@ -117,6 +147,21 @@ class LanguageDataConfig(ConfigModel):
     seed: Seed = Field(default=0, description="Seed of the problem order and of generated problems.")
 
     @property
+    def train_files(self) -> tuple[str, ...]:
+        """The paths of `train_data_paths`."""
+        return tuple(file if isinstance(file, str) else file.path for file in self.train_data_paths)
+
+    @property
+    def train_weights(self) -> tuple[float | None, ...]:
+        """The weight of each of them; None: the number of its rows."""
+        return tuple(None if isinstance(file, str) else file.weight for file in self.train_data_paths)
+
+    @property
+    def reshuffles(self) -> bool:
+        """Whether problems have another order in every epoch. Seeds of episodes are as good in their own."""
+        return self.shuffle and self.type != "episodes"
+
+    @property
     def source(self) -> str:
         """The source of the problems."""
         if self.type == "sums" or (self.type is None and not (self.train_data_paths or self.val_data_paths)):
@@ -137,6 +182,22 @@ class MathDataConfig(LanguageDataConfig):
 class LanguageRewardConfig(ConfigModel):
     """Scoring by rule."""
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("program_memory_mib",),
+            lambda reward, sizes: reward.reward_type != "code",
+            lambda reward: f"`reward_type: {reward.reward_type}` runs no programs",
+            "remove it, or write `reward_type: code`",
+            because=("reward_type",),
+        ),
+        NoEffect(
+            ("timeout",),
+            lambda reward, sizes: reward.asks_judge,
+            "a judge is waited for: `judge.max_new_tokens` limits it",
+            because=("reward_type",),
+        ),
+    )
+
     group_name: Text = Field(
         default="RewardGroup", description="Name of the worker group, by which other components address it."
     )
@@ -145,7 +206,8 @@ class LanguageRewardConfig(ConfigModel):
             default="number",
             description="How an answer is judged correct: exact (same text), boxed (contents of \\boxed{}), number"
             " (the number that is boxed, stated as the answer, or last), math (equal numbers, lists and"
-            " expressions, by math-verify), reasoning_gym (by that library), or `package.module:function`.",
+            " expressions, by math-verify), code (a program that passes tests, in a sandbox), judge (by a model, in a"
+            " group `judge`), reasoning_gym (by that library), or `package.module:function`.",
         )
     )
     correct_reward: Float = Field(default=1.0, description="Reward of a correct answer.")
@@ -154,8 +216,16 @@ class LanguageRewardConfig(ConfigModel):
         default=None,
         description="Time limit for scoring one answer, in seconds; an answer that exceeds it is dropped. The first"
         " call of a function, which may load a judge, gets at least 60. Default: 5 for rules, 60 for a"
-        " function.",
+        " function. For `code`: processor time of one run of a program; one that exceeds it is wrong.",
     )
+    program_memory_mib: Annotated[Int, Field(ge=64)] = Field(
+        default=256, description="Memory limit of a program under `reward_type: code`, in MiB."
+    )
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether a model of the group `judge` scores answers."""
+        return self.reward_type == "judge"
 
     @property
     def overlong_margin(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle, islice
 from pathlib import Path
 
 from recipes.language.config.problem_config import MOST_GENERATED, LanguageDataConfig
@@ -36,23 +37,56 @@ def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet
         seed = config.seed * 2 * _SEED_DISTANCE + (_SEED_DISTANCE if evaluation else 0)
         return ReasoningGym(config.task or "", size, seed, config.task_config)
     # A run that only evaluates may have no other files.
-    paths = config.train_data_paths or config.val_data_paths
+    paths = config.train_files or config.val_data_paths
     paths = config.val_data_paths if evaluation and config.val_data_paths else paths
-    whole = Joined(
-        [
-            read_file(path, config.prompt_key, config.answer_key, name)
-            for path, name in zip(paths, data_set_names(paths), strict=True)
-        ]
-    )
+    names = data_set_names(paths)
+    parts = [
+        read_file(path, config.prompt_key, config.answer_key, name) for path, name in zip(paths, names, strict=True)
+    ]
+    whole, numbers = Joined(parts), range(sum(map(len, parts)))
+    if not config.val_data_paths:
+        numbers = [n for n in numbers if (n % 10 == 9) == evaluation]
+    if any(config.train_weights) and not evaluation and numbers:
+        sizes = [len(part) for part in parts]
+        return Chosen(whole, mixed(numbers, sizes, [*map(_share, config.train_weights, sizes)]))
     if config.val_data_paths:
         return whole
-    numbers = [n for n in range(len(whole)) if (n % 10 == 9) == evaluation]
     if not numbers:
         raise ConfigError(
             f"{len(whole)} problems are too few to hold some out for evaluation",
             help="set `data.val_data_paths`, or give at least ten problems",
         )
     return Chosen(whole, numbers)
+
+
+def _share(weight: float | None, size: int) -> float:
+    return size if weight is None else weight
+
+
+def mixed(numbers: Sequence[int], sizes: Sequence[int], shares: Sequence[float]) -> list[int]:
+    """Return an epoch in which data sets have their shares, and every problem is at least once.
+
+    The data set with the fewest problems for its share has each once or more often, in turn, so that shares hold to
+    one problem; none is left out.
+
+    Args:
+        numbers: of the problems that are trained on, ascending.
+        sizes: problems of each data set, one after the other.
+        shares: of each data set; only their ratios matter.
+    """
+    rows: list[list[int]] = []
+    end = 0
+    for size in sizes:
+        start, end = end, end + size
+        rows.append([number for number in numbers if start <= number < end])
+    # As many problems as an epoch needs for one unit of share.
+    unit = max(len(part) / share for part, share in zip(rows, shares, strict=True))
+    return [
+        number
+        for part, share in zip(rows, shares, strict=True)
+        if part
+        for number in islice(cycle(part), round(unit * share))
+    ]
 
 
 def data_set_names(paths: Sequence[str]) -> list[str]:
@@ -68,7 +102,7 @@ def data_set_names(paths: Sequence[str]) -> list[str]:
 class Chosen:
     """Some of the problems of a set."""
 
-    def __init__(self, whole: ProblemSet, numbers: list[int]) -> None:
+    def __init__(self, whole: ProblemSet, numbers: Sequence[int]) -> None:
         self._whole = whole
         self._numbers = numbers
 

@@ -36,7 +36,20 @@ def unfinished_key(position: int) -> str:
 
 
 class PromptService(ABC):
-    """The rollout and reward workers as one service from prompts to scored groups."""
+    """The rollout and reward workers as one service from prompts to scored groups.
+
+    Attributes:
+        alongside: calls that go on for the whole run, of workers that are needed meanwhile; one that fails ends a wait.
+    """
+
+    def __init__(self) -> None:
+        self.alongside: Sequence[WorkerGroupHandle[Any]] = ()
+
+    def _check_alongside(self) -> None:
+        """Raise the failure of a worker that works alongside."""
+        for handle in self.alongside:
+            if handle.failed:
+                handle.wait()
 
     @abstractmethod
     def ask(self, prompts: Sequence[Prompt]) -> None:
@@ -80,7 +93,8 @@ class PromptService(ABC):
         """Drop pending messages after a failure that ends the workers."""
 
 
-Answered: TypeAlias = Callable[[tuple[Prompt, ...]], tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]]
+Wait: TypeAlias = Callable[..., Sequence[Sequence[Any]]]
+Answered: TypeAlias = Callable[[tuple[Prompt, ...], Wait], tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]]
 
 
 class SyncRollouts(PromptService):
@@ -88,11 +102,12 @@ class SyncRollouts(PromptService):
 
     Args:
         rollout: the workers that hold engines.
-        answered: has prompts answered and scored: returns the figures of each engine, and the groups of each reward
-            worker.
+        answered: has prompts answered and scored, by a function that waits for calls: returns the figures of each
+            engine, and the groups of each reward worker.
     """
 
     def __init__(self, rollout: EngineGroup, answered: Answered) -> None:
+        super().__init__()
         self._rollout = rollout
         self._answered = answered
         self._asked: list[Prompt] = []
@@ -109,10 +124,14 @@ class SyncRollouts(PromptService):
     def wait(self) -> list[ScoredGroup]:
         """See `PromptService`: all groups come at once."""
         asked, self._asked = tuple(self._asked), []
-        generated, scored = self._answered(asked)
+        generated, scored = self._answered(asked, self._wait)
         self._tokens += sum(report.tokens for report in generated)
         self._seconds += max(report.seconds for report in generated)
         return sorted((group for report in scored for group in report), key=lambda group: group.report.slot)
+
+    def _wait(self, *calls: WorkerGroupHandle[Any]) -> Sequence[Sequence[Any]]:
+        """Return the results of calls; scoring would wait for workers alongside that failed without an end."""
+        return wait_for(calls, self._check_alongside) if self.alongside else wait_together(*calls)
 
     def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
         """See `PromptService`."""
@@ -161,6 +180,7 @@ class AsyncRollouts(PromptService):
         *,
         keeps_unfinished: bool = True,
     ) -> None:
+        super().__init__()
         self._stages = stages
         self._engines = engines
         self._orders = orders
@@ -263,6 +283,7 @@ class AsyncRollouts(PromptService):
 
     def _check(self) -> None:
         """Raise the failure of a worker, where one has failed."""
+        self._check_alongside()
         running = [stage.running for stage in self._stages]
         if any(handle.failed for handle in running):
             wait_together(*running)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from recipes.language.loop.curriculum import Curriculum
 from recipes.language.loop.prompts import GroupReport, Prompt
 
 # Maximum refills of a slot whose group lost too many answers to failed scoring.
@@ -82,7 +83,8 @@ class PromptPlan:
         shown: how many groups of a step people may read.
 
     Attributes:
-        taken: training problems set aside so far.
+        taken: training problems set aside so far, those that were passed over included.
+        curriculum: passes over some; None: every problem is asked.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class PromptPlan:
         self._free: list[int] = []
         self._slots = itertools.count()
         self.taken = 0
+        self.curriculum: Curriculum | None = None
 
     @property
     def in_flight(self) -> int:
@@ -145,9 +148,14 @@ class PromptPlan:
 
     def _begin(self, step: int) -> None:
         shown = self._shown(step)
-        places = [_Place(self.taken + index, 0, index < shown) for index in range(self._batch_size)]
-        self.taken += self._batch_size
+        places = [_Place(self._set_aside(), 0, index < shown) for index in range(self._batch_size)]
         self._batches[step] = _Batch(step, places)
+
+    def _set_aside(self) -> int:
+        """Return the position of the next problem."""
+        position = self.taken if self.curriculum is None else self.curriculum.next_position(self.taken)
+        self.taken = position + 1
+        return position
 
     def _hand_out(self, batch: _Batch, place: _Place, version: int) -> Prompt:
         slot = heapq.heappop(self._free) if self._free else next(self._slots)
@@ -178,11 +186,12 @@ class PromptPlan:
             raise ValueError(f"no prompt is in progress in slot {report.slot} of step {report.step}")
         del batch.workers[report.slot]
         batch.reports[report.slot] = report
+        if self.curriculum is not None:
+            self.curriculum.observe(report)
         refill = batch.places[report.slot].refill + 1
         most = max(self._max_refills, _SPOILED_REFILLS) if report.spoiled else self._max_refills
         if not report.kept and refill <= most:
-            batch.waiting.append(_Place(self.taken, refill))
-            self.taken += 1
+            batch.waiting.append(_Place(self._set_aside(), refill))
 
     def is_whole(self, step: int) -> bool:
         """Return whether all groups expected for a step have arrived."""
@@ -222,7 +231,8 @@ class PromptPlan:
             for position, oldest in (unfinished or {}).items()
             if position in here and oldest is not None
         }
-        return {"problems_taken": self.taken, "batches": batches, "unfinished": kept}
+        measured = {} if self.curriculum is None else {"curriculum": self.curriculum.state()}
+        return {"problems_taken": self.taken, "batches": batches, "unfinished": kept, **measured}
 
     def restore(self, state: Mapping[str, Any], step: int, version: int) -> Restored:
         """Take what `state` returned.
@@ -236,6 +246,8 @@ class PromptPlan:
             version: of the weights after it.
         """
         self.taken = int(state["problems_taken"])
+        if self.curriculum is not None and "curriculum" in state:
+            self.curriculum.restore(state["curriculum"])
         oldest = {int(position): version for position, version in state.get("unfinished", {}).items()}
         again = 0
         kept: list[int] = []

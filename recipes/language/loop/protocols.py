@@ -95,6 +95,13 @@ class ReferenceMethods(Protocol[Nothing]):
     def evaluate(self, step: int, /) -> Nothing: ...
 
 
+class JudgeMethods(Protocol[Nothing]):
+    """The methods of workers that judge answers by a model."""
+
+    def init_worker(self, layout: Any, /) -> Nothing: ...
+    def serve(self) -> Nothing: ...
+
+
 class CriticMethods(ReferenceMethods[Nothing], Protocol[Nothing, Figures]):
     """The methods of workers that estimate values. They exchange tokens with the actors directly."""
 
@@ -121,6 +128,10 @@ class ReasoningCritic(CriticMethods[None, Metrics], Comparing, Protocol):
 
 class ReasoningReference(ReferenceMethods[None], Comparing, Protocol):
     """A worker that holds the reference model."""
+
+
+class ReasoningJudge(JudgeMethods[None], Comparing, Protocol):
+    """A worker that judges answers by a model."""
 
 
 class LanguageActorGroup(
@@ -173,3 +184,7 @@ class CriticGroup(CriticMethods[WorkerGroupHandle[None], WorkerGroupHandle[Metri
 
 class ReferenceGroup(ReferenceMethods[WorkerGroupHandle[None]], Protocol):
     """The workers that hold the reference model."""
+
+
+class JudgeGroup(JudgeMethods[WorkerGroupHandle[None]], Protocol):
+    """The workers that judge answers by a model."""

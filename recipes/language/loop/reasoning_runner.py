@@ -12,12 +12,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
+from recipes.language.config import OPTIONAL_COMPONENTS
 from recipes.language.loop.answer_evaluation import evaluation_metrics
 from recipes.language.loop.answer_recovery import AnswerRecovery
 from recipes.language.loop.answer_samples import write_samples
+from recipes.language.loop.curriculum import make_curriculum
 from recipes.language.loop.failures import Failures
 from recipes.language.loop.generation import AsyncRollouts, PromptService, SyncRollouts, wait_for
 from recipes.language.loop.group_figures import group_metrics, help_with_nothing, why_nothing
+from recipes.language.loop.judge_messages import judge_key
 from recipes.language.loop.model_checkpoints import require_state, save_parts
 from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.prompts import GroupReport, Prompt, ScoredGroup, assign, staleness
@@ -26,10 +29,9 @@ from recipes.language.loop.protocols import (
     CriticGroup,
     EngineGroup,
     GenerationGroup,
+    JudgeGroup,
     LanguageActorGroup,
     ReasoningActor,
-    ReasoningCritic,
-    ReasoningReference,
     ReasoningReward,
     ReferenceGroup,
     RewardGroup,
@@ -64,11 +66,11 @@ class ReasoningRunner(RolloutRunner):
         rollout: the workers that hold engines, and answer where no others do.
         reward: the workers that score.
         layout: makes the value that all workers are given at their start, from the numbers of actor, rollout and reward
-            workers, the names of the channels to the reward workers and to the actors, and the numbers of critic and
-            reference workers.
+            workers, the names of the channels to the reward workers and to the actors, and the numbers of critic,
+            reference, teacher and judge workers.
         record: see `Runner`.
-        critic: the workers that estimate values; None: there are none.
-        reference: the workers that hold the reference model; None: there is none.
+        evaluators: the groups that evaluate the tokens of a batch, by component: critic, reference, teacher; and the
+            one that judges answers, `judge`.
         others: further groups, by component.
     """
 
@@ -81,23 +83,25 @@ class ReasoningRunner(RolloutRunner):
         actor: WorkerGroup[ReasoningActor],
         rollout: WorkerGroup[Any],
         reward: WorkerGroup[ReasoningReward],
-        layout: Callable[[int, int, int, str, str, int, int], Any],
+        layout: Callable[..., Any],
         record: RunRecord | None = None,
         *,
-        critic: WorkerGroup[ReasoningCritic] | None = None,
-        reference: WorkerGroup[ReasoningReference] | None = None,
+        evaluators: Mapping[str, WorkerGroup[Any]] | None = None,
         others: Mapping[str, WorkerGroup[Any]] | None = None,
     ) -> None:
-        groups: dict[str, WorkerGroup[Any] | None]
-        groups = {"actor": actor, "rollout": rollout, "reward": reward, "critic": critic, "reference": reference}
-        groups |= others or {}
-        super().__init__(cfg, {name: group for name, group in groups.items() if group is not None}, record)
+        groups: dict[str, WorkerGroup[Any]] = {"actor": actor, "rollout": rollout, "reward": reward}
+        groups |= {**(evaluators or {}), **(others or {})}
+        super().__init__(cfg, groups, record)
         self.actor = cast("LanguageActorGroup", actor)
         self.rollout = cast("EngineGroup", rollout)
         self.answers = cast("AnsweringGroup", groups[self.answering])
         self.reward = cast("RewardGroup", reward)
-        self._critics = [] if critic is None else [cast("CriticGroup", critic)]
-        self._references = [] if reference is None else [cast("ReferenceGroup", reference)]
+        self._critics = [cast("CriticGroup", groups["critic"])] if "critic" in groups else []
+        frozen = ("reference", "teacher")
+        self._references = [cast("ReferenceGroup", groups[name]) for name in frozen if name in groups]
+        self._judges = [cast("JudgeGroup", groups["judge"])] if "judge" in groups else []
+        # Their calls, which go on for the whole run.
+        self._judging: list[WorkerGroupHandle[None]] = []
         self._cfg: Any = cfg
         self._settings: Any = cfg.runner
         self._layout = layout
@@ -138,7 +142,7 @@ class ReasoningRunner(RolloutRunner):
         name = self.groups["actor"].worker_group_name
         answers, scored = f"{name}-answers-{number}", f"{name}-scored-{number}"
         sizes = self.world_sizes
-        further = (sizes.get("critic", 0), sizes.get("reference", 0))
+        further = [sizes.get(name, 0) for name in OPTIONAL_COMPONENTS]
         layout = self._layout(sizes["actor"], sizes["rollout"], sizes["reward"], answers, scored, *further)
         # The channels' processes start while the workers load models and data.
         with ThreadPoolExecutor(2, "rlinf-channel") as pool:
@@ -148,9 +152,16 @@ class ReasoningRunner(RolloutRunner):
         self._prepared(layout)
         note_comparisons(self.record.folder.path, comparisons_of(self.groups.values()))
         self._problems, self._val_problems = self.answers.problem_counts().wait()[0]
-        self._service = self._sync_rollouts()
+        self._plan.curriculum = make_curriculum(self._cfg.data, self._problems)
+        self._judging = [group.serve() for group in self._judges]
+        self._serve(self._sync_rollouts())
         if self.config.staleness and not self.config.only_eval:
-            self._service = self._async_rollouts()
+            self._serve(self._async_rollouts())
+
+    def _serve(self, service: PromptService) -> None:
+        """Ask a service from now on."""
+        service.alongside = self._judging
+        self._service = service
 
     def _prepared(self, layout: Any) -> None:
         """Note what workers were prepared with, for those that take the place of dead ones."""
@@ -267,6 +278,8 @@ class ReasoningRunner(RolloutRunner):
         metrics["rollout/groups_kept"] = len(kept) / len(groups)
         metrics["rollout/tokens_per_second"] = self._service.tokens_per_second()
         metrics["rollout/staleness_mean"], metrics["rollout/staleness_max"] = staleness(kept, self.weight_version)
+        if self._plan.curriculum is not None:
+            metrics["rollout/passed_over"] = self._plan.curriculum.passed_over
         if self.runs_ahead:
             metrics["rollout/buffered"] = len(self._plan.buffered)
             metrics["rollout/in_flight"] = self._plan.in_flight
@@ -318,7 +331,7 @@ class ReasoningRunner(RolloutRunner):
         """End asynchronous rollouts; later requests are synchronous."""
         self._service.end()
         if self.runs_ahead:
-            self._service = self._sync_rollouts()
+            self._serve(self._sync_rollouts())
 
     # Evaluation
 
@@ -422,6 +435,10 @@ class ReasoningRunner(RolloutRunner):
     def finish(self) -> None:
         """Write the trained model as a folder that other programs load: `model` in the run folder."""
         self._end_stream()
+        for rank in range(self.world_sizes.get("judge", 0)):
+            self._channels[0].put(None, key=judge_key(rank))
+        wait_together(*self._judging)
+        self._judging = []
         if self._plan.buffered:
             LOGGER.warning("%d answer groups for later steps were not used", len(self._plan.buffered))
         if self._all_failures.failed:

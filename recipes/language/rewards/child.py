@@ -11,13 +11,14 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from recipes.language.data.problem_sources import ReasoningGym
 from recipes.language.rewards.functions import RewardAdapter, load_function
 from recipes.language.rewards.gold_answers import GOLDS, gold_verdict
+from recipes.language.rewards.programs import ProgramJudge
 from recipes.language.rewards.rules import RULES, Verdict, prepare_math
-from recipes.language.rewards.scoring import Item
+from recipes.language.rewards.scoring import PROGRAMS, Item
 from rlinf_core import RLinfError
 
 Rule: TypeAlias = Callable[[Item], Verdict]
@@ -26,6 +27,12 @@ Tell: TypeAlias = Callable[[int, dict[str, Any]], None]
 
 # When an alarm that came during an import rings again.
 _AGAIN_SECONDS: Final = 0.05
+
+
+class Judging(Protocol):
+    """Something that scores an answer while it waits for others."""
+
+    async def result_of(self, item: Item, /) -> Verdict: ...
 
 
 class _LimitReached(BaseException):
@@ -56,7 +63,7 @@ def serve(kind: str, settings: dict[str, Any]) -> None:
         write({"fault": error.message, "why": error.why, "help": error.help})
         return
     lists = isinstance(rule, RewardAdapter) and rule.takes_lists
-    is_async = isinstance(rule, RewardAdapter) and rule.is_async and not lists
+    is_async = isinstance(rule, ProgramJudge) or (isinstance(rule, RewardAdapter) and rule.is_async and not lists)
     convention = rule.convention if isinstance(rule, RewardAdapter) else ""
     write({"ready": True, "together": lists or is_async, "async": is_async, "convention": convention})
     for line in sys.stdin.buffer:
@@ -64,7 +71,7 @@ def serve(kind: str, settings: dict[str, Any]) -> None:
         items, limit = [Item(**fields) for fields in message["items"]], message["limit"]
         if isinstance(rule, RewardAdapter) and rule.takes_lists:
             _score_lists(rule, items, tell)
-        elif isinstance(rule, RewardAdapter) and rule.is_async:
+        elif isinstance(rule, ProgramJudge) or (isinstance(rule, RewardAdapter) and rule.is_async):
             asyncio.run(_score_together(rule, items, limit, tell))
         else:
             for number, item in enumerate(items):
@@ -119,7 +126,7 @@ def _score_lists(function: RewardAdapter, items: Sequence[Item], send: Tell) -> 
             send(number, _score(function, item, None))
 
 
-async def _score_together(function: RewardAdapter, items: Sequence[Item], limit: float, send: Tell) -> None:
+async def _score_together(function: Judging, items: Sequence[Item], limit: float, send: Tell) -> None:
     """Score answers at the same time: an asynchronous function waits for others, such as a judge behind a network."""
 
     async def one(number: int, item: Item) -> None:
@@ -141,11 +148,13 @@ def _error(error: Exception) -> dict[str, Any]:
     return {"failure": "error", "reason": f"{type(error).__name__}: {error}"[:200]}
 
 
-def _rule(kind: str, settings: dict[str, Any]) -> Rule:
+def _rule(kind: str, settings: dict[str, Any]) -> Rule | ProgramJudge:
     """Return the rule, ready to score: whatever it loads is loaded here, outside the limit of an answer."""
     if kind == "reasoning_gym":
         task = ReasoningGym(settings["task"], 1, 0, settings.get("task_config"))
         return lambda item: Verdict(task.score(item.text, item.row), "by reasoning-gym")
+    if kind == PROGRAMS:
+        return ProgramJudge(settings["seconds"], settings["memory"])
     if kind in RULES:
         prepare_math()
         return lambda item: RULES[kind](item.text, item.answer)

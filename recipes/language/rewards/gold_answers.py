@@ -6,15 +6,17 @@ from typing import Final, NamedTuple
 
 from recipes.language.rewards.cleaning import boxed_content
 from recipes.language.rewards.final_answer import answer_number
+from recipes.language.rewards.programs import fault_of_tests
 from recipes.language.rewards.readings import Other, read, text_of
 from recipes.language.rewards.rules import RULES, Verdict, is_expression
+from recipes.language.rewards.scoring import PROGRAMS
 from rlinf_core import ConfigError
 from rlinf_core.suggest import excerpt
 
 # The kind of a scorer that judges right answers by themselves.
 GOLDS: Final = "right answers"
 # The rules whose reference answers can be checked without a user's function.
-CHECKED: Final = ("exact", "boxed", "number", "math")
+CHECKED: Final = ("exact", "boxed", "number", "math", PROGRAMS)
 # The share of right answers above which a file and its rule do not belong together.
 MOST_FAILING: Final = 0.5
 _SHOWN: Final = 3
@@ -42,6 +44,8 @@ def gold_verdict(rule: str, answer: str) -> Verdict:
     fault = quick_fault(rule, answer)
     if fault:
         return Verdict(0.0, fault)
+    if rule == PROGRAMS:
+        return Verdict(1.0, "tests")
     if rule == "math" and isinstance(read(_shown(answer)), Other) and not is_expression(_shown(answer)):
         return Verdict(0.0, "math-verify cannot parse it")
     text = answer if rule in ("exact", "number") else rf"\boxed{{{_shown(answer)}}}"
@@ -50,6 +54,8 @@ def gold_verdict(rule: str, answer: str) -> Verdict:
 
 def quick_fault(rule: str, answer: str) -> str:
     """Return the fault of a reference answer, as far as it can be told without math-verify; "" for none."""
+    if rule == PROGRAMS:
+        return fault_of_tests(answer)
     if not text_of(read(_shown(answer))).strip():
         return "it is empty"
     if rule == "number" and answer_number(answer) is None:

@@ -12,7 +12,7 @@ from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problem_sources import check_file, read_file
 from recipes.language.data.problems import Problem
 from recipes.language.rewards.gold_answers import CHECKED, GOLDS, GoldFault, complaint, gold_error
-from recipes.language.rewards.scoring import Item, Score, Scorer
+from recipes.language.rewards.scoring import AnswerScorer, Item, Score, Scorer
 from rlinf_core.runners.storage.first_contact import Difference
 
 # Time limit for checking reference answers, in seconds; the remainder becomes a warning.
@@ -49,7 +49,7 @@ class _Tally:
 
 
 def check_right_answers(
-    data: LanguageDataConfig, rule: str, scorer: Scorer, *, share: tuple[int, int], must_fit: bool
+    data: LanguageDataConfig, rule: str, scorer: AnswerScorer, *, share: tuple[int, int], must_fit: bool
 ) -> Difference | None:
     """Hold a worker's share of the right answers against themselves: all of files by a rule, some by a function or a
     task of reasoning-gym.
@@ -96,7 +96,7 @@ def _look_at_files(
     tally: _Tally, data: LanguageDataConfig, judge: Judge, share: tuple[int, int], deadline: float
 ) -> None:
     rank, workers = share
-    for path in (*data.train_data_paths, *data.val_data_paths):
+    for path in (*data.train_files, *data.val_data_paths):
         problems = read_file(path, data.prompt_key, data.answer_key)
         numbers = range(rank, len(problems), workers)
         for first in range(0, len(numbers), _AT_ONCE):
@@ -111,7 +111,7 @@ def _first_problems(
     """Return a worker's share of the first problems that have a right answer, with their places."""
     rank, workers = share
     if data.source == "files":
-        listed = check_file(data.train_data_paths[0], data.prompt_key, data.answer_key, most)
+        listed = check_file(data.train_files[0], data.prompt_key, data.answer_key, most)
         first, places = [listed[number] for number in range(len(listed))], list(listed.places)
     elif data.source in ("sums", "reasoning_gym"):
         made = load_problems(data, evaluation=False)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import IO, Any, Final, Self, cast
+from typing import IO, Any, Final, Protocol, Self, cast
 
 from recipes.language.rewards.rules import RULES, Verdict
 from rlinf_core import ConfigError
@@ -33,6 +33,10 @@ _TRIES: Final = 2
 # Seconds for one answer, where the file does not say: of a rule, which computes, and of a function, which may ask a
 # model behind a network.
 RULE_SECONDS: Final = 5.0
+# The kind of a scorer that runs tests on programs; `timeout` is of the processor time of a run then. By the clock the
+# answers of a group, whose runs share the processors, have so long.
+PROGRAMS: Final = "code"
+_PROGRAMS_SECONDS: Final = 900.0
 FUNCTION_SECONDS: Final = 60.0
 
 
@@ -81,6 +85,16 @@ class Score:
         return bool(self.failure)
 
 
+class AnswerScorer(Protocol):
+    """What scores answers: a `Scorer`, or judges."""
+
+    @property
+    def convention(self) -> str: ...
+    def start(self) -> object: ...
+    def score_all(self, items: Sequence[Item]) -> list[Score]: ...
+    def close(self) -> None: ...
+
+
 class Scorer:
     """Scores answers by a rule, a task of reasoning-gym, or a function of the user's.
 
@@ -90,12 +104,13 @@ class Scorer:
     more, by another one; so is one at which a function raises, or an asynchronous one takes too long.
 
     Args:
-        kind: name of a rule, `reasoning_gym`, or `package.module:function`.
+        kind: name of a rule, `reasoning_gym`, `code`, or `package.module:function`.
         correct: reward of a right answer.
         incorrect: reward of any other.
-        timeout: seconds for one answer; None: `RULE_SECONDS` or `FUNCTION_SECONDS`.
+        timeout: seconds for one answer, of `code` processor seconds of a run; None: `RULE_SECONDS` or
+            `FUNCTION_SECONDS`.
         loading: seconds for the first call of a function, where `timeout` is less.
-        settings: of the kind: `task` and `task_config` of reasoning-gym.
+        settings: of the kind: `task` and `task_config` of reasoning-gym, `memory` of `code`.
 
     Attributes:
         convention: by which a function is called, once it is loaded; "" for rules.
@@ -114,9 +129,12 @@ class Scorer:
         self._kind = kind
         self._rewards = incorrect, correct
         self._is_function = ":" in kind
+        self._runs_programs = kind == PROGRAMS
         self._timeout = timeout or (FUNCTION_SECONDS if self._is_function else RULE_SECONDS)
         self._loading_limit = loading
         self._settings = dict(settings or {})
+        if self._runs_programs:
+            self._settings["seconds"], self._timeout = self._timeout, _PROGRAMS_SECONDS
         self._rule = RULES[kind] if kind in RULES and kind != "math" else None
         self._child: subprocess.Popen[bytes] | None = None
         self._rest = b""
@@ -161,7 +179,7 @@ class Scorer:
             is_complete = len(judged) == len(sent)
             for index, score in judged.items():
                 # What a function raises, or waits for in vain, may be of a judge that was away.
-                if score.failure and self._is_function and sent[index] not in again:
+                if score.failure and (self._is_function or self._runs_programs) and sent[index] not in again:
                     again.add(sent[index])
                 else:
                     scores[sent[index]] = score

@@ -40,6 +40,7 @@ def check_algorithm(config: LanguageConfig, report: Report) -> None:
             "remove `ratio_clip_eps`, or the other keys",
         )
     _check_groups(config, report)
+    _check_teacher(config, report)
     _check_proximal(config, report)
     _check_aggregation(config, report)
 
@@ -84,12 +85,69 @@ def _check_groups(config: LanguageConfig, report: Report) -> None:
         )
 
 
+def _check_teacher(config: LanguageConfig, report: Report) -> None:
+    """Report distillation without a teacher, a teacher without distillation, and keys that contradict it."""
+    algorithm, placed = config.algorithm, "teacher" in config.cluster.component_placement
+    at = ("algorithm", "adv_type")
+    if not algorithm.needs_teacher:
+        if placed:
+            report(
+                ("cluster", "component_placement", "teacher"),
+                "unused-component",
+                f"`adv_type: {algorithm.adv_type}` asks no teacher: the group `teacher` would be idle",
+                "write `algorithm.adv_type: distillation`, or remove its placement",
+                about=[at],
+                severity=Severity.WARNING,
+            )
+        return
+    if not placed:
+        report(
+            at,
+            "missing-component",
+            "`adv_type: distillation` needs log-probabilities of a teacher, but the group `teacher` has no placement",
+            "add `teacher: 0` to `cluster.component_placement`, and write `teacher.model_path: FOLDER`",
+        )
+    if config.actor.model.model_path is not None and config.teacher.model_path is None:
+        report(
+            blame(config, ("teacher", "model_path"), at),
+            "conflicting-settings",
+            "there is no `teacher.model_path`: a teacher built from scratch has nothing to teach a pretrained model",
+            "write `teacher.model_path: FOLDER`",
+        )
+    contradicts = {
+        "kl_in_reward": (algorithm.kl_beta > 0 and algorithm.kl_in_reward, "write `kl_in_reward: false`"),
+        "filter_groups": (algorithm.filter_groups, "write `filter_groups: false`"),
+    }
+    for name, (is_asked, help) in contradicts.items():
+        if is_asked:
+            report(
+                ("algorithm", name),
+                "conflicting-settings",
+                f"`{name}` is about rewards, and `adv_type: distillation` learns from the teacher alone",
+                help,
+                about=[at],
+            )
+
+
 def _check_proximal(config: LanguageConfig, report: Report) -> None:
-    """Report corrections for other policies where ratios are taken against the one that drew the tokens."""
+    """Report corrections for other policies where ratios are taken against the one that drew the tokens, and bounds of
+    which nothing is left."""
     algorithm = config.algorithm
+    low, high = algorithm.reject_ratio_low, algorithm.reject_ratio_high
+    if low is not None and high is not None and low >= high:
+        report(
+            ("algorithm", "reject_ratio_low"),
+            "conflicting-settings",
+            f"`reject_ratio_low: {low:g}` is not below `reject_ratio_high: {high:g}`: nothing would be learned from",
+            "write `reject_ratio_low: 0.5` and `reject_ratio_high: 2`",
+            about=[("algorithm", "reject_ratio_high")],
+        )
     if algorithm.recompute_logprobs:
         return
-    asked = {"tis_cap": algorithm.tis_cap is not None, "loss_type": algorithm.loss_type == "decoupled_actor"}
+    asked = {
+        name: getattr(algorithm, name) is not None for name in ("tis_cap", "reject_ratio_low", "reject_ratio_high")
+    }
+    asked["loss_type"] = algorithm.loss_type == "decoupled_actor"
     for name, needs in asked.items():
         if needs:
             what = f"`{name}: {getattr(algorithm, name)}`"

@@ -61,18 +61,7 @@ def _check_shared_accelerators(config: LanguageConfig, report: Report) -> None:
     placed = config.cluster.component_placement
     if not config.runner.max_staleness or not {"actor", "rollout"} <= set(placed):
         return
-    declared = {group.label: group for group in config.cluster.node_groups or () if group.accelerators is not None}
-    # By nodes, since several labels may stand for the same ones, with other interpreters. None: all of them.
-    used: list[list[tuple[str, range | None]]] = []
-    for name in ("actor", "rollout"):
-        groups = [declared[label] for label in placed[name].node_group or () if label in declared]
-        parts = placed[name].placement.parts
-        used.append([(str(group.node_ranks), part.resources) for group in groups for part in parts])
-    if any(
-        nodes == others and (mine is None or theirs is None or not set(mine).isdisjoint(theirs))
-        for nodes, mine in used[0]
-        for others, theirs in used[1]
-    ):
+    if share_accelerators(config, "actor", "rollout"):
         at = ("cluster", "component_placement", "rollout")
         report(
             blame(config, at, ("runner", "max_staleness")),
@@ -83,6 +72,23 @@ def _check_shared_accelerators(config: LanguageConfig, report: Report) -> None:
             about=[("runner", "max_staleness")],
             severity=Severity.WARNING,
         )
+
+
+def share_accelerators(config: LanguageConfig, one: str, other: str) -> bool:
+    """Return whether two placed components have an accelerator of a declared group in common."""
+    placed = config.cluster.component_placement
+    declared = {group.label: group for group in config.cluster.node_groups or () if group.accelerators is not None}
+    # By nodes, since several labels may stand for the same ones, with other interpreters. None: all of them.
+    used: list[list[tuple[str, range | None]]] = []
+    for name in (one, other):
+        groups = [declared[label] for label in placed[name].node_group or () if label in declared]
+        parts = placed[name].placement.parts
+        used.append([(str(group.node_ranks), part.resources) for group in groups for part in parts])
+    return any(
+        nodes == others and (mine is None or theirs is None or not set(mine).isdisjoint(theirs))
+        for nodes, mine in used[0]
+        for others, theirs in used[1]
+    )
 
 
 def _check_logprobs(config: LanguageConfig, report: Report) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from recipes.language.config import OPTIONAL_COMPONENTS, LanguageConfig, check_minibatches
 from recipes.language.config.model_job import ModelJobConfig
+from recipes.language.rewards.scoring import PROGRAMS
 from recipes.language.rules.algorithm_rules import check_algorithm
 from recipes.language.rules.engine_rules import check_engine
+from recipes.language.rules.judge_rules import check_judge
 from recipes.language.rules.model_rules import check_model
 from recipes.language.rules.problem_rules import check_data
 from recipes.sections.checks import (
@@ -21,6 +24,10 @@ from recipes.sections.checks import (
     check_half_precision,
     check_loggers,
 )
+from rlinf_core.job.recipe import Trial
+
+# The program that tries the sandbox.
+SANDBOX_PROBE: Final = "recipes.language.sandbox.sandbox_probe"
 
 
 def check_job(
@@ -51,6 +58,12 @@ def check_job(
     check_model(config, report)
     check_engine(config, world_sizes, report)
     check_algorithm(config, report)
+    check_judge(config, report)
+
+
+def trials(config: LanguageConfig) -> list[Trial]:
+    """Return the checks of `rlinf doctor` on reward nodes: the sandbox of `reward_type: code`."""
+    return [Trial("reward", "sandbox", SANDBOX_PROBE)] if config.reward.reward_type == PROGRAMS else []
 
 
 def facts(config: ModelJobConfig) -> dict[str, str | int | float | bool | None]:
@@ -68,5 +81,5 @@ def facts(config: ModelJobConfig) -> dict[str, str | int | float | bool | None]:
 def inputs(config: ModelJobConfig) -> list[Path]:
     """Return the files and folders that a run reads."""
     data, model = config.data, config.actor.model
-    names = [*data.train_data_paths, *data.val_data_paths, *filter(None, [model.model_path])]
+    names = [*data.train_files, *data.val_data_paths, *filter(None, [model.model_path])]
     return [Path(name) for name in names]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from recipes.language.config import LanguageConfig
 from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.data.problem_sources import check_file
 from recipes.language.rules.architecture_rules import fault_of_architecture
 from recipes.language.rules.template_rules import ChatFault, template_fault
+from recipes.language.rules.vocabularies import stored_vocabulary, vocabulary_difference
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object, require_folder
@@ -23,6 +24,7 @@ from rlinf_core.process.requirements import install_command, missing_modules
 _MODEL: Path = ("actor", "model", "model_path")
 _LENGTH: Path = ("runner", "seq_length")
 _TOKENIZER: Path = ("actor", "tokenizer", "tokenizer_model")
+_TEACHER: Path = ("teacher", "model_path")
 _TEMPLATE: Path = ("data", "apply_chat_template")
 
 
@@ -133,6 +135,7 @@ def _folders(config: LanguageConfig) -> Mapping[Path, str]:
         _MODEL: config.actor.model.model_path,
         ("critic", "model", "model_path"): config.critic.model.model_path if config.critic.model else None,
         ("reference", "model_path"): config.reference.model_path,
+        _TEACHER: config.teacher.model_path,
     }
     return {path: folder for path, folder in folders.items() if folder is not None}
 
@@ -151,10 +154,28 @@ def faults(config: LanguageConfig) -> list[Fault]:
         at = _TOKENIZER if config.actor.tokenizer.tokenizer_model else _MODEL
         faults = faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=config.data.apply_chat_template)
         reported += faults or _faults_of_template(config, tokenizer, at)
+    return reported + _faults_of_teacher(config, tokenizer)
+
+
+def _faults_of_teacher(config: LanguageConfig, tokenizer: str | None) -> list[Fault]:
+    """Return that the teacher's folder is unusable, or has other tokens than the actor's tokenizer."""
+    folder = config.teacher.model_path
+    if folder is None or not os.path.isdir(folder):
+        return []
+    fault = fault_of_model(FilePath(folder))
+    mine = stored_vocabulary(FilePath(tokenizer)) if tokenizer is not None else dict[str, int]()
+    theirs = stored_vocabulary(FilePath(folder))
+    difference = vocabulary_difference(mine, theirs) if mine and theirs else None
+    reported = [] if fault is None else [Fault(_TEACHER, *fault)]
+    if difference is not None:
+        message = f"the teacher has other tokens than the actor: {difference}"
+        reported.append(Fault(_TEACHER, message, "distillation compares tokens: use a teacher of the same family"))
     return reported
 
 
-def faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any], *, chat: bool) -> list[Fault]:
+def faults_of_tokenizer(
+    folder: FilePath, at: Path, settings: Mapping[str, Any], *, chat: bool, template: Path = _TEMPLATE
+) -> list[Fault]:
     """Return the faults of a tokenizer's folder.
 
     Args:
@@ -173,8 +194,8 @@ def faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any],
     )
     if chat and not templates:
         help = "write `apply_chat_template: false`, and examples in `data.few_shot`"
-        reported.append(Fault(_TEMPLATE, f"the tokenizer in `{folder}` has no chat template", help))
-    needed, known = _highest_token(folder) + 1, settings.get("vocab_size")
+        reported.append(Fault(template, f"the tokenizer in `{folder}` has no chat template", help))
+    needed, known = max(stored_vocabulary(folder).values(), default=-1) + 1, settings.get("vocab_size")
     if isinstance(known, int) and needed > known:
         help = "use the tokenizer that the model was trained with"
         reported.append(Fault(at, f"the tokenizer in `{folder}` has {needed} tokens, but the model only {known}", help))
@@ -204,7 +225,7 @@ def _faults_of_template(config: LanguageConfig, folder: str, at: Path) -> list[F
 def _fault_of_rows(config: LanguageConfig, template: ChatTemplate) -> ChatFault | None:
     """Return the first message list in the files of problems that a chat template does not write."""
     data = config.data
-    for key, paths in (("train_data_paths", data.train_data_paths), ("val_data_paths", data.val_data_paths)):
+    for key, paths in (("train_data_paths", data.train_files), ("val_data_paths", data.val_data_paths)):
         for path in paths:
             try:
                 problems = check_file(path, data.prompt_key, data.answer_key)
@@ -216,15 +237,6 @@ def _fault_of_rows(config: LanguageConfig, template: ChatTemplate) -> ChatFault 
                     message = f"`{path}`, problem {number}: the chat template cannot render its messages: {why}"
                     return ChatFault(("data", key), message, "change their roles, or remove the rows")
     return None
-
-
-def _highest_token(folder: FilePath) -> int:
-    """Return the highest token id in tokenizer.json; -1 if it cannot be read."""
-    written = read_object(folder / "tokenizer.json")
-    vocabulary = written.get("model", {}).get("vocab", {})
-    added: list[Any] = [token.get("id", -1) for token in cast("list[Any]", written.get("added_tokens", []))]
-    tokens = list(cast("Mapping[str, int]", vocabulary).values()) if isinstance(vocabulary, dict) else []
-    return max((number for number in (*tokens, *added) if isinstance(number, int)), default=-1)
 
 
 def check_packages(config: ModelJobConfig, report: Report) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 from recipes.language.config import LanguageConfig
 from recipes.language.data.problem_sources import FileProblems, check_file
 from recipes.language.rewards.gold_answers import CHECKED, GoldFault, complaint, gold_error, quick_fault
+from recipes.language.rewards.scoring import PROGRAMS
 from recipes.language.rewards.signatures import detect_convention, signature_in_source
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
@@ -62,6 +64,21 @@ def _check_source(config: LanguageConfig, report: Report) -> None:
             "write `data.train_data_paths: FILE`, or `runner.only_eval: true`",
             about=[("data", "train_data_paths")],
         )
+    if len(data.train_data_paths) == 1 and data.train_weights[0] is not None:
+        report(
+            ("data", "train_data_paths"),
+            "conflicting-settings",
+            "`weight` is a file's share among several, and there is one",
+            "write the path alone, or add other files",
+        )
+    if data.curriculum is not None and data.curriculum.low >= data.curriculum.high:
+        report(
+            blame(config, ("data", "curriculum", "low"), ("data", "curriculum", "high")),
+            "conflicting-settings",
+            f"`low: {data.curriculum.low:g}` is not below `high: {data.curriculum.high:g}`: every problem that was"
+            " asked would be passed over",
+            "write `low: 0.05` and `high: 0.95`",
+        )
     if data.system_prompt and not data.apply_chat_template:
         report(
             ("data", "system_prompt"),
@@ -84,6 +101,13 @@ def _check_reward(config: LanguageConfig, report: Report) -> None:
         check_import(config, _REWARD, kind, "reward", report)
         if runs_in_this_interpreter(config, "reward"):
             _check_signature(kind, report)
+    elif kind == PROGRAMS and runs_in_this_interpreter(config, "reward") and shutil.which("bwrap") is None:
+        report(
+            _REWARD,
+            "missing-extra",
+            "`reward_type: code` runs programs in a bubblewrap sandbox, and bubblewrap is not installed",
+            "run `apt install bubblewrap`",
+        )
     elif kind == "math" and runs_in_this_interpreter(config, "reward"):
         _check_package(_REWARD, "math_verify", report)
 
@@ -115,7 +139,7 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
     One that is missing is a warning: the file may be meant for another machine.
     """
     data = config.data
-    for key, paths in (("train_data_paths", data.train_data_paths), ("val_data_paths", data.val_data_paths)):
+    for key, paths in (("train_data_paths", data.train_files), ("val_data_paths", data.val_data_paths)):
         for path in paths:
             if not os.path.exists(path):
                 message = f"`{key}` names `{path}`, which does not exist on this machine"

@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
@@ -17,9 +18,12 @@ from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.registry import make_engine
+from recipes.language.judging.judge import Judge
+from recipes.language.judging.judge_scorer import Ask
+from recipes.language.judging.make_scorer import make_scorer
 from recipes.language.loop.answer_evaluation import evaluation_metrics
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
-from recipes.language.rewards.scoring import Item, Score, Scorer
+from recipes.language.rewards.scoring import AnswerScorer, Item, Score
 from recipes.language.using.evaluation_record import write_evaluation
 from recipes.language.using.model_exporting import computing_device, model_of, with_folder
 from rlinf_core import Job
@@ -152,17 +156,14 @@ def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callabl
     asked = [AskedProblem(problem) for problem in problems]
     stops = stop_token_ids(tokenizer, config.actor.model.model_path)
     engine, params = make_engine(config, tokenizer, stops, computing_device()), _params(config)
-    settings = {"task": data.task, "task_config": data.task_config} if data.type == "reasoning_gym" else None
-    reward = config.reward
-    scorer = Scorer(
-        reward.reward_type,
-        correct=reward.correct_reward,
-        incorrect=reward.incorrect_reward,
-        timeout=reward.timeout,
-        settings=settings,
-    )
+    judges: list[Judge] = []
+
+    def ask() -> Ask:
+        judges.append(Judge(config, computing_device()))
+        return judges[0].results
+
     try:
-        with scorer:
+        with closing(make_scorer(config, ask)) as scorer:
             scorer.start()
             for first in range(0, len(asked), data.val_rollout_batch_size):
                 part = asked[first : first + data.val_rollout_batch_size]
@@ -184,12 +185,13 @@ def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callabl
                 for number, answers in drawn.items():
                     part[number].answers = _scored(part[number].problem, answers, encoder, scorer)
     finally:
-        engine.stop()
+        for started in (engine, *(judge.engine for judge in judges)):
+            started.stop()
     return asked
 
 
 def _scored(
-    problem: Problem, answers: Sequence[Answer], encoder: PromptEncoder, scorer: Scorer
+    problem: Problem, answers: Sequence[Answer], encoder: PromptEncoder, scorer: AnswerScorer
 ) -> list[tuple[Answer, str, Score]]:
     """Return answers to a problem with their texts and scores; one that the engine failed to give is none."""
     ordered = sorted(answers, key=lambda answer: answer.sample)

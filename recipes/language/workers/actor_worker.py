@@ -79,11 +79,13 @@ class LanguageActor(ComparingWorker):
         self._learner = self._make_learner(policy)
         self._channel = self.connect_channel(layout.scored)
         # The groups that evaluate what comes, where there are any.
-        self._critic = self._reference = None
+        self._critic = self._reference = self._teacher = None
         if layout.critics:
             self._critic = EvaluationClient(self, self._config.critic.group_name, layout.critics)
         if layout.references:
             self._reference = EvaluationClient(self, self._config.reference.group_name, layout.references)
+        if layout.teachers:
+            self._teacher = EvaluationClient(self, self._config.teacher.group_name, layout.teachers)
         self._rest()
 
     def _rest(self) -> None:
@@ -155,7 +157,7 @@ class LanguageActor(ComparingWorker):
         """Compute the training targets of the answers, and return metrics."""
         self._state.onload()
         batch, algorithm = self._batch, self._config.algorithm
-        for group in (self._critic, self._reference):
+        for group in (self._critic, self._reference, self._teacher):
             if group is not None:
                 group.send(batch)
         metrics: dict[str, float] = {}
@@ -169,7 +171,10 @@ class LanguageActor(ComparingWorker):
         kl = None
         if reference is not None and algorithm.kl_in_reward:
             kl = kl_estimate(old, reference, algorithm.kl_penalty)
-            metrics["train/kl_in_reward"] = float(kl[batch.trained].mean()) if bool(batch.trained.any()) else 0.0
+            metrics["train/kl_in_reward"] = _mean(kl, batch.trained)
+        if self._teacher is not None:
+            kl = kl_estimate(old, self._teacher.recv_tokens(), "k1")
+            metrics["train/teacher_kl"] = _mean(kl, batch.trained)
         values = None if self._critic is None else self._critic.recv_tokens()
         advantage = get_advantage(algorithm.adv_type)
         settings = replace(
@@ -296,6 +301,11 @@ class LanguageActor(ComparingWorker):
         # All ranks gather each of them.
         for _ in weights:
             pass
+
+
+def _mean(values: Tensor, mask: Tensor) -> float:
+    """Return the mean of those values that count; 0 if there are none."""
+    return float(values[mask].mean()) if bool(mask.any()) else 0.0
 
 
 def _learned_values(returns: Tensor | None, name: str) -> Tensor:

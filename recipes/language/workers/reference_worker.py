@@ -1,21 +1,27 @@
-"""The workers that hold the reference model, which a policy is kept near."""
+"""Workers that hold a model which does not learn: the reference, which a policy is kept near."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from recipes.language.config import LanguageConfig
+from recipes.language.config import LanguageConfig, LanguageReferenceConfig, LanguageTeacherConfig
+from recipes.language.config.frozen_models import reference_model, with_model
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.learning.micro_batches import MicroBatches
 from recipes.language.learning.warm_start import compare_with_plain, initial_policy
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.packing import PackedRow
-from recipes.language.models.policy import METHODS, AnswerEval
+from recipes.language.models.policy import METHODS, AnswerEval, LanguagePolicy
 from recipes.language.workers.token_evaluation import EvaluationServer
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.sharding import is_sharded, parallelize
 from recipes.training.state.training_state import release_memory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class LanguageReference(ComparingWorker):
@@ -29,18 +35,13 @@ class LanguageReference(ComparingWorker):
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Load or build the model."""
-        config, actor = self._config.reference, self._config.actor
+        config, actor = self._section, self._config.actor
         torch.set_num_threads(config.threads)
-        model = actor.model
-        if config.model_path is not None:
-            plain = {"model_path": config.model_path, "lora": None, "is_lora": False}
-            model = model.model_copy(update=plain)
         tokenizer = make_tokenizer(actor)
         policy, weights = initial_policy(
-            self._config,
+            self._frozen(),
             tokenizer,
             self.torch_device,
-            model,
             trains=False,
             shards=is_sharded(actor.fsdp_config, self._world_size, None),
             rank=self._rank,
@@ -56,7 +57,7 @@ class LanguageReference(ComparingWorker):
             METHODS,
             initial=weights,
         )
-        compare_with_plain(self._contact, policy)
+        self._compare(policy, tokenizer)
         self._micro = MicroBatches(
             self._strategy,
             self.torch_device,
@@ -66,9 +67,22 @@ class LanguageReference(ComparingWorker):
         self._exchange = EvaluationServer(self, actor.group_name, layout.actors)
         self._rest()
 
+    @property
+    def _section(self) -> LanguageReferenceConfig | LanguageTeacherConfig:
+        """The settings of these workers."""
+        return self._config.reference
+
+    def _frozen(self) -> LanguageConfig:
+        """Return the file as if its actor trained the model that is held here."""
+        return with_model(self._config, reference_model(self._config))
+
+    def _compare(self, policy: LanguagePolicy, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Compare the model with what it has to agree with."""
+        compare_with_plain(self._contact, policy)
+
     def _rest(self) -> None:
-        """Leave the accelerator to other components, where `reference.enable_offload` says so."""
-        if self._config.reference.enable_offload:
+        """Leave the accelerator to other components, where `enable_offload` says so."""
+        if self._section.enable_offload:
             self._policy.to("cpu")
             release_memory(self.torch_device)
 

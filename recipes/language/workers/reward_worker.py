@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 from recipes.language.answers.answer_batch import RolloutBatch
@@ -13,12 +14,14 @@ from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config import LanguageConfig
 from recipes.language.config.algorithm_config import KNOWN_ADVANTAGES
 from recipes.language.config.group_names import LanguageLayout, SampleRecord
+from recipes.language.judging.judge_scorer import JudgeClient
+from recipes.language.judging.make_scorer import make_scorer
 from recipes.language.loop.generation import ANSWERS, REPORTS
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.loop.prompts import Assignment, GroupReport, ScoredGroup
 from recipes.language.rewards.overlong import overlong_penalty
 from recipes.language.rewards.right_answers import check_right_answers
-from recipes.language.rewards.scoring import Item, Score, Scorer
+from recipes.language.rewards.scoring import Item, Score
 from recipes.sections.algorithm import GROUP_ADVANTAGES
 from recipes.training.comparing_worker import ComparingWorker
 from rlinf_core.algorithms.advantages import varies
@@ -43,15 +46,12 @@ class RewardWorker(ComparingWorker):
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Connect to the channels."""
-        reward, data = self._config.reward, self._config.data
+        reward = self._config.reward
         self._layout = layout
-        self._scorer = Scorer(
-            reward.reward_type,
-            correct=reward.correct_reward,
-            incorrect=reward.incorrect_reward,
-            timeout=reward.timeout,
-            settings={"task": data.task, "task_config": data.task_config} if data.type == "reasoning_gym" else None,
-        )
+        self._answers = self.connect_channel(layout.answers)
+        self._scored = self.connect_channel(layout.scored)
+        judges = JudgeClient(self._answers, self._rank, layout.judges)
+        self._scorer = make_scorer(self._config, lambda: judges, self._rank)
         # A function that cannot be loaded or called ends the run before its first step.
         self._scorer.start()
         if self._scorer.convention:
@@ -64,8 +64,6 @@ class RewardWorker(ComparingWorker):
         self._kept: dict[int, RolloutBatch] = {}
         # Kinds of failures already logged; the metrics count all failures.
         self._warned: set[str] = set()
-        self._answers = self.connect_channel(layout.answers)
-        self._scored = self.connect_channel(layout.scored)
 
     def _check_right_answers(self) -> Difference | None:
         """Hold this worker's share of the right answers against themselves, and log those that are never right.
@@ -94,17 +92,22 @@ class RewardWorker(ComparingWorker):
         missing = {slot for slot in slots if slot % self._layout.rewards == self._rank}
         scored_groups: list[ScoredGroup] = []
         while missing:
-            groups: list[AnswerGroup] = self._answers.get(key=str(self._rank))
-            for group in groups:
-                # A duplicate, if an agent process died after sending it and its task was reassigned.
-                if group.prompt.slot not in missing:
-                    continue
-                missing.remove(group.prompt.slot)
-                scored, batch = self._score_group(group)
+            # A duplicate, if an agent process died after sending it and its task was reassigned, is not missing.
+            groups = [group for group in self._arrived(str(self._rank)) if group.prompt.slot in missing]
+            groups = list({group.prompt.slot: group for group in groups}.values())
+            missing -= {group.prompt.slot for group in groups}
+            for scored, batch in self._score_groups(groups):
                 if batch is not None:
                     self._kept[scored.report.slot] = batch
                 scored_groups.append(scored)
         return scored_groups
+
+    def _arrived(self, key: str) -> list[AnswerGroup]:
+        """Wait for groups of answers; for a judge, which serves many at a time, take all that are there."""
+        groups: list[AnswerGroup] = self._answers.get(key=key)
+        while self._config.reward.asks_judge and not self._answers.empty(key=key):
+            groups = [*groups, *self._answers.get_nowait(key=key)]
+        return groups
 
     def send_rollout_batch(self, step: int, assignment: Assignment) -> None:
         """Send the answers that this worker has scored to the actors that learn from them.
@@ -124,16 +127,31 @@ class RewardWorker(ComparingWorker):
         and reports to the runner."""
         inbox = Inbox(self._answers, ANSWERS)
         while (groups := inbox.wait()) is not None:
-            for group in groups:
-                scored, batch = self._score_group(group)
+            for scored, batch in self._score_groups(groups):
                 if batch is not None:
                     report = scored.report
                     self._scored.put(batch, weight=report.tokens, key=str(report.slot))
                 self._scored.put(scored, key=REPORTS)
 
-    def _score_group(self, group: AnswerGroup) -> tuple[ScoredGroup, RolloutBatch | None]:
-        """Return the report of a group, and its answers where they are learned from."""
-        scores = self._scores(group)
+    def _score_groups(self, groups: Sequence[AnswerGroup]) -> list[tuple[ScoredGroup, RolloutBatch | None]]:
+        """Return the reports of groups, each with its answers where they are learned from."""
+        items = [self._items(group) for group in groups]
+        if self._config.reward.asks_judge:
+            judged = iter(self._scorer.score_all([item for part in items for item in part]))
+            scores = [list(islice(judged, len(part))) for part in items]
+        else:
+            # A function may compare the answers of a group.
+            scores = [self._scorer.score_all(part) if part else [] for part in items]
+        return [self._with_scores(group, mine) for group, mine in zip(groups, scores, strict=True)]
+
+    def _with_scores(self, group: AnswerGroup, judged: Sequence[Score]) -> tuple[ScoredGroup, RolloutBatch | None]:
+        """Return the report of a group, and its answers where they are learned from.
+
+        Args:
+            group: the answers.
+            judged: scores of its `_items`.
+        """
+        scores = self._scores(group, judged)
         pairs = list(zip(scores, group.trajectories, strict=True))
         report = self._report(group, [(score, parts) for score, parts in pairs if not score.failed], scores)
         batch = None
@@ -190,11 +208,11 @@ class RewardWorker(ComparingWorker):
             failure=next((score.reason for score in scores if score.failed), ""),
         )
 
-    def _scores(self, group: AnswerGroup) -> list[Score]:
-        """Return a score per trajectory: the one set by the agent, or that of its text."""
+    def _items(self, group: AnswerGroup) -> list[Item]:
+        """Return the answers of a group to score: those that the engine gave, and the agent has not scored."""
         problem, trajectories = group.question, group.trajectories
         episode_stats = group.episode_stats or (EpisodeStats(),) * len(trajectories)
-        items = [
+        return [
             Item(
                 prompt=problem.prompt,
                 text=text,
@@ -206,7 +224,11 @@ class RewardWorker(ComparingWorker):
             for text, answers, stats in zip(group.texts, trajectories, episode_stats, strict=True)
             if stats.reward is None and _unanswered(answers) is None
         ]
-        scores = self._scorer.score_all(items) if items else []
+
+    def _scores(self, group: AnswerGroup, scores: Sequence[Score]) -> list[Score]:
+        """Return a score per trajectory: the one set by the agent, or that of its text, in `scores`."""
+        trajectories = group.trajectories
+        episode_stats = group.episode_stats or (EpisodeStats(),) * len(trajectories)
         judged = iter(scores)
         results: list[Score] = []
         for answers, stats in zip(trajectories, episode_stats, strict=True):

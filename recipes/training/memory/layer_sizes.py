@@ -34,6 +34,14 @@ def computing_layers(model: nn.Module) -> Iterator[tuple[str, str | None, nn.Lin
             yield name, None if match is None else match[1], layer
 
 
+def block_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of a transformer's blocks, each with the name of its block."""
+    for name, parameter in model.named_parameters():
+        match = _BLOCK_NAME.match(name)
+        if match is not None:
+            yield match[1], parameter
+
+
 def held_in_blocks(outputs: Counter[str], inputs: Counter[str], *, checkpointing: bool) -> float:
     """Return the numbers that blocks of a transformer hold in a pass which learns.
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from rlinf_core.algorithms.kl import KlEstimator
 from rlinf_core.config.sections.values import LossAggregation
+
+# What the ratio of a correction for other policies is of.
+CorrectionLevel = Literal["token", "sequence"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +73,18 @@ class LossSettings:
     kl_beta: float = 0.0
     kl_penalty: KlEstimator = "k3"
     tis_cap: float | None = None
+    correction_level: CorrectionLevel = "token"
+    reject_ratio_low: float | None = None
+    reject_ratio_high: float | None = None
     value_clip: float | None = 0.2
     huber_delta: float | None = 10.0
     value_weight: float = 1.0
     options: Any = field(default_factory=dict[str, Any])
+
+    @property
+    def rejects(self) -> bool:
+        """Whether samples of some ratios are not learned from."""
+        return self.reject_ratio_low is not None or self.reject_ratio_high is not None
 
     @classmethod
     def of(cls, config: object) -> LossSettings:

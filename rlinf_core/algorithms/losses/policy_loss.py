@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -44,16 +46,17 @@ def actor(inputs: LossInputs, settings: LossSettings) -> Loss:
     """Return policy loss - entropy_bonus * entropy + kl_beta * divergence from the reference.
 
     With `tis_cap` each sample is weighted by min(old / behaviour, tis_cap), the truncated importance sampling of
-    Ionides (2008), for samples of an engine, or of weights, that are not those of `old_logprobs`.
+    Ionides (2008), for samples of an engine, or of weights, that are not those of `old_logprobs`. With
+    `reject_ratio_low` and `reject_ratio_high` those of a ratio outside of both are not learned from. See
+    `_behaviour_weights`.
 
     `approx_kl` is the k3 estimate of the divergence of the policy from the one that acted, `clip_fraction` the share of
     samples whose gradient the clip stopped.
 
     Raises:
-        ValueError: `tis_cap` is given, and `behaviour_logprobs` are missing.
+        ValueError: a correction is asked for, and `behaviour_logprobs` are missing.
     """
-    weights = None if settings.tis_cap is None else _behaviour_weights(inputs, settings.tis_cap, "tis_cap")
-    return _policy_loss(inputs, settings, inputs.logprobs - inputs.old_logprobs, weights)
+    return _policy_loss(inputs, settings, inputs.logprobs - inputs.old_logprobs, _asked_correction(inputs, settings))
 
 
 def decoupled_actor(inputs: LossInputs, settings: LossSettings) -> Loss:
@@ -66,7 +69,7 @@ def decoupled_actor(inputs: LossInputs, settings: LossSettings) -> Loss:
     Raises:
         ValueError: `behaviour_logprobs` are missing.
     """
-    weights = _behaviour_weights(inputs, settings.tis_cap, "loss_type: decoupled_actor")
+    weights = _behaviour_weights(inputs, settings, "loss_type: decoupled_actor")
     return _policy_loss(inputs, settings, inputs.logprobs - inputs.old_logprobs, weights)
 
 
@@ -78,22 +81,51 @@ def gspo(inputs: LossInputs, settings: LossSettings) -> Loss:
     token, which allow advantages by token. `loss_agg_func: seq-mean-token-mean` gives eq. 5; bounds of the ratio are
     about 3e-4 there.
     """
-    difference = inputs.logprobs - inputs.old_logprobs
-    rows = difference.detach().reshape(difference.shape[0], -1)
-    counted = expand_mask(inputs.mask, difference).reshape(rows.shape)
-    means = torch.where(counted, rows, 0).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
-    sequence = means.reshape(-1, *[1] * (difference.dim() - 1))
+    total, count = _sequence_sums(inputs.logprobs.detach() - inputs.old_logprobs, inputs.mask)
+    sequence = total / count
     # Of the value of the sequence's ratio, and of the gradient of the token's.
     log_ratio = sequence + inputs.logprobs - inputs.logprobs.detach()
-    weights = None if settings.tis_cap is None else _behaviour_weights(inputs, settings.tis_cap, "tis_cap")
-    return _policy_loss(inputs, settings, log_ratio, weights)
+    return _policy_loss(inputs, settings, log_ratio, _asked_correction(inputs, settings))
 
 
-def _behaviour_weights(inputs: LossInputs, cap: float | None, needed_by: str) -> Tensor:
+def _sequence_sums(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the sum over each sequence of what counts, and how much counts, at least 1; both [n, 1, ...]."""
+    rows = values.reshape(values.shape[0], -1)
+    counted = expand_mask(mask, values).reshape(rows.shape)
+    ones = (-1, *[1] * (values.dim() - 1))
+    return torch.where(counted, rows, 0).sum(dim=1).reshape(ones), counted.sum(dim=1).clamp(min=1).reshape(ones)
+
+
+def _asked_correction(inputs: LossInputs, settings: LossSettings) -> Tensor | None:
+    """Return the weights of samples where one of the keys asks for a correction; None else."""
+    asked = {name: getattr(settings, name) for name in ("tis_cap", "reject_ratio_low", "reject_ratio_high")}
+    named = next((name for name, value in asked.items() if value is not None), None)
+    return None if named is None else _behaviour_weights(inputs, settings, named)
+
+
+def _behaviour_weights(inputs: LossInputs, settings: LossSettings, needed_by: str) -> Tensor:
+    """Return the weight of each sample for the policy that drew it: old / behaviour, at most `tis_cap`.
+
+    By token, or by sequence: the product over what counts of it. A sample is rejected, by a weight of 0, where its
+    ratio is below `reject_ratio_low` or above `reject_ratio_high`: that of the token, as in IcePop (Ling Team,
+    arXiv 2510.18855), or the geometric mean over the sequence. Without `tis_cap` and a loss that weighs, what is kept
+    has the weight 1.
+    """
     if inputs.behaviour_logprobs is None:
         raise ValueError(f"`{needed_by}` needs the log-probabilities of the policy that drew the samples")
-    log_weights = inputs.old_logprobs - inputs.behaviour_logprobs
-    return log_weights.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(min=0, max=cap)
+    log_weights = judged = inputs.old_logprobs - inputs.behaviour_logprobs
+    if settings.correction_level == "sequence":
+        total, count = _sequence_sums(log_weights, inputs.mask)
+        log_weights, judged = (value.expand_as(log_weights) for value in (total, total / count))
+    weights = log_weights.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(min=0, max=settings.tis_cap)
+    if settings.tis_cap is None and needed_by.startswith("reject"):
+        weights = torch.ones_like(weights)
+    low, high = settings.reject_ratio_low, settings.reject_ratio_high
+    if low is not None:
+        weights = torch.where(judged < math.log(low), 0, weights)
+    if high is not None:
+        weights = torch.where(judged > math.log(high), 0, weights)
+    return weights
 
 
 def _policy_loss(inputs: LossInputs, settings: LossSettings, log_ratio: Tensor, weights: Tensor | None) -> Loss:
@@ -116,6 +148,8 @@ def _policy_loss(inputs: LossInputs, settings: LossSettings, log_ratio: Tensor, 
             means["behaviour_weight"] = weights
             if settings.tis_cap is not None:
                 means["tis_fraction"] = (weights >= settings.tis_cap).float()
+            if settings.rejects:
+                means["rejected_fraction"] = (weights == 0).float()
         metrics = {"actor/policy_loss": policy_loss.detach()}
         metrics |= {f"actor/{name}": _mean(tensor, mask, inputs.token_total) for name, tensor in means.items()}
         metrics["actor/ratio_max"] = torch.where(expand_mask(mask, ratio), ratio, 0).amax()

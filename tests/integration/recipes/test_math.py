@@ -115,6 +115,23 @@ def test_async_generation_loses_no_prompt_when_a_worker_dies(train_math: Train, 
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("bound", [0, 1])
+def test_a_teacher_and_a_judge_take_part(train_math: Train, whole: Run, bound: int) -> None:
+    """The judge calls every reply right that is not empty."""
+    run = train_math(
+        "~cluster.component_placement",
+        "cluster.component_placement={'actor,rollout,reward,teacher,judge': {node_group: node, placement: 0}}",
+        *("algorithm.adv_type=distillation", "teacher.warm_start.steps=20", "reward.reward_type=judge"),
+        *(f"judge.model_path={whole.folder.path / 'model'}", "judge.verdict=builtins:bool", "judge.template='{text}'"),
+        *("judge.apply_chat_template=false", "judge.max_new_tokens=4", f"runner.max_staleness={bound}"),
+    )
+    steps = [each.metrics for each in run.metrics]
+    assert len(steps) == 4
+    assert all(step["train/teacher_kl"] > 0 for step in steps)
+    assert any(step["rollout/correct"] > 0 for step in steps)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("bound", [0, 2])
 def test_several_of_each_share_the_work(train_math: Train, bound: int) -> None:
     """Three prompts for four rollout workers, so that one gets none."""

@@ -19,6 +19,7 @@ from rlinf_core.algorithms.advantages import (
     AdvantageSettings,
     Trajectories,
     discounted_returns,
+    distillation,
     dr_grpo,
     gae,
     gae_advantages,
@@ -243,6 +244,22 @@ def test_a_divergence_is_taken_off_the_rewards(function: Any) -> None:
     less = Trajectories(rewards=t.rewards - 0.3 * t.kl, dones=t.dones, values=t.values, mask=t.mask)
     found, expected = function(t, settings), function(less, settings)
     torch.testing.assert_close(found.advantages, expected.advantages)
+
+
+def test_distillation_is_the_teacher_less_the_policy() -> None:
+    t = sample(11, batch=6)
+    assert t.kl is not None
+    assert t.mask is not None
+    result = distillation(t, AdvantageSettings(kl_beta=0.3, gamma=0.5, normalize_advantages=False))
+    for step, row in enumerate(t.kl.tolist()):
+        for place, divergence in enumerate(row):
+            assert result.advantages[step, place].item() == (-divergence if t.mask[step, place] else 0.0)
+    assert result.returns is None
+    centered = distillation(t, AdvantageSettings()).advantages
+    baseline = -t.kl[t.mask].mean()
+    torch.testing.assert_close(centered, torch.where(t.mask, -t.kl - baseline, 0))
+    with pytest.raises(ValueError, match="teacher"):
+        distillation(Trajectories(rewards=t.rewards, dones=t.dones), AdvantageSettings())
 
 
 @given(seeds, st.floats(0, 1), st.floats(0, 1))

@@ -237,6 +237,41 @@ def test_a_decoupled_loss_equals_a_loop_over_three_policies(seed: int, cap: floa
     assert torch.isfinite(gradient).all()
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(
+    ("cap", "low", "high"), [(1.5, None, None), (None, 0.95, 1.05), (1.2, None, 1.05), (None, 0.95, None)]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_corrections_equal_a_loop_by_token_and_by_sequence(
+    seed: int, cap: float | None, low: float | None, high: float | None, level: Any
+) -> None:
+    b = replace(batch(seed, tokens=6), entropy=None, ref_logprobs=None)
+    behaviour = b.old_logprobs - 0.3 * torch.randn(8, 6, generator=torch.Generator().manual_seed(seed)).double()
+    assert b.mask is not None
+    losses: list[float] = []
+    rejected = 0
+    for i in range(8):
+        places = [t for t in range(6) if b.mask[i, t]]
+        gaps = {t: float(b.old_logprobs[i, t] - behaviour[i, t]) for t in places}
+        for t in places:
+            summed = gaps[t] if level == "token" else sum(gaps.values())
+            ratio = math.exp(gaps[t] if level == "token" else summed / len(places))
+            weight = 1.0 if cap is None else min(math.exp(summed), cap)
+            if (low is not None and ratio < low) or (high is not None and ratio > high):
+                weight, rejected = 0.0, rejected + 1
+            now, old = float(b.logprobs[i, t].detach()), float(b.old_logprobs[i, t])
+            losses.append(weight * naive_policy(math.exp(now - old), float(b.advantages[i, t]), 0.2, 0.28, 3.0))
+    settings = replace(SETTINGS, tis_cap=cap, correction_level=level, reject_ratio_low=low, reject_ratio_high=high)
+    result = actor(replace(b, behaviour_logprobs=behaviour), settings)
+    assert result.loss.item() == pytest.approx(sum(losses) / len(losses), abs=1e-9)
+    share = result.metrics.get("actor/rejected_fraction")
+    assert (share is None) == (low is None and high is None)
+    if share is not None:
+        assert share.item() == pytest.approx(rejected / len(losses), abs=1e-6)
+        assert rejected < len(losses)
+        assert rejected > 0 or level == "sequence"
+
+
 def test_policies_that_are_the_same_need_no_weights() -> None:
     b = replace(batch(1), behaviour_logprobs=batch(1).old_logprobs)
     for loss in (actor, decoupled_actor, gspo):

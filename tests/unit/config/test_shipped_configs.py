@@ -17,6 +17,8 @@ BRING_YOUR_OWN = (
     "math_smollm",
     "math_eval",
     "sft_chat_smollm",
+    "math_32b_8node",
+    "math_moe_8gpu",
     "math_grpo_8gpu",
     "math_async_disaggregated",
     "math_ppo_vllm",

@@ -95,4 +95,4 @@ def test_doctor_tries_the_sandbox_where_programs_are_run() -> None:
 
     assert tried("calculator") == []
     (found,) = tried("calculator, python")
-    assert found[:3] == ("agent", "sandbox", "recipes.agent.tools.sandbox_probe")
+    assert found[:3] == ("agent", "sandbox", "recipes.language.sandbox.sandbox_probe")

@@ -33,6 +33,7 @@ POLICY: Final[tuple[tuple[str, ...], ...]] = (
     ("env.train.intervention.source=scripted", "env.train.env_type=metaworld", "env.eval.env_type=metaworld"),
     ("cluster.component_placement.actor={node_group: node, placement: 0:0-1}",),
 )
+JUDGED: Final = ("cluster.component_placement.judge={node_group: node, placement: 0}", "reward.reward_type=judge")
 LANGUAGE: Final[tuple[tuple[str, ...], ...]] = (
     (
         "cluster.component_placement.critic={node_group: node, placement: 0}",
@@ -46,6 +47,10 @@ LANGUAGE: Final[tuple[tuple[str, ...], ...]] = (
         "critic.optim.lr_scheduler=cosine",
     ),
     ("cluster.component_placement.reference={node_group: node, placement: 0}", "algorithm.kl_beta=0.1"),
+    ("cluster.component_placement.teacher={node_group: node, placement: 0}", "algorithm.adv_type=distillation"),
+    (*JUDGED, "judge.model_path=/judge"),
+    (*JUDGED, "judge={model_path: /judge, backend: vllm, template: '{text}'}"),
+    ("reward.reward_type=code", "data.curriculum={low: 0.1}", "algorithm={recompute_logprobs: true, tis_cap: 2}"),
     ("algorithm.filter_groups=true", "algorithm.recompute_logprobs=true", "algorithm.adv_type=reinforce_pp"),
     ("actor.model.is_lora=true", "runner.logger.logger_backends=[tensorboard]", "runner.max_staleness=1"),
     ("actor.model.lora={rank: 4}", "actor.optim.lr_scheduler=cosine", "data.type=reasoning_gym", "data.task=chain_sum"),
@@ -90,6 +95,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "rollout.server.url": "http://127.0.0.1:2",
     "agent.mcp": {"clock": {"command": ["true"]}},
     "agent.tools": ["search"],
+    "judge.template": "Is {text} right?",
     "algorithm.ratio_clip_eps": 0.3,
     "runner.max_restarts.within": "10m",
 }

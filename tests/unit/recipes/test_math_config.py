@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.rules.model_rules import require_model
 from recipes.math.config import MathConfig
 from rlinf_cli.lint.load import load_with_lint
@@ -74,6 +75,8 @@ def test_sequences_hold_prompt_and_answer(findings: Any) -> None:
         ("algorithm:\n  ratio_clip_eps: 0.1\n  clip_ratio_low: 0.2\n", "0.1"),
         ("algorithm:\n  tis_cap: 2\n", "2"),
         ("algorithm:\n  loss_type: decoupled_actor\n", "decoupled_actor"),
+        ("algorithm:\n  reject_ratio_high: 2\n", "2"),
+        ("algorithm:\n  recompute_logprobs: true\n  reject_ratio_low: 3\n  reject_ratio_high: 2\n", "3"),
         ("algorithm:\n  loss_type: gspo\n", "gspo"),
         ("rollout:\n  enable_offload: true\nrunner:\n  max_staleness: 1\n", "true"),
         ("actor:\n  group_name: W\ncritic:\n  group_name: W\n", "W"),
@@ -95,6 +98,11 @@ def test_two_settings_that_contradict(findings: Any, sections: str, underlined: 
         (",critic", "adv_type: gae", None),
         (",critic", "adv_type: 'my_lab:advantages'", None),
         (",reference", "kl_beta: 0.1", None),
+        ("", "adv_type: distillation", ("missing-component", "distillation")),
+        (",teacher", "adv_type: grpo", ("unused-component", "teacher")),
+        (",teacher", "adv_type: distillation", None),
+        (",teacher", "{adv_type: distillation, filter_groups: true}", ("conflicting-settings", "true")),
+        (",judge", "adv_type: grpo", ("unused-component", "judge")),
         (",critic,reference", "{adv_type: gae, kl_beta: 0.1, kl_in_reward: true}", None),
     ],
 )
@@ -617,3 +625,78 @@ def test_the_learning_rate_is_that_of_what_is_trained(
     assert (config.actor.optim.lr, config.critic.optim.lr) == rates
     if "optim" in actor and "clip_grad" in actor["optim"]:
         assert config.actor.optim.clip_grad == 0.5
+
+
+@pytest.mark.parametrize(
+    ("data", "underlined"),
+    [
+        ("{train_data_paths: {path: a.jsonl, weight: 2}}", "train_data_paths"),
+        ("{curriculum: {low: 0.9, high: 0.2}}", "0.9"),
+    ],
+)
+def test_mixtures_and_curricula_that_choose_nothing(findings: Any, data: str, underlined: str) -> None:
+    assert ("conflicting-settings", underlined) in findings(LAPTOP + f"data: {data}\n")
+
+
+def test_a_pretrained_model_is_taught_by_one(findings: Any, tmp_path: Path) -> None:
+    text = LAPTOP.replace("actor,rollout,reward", "actor,rollout,reward,teacher")
+    text += f"algorithm: {{adv_type: distillation}}\nactor: {{model: {{model_path: {tmp_path / 'model'}}}}}\n"
+    assert ("conflicting-settings", "distillation") in findings(text)
+
+
+JUDGED = LAPTOP.replace("actor,rollout,reward", "actor,rollout,reward,judge") + "reward: {reward_type: judge}\n"
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ("", ("conflicting-settings", "judge")),
+        ("judge: {model_path: /nowhere}\n", ("unusable-path", "/nowhere")),
+        ("judge: {model_path: /nowhere, template: hello}\n", ("conflicting-settings", "hello")),
+        ("judge: {model_path: /nowhere, verdict: 'my_lab:read'}\n", ("conflicting-settings", "'my_lab:read'")),
+        ("judge: {model_path: /nowhere, seq_length: 64, max_new_tokens: 64}\n", ("conflicting-settings", "64")),
+        (
+            "judge: {model_path: /nowhere, apply_chat_template: false, system_prompt: Judge.}\n",
+            ("conflicting-settings", "Judge."),
+        ),
+    ],
+)
+def test_a_judge_that_cannot_judge_is_refused(findings: Any, sections: str, expected: tuple[str, str]) -> None:
+    assert expected in findings(JUDGED + sections)
+
+
+def test_a_judge_needs_a_place(findings: Any) -> None:
+    assert ("missing-component", "judge") in findings(LAPTOP + "reward: {reward_type: judge}\n")
+
+
+ON_GPUS = """
+recipe: math
+cluster:
+  num_nodes: 1
+  component_placement:
+    actor: {node_group: gpu, placement: 0-3}
+    rollout,judge: {node_group: gpu, placement: 4-7}
+    reward: {node_group: node, placement: "0:0-3"}
+  node_groups:
+    - {label: gpu, node_ranks: 0, accelerators: {per_node: 8}}
+reward: {reward_type: judge}
+rollout: {backend: vllm, gpu_memory_utilization: 0.6}
+judge: {model_path: /nowhere, backend: vllm, gpu_memory_utilization: SHARE}
+"""
+
+
+@pytest.mark.parametrize(("share", "refused"), [("0.5", True), ("0.3", False)])
+def test_two_engines_reserve_no_more_than_there_is(findings: Any, share: str, refused: bool) -> None:
+    reported = findings(ON_GPUS.replace("SHARE", share))
+    assert (("conflicting-settings", share) in reported) == refused
+
+
+@pytest.mark.filterwarnings("error")
+def test_weights_of_files_are_dumped_and_read(tmp_path: Path) -> None:
+    files = [{"path": str(tmp_path / "a.jsonl"), "weight": 3.0}, str(tmp_path / "b.jsonl")]
+    data = LanguageDataConfig.model_validate({"train_data_paths": files})
+    assert data.train_files == (str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"))
+    assert data.train_weights == (3.0, None)
+    dumped = data.model_dump(mode="json")
+    assert dumped["train_data_paths"] == files
+    assert LanguageDataConfig.model_validate(dumped) == data

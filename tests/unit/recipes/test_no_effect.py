@@ -37,6 +37,16 @@ CRITIC = (
     "algorithm.adv_type=gae",
 )
 
+JUDGE = (
+    "cluster.component_placement={'actor,rollout,reward,judge': {node_group: node, placement: 0}}",
+    "reward.reward_type=judge",
+    "judge.model_path=.",
+)
+TEACHER = (
+    "cluster.component_placement={'actor,rollout,reward,teacher': {node_group: node, placement: 0}}",
+    "algorithm.adv_type=distillation",
+)
+
 # The settings of a file, and the one among them that changes nothing.
 INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
     ((*EMBODIED, *GRPO), "algorithm.gae_lambda=0.9"),
@@ -89,17 +99,29 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
     (MATH, "algorithm.kl_in_reward=true"),
     (MATH, "algorithm.kl_penalty=k1"),
     (MATH, "algorithm.max_refills=1"),
+    (MATH, "algorithm.correction_level=sequence"),
+    (MATH, "judge.threads=2"),
+    (MATH, "reward.program_memory_mib=512"),
+    ((*MATH, *JUDGE), "reward.timeout=9"),
+    ((*MATH, *JUDGE), "judge.tensor_parallel_size=2"),
     (MATH, "algorithm.value_clip=0.1"),
     (MATH, "algorithm.huber_delta=1"),
     (MATH, "critic.threads=2"),
     (MATH, "critic.optim.lr=0.1"),
     (MATH, "reference.model_path=."),
+    (MATH, "teacher.hidden_dim=64"),
+    ((*MATH, *TEACHER), "algorithm.gamma=0.5"),
+    ((*MATH, *TEACHER), "algorithm.gae_lambda=0.5"),
+    ((*MATH, *TEACHER), "reward.soft_overlong=2"),
+    ((*MATH, *TEACHER, "teacher.model_path=."), "teacher.warm_start.steps=3"),
     ((*MATH, "actor.model.model_path=."), "actor.model.num_layers=3"),
     ((*MATH, "actor.model.model_path=."), "actor.warm_start.steps=3"),
     ((*MATH, "actor.warm_start.steps=0"), "actor.warm_start.lr=0.1"),
     ((*MATH, "actor.model.lora={rank: 4}"), "actor.model.lora_rank=4"),
     ((*MATH, "runner.max_steps=-1"), "actor.optim.lr_scheduler=cosine"),
     ((*MATH, "actor.fsdp_config.sharding_strategy=no_shard"), "actor.fsdp_config.cpu_offload=true"),
+    ((*MATH, "actor.fsdp_config.sharding_strategy=no_shard"), "actor.fsdp_config.reduce_each_micro_batch=false"),
+    ((*EMBODIED, "actor.fsdp_config.sharding_strategy=no_shard"), "actor.fsdp_config.reduce_each_micro_batch=false"),
     ((*MATH, *CRITIC), "critic.fsdp_config.sharding_strategy=no_shard"),
     (MATH, "runner.partial_rollout=false"),
     ((*MATH, "runner.sample_interval=-1"), "runner.max_samples=3"),

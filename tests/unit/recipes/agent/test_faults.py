@@ -17,16 +17,16 @@ from recipes.agent.conversation.agents import AgentOutcome, AgentTask, tool_agen
 from recipes.agent.conversation.chat_model import EngineUnavailable, LanguageModel, LimitReached
 from recipes.agent.environments.env_agent import EnvAgent
 from recipes.agent.environments.text_environment import TextEnvironment, TextStep
-from recipes.agent.tools import sandbox
 from recipes.agent.tools.calculator import Calculator
 from recipes.agent.tools.python import Python
-from recipes.agent.tools.sandbox import SandboxLimits
 from recipes.agent.tools.tool import FunctionTool, Tool, ToolError, ToolUnavailable
 from recipes.agent.tools.toolbox import Toolbox
 from recipes.agent.workers.agent_worker import AgentWorker
 from recipes.language.answers.answer_group import EpisodeStats
 from recipes.language.data.problems import Problem
 from recipes.language.loop.prompts import Prompt
+from recipes.language.sandbox import sandbox
+from recipes.language.sandbox.sandbox import SandboxLimits
 from tests.unit.recipes.agent.local import LocalEngine, agent_config
 
 PROMPT = Prompt(0, 0, 1, 0, 1, 1.0)

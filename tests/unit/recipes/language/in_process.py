@@ -12,6 +12,7 @@ import torch
 
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import Request, SamplingParams
+from recipes.language.config import OPTIONAL_COMPONENTS
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import training_order
@@ -23,6 +24,7 @@ from recipes.language.weights.weight_transfer import IncomingWeights
 from recipes.language.workers.actor_worker import LanguageActor
 from recipes.language.workers.critic_worker import LanguageCritic
 from recipes.language.workers.reference_worker import LanguageReference
+from recipes.language.workers.teacher_worker import LanguageTeacher
 from recipes.math.config import MathConfig
 from rlinf_core.job.load import load_job
 from tests.unit.recipes.language.in_threads import Hub, Post, in_thread
@@ -53,8 +55,10 @@ class LocalJob:
         self.actor = worker(LanguageActor, config.actor)
         self.critic = worker(LanguageCritic, config.critic) if "critic" in placed else None
         self.reference = worker(LanguageReference, config.reference) if "reference" in placed else None
-        layout = LanguageLayout(1, 1, 1, "answers", "scored", int("critic" in placed), int("reference" in placed))
-        for each in (self.actor, self.critic, self.reference):
+        self.teacher = worker(LanguageTeacher, config.teacher) if "teacher" in placed else None
+        further = [int(name in placed) for name in OPTIONAL_COMPONENTS]
+        layout = LanguageLayout(1, 1, 1, "answers", "scored", *further)
+        for each in (self.actor, self.critic, self.reference, self.teacher):
             if each is not None:
                 each.init_worker(layout)
         tokenizer = make_tokenizer(config.actor)
@@ -78,7 +82,8 @@ class LocalJob:
         steps = config.minibatches
         self.actor.recv_rollout_batch(step, (tuple(tuple(slots[number::steps]) for number in range(steps)),))
         calls: list[Callable[[], Any]] = [lambda: self.actor.compute_advantages_and_returns(step)]
-        calls += [lambda each=each: each.evaluate(step) for each in (self.critic, self.reference) if each is not None]
+        evaluating = [each for each in (self.critic, self.reference, self.teacher) if each is not None]
+        calls += [lambda each=each: each.evaluate(step) for each in evaluating]
         learning = [each for each in (self.actor, self.critic) if each is not None]
         with ThreadPoolExecutor(len(calls)) as pool:
             found = [each.result() for each in [pool.submit(call) for call in calls]]

@@ -21,9 +21,11 @@ from recipes.language.loop.reasoning_runner import ReasoningRunner
 from recipes.language.loop.worker_groups import optional_components
 from recipes.language.workers.actor_worker import LanguageActor
 from recipes.language.workers.critic_worker import LanguageCritic
+from recipes.language.workers.judge_worker import JudgeWorker
 from recipes.language.workers.reference_worker import LanguageReference
 from recipes.language.workers.reward_worker import RewardWorker
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
+from recipes.language.workers.teacher_worker import LanguageTeacher
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
@@ -254,7 +256,12 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
         job.raise_if_bad()
         made_of: Any = job.config
         kinds = {"actor": LanguageActor, "rollout": LanguageRolloutWorker, "reward": RewardWorker}
-        further = {"critic": LanguageCritic, "reference": LanguageReference}
+        further: dict[str, type[Any]] = {
+            "critic": LanguageCritic,
+            "reference": LanguageReference,
+            "teacher": LanguageTeacher,
+            "judge": JudgeWorker,
+        }
         sizes = {"rollout": rollouts, "reward": rewards}
         run_folder = RunFolder.create(made_of.runner, "math")
         events: list[Event] = []
@@ -274,7 +281,7 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
 
             groups = [group(name, kind) for name, kind in kinds.items()]
             optional = {name: group(name, further[name]) for name in optional_components(made_of)}
-            runner = ReasoningRunner(made_of, *groups, LanguageLayout, record, **optional)
+            runner = ReasoningRunner(made_of, *groups, LanguageLayout, record, evaluators=optional)
             made.append(runner)
             try:
                 runner.init_workers()

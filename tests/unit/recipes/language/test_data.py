@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.data import problem_sources
-from recipes.language.data.load_problems import data_set_names, load_problems
+from recipes.language.data.load_problems import data_set_names, load_problems, mixed
 from recipes.language.data.problem_sources import Joined, ReasoningGym, Sums, check_file, read_file
 from recipes.language.data.problems import Problem, training_order
 from recipes.language.data.prompts import PromptEncoder
@@ -277,3 +278,36 @@ def test_a_tokenizer_without_chat_template_is_told() -> None:
 
     with pytest.raises(ConfigError, match="no chat template"):
         PromptEncoder(tokenizer, apply_chat_template=True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shares", "counts"),
+    [
+        ([10, 10], [1, 1], [10, 10]),
+        ([10, 10], [3, 1], [30, 10]),
+        ([90, 10], [1, 1], [90, 90]),
+        ([7, 2], [0.7, 0.3], [7, 3]),
+    ],
+)
+def test_a_mixture_has_its_shares_and_every_problem(sizes: list[int], shares: list[float], counts: list[int]) -> None:
+    chosen = mixed(range(sum(sizes)), sizes, shares)
+    assert set(chosen) == set(range(sum(sizes)))
+    parts = [sum(number < sizes[0] for number in chosen), sum(number >= sizes[0] for number in chosen)]
+    assert parts == counts
+    often = Counter(chosen)
+    for numbers in (range(sizes[0]), range(sizes[0], sum(sizes))):
+        assert max(often[number] for number in numbers) - min(often[number] for number in numbers) <= 1
+
+
+def test_a_mixture_leaves_what_is_held_out(tmp_path: Path) -> None:
+    for name, count in (("hard", 20), ("easy", 40)):
+        rows = [{"prompt": f"{name} {number}", "answer": "1"} for number in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = [{"path": str(tmp_path / f"{name}.jsonl"), "weight": weight} for name, weight in (("hard", 2), ("easy", 1))]
+    config = LanguageDataConfig.model_validate({"train_data_paths": files})
+    train, held = (load_problems(config, evaluation=each) for each in (False, True))
+    sources = Counter(train[number].source for number in range(len(train)))
+    assert sources == {"hard": 72, "easy": 36}
+    held_out = {held[number].prompt for number in range(len(held))}
+    assert len(held_out) == 6
+    assert held_out.isdisjoint(train[number].prompt for number in range(len(train)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from recipes.language import language_memory
 from recipes.language.models.load_model import built_model, make_tokenizer
 from recipes.sections.actor import LoraSettings
 from recipes.training.huggingface import with_lora
-from rlinf_core import ConfigError, load_job
+from rlinf_core import ConfigError, HybridComponentPlacement, load_job
 from rlinf_core.job.process_forecast import ProcessForecast
 
 WIDTH, LAYERS, SYMBOLS = 64, 2, 24
@@ -219,3 +220,58 @@ def test_large_models_fit_where_they_should(
     assert device < gib * 2**30
     # The model is what fills it: with twice as much memory the keys would not be asked for.
     assert device > gib * 2**30 / 2
+
+
+# config.json of the models that shipped layouts are for, by their published sizes.
+SHIPPED: dict[str, dict[str, Any]] = {
+    "math_32b_8node": {
+        "model_type": "qwen2",
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
+    "math_moe_8gpu": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def shipped_forecast(file: str, folder: Path, **changes: Any) -> ProcessForecast:
+    (folder / "config.json").write_text(json.dumps({**SHIPPED[file], **changes}))
+    job = load_job(file, [f"actor.model.model_path={folder}"], environ={})
+    assert job.cluster is not None
+    placed = HybridComponentPlacement(job.cluster, job.topology)
+    sizes = {name: placed.get_world_size(name) for name in ("actor", "rollout", "reward")}
+    (actor, *_) = language_memory.forecast(cast("Any", job.config), sizes)
+    return actor
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("file", "actors"), [("math_32b_8node", 32), ("math_moe_8gpu", 8)])
+def test_shipped_layouts_fit_their_accelerators(tmp_path: Path, file: str, actors: int) -> None:
+    actor = shipped_forecast(file, tmp_path)
+    _, device = actor.held(accelerated=True)
+    assert actor.processes == actors
+    assert 40 * 2**30 < device < 80 * 2**30
+
+
+def test_experts_are_gathered_with_their_layer(tmp_path: Path) -> None:
+    parts = shipped_forecast("math_moe_8gpu", tmp_path, num_hidden_layers=4).parts
+    layer, vocabulary = 128 * 3 * 2048 * 768, 2 * 151936 * 2048
+    # Two layers at a time, and what is in no layer, in bf16.
+    assert parts["gathered weights"] == pytest.approx(2 * (2 * layer + vocabulary), rel=0.1)
+    assert parts["gathered gradients"] < parts["gathered weights"] * 3

@@ -12,12 +12,16 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.testing import assert_close
 
 from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.learning.learner import LanguageLearner, TokenTargets
+from recipes.language.models.load_model import built_model, built_tokenizer
 from recipes.training.state.training_state import TrainingState
-from rlinf_core import RLinfError
+from rlinf_core import ConfigError, RLinfError
 from tests.unit.recipes.language.in_process import LocalJob
 
 SMALL = ("data.rollout_batch_size=4", "algorithm.group_size=4", "actor.model.hidden_dim=32", "actor.model.num_layers=1")
@@ -292,3 +296,56 @@ def test_the_shipped_ppo_learns_sums(seed: int) -> None:
     first, last = sum(made.rewards[:5]) / 5, sum(made.rewards[-5:]) / 5
     assert last > 0.75
     assert last - first > 0.3
+
+
+def test_distillation_learns_from_the_teachers_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Advantages are log teacher - log policy, by plain transformers, one sequence at a time."""
+    made = job(
+        "distill_laptop",
+        *("teacher.hidden_dim=64", "teacher.warm_start.steps=20", "algorithm.normalize_advantages=false"),
+    )
+    learned: list[Tensor] = []
+    train = LanguageLearner.train
+
+    def recorded(self: LanguageLearner, batch: Any, targets: TokenTargets, *args: Any) -> Any:
+        learned.append(targets.advantages)
+        return train(self, batch, targets, *args)
+
+    monkeypatch.setattr(LanguageLearner, "train", recorded)
+    batch = made.step(1)
+
+    assert made.teacher is not None
+    frozen: Any = made.teacher._policy.causal
+    plain: Any = type(frozen)(frozen.config)
+    plain.load_state_dict(frozen.state_dict())
+    plain.config._attn_implementation = "eager"
+    expected: list[float] = []
+    behaviour = batch.logprobs.split(batch.answer_lengths.tolist())
+    for row, tokens in enumerate(batch.tokens.split(batch.lengths.tolist())):
+        with torch.no_grad():
+            logits = plain(input_ids=tokens[None]).logits[0]
+        start = int(batch.prompt_lengths[row])
+        for place in range(start, len(tokens)):
+            likely = logits[place - 1].log_softmax(-1)[tokens[place]].item()
+            expected.append(likely - behaviour[row][place - start].item())
+    assert_close(learned[0], torch.tensor(expected), atol=1e-5, rtol=0)
+    assert made.metrics["train/teacher_kl"] == pytest.approx(-sum(expected) / len(expected), abs=1e-5)
+
+
+@pytest.mark.nightly
+def test_distillation_makes_a_policy_like_its_teacher() -> None:
+    made = LocalJob("distill_laptop", "runner.max_steps=100")
+    divergences: list[float] = []
+    for step in range(1, 101):
+        made.step(step)
+        divergences.append(made.metrics["train/teacher_kl"])
+    assert sum(divergences[-10:]) < 0.7 * sum(divergences[:10])
+    assert sum(made.rewards[-10:]) > sum(made.rewards[:10]) + 1
+
+
+def test_a_teacher_with_other_tokens_is_refused(tmp_path: Path) -> None:
+    other = built_tokenizer("abc")
+    other.save_pretrained(str(tmp_path))
+    built_model(other).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"other tokens than the actor: \d+ tokens have other ids"):
+        job("distill_laptop", f"teacher.model_path={tmp_path}")

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from recipes.agent.tools import seccomp
+from recipes.language.sandbox import seccomp
 
 pytestmark = pytest.mark.security
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recipes.language.loop.curriculum import Curriculum
 from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.prompts import GroupReport, Prompt, staleness
 
@@ -282,3 +284,46 @@ def test_tokens_stay_within_the_bound_and_prompts_come_once(
             assert set(restored.continued) == {each for each, drawn in begun.items() if drawn}
     # Every prompt was taken once, and every one that was set aside was learned from or dropped as its report says.
     assert seen == Counter(range(plan.taken))
+
+
+def learned(plan: PromptPlan, step: int, right: Callable[[int], float]) -> list[int]:
+    """Return the problems of a step in which a share of two answers to each is right."""
+    prompts = plan.due(range(step, step + 1), step - 1)
+    for prompt in prompts:
+        correct = tuple(number < 2 * right(prompt.position % 6) for number in range(2))
+        report = answered(prompt)._replace(problem=prompt.position % 6, corrects=correct)
+        plan.arrived(report)
+    plan.take(step)
+    return [prompt.position % 6 for prompt in prompts]
+
+
+def curriculum(rests: int = 2) -> Curriculum:
+    return Curriculum(low=0.1, high=0.9, rests=rests, problems=6, seed=0, shuffle=False)
+
+
+def test_problems_too_easy_or_too_hard_rest_for_a_while() -> None:
+    plan = made(batch_size=6)
+    plan.curriculum = curriculum()
+    shares = [0.0, 0.5, 1.0, 0.5, 0.5, 0.5]
+    assert learned(plan, 1, shares.__getitem__) == [0, 1, 2, 3, 4, 5]
+    # 0 and 2 rest in the second and the third epoch.
+    assert learned(plan, 2, shares.__getitem__) == [1, 3, 4, 5, 1, 3]
+    assert learned(plan, 3, shares.__getitem__) == [4, 5, 0, 1, 2, 3]
+    assert plan.curriculum.passed_over == 4
+
+
+def test_a_curriculum_goes_on_where_everything_rests() -> None:
+    plan = made(batch_size=6)
+    plan.curriculum = curriculum(rests=9)
+    for step in (1, 2, 3):
+        assert sorted(learned(plan, step, lambda problem: 1.0)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_restored_curriculum_passes_over_the_same() -> None:
+    shares = [0.0, 0.5, 1.0, 0.5, 0.5, 0.5]
+    plan, other = made(batch_size=6), made(batch_size=6)
+    plan.curriculum, other.curriculum = curriculum(), curriculum()
+    learned(plan, 1, shares.__getitem__)
+    other.restore(json.loads(json.dumps(plan.state())), 1, 1)
+    assert learned(other, 2, shares.__getitem__) == learned(plan, 2, shares.__getitem__)
+    assert other.curriculum.state() == plan.curriculum.state()

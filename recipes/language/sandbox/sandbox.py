@@ -14,6 +14,7 @@ import math
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Generator
@@ -21,10 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from recipes.agent.tools import seccomp
+from recipes.language.sandbox import seccomp
 from rlinf_core import ConfigError
 
 MIB: Final = 1 << 20
+# Exit statuses above it are signals, by the shell's convention.
+_ENDED_BY: Final = 128
 # Longest output that is read, in bytes. A program that writes more is ended.
 OUTPUT_BYTES: Final = 64 * 1024
 _TRIAL_SECONDS: Final = 30.0
@@ -82,6 +85,16 @@ class ProgramResult(NamedTuple):
     output: str
     errors: str
     flooded: bool
+
+
+def reason_of(ran: ProgramResult) -> str:
+    """Return the reason of a failure: the last line of the traceback, or the signal that ended the program."""
+    number = -ran.status if ran.status < 0 else ran.status - _ENDED_BY
+    # A program may end with any status, also those of signals without a name.
+    if number in tuple(signal.Signals):
+        return f"the program was ended by {signal.Signals(number).name}"
+    lines = ran.errors.strip().splitlines()
+    return lines[-1] if lines else f"the program ended with status {ran.status}"
 
 
 async def run(program: str, limits: SandboxLimits) -> ProgramResult:
@@ -204,7 +217,7 @@ def check() -> None:
 
 def _unavailable(why: str, help: str) -> ConfigError:
     return ConfigError(
-        "the tool `python` has no sandbox on this machine, and runs nothing without one", why=why, help=help
+        "there is no sandbox on this machine, and programs of a model run in nothing else", why=why, help=help
     )
 
 
@@ -214,7 +227,7 @@ def _filter() -> Generator[int]:
     refusing = seccomp.refusing()
     if refusing is None:
         why = f"no system-call filter for `{platform.machine()}` machines"
-        raise _unavailable(why, "place agents with this tool on x86_64 or aarch64 machines")
+        raise _unavailable(why, "place what runs programs on x86_64 or aarch64 machines")
     reader, writer = os.pipe()
     try:
         with open(writer, "wb") as file:

@@ -1,6 +1,6 @@
-"""A trial of the sandbox of the tool `python`, as agent processes would find it.
+"""A trial of the sandbox, as the processes that run programs of a model would find it.
 
-    python -m recipes.agent.tools.sandbox_probe
+    python -m recipes.language.sandbox.sandbox_probe
 
 The last line that it prints is a record in JSON.
 """
@@ -11,7 +11,7 @@ import json
 import shutil
 import subprocess
 
-from recipes.agent.tools import sandbox
+from recipes.language.sandbox import sandbox
 from rlinf_core import ConfigError
 
 
@@ -21,7 +21,7 @@ def look() -> dict[str, str]:
         sandbox.check()
     except ConfigError as error:
         return {"verdict": "fault", "what": f"{error.message}: {error.why}", "help": error.help or ""}
-    return {"verdict": "ok", "what": f"{_version()} runs programs of the tool `python`", "help": ""}
+    return {"verdict": "ok", "what": f"{_version()} runs programs of a model", "help": ""}
 
 
 def _version() -> str:

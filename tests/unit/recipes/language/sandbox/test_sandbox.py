@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.tools import sandbox, sandbox_probe
 from recipes.agent.tools.python import Python
-from recipes.agent.tools.sandbox import ProgramResult, SandboxLimits
 from recipes.agent.tools.tool import ToolError
+from recipes.language.sandbox import sandbox, sandbox_probe
+from recipes.language.sandbox.sandbox import ProgramResult, SandboxLimits
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.tools.escapes import ESCAPES, program_of
 

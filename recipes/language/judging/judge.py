@@ -1,0 +1,125 @@
+"""A model that judges answers, with its engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from recipes.language.answers.sequences import Request, SamplingParams
+from recipes.language.answers.sequences import Sequence as Answer
+from recipes.language.config import LanguageConfig
+from recipes.language.config.frozen_models import judge_job
+from recipes.language.data.problems import Problem
+from recipes.language.data.prompts import PromptEncoder
+from recipes.language.engines.registry import make_engine
+from recipes.language.judging.verdicts import TEMPLATES, filled, verdict_rule
+from recipes.language.loop.judge_messages import JudgeReply, JudgeRequest
+from recipes.language.models.load_model import make_tokenizer, stop_token_ids
+from recipes.training.chat_template import TemplateRefusalError
+from rlinf_core.runners.storage.first_contact import FirstContact
+from rlinf_core.suggest import excerpt
+
+# Replies to one answer that are drawn before it counts as not judged.
+_TRIES: Final = 2
+# A greedy reply without a verdict would be drawn again as it was.
+_SECOND_TEMPERATURE: Final = 1.0
+_SHOWN: Final = 120
+
+
+class Judge:
+    """A model that judges answers, with its engine, driven in small steps.
+
+    Args:
+        config: the whole file.
+        device: where the model is.
+        contact: keeps what it is compared with.
+        owner: the worker whose engine it is, for errors.
+
+    Raises:
+        ConfigError: the model or the verdict's function cannot be loaded, or the engine's package is missing.
+    """
+
+    def __init__(
+        self, config: LanguageConfig, device: torch.device, contact: FirstContact | None = None, owner: str = "judge"
+    ) -> None:
+        judge, job = config.judge, judge_job(config)
+        tokenizer = make_tokenizer(job.actor)
+        self._encoder = PromptEncoder(
+            tokenizer,
+            apply_chat_template=judge.apply_chat_template,
+            system_prompt=judge.system_prompt,
+            template_arguments=judge.chat_template_kwargs,
+        )
+        self._template = judge.template or TEMPLATES[judge.verdict]
+        self._verdict = verdict_rule(judge.verdict)
+        self._params = SamplingParams(temperature=judge.temperature, max_new_tokens=judge.max_new_tokens)
+        self._room = judge.seq_length - judge.max_new_tokens
+        self.engine = make_engine(job, tokenizer, stop_token_ids(tokenizer, judge.model_path), device, contact, owner)
+        # Requests that are being judged, with how often each was tried, by the engine's name for them.
+        self._open: dict[str, tuple[JudgeRequest, int]] = {}
+
+    @property
+    def unfinished(self) -> int:
+        """Answers that are being judged."""
+        return len(self._open)
+
+    def submit(self, requests: Iterable[JudgeRequest]) -> list[tuple[JudgeRequest, JudgeReply]]:
+        """Begin to judge answers, and return those that cannot be asked about."""
+        refused: list[tuple[JudgeRequest, JudgeReply]] = []
+        for request in requests:
+            asked = filled(self._template, prompt=request.prompt, answer=request.answer, text=request.text)
+            try:
+                tokens = self._encoder.encode(Problem(prompt=asked, answer=""))
+                why = "" if tokens and len(tokens) <= self._room else f"its prompt has more than {self._room} tokens"
+            except TemplateRefusalError as refusal:
+                tokens, why = None, refusal.reason
+            if why or not tokens:
+                refused.append((request, JudgeReply(request.number, None, f"the judge cannot be asked: {why}")))
+                continue
+            name = f"{request.sender}:{request.number}"
+            self._open[name] = request, 1
+            self.engine.submit(Request(request_id=name, prompt=tokens, params=self._params))
+        return refused
+
+    def step(self) -> list[tuple[JudgeRequest, JudgeReply]]:
+        """Draw a token of each reply, and return the verdicts of those that ended."""
+        replies: list[tuple[JudgeRequest, JudgeReply]] = []
+        for answer in self.engine.step():
+            request, tries = self._open[answer.request_id]
+            right, reason = self._read(answer)
+            if right is None and tries < _TRIES:
+                self._open[answer.request_id] = request, tries + 1
+                params = replace(self._params, temperature=self._params.temperature or _SECOND_TEMPERATURE, seed=tries)
+                self.engine.submit(Request(request_id=answer.request_id, prompt=answer.prompt, params=params))
+                continue
+            del self._open[answer.request_id]
+            replies.append((request, JudgeReply(request.number, right, reason)))
+        return replies
+
+    def _read(self, answer: Answer) -> tuple[float | None, str]:
+        """Return the verdict of a reply, and what it says or why it has none."""
+        if answer.failed:
+            return None, f"the judge's engine failed: {answer.failure}"
+        text = self._encoder.text(answer.tokens)
+        try:
+            right = self._verdict(text)
+        except Exception as error:  # noqa: BLE001 - a function of the user's
+            return None, f"`judge.verdict` failed: {type(error).__name__}: {error}"
+        shown = excerpt(text[-_SHOWN:], _SHOWN)
+        if right is None:
+            return None, f"the judge gave no verdict: `{shown}`"
+        if not (math.isfinite(right) and 0 <= right <= 1):
+            return None, f"the verdict is {right:g}, which is not from 0 to 1"
+        return right, f"judge: `{shown}`"
+
+    def results(self, requests: Sequence[JudgeRequest]) -> Iterator[JudgeReply]:
+        """Judge answers, and yield their verdicts as they come."""
+        for _, reply in self.submit(requests):
+            yield reply
+        while self._open:
+            for _, reply in self.step():
+                yield reply

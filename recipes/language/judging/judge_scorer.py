@@ -1,0 +1,93 @@
+"""The scorer of a reward worker that asks judges: models in workers of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from recipes.language.loop.judge_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
+from recipes.language.loop.order_inbox import Inbox
+from recipes.language.rewards.scoring import Item, Score
+from rlinf_core import Channel
+
+# The cause of failures of judges.
+JUDGE: Final = "judge"
+Ask = Callable[[Sequence[JudgeRequest]], Iterable[JudgeReply]]
+
+
+class JudgeScorer:
+    """Scores answers by asking judges; a `Scorer` by another name.
+
+    Args:
+        ask: sends requests, and returns the replies to all of them, in any order.
+        sender: rank of this reward worker.
+        correct: reward of a right answer.
+        incorrect: reward of a wrong one.
+    """
+
+    convention = ""
+
+    def __init__(
+        self,
+        ask: Ask,
+        sender: int = 0,
+        *,
+        correct: float = 1.0,
+        incorrect: float = 0.0,
+    ) -> None:
+        self._ask = ask
+        self._sender = sender
+        self._rewards = incorrect, correct
+        self._asked = 0
+
+    def start(self) -> None:
+        """Return: judges load their models themselves."""
+
+    def score_all(self, items: Sequence[Item]) -> list[Score]:
+        """Return the rewards of answers; one without a verdict has failed."""
+        first = self._asked
+        self._asked += len(items)
+        requests = [
+            JudgeRequest(first + number, self._sender, item.prompt, item.answer, item.text)
+            for number, item in enumerate(items)
+        ]
+        replies = {reply.number: reply for reply in self._ask(requests)} if requests else {}
+        return [self._score_of(replies[request.number]) for request in requests]
+
+    def _score_of(self, reply: JudgeReply) -> Score:
+        incorrect, correct = self._rewards
+        if reply.right is None:
+            return Score(incorrect, reply.reason, failure=JUDGE)
+        return Score(incorrect + reply.right * (correct - incorrect), reply.reason, correct=reply.right >= 1)
+
+    def close(self) -> None:
+        """Return: judges end by themselves."""
+
+
+class JudgeClient:
+    """Asks the workers of the group `judge`, and waits for their verdicts.
+
+    Args:
+        channel: to them and back.
+        rank: of this reward worker.
+        judges: how many there are.
+    """
+
+    def __init__(self, channel: Channel, rank: int, judges: int) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._judges = judges
+
+    def __call__(self, requests: Sequence[JudgeRequest]) -> Iterator[JudgeReply]:
+        """Yield the replies to requests, which are dealt to all judges."""
+        for rank in range(self._judges):
+            mine = tuple(requests[(rank - self._rank) % self._judges :: self._judges])
+            if mine:
+                self._channel.put(mine, key=judge_key(rank))
+        waiting = {request.number for request in requests}
+        inbox = Inbox(self._channel, verdict_key(self._rank))
+        while waiting:
+            replies: tuple[JudgeReply, ...] = inbox.wait()
+            for reply in replies:
+                waiting.discard(reply.number)
+                yield reply

@@ -1,0 +1,91 @@
+"""Which training problems are passed over, by how often their answers were right when they were asked last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from recipes.language.config.problem_config import LanguageDataConfig
+from recipes.language.data.problems import training_order
+from recipes.language.loop.prompts import GroupReport
+from rlinf_core.statistics import mean
+
+
+class _Measured(NamedTuple):
+    """A problem that was asked: the share of right answers, and how often it was passed over since."""
+
+    rate: float
+    passed_over: int = 0
+
+
+class Curriculum:
+    """Passes over training problems that are too easy or too hard for the policy, as it was when they were asked.
+
+    A problem that was never asked is asked. One whose share of right answers was outside of the bounds is passed over
+    `rests` times, and then asked again: the policy is another one by then. An order in which everything would be
+    passed over goes on with what comes next.
+
+    Args:
+        low, high: bounds of the share of right answers, both within.
+        rests: how often a problem is passed over before it is asked again.
+        problems: how many there are.
+        seed, shuffle: of the order of problems.
+
+    Attributes:
+        passed_over: problems so far, for metrics.
+    """
+
+    def __init__(self, *, low: float, high: float, rests: int, problems: int, seed: int, shuffle: bool) -> None:
+        self._bounds = low, high
+        self._rests = rests
+        self._problems = problems
+        self._seed = seed
+        self._shuffle = shuffle
+        self._measured: dict[int, _Measured] = {}
+        self.passed_over = 0
+
+    def next_position(self, start: int) -> int:
+        """Return the first position from `start` on whose problem is asked."""
+        for position in range(start, start + self._problems):
+            (problem,) = training_order(self._problems, position, 1, seed=self._seed, shuffle=self._shuffle)
+            measured = self._measured.get(problem)
+            low, high = self._bounds
+            if measured is None or low <= measured.rate <= high or measured.passed_over >= self._rests:
+                return position
+            self._measured[problem] = measured._replace(passed_over=measured.passed_over + 1)
+            self.passed_over += 1
+        return start
+
+    def observe(self, report: GroupReport) -> None:
+        """Take the share of right answers of a group that was trained on."""
+        if report.step and report.corrects:
+            self._measured[report.problem] = _Measured(mean([float(right) for right in report.corrects]))
+
+    def state(self) -> dict[str, Any]:
+        """Return everything as plain data for JSON."""
+        return {
+            "passed_over": self.passed_over,
+            "measured": [[problem, *measured] for problem, measured in self._measured.items()],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` returned."""
+        self.passed_over = int(state["passed_over"])
+        self._measured = {
+            int(problem): _Measured(float(rate), int(rests)) for problem, rate, rests in state["measured"]
+        }
+
+
+def make_curriculum(data: LanguageDataConfig, problems: int) -> Curriculum | None:
+    """Return what passes over training problems, of which there are so many; None where nothing asks for it."""
+    settings = data.curriculum
+    if settings is None or not problems:
+        return None
+    return Curriculum(
+        low=settings.low,
+        high=settings.high,
+        rests=settings.rests,
+        problems=problems,
+        seed=data.seed,
+        shuffle=data.reshuffles,
+    )

@@ -1,0 +1,130 @@
+"""Sizes of a language model, by arithmetic on its config.json: weights, what travels, and what a pass holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final, NamedTuple, cast
+
+import torch
+
+from recipes.language.config import LanguageActorConfig, LanguageModelConfig
+from recipes.language.models.load_model import built_model, make_tokenizer
+from recipes.language.models.policy import CHUNK_NUMBERS
+from recipes.sections.actor import FsdpConfig
+from recipes.training.dtypes import DTYPES
+from recipes.training.huggingface import check_folder, config_of, first_line, require_transformers, with_lora
+from recipes.training.memory.layer_sizes import (
+    FORWARD,
+    block_parameters,
+    computing_layers,
+    held_in_blocks,
+    parameter_bytes,
+)
+from recipes.training.weights.sent_weights import PIECE_BYTES
+from rlinf_core import ConfigError
+
+# Tensors of the size of the logits, float32, while they are learned or drawn from.
+_LOGITS: Final = 5
+# Pieces of weights that are on their way at a time; layers whose shards are gathered at a time.
+_PIECES: Final = 3
+_LAYERS: Final = 2
+# Dimensions of a tensor that holds the matrices of all experts: expert, and the two of a matrix.
+_EXPERTS_NDIM: Final = 3
+
+
+class LanguageModelSizes(NamedTuple):
+    """Sizes of a language model, in bytes.
+
+    Attributes:
+        weights, trained: all weights as they are kept, and those that are trained.
+        sent, pieces: what an engine is sent, in the type that it travels in, and how much of it at a time.
+        engine, adapted: what an engine holds without an adapter, and what of that an adapter changes.
+        gathered: whole weights that FSDP2 holds while it computes, in the type of the computation.
+        apart, layer: of the weights that are in no layer, and of the largest layer, in that type.
+        token, vocabulary: keys and values of a token, and float32 logits of one.
+        learning, predicting: what a pass holds for a token, with gradients and without.
+    """
+
+    weights: int
+    trained: int
+    sent: int
+    pieces: int
+    engine: int
+    adapted: int
+    gathered: int
+    apart: int
+    layer: int
+    token: int
+    vocabulary: int
+    learning: int
+    predicting: int
+
+    def logits(self, rows: int) -> int:
+        """Return what logits of so many tokens take, which are computed by the chunk."""
+        return _LOGITS * min(rows * self.vocabulary, max(4 * CHUNK_NUMBERS, self.vocabulary))
+
+
+def model_sizes(
+    actor: LanguageActorConfig, section: LanguageModelConfig | None = None, fsdp: FsdpConfig | None = None
+) -> LanguageModelSizes:
+    """Return the sizes of a model, by default of the actor's. Of its folder config.json alone is read.
+
+    Raises:
+        ConfigError: the folder of the model is not there, or has no configuration.
+    """
+    section, fsdp = section or actor.model, fsdp or actor.fsdp_config
+    lora, width = section.adapter(), DTYPES[section.precision].itemsize
+    with torch.device("meta"):
+        plain = _plain(section, actor)
+        text = plain.config.get_text_config()
+        engine = parameter_bytes(plain.parameters(), width=width)
+        # Without adapters it is trained in float32.
+        plain = plain.to(torch.float32 if lora is None else DTYPES[section.precision])
+        model: Any = plain if lora is None else with_lora(plain, lora)
+    outputs, inputs, weights = Counter[str](), Counter[str](), Counter[str]()
+    for _, block, layer in computing_layers(model):
+        if block is not None:
+            inputs.setdefault(block, layer.weight.shape[1])
+            outputs[block] += layer.weight.shape[0]
+    routed = getattr(text, "num_experts_per_tok", None) or 1
+    for block, parameter in block_parameters(model):
+        weights[block] += parameter.numel()
+        # A matrix of each expert in one tensor, of which a token takes some; whichever side puts out, it is no longer.
+        outputs[block] += routed * max(parameter.shape[1:]) if parameter.ndim == _EXPERTS_NDIM else 0
+    at_once = sorted(weights.values())[-_LAYERS:] if fsdp.sharding_strategy == "full_shard" else weights.values()
+    sent = [weight for name, weight in model.named_parameters() if lora is None or ".lora_" in name]
+    size, largest = parameter_bytes(sent, width=width), width * max(weight.numel() for weight in sent)
+    changed = (layer.base_layer.weight for layer in model.modules() if hasattr(layer, "lora_A"))
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    numbers = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return LanguageModelSizes(
+        weights=parameter_bytes(model.parameters()),
+        trained=parameter_bytes(weight for weight in model.parameters() if weight.requires_grad),
+        sent=size,
+        pieces=min(size, _PIECES * max(PIECE_BYTES, largest)),
+        engine=engine,
+        adapted=parameter_bytes(changed, width=width),
+        gathered=engine - width * (weights.total() - sum(at_once)),
+        apart=engine - width * weights.total(),
+        layer=width * max(weights.values(), default=0),
+        token=2 * text.num_hidden_layers * heads * numbers * width,
+        vocabulary=4 * plain.get_input_embeddings().weight.shape[0],
+        learning=int(width * held_in_blocks(outputs, inputs, checkpointing=fsdp.gradient_checkpointing)),
+        predicting=width * FORWARD * max(outputs.values(), default=0),
+    )
+
+
+def _plain(section: LanguageModelConfig, actor: LanguageActorConfig) -> Any:
+    """Return the model that a section names, without adapters."""
+    if section.model_path is None:
+        return built_model(make_tokenizer(actor), hidden_dim=section.hidden_dim, layers=section.num_layers)
+    require_transformers()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        check_folder(section.model_path)
+        config = config_of(AutoConfig, section.model_path)
+        return cast("Any", AutoModelForCausalLM).from_config(config, trust_remote_code=False)
+    except (ConfigError, ValueError) as error:
+        why, help = first_line(error), "its config.json, of a causal language model, is enough: copy it there"
+        raise ConfigError("the sizes of the model are not known", why=why, help=help) from None

@@ -1,0 +1,146 @@
+"""Rules of the section `judge`, the model behind `reward_type: judge`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path as FilePath
+
+from recipes.language.config import LanguageConfig
+from recipes.language.config.engine_facts import BACKENDS
+from recipes.language.config.judge_config import VERDICTS
+from recipes.language.rules.architecture_rules import fault_of_architecture
+from recipes.language.rules.engine_rules import share_accelerators
+from recipes.language.rules.model_rules import faults_of_tokenizer
+from recipes.sections.checks import Report, blame
+from recipes.sections.imports import check_import, runs_in_this_interpreter
+from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object
+from rlinf_core import Severity
+from rlinf_core.config.tree import Path
+from rlinf_core.process.requirements import install_command, missing_modules
+
+_MODEL: Path = ("judge", "model_path")
+_REWARD: Path = ("reward", "reward_type")
+
+
+def check_judge(config: LanguageConfig, report: Report) -> None:
+    """Report a judge without a place, a model or a question; and one whose engine does not fit beside another."""
+    placed = "judge" in config.cluster.component_placement
+    if not config.reward.asks_judge:
+        if placed:
+            report(
+                ("cluster", "component_placement", "judge"),
+                "unused-component",
+                f"`reward_type: {config.reward.reward_type}` asks no judge: the group `judge` would be idle",
+                "write `reward.reward_type: judge`, or remove its placement",
+                about=[_REWARD],
+                severity=Severity.WARNING,
+            )
+        return
+    if not placed:
+        report(
+            _REWARD,
+            "missing-component",
+            "`reward_type: judge` needs a model that judges, but the group `judge` has no placement",
+            "add `judge: 0` to `cluster.component_placement`, and write `judge.model_path: FOLDER`",
+        )
+    _check_question(config, report)
+    _check_model(config, report)
+    if placed:
+        _check_room(config, report)
+
+
+def _check_question(config: LanguageConfig, report: Report) -> None:
+    """Report a template, a verdict or lengths by which nothing could be judged."""
+    judge = config.judge
+    if judge.template is not None and "{text}" not in judge.template:
+        report(
+            ("judge", "template"),
+            "conflicting-settings",
+            "`judge.template` has no `{text}`, the place of the answer",
+            "write `{text}` where the answer is to stand, and `{prompt}` and `{answer}` for question and right answer",
+        )
+    if judge.template is None and judge.verdict not in VERDICTS:
+        report(
+            blame(config, ("judge", "template"), ("judge", "verdict")),
+            "conflicting-settings",
+            f"`judge.verdict: {judge.verdict}` reads replies to a question that only you know",
+            "write `judge.template`, with `{prompt}`, `{text}` and `{answer}`",
+        )
+    if ":" in judge.verdict:
+        check_import(config, ("judge", "verdict"), judge.verdict, "judge", report)
+    if judge.max_new_tokens >= judge.seq_length:
+        report(
+            blame(config, ("judge", "max_new_tokens"), ("judge", "seq_length")),
+            "conflicting-settings",
+            f"a reply of {judge.max_new_tokens} tokens leaves no room for a question in `judge.seq_length`"
+            f" {judge.seq_length}",
+            f"raise `judge.seq_length`, or write `judge.max_new_tokens: {max(1, judge.seq_length // 4)}`",
+        )
+    if judge.system_prompt and not judge.apply_chat_template:
+        report(
+            ("judge", "system_prompt"),
+            "conflicting-settings",
+            "`judge.system_prompt` needs a chat template",
+            "write `judge.apply_chat_template: true`, or put the text into `judge.template`",
+        )
+
+
+def _check_model(config: LanguageConfig, report: Report) -> None:
+    """Report a folder that is not there or cannot be used, and an engine whose package is missing."""
+    judge = config.judge
+    if judge.model_path is None:
+        report(
+            blame(config, _MODEL, _REWARD),
+            "conflicting-settings",
+            "`reward_type: judge` needs a model that judges: there is no `judge.model_path`",
+            "write `judge.model_path: FOLDER`; nothing is downloaded",
+        )
+        return
+    if not runs_in_this_interpreter(config, "judge"):
+        return
+    lacking = missing_modules(BACKENDS[judge.backend].modules)
+    if lacking:
+        report(
+            ("judge", "backend"),
+            "missing-extra",
+            f"`judge.backend: {judge.backend}` needs the package `{lacking[0]}`, not installed in this Python",
+            f"run `{install_command(*lacking)}`, or give the node group of `judge` a `python_interpreter_path`",
+        )
+    if not os.path.isdir(judge.model_path):
+        report(
+            _MODEL,
+            "unusable-path",
+            f"`judge.model_path` names `{judge.model_path}`, which is not on this machine",
+            "name a folder that `save_pretrained` wrote; nothing is downloaded",
+            severity=Severity.WARNING,
+        )
+        return
+    folder = FilePath(judge.model_path)
+    fault, settings = fault_of_model(folder), read_object(folder / SETTINGS)
+    if fault is not None:
+        report(_MODEL, "unusable-path", fault.message, fault.help)
+    unlike = fault_of_architecture(settings, judge.seq_length) if BACKENDS[judge.backend].name == "torch" else None
+    if unlike is not None:
+        at = ("judge", "seq_length") if unlike.limits_length else _MODEL
+        report(at, "unusable-path", unlike.message, unlike.help, about=[_MODEL])
+    template: Path = ("judge", "apply_chat_template")
+    for found in faults_of_tokenizer(folder, _MODEL, settings, chat=judge.apply_chat_template, template=template):
+        report(found.path, "unusable-path", found.message, found.help)
+
+
+def _check_room(config: LanguageConfig, report: Report) -> None:
+    """Report engines that reserve more than there is of the same accelerators."""
+    judge, rollout = config.judge, config.rollout
+    reserved = [
+        name for name, section in (("judge", judge), ("rollout", rollout)) if section.backend in ("vllm", "sglang")
+    ]
+    share = judge.gpu_memory_utilization + rollout.gpu_memory_utilization
+    if len(reserved) == len(("judge", "rollout")) and share > 1 and share_accelerators(config, "judge", "rollout"):
+        report(
+            blame(config, ("judge", "gpu_memory_utilization"), ("rollout", "gpu_memory_utilization")),
+            "conflicting-settings",
+            f"judge and rollout share accelerators, and reserve {judge.gpu_memory_utilization:g} and"
+            f" {rollout.gpu_memory_utilization:g} of their memory: both answer at the same time",
+            "lower `judge.gpu_memory_utilization` and `rollout.gpu_memory_utilization` to at most 1 together, or give"
+            " `judge` accelerators of its own",
+        )

@@ -1,0 +1,1 @@
+"""Programs that a model wrote, run apart from everything else: the tool `python`, and rewards by tests."""

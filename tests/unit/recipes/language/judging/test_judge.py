@@ -1,0 +1,246 @@
+"""Answers judged by a model: verdicts in its words, its engine, and the workers that ask and that judge."""
+
+from __future__ import annotations
+
+import string
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+
+from recipes.language.answers.sequences import Request, Sequence
+from recipes.language.config.group_names import LanguageLayout
+from recipes.language.judging import judge as judging
+from recipes.language.judging.judge import Judge
+from recipes.language.judging.judge_scorer import JudgeClient, JudgeScorer
+from recipes.language.judging.verdicts import TEMPLATES, correct, filled, score, verdict_rule
+from recipes.language.loop.judge_messages import JudgeReply, JudgeRequest, judge_key
+from recipes.language.models.load_model import built_model, built_tokenizer, make_tokenizer
+from recipes.language.rewards.scoring import Item, Score
+from recipes.language.workers.judge_worker import JudgeWorker
+from recipes.math.config import MathConfig
+from rlinf_core import ConfigError
+from rlinf_core.job.load import load_job
+from rlinf_core.runners.events import GENERATE_ROLLOUTS
+from tests.unit.recipes.language.in_threads import Hub, LocalTrain, in_thread, local_train
+
+PLACED = "cluster.component_placement={'actor,rollout,reward,judge': {node_group: node, placement: 0}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("Verdict: CORRECT", 1.0),
+        ("It is correct.\n**Verdict:** INCORRECT", 0.0),
+        ("Verdict: INCORRECT ... no: verdict: correct", 1.0),
+        ("It is correct.", None),
+        ("Verdict: correctly formatted", None),
+        ("", None),
+    ],
+)
+def test_the_last_verdict_counts(text: str, verdict: float | None) -> None:
+    assert correct(text) == verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("Score: 7", 0.7),
+        ("score: 2, no, **Score:** 10/10", 1.0),
+        ("Score: 2.5", 0.25),
+        ("Score: 11", None),
+        ("7", None),
+    ],
+)
+def test_scores_are_out_of_ten(text: str, verdict: float | None) -> None:
+    assert score(text) == verdict
+
+
+def test_what_is_filled_in_is_no_place() -> None:
+    template = "{prompt}|{text}|{answer}|{other}"
+    assert filled(template, prompt="{text}", answer="4", text="{answer}") == "{text}|{answer}|4|{other}"
+    assert all("{text}" in template for template in TEMPLATES.values())
+
+
+def no_verdict(text: str) -> None:
+    """Find no verdict in a reply."""
+
+
+def by_parity(text: str) -> float:
+    """Call replies of even length right."""
+    return float(len(text) % 2 == 0)
+
+
+def test_a_verdict_of_ones_own_is_imported() -> None:
+    assert verdict_rule(f"{__name__}:by_parity")("ab") == 1.0
+    assert verdict_rule(f"{__name__}:no_verdict")("ab") is None
+    with pytest.raises(ConfigError, match="not a function"):
+        verdict_rule(f"{__name__}:PLACED")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model without knowledge whose tokens are characters."""
+    tokenizer = built_tokenizer(string.printable)
+    cast("Any", built_model(tokenizer, hidden_dim=32, layers=1)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(str(tmp_path))
+    return tmp_path
+
+
+def config_of(folder: Path, *overrides: str) -> MathConfig:
+    given = (f"judge.model_path={folder}", "reward.reward_type=judge", PLACED, "judge.apply_chat_template=false")
+    job = load_job("math_laptop", (*given, *overrides), environ={})
+    job.raise_if_bad()
+    return cast("MathConfig", job.config)
+
+
+class ScriptedEngine:
+    """Gives each prompt the replies that a script has for it, one after another; an exception is a failure."""
+
+    def __init__(self, tokenizer: Any, script: Callable[[str], list[str]]) -> None:
+        self._tokenizer = tokenizer
+        self._script = script
+        self._asked: list[Request] = []
+        self._times: defaultdict[tuple[int, ...], int] = defaultdict(int)
+        self.temperatures: list[float] = []
+        self.stopped = False
+
+    def submit(self, request: Request) -> None:
+        self._asked.append(request)
+        self.temperatures.append(request.params.temperature)
+
+    def step(self) -> list[Sequence]:
+        asked, self._asked = self._asked, []
+        return [self._answer(request) for request in asked]
+
+    def _answer(self, request: Request) -> Sequence:
+        replies = self._script(self._tokenizer.decode(list(request.prompt)))
+        text = replies[min(self._times[request.prompt], len(replies) - 1)]
+        self._times[request.prompt] += 1
+        tokens = tuple(self._tokenizer.encode(text))
+        failure = "no reply" if text == "failure" else ""
+        return Sequence(
+            request_id=request.request_id,
+            sample=0,
+            prompt=request.prompt,
+            tokens=() if failure else tokens,
+            logprobs=() if failure else (0.0,) * len(tokens),
+            versions=() if failure else (0,) * len(tokens),
+            finish_reason="aborted" if failure else "stop",
+            failure=failure,
+        )
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, config: MathConfig, script: Callable[[str], list[str]]) -> ScriptedEngine:
+    tokenizer = make_tokenizer(judging.judge_job(config).actor)
+    engine = ScriptedEngine(tokenizer, script)
+    monkeypatch.setattr(judging, "make_engine", lambda *args: engine)
+    return engine
+
+
+def script(question: str) -> list[str]:
+    """Return the replies by the answer; a tokenizer of characters has none for the end of a line."""
+    answer = question.split("Answer to judge:")[1].split("Does the answer")[0]
+    replies = {
+        "right": ["Verdict: CORRECT"],
+        "wrong": ["Verdict: INCORRECT"],
+        "late": ["Let me think", "Verdict: CORRECT"],
+        "never": ["Let me think"],
+        "away": ["failure"],
+    }
+    return next(texts for text, texts in replies.items() if text in answer)
+
+
+def test_replies_become_scores(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    config = config_of(folder)
+    engine = scripted(monkeypatch, config, script)
+    scorer = JudgeScorer(Judge(config, torch.device("cpu")).results)
+    texts = ["right", "wrong", "late", "never", "away"]
+    scores = scorer.score_all([Item(text=text, answer="4", prompt="2 + 2 =") for text in texts])
+    assert [(one.correct, one.failure) for one in scores] == [
+        (True, ""),
+        (False, ""),
+        (True, ""),
+        (False, "judge"),
+        (False, "judge"),
+    ]
+    assert "no verdict: `Let me think`" in scores[3].reason
+    assert "engine failed: no reply" in scores[4].reason
+    # Greedy first; what had no verdict is drawn again, so that another reply can come.
+    assert engine.temperatures == [0.0] * 5 + [1.0] * 3
+
+
+def test_an_answer_that_is_too_long_for_the_judge_fails(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    config = config_of(folder, "judge.seq_length=400", "judge.max_new_tokens=20")
+    scripted(monkeypatch, config, lambda question: ["Verdict: CORRECT"])
+    scorer = JudgeScorer(Judge(config, torch.device("cpu")).results)
+    (result,) = scorer.score_all([Item(text="x" * 300, answer="4", prompt="2 + 2 =")])
+    assert result.failure == "judge"
+    assert "more than 380 tokens" in result.reason
+
+
+def test_shares_of_a_score_are_rewards(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    config = config_of(folder, "judge.verdict=score")
+    scripted(monkeypatch, config, lambda question: ["Score: 5"])
+    scorer = JudgeScorer(Judge(config, torch.device("cpu")).results, correct=3.0, incorrect=-1.0)
+    assert scorer.score_all([Item(text="x", answer="4")]) == [Score(1.0, "judge: `Score: 5`")]
+
+
+def test_requests_are_dealt_to_all_judges(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    config, hub = config_of(folder), Hub()
+    scripted(monkeypatch, config, script)
+    workers = [in_thread(JudgeWorker, "JudgeGroup", hub, rank, 2)(config) for rank in range(2)]
+    for worker in workers:
+        worker.init_worker(LanguageLayout(1, 1, 1, "answers", "scored", judges=2))
+    channel = hub.channel("answers")
+    client = JudgeClient(channel, 0, 2)
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(worker.serve) for worker in workers]
+        texts = ["right", "wrong", "late", "wrong", "right"]
+        requests = [JudgeRequest(number, 0, "", "4", text) for number, text in enumerate(texts)]
+        replies = {reply.number: reply for reply in client(requests)}
+        for rank in range(2):
+            channel.put(None, key=judge_key(rank))
+        for call in calls:
+            call.result(timeout=60)
+    assert [replies[number].right for number in range(5)] == [1.0, 0.0, 1.0, 0.0, 1.0]
+    assert isinstance(replies[0], JudgeReply)
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalTrain]:
+    with local_train(tmp_path / "runs", monkeypatch) as made:
+        yield made
+
+
+BY_PARITY = (PLACED, "reward.reward_type=judge", "judge.template='{text}'", f"judge.verdict={__name__}:by_parity")
+SHORT = ("judge.apply_chat_template=false", "judge.max_new_tokens=3", "judge.seq_length=64", "runner.max_steps=2")
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_run_learns_from_a_judge(train: LocalTrain, folder: Path, staleness: int) -> None:
+    run = train(*BY_PARITY, *SHORT, f"judge.model_path={folder}", f"runner.max_staleness={staleness}", rewards=2)
+    assert run.steps == [1, 2]
+    assert all(0 <= one.metrics["rollout/correct"] <= 1 for one in run.metrics)
+
+
+def test_the_death_of_a_judge_restarts_the_run(train: LocalTrain, folder: Path) -> None:
+    death = ("judge", 2, GENERATE_ROLLOUTS)
+    run = train(*BY_PARITY, *SHORT, f"judge.model_path={folder}", "runner.save_interval=1", death=death)
+    assert run.steps[-1] == 2
+
+
+def test_a_step_of_failures_ends_the_run(train: LocalTrain, folder: Path) -> None:
+    given = (*BY_PARITY[:3], f"judge.verdict={__name__}:no_verdict", *SHORT, f"judge.model_path={folder}")
+    with pytest.raises(Exception, match="answers of step 1 failed: judge"):
+        train(*given)

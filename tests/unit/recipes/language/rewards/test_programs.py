@@ -1,0 +1,138 @@
+"""Programs as answers: what is read of an answer and of its tests, and their runs in the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from recipes.language.rewards.gold_answers import gold_verdict
+from recipes.language.rewards.programs import ProgramJudge, ProgramTests, fault_of_tests, program_in
+from recipes.language.rewards.scoring import Item, Score, Scorer
+from recipes.language.sandbox import sandbox
+from rlinf_core import ConfigError
+
+TESTS = "assert double(2) == 4\nassert double(-1) == -2"
+PAIRS = json.dumps({"inputs": ["2\n3\n", "5\n"], "outputs": ["4\n6", "10\n"]})
+
+
+def block(program: str) -> str:
+    return f"Here it is:\n```python\n{program}\n```\nDone."
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Iterator[Scorer]:
+    try:
+        sandbox.check()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    with Scorer("code", timeout=2.0, settings={"memory": 256 << 20}) as made:
+        yield made
+
+
+def scored(scorer: Scorer, program: str, tests: str = TESTS) -> Score:
+    return scorer.score(Item(text=block(program), answer=tests))
+
+
+def test_the_last_closed_block_of_python_is_the_program() -> None:
+    text = "```python\none\n```\n```text\nno\n```\n```py\ntwo\n```\n```python\nopen"
+    assert program_in(text) == "two\n"
+    assert program_in("```\nplain\n```") == "plain\n"
+    assert program_in("`x = 1`") is None
+
+
+def test_tests_are_python_or_pairs() -> None:
+    assert ProgramTests.parsed(TESTS).statements == (TESTS,)
+    assert ProgramTests.parsed(json.dumps(["assert f(1)", "assert f(2)"])).statements == ("assert f(1)", "assert f(2)")
+    assert ProgramTests.parsed(PAIRS).pairs == (("2\n3\n", "4\n6"), ("5\n", "10\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "no tests"),
+        ("[]", "no tests"),
+        ("assert f(1", "no Python"),
+        ('{"inputs": ["1"], "outputs": []}', "as many texts"),
+        ('{"inputs": [1], "outputs": ["1"]}', "as many texts"),
+    ],
+)
+def test_what_is_no_test_is_reported(text: str, fault: str) -> None:
+    assert fault in fault_of_tests(text)
+    assert gold_verdict("code", text).right == 0.0
+
+
+def test_tests_of_a_file_are_right_answers() -> None:
+    assert gold_verdict("code", TESTS).right == 1.0
+
+
+def test_a_program_that_passes_is_right(scorer: Scorer) -> None:
+    score = scored(scorer, "def double(x):\n    return 2 * x")
+    assert (score.reward, score.correct, score.failure) == (1.0, True, "")
+    assert dict(score.parts) == {"tests_passed": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("def double(x):\n    return x + 2", "AssertionError"),
+        ("def double(x):\n    return x +", "SyntaxError"),
+        ("def twice(x):\n    return 2 * x", "NameError"),
+        ("import os\nos._exit(0)", "ended before its tests"),
+        ("import sys\nsys.exit(0)", "ended before its tests"),
+        ("import os\nos._exit(255)", "ended with status 255"),
+        ("import os\nos._exit(163)", "ended with status 163"),
+        ("open('/etc/hosts-of-mine', 'w')", "No such file"),
+        ("x = 'a' * (1 << 30)", "MemoryError"),
+        ("while True: print('x' * 4096)", "wrote more than"),
+    ],
+)
+def test_a_program_that_fails_is_wrong(scorer: Scorer, program: str, reason: str) -> None:
+    score = scored(scorer, program)
+    assert (score.correct, score.failure) == (False, "")
+    assert reason in score.reason
+
+
+def test_a_program_without_an_end_is_wrong(scorer: Scorer) -> None:
+    score = scored(scorer, "while True: pass")
+    assert (score.correct, score.failure) == (False, "")
+
+
+def test_an_answer_without_a_program_is_wrong(scorer: Scorer) -> None:
+    score = scorer.score(Item(text="def double(x): return 2 * x", answer=TESTS))
+    assert (score.correct, score.failure) == (False, "")
+    assert "block of Python" in score.reason
+
+
+def test_programs_are_held_against_pairs(scorer: Scorer) -> None:
+    lines = "import sys\nfor line in sys.stdin: print(2 * int(line))"
+    assert scored(scorer, lines, PAIRS).correct
+    assert scored(scorer, "print(2 * int(input()))\nprint(6)", PAIRS).parts == {"tests_passed": 0.5}
+    raw = "import os\nprint(*(2 * int(x) for x in os.read(0, 100).split()), sep='\\n')"
+    assert scored(scorer, raw, PAIRS).correct
+
+
+def test_a_group_is_scored_together_and_again(scorer: Scorer) -> None:
+    right, wrong = (Item(text=block(f"def double(x):\n    return {x}"), answer=TESTS) for x in ("x + x", "x"))
+    for _ in range(2):
+        assert [score.correct for score in scorer.score_all([right, wrong] * 3)] == [True, False] * 3
+
+
+def test_a_sandbox_that_cannot_be_made_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(program: str, limits: sandbox.SandboxLimits) -> sandbox.ProgramResult:
+        raise sandbox.SandboxError("no room for another process")
+
+    monkeypatch.setattr(sandbox, "check", lambda: None)
+    monkeypatch.setattr(sandbox, "run", broken)
+    judge = ProgramJudge(1.0, 256 << 20)
+    with pytest.raises(sandbox.SandboxError, match="no room"):
+        asyncio.run(judge.result_of(Item(text=block("x = 1"), answer=TESTS)))
+
+
+def test_a_machine_without_a_sandbox_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with Scorer("code", settings={"memory": 256 << 20}) as made, pytest.raises(ConfigError, match="code") as info:
+        made.start()
+    assert "no sandbox" in str(info.value.why)
