@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -142,6 +142,32 @@ class SmolVlaOptions(FlowVlaOptions):
     patch_size: _Count = 8
 
 
+class LerobotOptions(_Options):
+    """Options of `lerobot`.
+
+    Attributes:
+        type: lerobot's name of the policy that is built without `model_path`: act, diffusion, vqbet, ...; a folder
+            names its own.
+        config: settings of lerobot's configuration of that type, by their names there, such as `{dim_model: 256}`.
+        action_horizon: actions that the policy predicts together, lerobot's `chunk_size` or `horizon`, of which the
+            first `num_action_chunks` are carried out; None: as many as lerobot says for the type.
+        cameras: the environment's camera for each image that the policy takes; by default the one of the same name.
+        noise: standard deviation of what is added to the normalized actions of a policy that learns from rewards, at
+            the beginning.
+        statistics: by which states and actions are normalized. folder: those in `model_path`; none: none of these, but
+            those of demonstrations, if there are some.
+    """
+
+    type: Annotated[str, Field(min_length=1)] = "act"
+    config: dict[str, Any] = Field(default_factory=dict)
+    action_horizon: _Count | None = None
+    cameras: dict[str, str] = Field(default_factory=dict)
+    noise: Annotated[float, Field(gt=0)] = 0.1
+    statistics: Literal["folder", "none"] = "folder"
+
+
+# Types of lerobot that have a density of actions here, which rewards train.
+RANDOM_LEROBOT: Final = ("act",)
 # By `model_type`; the others of the recipe have none.
 MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "flow_policy": FlowOptions,
@@ -150,4 +176,5 @@ MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "pi0": Pi0Options,
     "pi05": Pi05Options,
     "smolvla": SmolVlaOptions,
+    "lerobot": LerobotOptions,
 }

@@ -17,7 +17,7 @@ from rlinf_core import Bool, Count, JobConfig, NonNegativeFloat, OptionalPath, P
 from rlinf_core.config.sections.values import Precision
 from rlinf_core.scalars import Data
 
-MODEL_TYPES = (*SMALL_MODELS, "vlm_policy", "pi0", "pi05", "smolvla")
+MODEL_TYPES = (*SMALL_MODELS, "vlm_policy", "pi0", "pi05", "smolvla", "lerobot")
 _OPENVLA = (
     "write `vlm_policy`, a vision-language model that predicts chunks of action tokens in one pass"
     " (docs/models/vlm_policy.md); OpenVLA's own weights cannot be loaded: start from a LLaVA and demonstrations"
@@ -41,7 +41,8 @@ class EmbodiedModelConfig(ModelConfig):
         default="mlp_policy",
         description="Policy: mlp_policy (states), cnn_policy (images), flow_policy (both, by flow matching),"
         " squashed_policy (either, for SAC and TD3), vlm_policy, pi0, pi05 and smolvla (images and an"
-        " instruction), or `package.module:Class`, a subclass of BasePolicy.",
+        " instruction), lerobot (ACT, diffusion and other policies of lerobot), or `package.module:Class`, a subclass"
+        " of BasePolicy.",
     )
     options: dict[str, Data] = Field(
         default_factory=dict[str, Any],
