@@ -142,6 +142,39 @@ class SmolVlaOptions(FlowVlaOptions):
     patch_size: _Count = 8
 
 
+class OpenVlaOptions(_Options):
+    """Options of `openvla` and `openvla_oft`.
+
+    Attributes:
+        prompt: what the model reads before the actions; `{instruction}` stands for what the environment says, in small
+            letters.
+        max_prompt_tokens: room for it, in tokens; shorter ones are padded.
+        cameras: the environment's cameras that the model sees, in order; by default its first one.
+        centre_crop: share of the image's area that is seen, of its middle: 0.9 for a model that was fine-tuned on
+            images cropped at random, as the published ones of LIBERO.
+        data_set: whose statistics in the folder normalize actions; None: the only one.
+        statistics: folder: those in `model_path`; none: none of these, but those of demonstrations, if there are some.
+        gripper: as_is: the last number of an action is taken as it is; opening: the model's is from 0 (closed) to 1
+            (open), and the environment takes -1 (open) or 1 (closed), as LIBERO does.
+        temperature: what logits are divided by before actions are drawn; evaluations take the likeliest.
+        value_gradient: let the loss of values train the layers below the value head, which actions come from, too.
+        num_layers: of the model that is built without `model_path`, in language and in vision.
+        patch_size: pixels by which that model divides images.
+    """
+
+    prompt: str = "In: What action should the robot take to {instruction}?\nOut:"
+    max_prompt_tokens: _Count = 64
+    cameras: list[str] = Field(default_factory=list[str])
+    centre_crop: Annotated[float, Field(gt=0, le=1)] = 1.0
+    data_set: str | None = None
+    statistics: Literal["folder", "none"] = "folder"
+    gripper: Literal["as_is", "opening"] = "as_is"
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    value_gradient: bool = True
+    num_layers: _Count = 2
+    patch_size: _Count = 8
+
+
 class LerobotOptions(_Options):
     """Options of `lerobot`.
 
@@ -176,5 +209,7 @@ MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "pi0": Pi0Options,
     "pi05": Pi05Options,
     "smolvla": SmolVlaOptions,
+    "openvla": OpenVlaOptions,
+    "openvla_oft": OpenVlaOptions,
     "lerobot": LerobotOptions,
 }

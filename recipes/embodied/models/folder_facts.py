@@ -38,6 +38,8 @@ ARCHITECTURES: Final = {
     "pi0": ("pi0", "openpi"),
     "pi05": ("pi05", "openpi"),
     "smolvla": ("smolvla",),
+    "openvla": ("openvla",),
+    "openvla_oft": ("openvla",),
 }
 _MODEL: Path = ("actor", "model", "model_path")
 

@@ -119,7 +119,8 @@ def _statistics(shape: Any, folder: str | None, normalization: Normalization) ->
             }
             stats[key] = {name: torch.tensor(values) for name, values in columns.items()}
     if ENVIRONMENT_STATE in shape.input_features and STATE in stats:
-        stats[ENVIRONMENT_STATE] = stats[STATE]
+        # safetensors does not write one memory under two names.
+        stats[ENVIRONMENT_STATE] = {name: values.clone() for name, values in stats[STATE].items()}
     return stats
 
 
