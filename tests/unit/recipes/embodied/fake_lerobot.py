@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 STATE, ACTION = "observation.state", "action"
+NORMALIZER = "policy_preprocessor_step_3_normalizer_processor.safetensors"
 
 
 @dataclass
@@ -189,10 +190,12 @@ class Processor:
         return (values + offset) * scale + shift if self.back else (values - shift) / scale - offset
 
     def save_pretrained(self, folder: Path, *, config_filename: str) -> None:
-        (folder / config_filename).write_text("{}")
+        modes = {kind: mode.value for kind, mode in self.config.normalization_mapping.items()}
+        step = {"registry_name": "normalizer_processor", "state_file": NORMALIZER, "config": {"norm_map": modes}}
+        (folder / config_filename).write_text(json.dumps({"steps": [step]}))
         if not self.back:
             columns = {f"{key}.{name}": values for key, of in self.stats.items() for name, values in of.items()}
-            save_file(columns, folder / "policy_preprocessor_step_3_normalizer_processor.safetensors")
+            save_file(columns, folder / NORMALIZER)
 
 
 def make_pre_post_processors(config: FakeConfig, pretrained_path: str | None = None, **about: Any) -> Any:

@@ -174,8 +174,8 @@ class Shown:
     def from_env(self, actions: NDArray[Any]) -> torch.Tensor:
         return torch.zeros(actions.shape)
 
-    def imitation_losses(self, inputs: Observation, actions: torch.Tensor) -> torch.Tensor:
-        return actions.sum(-1)
+    def imitation_loss(self, inputs: Observation, actions: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        return actions.sum()
 
 
 def shares(folder: Path, rows: dict[str, int], helped: dict[str, int], **keys: Any) -> dict[str, float]:
