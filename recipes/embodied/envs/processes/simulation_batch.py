@@ -56,7 +56,9 @@ class _RunningEpisode:
         """Keep a step."""
         self.steps += 1
         if self.steps <= _MOST_REPEATED:
-            self.past.append((np.copy(action), outcome))
+            # A choice is a number, which nobody changes.
+            kept = action if isinstance(action, np.generic | int) else np.copy(action)
+            self.past.append((kept, outcome))
 
     @property
     def is_whole(self) -> bool:
