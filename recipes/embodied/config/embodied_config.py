@@ -102,6 +102,11 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
         description="Normalize states by the mean and standard deviation of all rows so far, updated after each"
         " training step, with mlp_policy and cnn_policy. They are saved and exported with the policy.",
     )
+    normalize_rewards: Bool = Field(
+        default=False,
+        description="Divide rewards by the running standard deviation of discounted returns, and clip them to -10..10."
+        " `env/` and `eval/` metrics are of rewards as they are.",
+    )
     value_weight: PositiveFloat = Field(
         default=1.0,
         description="Weight of the value loss, half the squared error, relative to the policy loss.",

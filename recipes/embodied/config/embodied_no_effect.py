@@ -125,6 +125,12 @@ EMBODIED: Final = (
         because=("actor.model.add_value_head",),
     ),
     NoEffect(
+        ("algorithm.normalize_rewards",),
+        lambda config, sizes: compares_within_groups(config, sizes),
+        "scores are compared within a group, whatever their size",
+        because=("algorithm.adv_type",),
+    ),
+    NoEffect(
         ("algorithm.value_clip", "algorithm.huber_delta", "algorithm.value_weight", "actor.optim.value_lr"),
         lambda config, sizes: config.algorithm.loss_type == "actor" or not config.actor.model.add_value_head,
         "no values are trained",
