@@ -28,7 +28,7 @@ _OUTSIDE: Final = {"MIN_MAX": 0.0, "QUANTILES": 0.01, "QUANTILE10": 0.1}
 
 
 class Processors(NamedTuple):
-    """What turns observations into a policy's inputs, and its outputs into actions."""
+    """The pipelines from observations to a policy's inputs, and from its outputs to actions."""
 
     before: Any
     after: Any
