@@ -147,9 +147,6 @@ class OpenVlaPolicy(TokenPolicy):
         seen = torch.ones(before.shape[:2], dtype=torch.bool, device=prompt.device)
         return torch.cat((before, words), dim=1), torch.cat((seen, inputs[_MASK]), dim=1)
 
-    def _read_parallel(self, prefix: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
 
 class OpenVlaOftPolicy(OpenVlaPolicy):
     """OpenVLA-OFT with discrete actions: all tokens of the chunk in one pass."""

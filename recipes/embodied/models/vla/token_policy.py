@@ -46,9 +46,12 @@ class TokenPolicy(BasePolicy):
         """Return embeddings [n, P, W] of the prefix before the actions, and its padding mask, bool [n, P], true for
         real tokens."""
 
-    @abstractmethod
     def _read_parallel(self, prefix: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits [n, C * D, bins] of a chunk in one pass, and the hidden state [n, W] that values are of."""
+        """Return the logits [n, C * D, bins] of a chunk in one pass, and the hidden state [n, W] that values are of.
+
+        A policy that reads in parallel implements it.
+        """
+        raise NotImplementedError
 
     def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
         """See `BasePolicy`."""

@@ -101,11 +101,11 @@ FakeConfig.kinds = {"act": Act, "drawn": Drawn}
 
 
 def encode(config: FakeConfig) -> dict[str, Any]:
-    return json.loads(json.dumps({each.name: getattr(config, each.name) for each in fields(config)}, default=vars))
+    return json.loads(json.dumps({field.name: getattr(config, field.name) for field in fields(config)}, default=vars))
 
 
 def decode(kind: Any, about: dict[str, Any]) -> Any:
-    unknown = about.keys() - {each.name for each in fields(kind)}
+    unknown = about.keys() - {field.name for field in fields(kind)}
     if unknown:
         raise ValueError(f"The fields `{sorted(unknown)[0]}` are not valid for {kind.__name__}")
     modes = about.get("normalization_mapping")

@@ -99,13 +99,13 @@ def test_targets_move_by_their_rate() -> None:
 def test_cloning_weighs_values_against_distances(rows: list[tuple[float, ...]], scale: float) -> None:
     values = torch.stack((column(rows, 0) + 1, column(rows, 1))).requires_grad_()
     actions, recorded = column(rows, 2)[:, None], column(rows, 3)[:, None]
-    found = cloning_policy_loss(values, actions, recorded, scale).loss
+    loss = cloning_policy_loss(values, actions, recorded, scale).loss
     count = len(rows)
     size = sum(abs(row[0] + 1) for row in rows) / count
     weight = scale / max(size, 2.220446049250313e-16)
     wanted = sum((row[2] - row[3]) ** 2 - weight * (row[0] + 1) for row in rows) / count
-    assert found.item() == pytest.approx(wanted, abs=1e-6, rel=1e-6)
-    found.backward()
+    assert loss.item() == pytest.approx(wanted, abs=1e-6, rel=1e-6)
+    loss.backward()
     assert values.grad is not None
     # The size of values is no path for gradients, and the second critic has no say.
     torch.testing.assert_close(values.grad, torch.tensor([[-weight / count], [0]]).double().expand(2, count))

@@ -37,13 +37,13 @@ def test_a_memory_budget_with_a_folder_is_right() -> None:
 
 
 def test_td3_bc_needs_recorded_transitions_and_noise() -> None:
-    found = told("algorithm.loss_type=td3_bc")
-    assert any(code == "missing-key" and "learns from recorded transitions alone" in message for code, message in found)
-    assert any("`loss_type: td3_bc` explores with noise" in message for _, message in found)
+    reported = told("algorithm.loss_type=td3_bc")
+    assert any(code == "missing-key" and "learns from recorded transitions alone" in message for code, message in reported)
+    assert any("`loss_type: td3_bc` explores with noise" in message for _, message in reported)
 
 
 def test_td3_bc_has_no_share_of_demonstrations() -> None:
-    found = told("algorithm.loss_type=td3_bc", f"{REPLAY}.demonstrations_share=0.25")
-    assert any(code == "no-effect" and "learns from demonstrations alone" in message for code, message in found)
+    reported = told("algorithm.loss_type=td3_bc", f"{REPLAY}.demonstrations_share=0.25")
+    assert any(code == "no-effect" and "learns from demonstrations alone" in message for code, message in reported)
     other = told("algorithm.off_policy.cloning_scale=3")
     assert any(code == "no-effect" and "does not imitate" in message for code, message in other)

@@ -79,7 +79,7 @@ def test_each_tower_gets_its_own_colours(folder: Path) -> None:
     pictures = seen()["images.main"]
     first, second = made("openvla", folder).pixels(torch.from_numpy(pictures))
     parts = pictures.transpose(0, 3, 1, 2) / 255
-    mean, deviation = (np.array(each)[:, None, None] for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    mean, deviation = (np.array(row)[:, None, None] for row in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     assert np.allclose(first.numpy(), (parts - mean) / deviation, atol=1e-5)
     assert np.allclose(second.numpy(), (parts - 0.5) / 0.5, atol=1e-5)
 
