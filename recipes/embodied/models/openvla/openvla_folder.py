@@ -27,6 +27,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.sections.model_folders import SETTINGS
 from recipes.training.huggingface import check_folder, first_line
+from recipes.training.reading.tensor_files import stored_shapes
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json_object
@@ -131,7 +132,7 @@ def read_shape(folder: str) -> OpenVlaShape:
         heads = [_heads(str(name)) for name in about["timm_model_ids"]]
         if len(heads) != 2:
             raise ValueError("it has one vision tower, and OpenVLA has two")
-        shapes = _shapes(Path(folder))
+        shapes = stored_shapes(_files(folder))
         known = shapes or not are_shapes_only()
         towers = (
             [_tower(shapes, name, count) for name, count in zip((DINO, SIGLIP), heads, strict=True)]
@@ -161,9 +162,9 @@ def load_network(network: nn.Module, folder: str) -> None:
     own: dict[str, Tensor] = network.state_dict()
     # What OpenVLA has no use for: DINOv2's embedding of what is hidden from it.
     missing = {name for name in own if not name.endswith("mask_token")}
-    last = {tower: _depth(_shapes(Path(folder)), tower) - 1 for tower in (DINO, SIGLIP)}
+    last = {tower: _depth(stored_shapes(_files(folder)), tower) - 1 for tower in (DINO, SIGLIP)}
     try:
-        for file in sorted(Path(folder).glob("*.safetensors")):
+        for file in _files(folder):
             for name, weight in cast("dict[str, Tensor]", load_file(file)).items():
                 for ours, part in translated(name, weight, last):
                     if ours not in own or own[ours].shape != part.shape:
@@ -286,19 +287,8 @@ def _depth(shapes: Mapping[str, tuple[int, ...]], tower: str) -> int:
     return 1 + max((int(match[1]) for match in map(pattern.match, shapes) if match), default=0)
 
 
-def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all weights by their names in the folder; no weight is read."""
-    from safetensors import SafetensorError, safe_open
-
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, "pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 - it is no mapping
-                    shapes[name] = tuple(opened.get_slice(name).get_shape())
-        except SafetensorError as error:
-            raise ValueError(f"{file.name}: {first_line(error)}") from None
-    return shapes
+def _files(folder: str) -> list[Path]:
+    return sorted(Path(folder).glob("*.safetensors"))
 
 
 def _strange(folder: str, why: str) -> ConfigError:
