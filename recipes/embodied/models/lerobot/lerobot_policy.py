@@ -185,6 +185,14 @@ class LerobotPolicy(BasePolicy):
         """See `BasePolicy`."""
         return with_value_head(self._predicted(inputs)[1] if self.has_density else None)
 
+    def greedy(self, observations: Inputs) -> Tensor:
+        """Refuse, see `BasePolicy`."""
+        raise ConfigError(
+            f"lerobot's `{self._shape.type}` cannot be exported as a tensor graph",
+            why="lerobot's own code chooses its actions",
+            help="export it with `--format safetensors`: a folder that lerobot and `load_policy` read",
+        )
+
     def save_files(self, folder: Path) -> None:
         """See `BasePolicy`: configuration and processors, so that the folder is one of lerobot, too."""
         self._shape._save_pretrained(folder)

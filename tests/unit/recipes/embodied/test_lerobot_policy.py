@@ -144,6 +144,11 @@ VISUAL = {
 }
 
 
+def test_it_is_no_graph_of_tensors() -> None:
+    with pytest.raises(ConfigError, match="`act` cannot be exported as a tensor graph"):
+        made().greedy(seen())
+
+
 def test_a_folder_without_statistics_is_refused(tmp_path: Path) -> None:
     policy = made()
     policy.base.save_pretrained(tmp_path)
