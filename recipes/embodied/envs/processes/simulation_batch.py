@@ -57,8 +57,8 @@ class _RunningEpisode:
         self.steps += 1
         if self.steps <= _MOST_REPEATED:
             # A choice is a number, which nobody changes.
-            kept = action if isinstance(action, np.generic | int) else np.copy(action)
-            self.past.append((kept, outcome))
+            is_number = isinstance(action, np.generic | int)
+            self.past.append((action if is_number else np.copy(action), outcome))
 
     @property
     def is_whole(self) -> bool:

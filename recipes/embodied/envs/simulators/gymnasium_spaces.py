@@ -96,8 +96,9 @@ class Reader:
         self._space = space
         # The shape of an observation that is one vector of numbers, and nothing else.
         alone = self._states[0].space if len(parts) == len(self._states) == 1 else None
-        is_vector = isinstance(alone, spaces.Box) and alone.dtype == np.float32 and len(alone.shape) == 1
-        self._plain: tuple[int, ...] | None = alone.shape if is_vector else None
+        self._plain: tuple[int, ...] | None = None
+        if isinstance(alone, spaces.Box) and alone.dtype == np.float32 and len(alone.shape) == 1:
+            self._plain = alone.shape
         self.state_size = sum(_length(part.space) for part in self._states)
         low, high = (
             np.concatenate([np.zeros(0), *(_bounds(part.space)[side] for part in self._states)]) for side in (0, 1)

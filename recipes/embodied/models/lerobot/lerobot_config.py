@@ -112,7 +112,7 @@ def cameras_of(shape: Any, options: LerobotOptions, spec: EnvSpec) -> dict[str, 
     only = next(iter(spec.cameras), None) if len(keys) == len(spec.cameras) == 1 else None
     chosen = {key: options.cameras.get(name, name if name in spec.cameras else only) for key, name in names.items()}
     for key, camera in chosen.items():
-        if camera not in spec.cameras:
+        if camera is None or camera not in spec.cameras:
             known = ", ".join(f"`{name}`" for name in spec.cameras) or "none"
             raise ConfigError(
                 f"the policy takes the image `{names[key]}`, for which the environment has no camera",
@@ -128,7 +128,7 @@ def cameras_of(shape: Any, options: LerobotOptions, spec: EnvSpec) -> dict[str, 
                 why=f"a `{shape.type}` does not resize what it sees",
                 help="give the environment's cameras that size",
             )
-    return {key: str(camera) for key, camera in chosen.items()}
+    return {key: camera for key, camera in chosen.items() if camera is not None}
 
 
 def check_sizes(shape: Any, spec: EnvSpec, folder: str | None) -> None:

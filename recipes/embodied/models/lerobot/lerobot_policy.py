@@ -6,7 +6,7 @@ Rewards train those that have a density of actions: of ACT a normal distribution
 
 # lerobot has few types, and is not installed where these are checked.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportIncompatibleVariableOverride=false
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class LerobotPolicy(BasePolicy):
         return self._base[0]
 
     @property
-    def normalization(self) -> Normalization:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def normalization(self) -> Normalization:
         """Statistics of states and actions, which lerobot's processors have, too."""
         return self._normalization
 
@@ -218,7 +218,11 @@ class LerobotPolicy(BasePolicy):
         if self._shape.image_features:
             batch[IMAGES] = [batch[key] for key in self._shape.image_features]
         encoded: list[Tensor] = []
-        handle = self.base.model.encoder.register_forward_hook(lambda module, args, output: encoded.append(output))
+
+        def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            encoded.append(output)
+
+        handle = self.base.model.encoder.register_forward_hook(keep)
         try:
             chunk = self.base.model(batch)[0]
         finally:

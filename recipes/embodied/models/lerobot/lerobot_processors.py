@@ -7,12 +7,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from recipes.embodied.models.lerobot.lerobot_config import ACTION, ENVIRONMENT_STATE, STATE, reason_of
 from recipes.embodied.models.normalization import Normalization, Scheme, Statistics
@@ -78,27 +77,30 @@ def normalization_of(shape: Any, states: NDArray[Any] | None, actions: NDArray[A
     Raises:
         ConfigError: lerobot normalizes such a policy in an unknown way.
     """
-    kept: list[Statistics | None] = []
-    schemes: list[Scheme] = []
-    for kind, rows in (("STATE", states), ("ACTION", actions)):
-        mode = _mode(shape, kind)
-        if rows is None or mode == "IDENTITY":
-            kept.append(None)
-        elif mode == "MEAN_STD":
-            kept.append(Statistics.of(rows))
-        elif mode in _OUTSIDE:
-            outside = _OUTSIDE[mode]
-            low, high = np.quantile(np.asarray(rows, np.float64), (outside, 1 - outside), axis=0)
-            kept.append(Statistics.of_bounds(low.tolist(), high.tolist()))
-        else:
-            raise ConfigError(f"lerobot normalizes `{kind}` of a `{shape.type}` by `{mode}`, which is not known here")
-        schemes.append("quantile" if mode in _OUTSIDE else "mean_std")
-    if kept == [None, None]:
+    of_states, scheme = _numbers(shape, "STATE", states)
+    of_actions, action_scheme = _numbers(shape, "ACTION", actions)
+    if of_states is None and of_actions is None:
         return Normalization()
-    return Normalization(schemes[0], *kept, EPSILON, schemes[1])
+    return Normalization(scheme, of_states, of_actions, EPSILON, action_scheme)
 
 
-def _mode(shape: Any, kind: Literal["STATE", "ACTION", "VISUAL"]) -> str:
+def _numbers(
+    shape: Any, kind: Literal["STATE", "ACTION"], rows: NDArray[Any] | None
+) -> tuple[Statistics | None, Scheme]:
+    """Return the statistics of rows [N, D], None where they are taken as they are, and how they are applied."""
+    mode = _mode(shape, kind)
+    if rows is None or mode == "IDENTITY":
+        return None, "mean_std"
+    if mode == "MEAN_STD":
+        return Statistics.of(rows), "mean_std"
+    if mode not in _OUTSIDE:
+        raise ConfigError(f"lerobot normalizes `{kind}` of a `{shape.type}` by `{mode}`, which is not known here")
+    outside = _OUTSIDE[mode]
+    low, high = np.quantile(np.asarray(rows, np.float64), (outside, 1 - outside), axis=0)
+    return Statistics.of_bounds(low.tolist(), high.tolist()), "quantile"
+
+
+def _mode(shape: Any, kind: Literal["STATE", "ACTION"]) -> str:
     mode = {str(getattr(name, "value", name)): way for name, way in shape.normalization_mapping.items()}.get(kind)
     return "IDENTITY" if mode is None else str(mode.value)
 
@@ -130,7 +132,7 @@ def _of_folder(folder: str) -> dict[str, dict[str, Any]]:
 
     stats: dict[str, dict[str, Any]] = {}
     for file in sorted(Path(folder).glob("policy_preprocessor_step_*_normalizer_processor.safetensors")):
-        for name, values in cast("dict[str, Tensor]", load_file(file)).items():
+        for name, values in load_file(file).items():
             key, _, statistic = name.rpartition(".")
             stats.setdefault(key, {})[statistic] = values
     return stats

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import isqrt
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from torch import Tensor, nn
 
@@ -134,14 +134,9 @@ def read_shape(folder: str) -> OpenVlaShape:
             raise ValueError("it has one vision tower, and OpenVLA has two")
         shapes = stored_shapes(_files(folder))
         known = shapes or not are_shapes_only()
-        towers = (
-            [_tower(shapes, name, count) for name, count in zip((DINO, SIGLIP), heads, strict=True)]
-            if known
-            else _PUBLISHED
-        )
-        return OpenVlaShape(
-            *towers, about["text_config"], int(about["pad_to_multiple_of"]), int(about.get("n_action_bins", 256))
-        )
+        dino, siglip = (_tower(shapes, DINO, heads[0]), _tower(shapes, SIGLIP, heads[1])) if known else _PUBLISHED
+        padding, bins = int(about["pad_to_multiple_of"]), int(about.get("n_action_bins", 256))
+        return OpenVlaShape(dino, siglip, about["text_config"], padding, bins)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"`{folder}` has no OpenVLA", why=first_line(error), help="copy the folder again") from None
     except KeyError as error:
@@ -165,7 +160,7 @@ def load_network(network: nn.Module, folder: str) -> None:
     last = {tower: _depth(stored_shapes(_files(folder)), tower) - 1 for tower in (DINO, SIGLIP)}
     try:
         for file in _files(folder):
-            for name, weight in cast("dict[str, Tensor]", load_file(file)).items():
+            for name, weight in load_file(file).items():
                 for ours, part in translated(name, weight, last):
                     if ours not in own or own[ours].shape != part.shape:
                         why = f"`{name}` has the shape {list(weight.shape)}" if ours in own else f"they have `{name}`"

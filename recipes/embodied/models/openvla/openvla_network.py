@@ -15,7 +15,7 @@ from recipes.embodied.models.openvla.openvla_folder import OpenVlaShape, TowerSi
 from recipes.training.huggingface import with_lora
 
 if TYPE_CHECKING:
-    from recipes.sections.actor import LoraConfig
+    from recipes.sections.actor import LoraSettings
 
 # A class token and four registers come before the patches of DINOv2.
 _REGISTERS = 4
@@ -63,7 +63,7 @@ class OpenVlaNetwork(nn.Module):
         lora: adapters of the Llama; None: none.
     """
 
-    def __init__(self, shape: OpenVlaShape, lora: LoraConfig | None) -> None:
+    def __init__(self, shape: OpenVlaShape, lora: LoraSettings | None) -> None:
         super().__init__()
         from transformers import AutoModelForCausalLM, LlamaConfig
 

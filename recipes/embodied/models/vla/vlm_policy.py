@@ -113,7 +113,7 @@ class VlmPolicy(TokenPolicy):
         real tokens."""
         vlm, prompt = self.vlm, inputs[_TOKENS]
         parts = [vlm.embed_images(inputs[key]) for key in self._cameras]
-        begin = cast("Any", self.tokenizer).bos_token_id
+        begin = self.tokenizer.bos_token_id
         if begin is not None:
             parts.insert(0, vlm.embed_tokens(prompt.new_full((len(prompt), 1), begin)))
         if self.project is not None:
