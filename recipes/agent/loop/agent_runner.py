@@ -52,7 +52,9 @@ class AgentSyncRollouts(SyncRollouts):
         self._engines = engines
         self._channel = channel
 
-    def _serve(self, asked: tuple[Prompt, ...], _: Wait) -> tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]:
+    def _serve(
+        self, asked: tuple[Prompt, ...], _wait: Wait
+    ) -> tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]:
         """Have tasks done and scored; return the engines' figures, and the groups of each reward worker."""
         serving, lost = self._serving.serve(), self._calls.lost
 

@@ -80,7 +80,8 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
     loss_type: Annotated[Text, KnownOrOwn("loss_type", (*LOSSES, *OFF_POLICY_LOSSES), OTHER_LOSSES)] = Field(
         default="actor_critic",
         description="Loss. actor_critic: policy and value loss; actor: policy loss only; sac or td3: action critics"
-        " trained from a replay buffer; or `package.module:name`.",
+        " trained from a replay buffer; td3_bc: the same on demonstrations, whose actions it also imitates; or"
+        " `package.module:name`.",
     )
     update_epoch: Count = 6
     filter_rewards: Bool = Field(
@@ -100,6 +101,11 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
         default=False,
         description="Normalize states by the mean and standard deviation of all rows so far, updated after each"
         " training step, with mlp_policy and cnn_policy. They are saved and exported with the policy.",
+    )
+    normalize_rewards: Bool = Field(
+        default=False,
+        description="Divide rewards by the running standard deviation of discounted returns, and clip them to -10..10."
+        " `env/` and `eval/` metrics are of rewards as they are.",
     )
     value_weight: PositiveFloat = Field(
         default=1.0,
@@ -133,7 +139,7 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
     )
     off_policy: OffPolicyConfig = Field(
         default_factory=OffPolicyConfig,
-        description="Settings of `loss_type: sac` and `td3`: replay buffer, critics, update ratios.",
+        description="Settings of `loss_type: sac`, `td3` and `td3_bc`: replay buffer, critics, update ratios.",
     )
 
 

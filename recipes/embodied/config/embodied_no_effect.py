@@ -42,8 +42,34 @@ def _has_no_evaluators(config: Any, sizes: WorldSizes) -> bool:
     return not all(name in config.cluster.component_placement for name in _EVALUATING)
 
 
+def _is_lerobot(config: Any, sizes: WorldSizes) -> bool:
+    return config.actor.model.model_type == "lerobot"
+
+
 # Rules of both recipes, which share these sections.
 _OF_BOTH: Final = (
+    NoEffect(
+        ("actor.model.is_lora", "actor.model.lora", "actor.fsdp_config.gradient_checkpointing"),
+        _is_lerobot,
+        "lerobot's policies are trained as they are",
+        "remove it; `pi0`, `pi05` and `smolvla` take it, and `actor.model.trainable` freezes weights",
+        because=("actor.model.model_type",),
+        severity=Severity.ERROR,
+    ),
+    NoEffect(
+        ("actor.model.hidden_dim",),
+        _is_lerobot,
+        "lerobot's configuration has the sizes",
+        "write them as `actor.model.options.config`, such as `{dim_model: 256}`",
+        because=("actor.model.model_type",),
+    ),
+    NoEffect(
+        ("data.normalization",),
+        lambda config, sizes: _is_lerobot(config, sizes) and config.data.normalization != "none",
+        "lerobot's configuration says how states and actions are normalized",
+        "remove it, or write `options.config: {normalization_mapping: {...}}`",
+        because=("actor.model.model_type",),
+    ),
     NoEffect(
         ("actor.model.is_lora", "actor.model.lora"),
         _is_small,
@@ -99,6 +125,12 @@ EMBODIED: Final = (
         lambda config, sizes: not config.actor.model.add_value_head,
         "the model has no values to bootstrap at episode ends",
         because=("actor.model.add_value_head",),
+    ),
+    NoEffect(
+        ("algorithm.normalize_rewards",),
+        lambda config, sizes: compares_within_groups(config, sizes),
+        "scores are compared within a group, whatever their size",
+        because=("algorithm.adv_type",),
     ),
     NoEffect(
         ("algorithm.value_clip", "algorithm.huber_delta", "algorithm.value_weight", "actor.optim.value_lr"),

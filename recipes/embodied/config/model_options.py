@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -142,6 +142,65 @@ class SmolVlaOptions(FlowVlaOptions):
     patch_size: _Count = 8
 
 
+class OpenVlaOptions(_Options):
+    """Options of `openvla` and `openvla_oft`.
+
+    Attributes:
+        prompt: what the model reads before the actions; `{instruction}` stands for what the environment says, in small
+            letters.
+        max_prompt_tokens: room for it, in tokens; shorter ones are padded.
+        cameras: the environment's cameras that the model sees, in order; by default its first one.
+        centre_crop: share of the image's area that is seen, of its middle: 0.9 for a model that was fine-tuned on
+            images cropped at random, as the published ones of LIBERO.
+        data_set: whose statistics in the folder normalize actions; None: the only one.
+        statistics: folder: those in `model_path`; none: none of these, but those of demonstrations, if there are some.
+        gripper: as_is: the last number of an action is taken as it is; opening: the model's is from 0 (closed) to 1
+            (open), and the environment takes -1 (open) or 1 (closed), as LIBERO does.
+        temperature: what logits are divided by before actions are drawn; evaluations take the likeliest.
+        value_gradient: let the loss of values train the layers below the value head, which actions come from, too.
+        num_layers: of the model that is built without `model_path`, in language and in vision.
+        patch_size: pixels by which that model divides images.
+    """
+
+    prompt: str = "In: What action should the robot take to {instruction}?\nOut:"
+    max_prompt_tokens: _Count = 64
+    cameras: list[str] = Field(default_factory=list[str])
+    centre_crop: Annotated[float, Field(gt=0, le=1)] = 1.0
+    data_set: str | None = None
+    statistics: Literal["folder", "none"] = "folder"
+    gripper: Literal["as_is", "opening"] = "as_is"
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    value_gradient: bool = True
+    num_layers: _Count = 2
+    patch_size: _Count = 8
+
+
+class LerobotOptions(_Options):
+    """Options of `lerobot`.
+
+    Attributes:
+        type: lerobot's name of the policy that is built without `model_path`: act, diffusion, vqbet, ...; a folder
+            names its own.
+        config: settings of lerobot's configuration of that type, by their names there, such as `{dim_model: 256}`.
+        action_horizon: actions that the policy predicts together, lerobot's `chunk_size` or `horizon`, of which the
+            first `num_action_chunks` are carried out; None: as many as lerobot says for the type.
+        cameras: the environment's camera for each image that the policy takes; by default the one of the same name.
+        noise: standard deviation of what is added to the normalized actions of a policy that learns from rewards, at
+            the beginning.
+        statistics: by which states and actions are normalized. folder: those in `model_path`; none: none of these, but
+            those of demonstrations, if there are some.
+    """
+
+    type: Annotated[str, Field(min_length=1)] = "act"
+    config: dict[str, Any] = Field(default_factory=dict)
+    action_horizon: _Count | None = None
+    cameras: dict[str, str] = Field(default_factory=dict)
+    noise: Annotated[float, Field(gt=0)] = 0.1
+    statistics: Literal["folder", "none"] = "folder"
+
+
+# Types of lerobot that have a density of actions here, which rewards train.
+RANDOM_LEROBOT: Final = ("act",)
 # By `model_type`; the others of the recipe have none.
 MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "flow_policy": FlowOptions,
@@ -150,4 +209,7 @@ MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "pi0": Pi0Options,
     "pi05": Pi05Options,
     "smolvla": SmolVlaOptions,
+    "openvla": OpenVlaOptions,
+    "openvla_oft": OpenVlaOptions,
+    "lerobot": LerobotOptions,
 }

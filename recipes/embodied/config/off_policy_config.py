@@ -1,4 +1,4 @@
-"""`algorithm.off_policy`: the replay buffer, the critics and the pace of `loss_type: sac` and `td3`."""
+"""`algorithm.off_policy`: the replay buffer, the critics and the pace of `loss_type: sac`, `td3` and `td3_bc`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pydantic import Field
 from rlinf_core import Bool, ConfigModel, Count, Float, Fraction, NoEffect, NonNegativeInt, OptionalPath, PositiveFloat
 
 # Values of `algorithm.loss_type` that learn from a replay buffer.
-OFF_POLICY_LOSSES: Final = ("sac", "td3")
+OFF_POLICY_LOSSES: Final = ("sac", "td3", "td3_bc")
+DETERMINISTIC_LOSSES: Final = ("td3", "td3_bc")
+CLONING_LOSS: Final = "td3_bc"
 DEFAULT_BATCH: Final = 256
 # Sources of transitions.
 ONLINE: Final = "online"
@@ -160,6 +162,10 @@ class OffPolicyConfig(ConfigModel):
     )
     target_noise_clip: PositiveFloat = Field(
         default=0.5, description="Bound of the noise on the next actions in targets."
+    )
+    cloning_scale: PositiveFloat = Field(
+        default=2.5,
+        description="Weight of values against the distance from recorded actions (alpha) with `loss_type: td3_bc`.",
     )
     replay: ReplayConfig = Field(
         default_factory=ReplayConfig, description="The replay buffer: capacity, prioritized, demonstrations_share."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from recipes.embodied.config.off_policy_config import is_off_policy
+from recipes.embodied.config.off_policy_config import CLONING_LOSS, DETERMINISTIC_LOSSES, is_off_policy
 from rlinf_core import NoEffect
 from rlinf_core.config.model import WorldSizes
 
@@ -33,6 +33,7 @@ OFF_POLICY: Final = (
                 *("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "entropy_bonus", "value_clip", "huber_delta"),
                 *("bootstrap_type", "reward_type", "logprob_type", "entropy_type", "filter_rewards", "bc_weight"),
                 *("critic_warmup_steps", "value_weight", "target_kl", "normalize_observations"),
+                "normalize_rewards",
             )
         ),
         _learns_off_policy,
@@ -50,8 +51,8 @@ OFF_POLICY: Final = (
             f"algorithm.off_policy.{name}"
             for name in ("temperature", "learn_temperature", "target_entropy", "entropy_in_target", "policy_values")
         ),
-        lambda config, sizes: config.algorithm.loss_type == "td3",
-        "the policy of `loss_type: td3` has no entropy",
+        lambda config, sizes: config.algorithm.loss_type in DETERMINISTIC_LOSSES,
+        lambda config: f"the policy of `loss_type: {config.algorithm.loss_type}` has no entropy",
         "remove it, or write `loss_type: sac`",
         because=("algorithm.loss_type",),
     ),
@@ -60,6 +61,19 @@ OFF_POLICY: Final = (
         lambda config, sizes: config.algorithm.loss_type == "sac",
         "`loss_type: sac` samples the next actions from its policy",
         "remove it, or write `loss_type: td3`",
+        because=("algorithm.loss_type",),
+    ),
+    NoEffect(
+        ("algorithm.off_policy.cloning_scale",),
+        lambda config, sizes: config.algorithm.loss_type != CLONING_LOSS,
+        lambda config: f"`loss_type: {config.algorithm.loss_type}` does not imitate recorded actions",
+        "remove it, or write `loss_type: td3_bc`",
+        because=("algorithm.loss_type",),
+    ),
+    NoEffect(
+        ("algorithm.off_policy.replay.demonstrations_share",),
+        lambda config, sizes: config.algorithm.loss_type == CLONING_LOSS,
+        "`loss_type: td3_bc` learns from demonstrations alone",
         because=("algorithm.loss_type",),
     ),
     NoEffect(

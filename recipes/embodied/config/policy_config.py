@@ -17,18 +17,13 @@ from rlinf_core import Bool, Count, JobConfig, NonNegativeFloat, OptionalPath, P
 from rlinf_core.config.sections.values import Precision
 from rlinf_core.scalars import Data
 
-MODEL_TYPES = (*SMALL_MODELS, "vlm_policy", "pi0", "pi05", "smolvla")
-_OPENVLA = (
-    "write `vlm_policy`, a vision-language model that predicts chunks of action tokens in one pass"
-    " (docs/models/vlm_policy.md); OpenVLA's own weights cannot be loaded: start from a LLaVA and demonstrations"
-    " (docs/from-a-checkpoint.md)"
-)
+MODEL_TYPES = (*SMALL_MODELS, "vlm_policy", "openvla", "openvla_oft", "pi0", "pi05", "smolvla", "lerobot")
 _PI0 = (
     "write `pi0` or `pi05`: they load folders of HuggingFace, lerobot and openpi's PyTorch (docs/from-a-checkpoint.md)"
 )
 # Models of related projects, each with what there is in its place.
 OTHER_MODELS = {
-    **dict.fromkeys(("openvla", "openvla_oft", "openvla-oft"), _OPENVLA),
+    "openvla-oft": "write `openvla_oft`",
     **dict.fromkeys(("openpi", "pi0_5", "pi0.5"), _PI0),
     "gr00t": "write `pi0` or `smolvla`, which also use flow matching; its own weights cannot be loaded",
 }
@@ -40,8 +35,9 @@ class EmbodiedModelConfig(ModelConfig):
     model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES, instead=OTHER_MODELS)] = Field(
         default="mlp_policy",
         description="Policy: mlp_policy (states), cnn_policy (images), flow_policy (both, by flow matching),"
-        " squashed_policy (either, for SAC and TD3), vlm_policy, pi0, pi05 and smolvla (images and an"
-        " instruction), or `package.module:Class`, a subclass of BasePolicy.",
+        " squashed_policy (either, for SAC and TD3), vlm_policy, openvla, openvla_oft, pi0, pi05 and smolvla"
+        " (images and an instruction), lerobot (ACT, diffusion and other policies of lerobot), or"
+        " `package.module:Class`, a subclass of BasePolicy.",
     )
     options: dict[str, Data] = Field(
         default_factory=dict[str, Any],

@@ -86,11 +86,14 @@ class ImitationData:
         """Return the pictures with which some of the episodes begin."""
         return first_pictures(self.demonstrations, self._named)
 
-    def normalization(self) -> Normalization:
-        """Return the statistics of the rows, as `data.normalization` wants them."""
+    def normalization(self, policy: BasePolicy) -> Normalization:
+        """Return the statistics of the rows, as `data.normalization` wants them, or as the policy does."""
         data = self.demonstrations
         if self._scheme == "none":
             return Normalization()
+        own = policy.normalization_of(data.states if self.spec.state_size else None, data.actions)
+        if own is not None:
+            return own
         states = Statistics.of(data.states) if data.states is not None and self.spec.state_size else None
         actions = Statistics.of(data.actions) if self.spec.num_choices is None else None
         return Normalization(self._scheme, states, actions)
@@ -122,10 +125,9 @@ class ImitationData:
         observations, actions, valid = self.rows(rows, policy.horizon)
         if self._shifts:
             observations = {name: shifted(pictures) for name, pictures in observations.items()}
-        losses = policy.imitation_losses(policy.prepare(observations), policy.from_env(actions)).float()
-        counted = torch.from_numpy(valid).to(losses.device)  # pyright: ignore[reportUnknownMemberType]
-        counted = counted.reshape(*counted.shape, *(1,) * (losses.dim() - 2)).expand_as(losses)
-        return (losses * counted).sum() / counted.sum()
+        taken = policy.from_env(actions)
+        counted = torch.from_numpy(valid).to(taken.device)  # pyright: ignore[reportUnknownMemberType]
+        return policy.imitation_loss(policy.prepare(observations), taken, counted)
 
     def _places(self, count: int) -> NDArray[np.int64]:
         """Return which of the imitated rows are drawn."""

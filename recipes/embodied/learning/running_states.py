@@ -31,7 +31,8 @@ def check_running(normalization: Normalization) -> None:
         )
 
 
-def _alone(value: Tensor) -> Tensor:
+def alone(value: Tensor) -> Tensor:
+    """Return the sum over actors of a value, where there is one actor."""
     return value
 
 
@@ -54,7 +55,7 @@ def with_states(
     if old is not None:
         shift, scale, offset = old.affine(normalization.scheme, normalization.epsilon)
         rows = (rows + offset) * torch.from_numpy(scale).double() + torch.from_numpy(shift).double()  # pyright: ignore[reportUnknownMemberType]
-    add_up = reduce_sum or _alone
+    add_up = reduce_sum or alone
     count = round(float(add_up(torch.tensor(float(len(rows)), dtype=torch.float64))))
     if not count:
         return normalization

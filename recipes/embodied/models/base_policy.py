@@ -13,9 +13,10 @@ What happens to an observation:
     to_env(actions)              what was drawn -> what the environment takes
     from_env(actions)            the way back, for actions that somebody demonstrated
     imitation_losses(...)        how far it is from acting as demonstrated, with gradients
+    imitation_loss(...)          the mean of these over the actions that count
 
 `inputs` travel from rollout to actor with the actions, so that nothing is prepared twice. Training goes through
-`forward` and `imitation_losses` alone, which is what FSDP gathers weights for.
+`forward` and `imitation_loss` alone, which is what FSDP gathers weights for.
 """
 
 from __future__ import annotations
@@ -170,6 +171,24 @@ class BasePolicy(nn.Module, ABC):
             float32 [n, C, D], with gradients. The mean over those that count is the loss.
         """
         return -self.forward(inputs, actions).logprobs
+
+    def imitation_loss(self, inputs: Inputs, actions: Tensor, valid: Tensor) -> Tensor:
+        """Return the mean of `imitation_losses` over the actions that count; a policy that has one loss, and none for
+        each action, overrides it.
+
+        Args:
+            inputs: of `prepare`.
+            actions: [n, C, D], of `from_env`.
+            valid: which of the actions were carried out before their episode ended, bool [n, C].
+        """
+        losses = self.imitation_losses(inputs, actions).float()
+        counted = valid.reshape(*valid.shape, *(1,) * (losses.dim() - 2)).expand_as(losses)
+        return (losses * counted).sum() / counted.sum()
+
+    def normalization_of(self, states: NDArray[Any] | None, actions: NDArray[Any]) -> Normalization | None:
+        """Return statistics of demonstrated states [N, S] and actions [N, A] in the only way that the policy can use;
+        None: it takes any (`data.normalization`)."""
+        return None
 
     def checkpoint_activations(self) -> None:
         """Compute activations again in the backward pass instead of keeping them: `gradient_checkpointing: true`.

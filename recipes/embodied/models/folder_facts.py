@@ -38,6 +38,8 @@ ARCHITECTURES: Final = {
     "pi0": ("pi0", "openpi"),
     "pi05": ("pi05", "openpi"),
     "smolvla": ("smolvla",),
+    "openvla": ("openvla",),
+    "openvla_oft": ("openvla",),
 }
 _MODEL: Path = ("actor", "model", "model_path")
 
@@ -100,9 +102,14 @@ def fault_of_policy(model_type: str, folder: str) -> FolderFault | None:
             "name a folder that a policy was saved to",
         )
     known = ARCHITECTURES.get(model_type)
-    if known is None:
-        return None
     about = read_object(path / SETTINGS)
+    if model_type == "lerobot" and not isinstance(about.get("type"), str):
+        return FolderFault(
+            f"`{folder}` holds no policy of lerobot: there is no `type` in its {SETTINGS}",
+            "name a folder that lerobot's `save_pretrained` wrote, or leave `model_path` out to build a policy",
+        )
+    if known is None:
+        return fault_of_model(path) if model_type == "lerobot" else None
     # openpi's PyTorch folders name no kind; their weights tell pi0 and pi0.5 apart.
     kind = about.get("model_type", about.get("type", "openpi" if "action_horizon" in about else None))
     if about and kind not in known:
@@ -112,6 +119,14 @@ def fault_of_policy(model_type: str, folder: str) -> FolderFault | None:
             f"name a folder whose {SETTINGS} says {named}, or the `model_type` that reads this one (docs/models.md)",
         )
     return fault_of_model(path)
+
+
+def lerobot_type(model: EmbodiedModelConfig) -> str | None:
+    """Return lerobot's name of the kind of a policy, which its folder says, or else the options; None: neither does."""
+    if model.model_path is None:
+        return str(model.options.get("type", "act"))
+    kind = read_object(FilePath(model.model_path) / SETTINGS).get("type")
+    return kind if isinstance(kind, str) else None
 
 
 def _fault_of_saved(model_type: str, folder: FilePath, model: object) -> FolderFault | None:

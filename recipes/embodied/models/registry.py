@@ -26,6 +26,9 @@ _MODELS: Registry[type[BasePolicy]] = Registry(
         "pi0": "recipes.embodied.models.vla.pi0_policy:Pi0Policy",
         "pi05": "recipes.embodied.models.vla.pi05_policy:Pi05Policy",
         "smolvla": "recipes.embodied.models.vla.smolvla_policy:SmolVlaPolicy",
+        "openvla": "recipes.embodied.models.openvla.openvla_policy:OpenVlaPolicy",
+        "openvla_oft": "recipes.embodied.models.openvla.openvla_policy:OpenVlaOftPolicy",
+        "lerobot": "recipes.embodied.models.lerobot.lerobot_policy:LerobotPolicy",
     },
 )
 register_model = _MODELS.register

@@ -21,6 +21,7 @@ from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.losses import (
     bootstrapped_targets,
+    cloning_policy_loss,
     deterministic_policy_loss,
     ensemble_loss,
     move_toward,
@@ -53,6 +54,7 @@ class OffPolicyLearner:
     Args:
         config: the section `algorithm.off_policy`.
         deterministic: learn as TD3 does; else as SAC.
+        clones: stay near the actions of a batch, as TD3+BC does.
         policy: a `SquashedPolicy` with its optimizer.
         critics: `Critics` with their optimizer.
         temperature_lr: learning rate of the temperature.
@@ -71,11 +73,12 @@ class OffPolicyLearner:
         critics: TrainingState,
         *,
         deterministic: bool,
+        clones: bool = False,
         temperature_lr: float,
         clip_grad: float = 0.0,
         skip_nonfinite: bool = False,
     ) -> None:
-        self._config, self._deterministic = config, deterministic
+        self._config, self._deterministic, self._clones = config, deterministic, clones
         self._strategy = policy.strategy
         self._policy, self._critics = _policy_of(policy), _critics_of(critics)
         device = next(self._policy.parameters()).device
@@ -180,6 +183,8 @@ class OffPolicyLearner:
         def loss(part: TransitionTensors) -> Loss:
             actions, logprobs = self._policy.sample(part.inputs)
             values = self._critics(part.inputs, actions)
+            if self._clones:
+                return cloning_policy_loss(values, actions, part.actions, self._config.cloning_scale)
             if logprobs is None:
                 return deterministic_policy_loss(values)
             logprobs_of_parts.append(logprobs.detach())

@@ -89,6 +89,24 @@ def deterministic_policy_loss(values: Tensor) -> Loss:
     return Loss(loss, {"actor/policy_loss": loss.detach()})
 
 
+def cloning_policy_loss(values: Tensor, actions: Tensor, recorded: Tensor, scale: float) -> Loss:
+    """Return the mean squared distance from recorded actions, minus the value of the policy's own, which TD3+BC's
+    policy descends (Fujimoto and Gu 2021, arXiv 2106.06860, eq. 5).
+
+    Args:
+        values: float [E, n], of the policy's actions, with gradients through them; the first critic's count.
+        actions: float [n, A], of the policy, with gradients.
+        recorded: float [n, A], of the data.
+        scale: alpha: values are multiplied by alpha over the mean size of a value.
+    """
+    first = values[0]
+    weight = scale / first.detach().abs().mean().clamp(min=torch.finfo(first.dtype).eps)
+    away = (actions - recorded).square().mean()
+    loss = away - weight * first.mean()
+    metrics = {"actor/policy_loss": loss.detach(), "actor/bc_loss": away.detach()}
+    return Loss(loss, metrics)
+
+
 def temperature_loss(log_temperature: Tensor, logprobs: Tensor, target_entropy: float) -> Tensor:
     """Return the temperature loss, which raises the temperature while the entropy is below its target (SAC, eq. 18).
 

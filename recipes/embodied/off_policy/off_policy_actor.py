@@ -13,7 +13,15 @@ import torch
 from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.intervention_types import NONE
-from recipes.embodied.config.off_policy_config import DEFAULT_BATCH, DEMONSTRATIONS, INTERVENTIONS, ONLINE, buffer_sizes
+from recipes.embodied.config.off_policy_config import (
+    CLONING_LOSS,
+    DEFAULT_BATCH,
+    DEMONSTRATIONS,
+    DETERMINISTIC_LOSSES,
+    INTERVENTIONS,
+    ONLINE,
+    buffer_sizes,
+)
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.data_reading import first_pictures
 from recipes.embodied.learning.trajectory import RolloutChunks, joined
@@ -60,7 +68,9 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         """Create policy, critics, optimizers and the replay buffer; all ranks start with the same weights."""
         torch.set_num_threads(1)
         config, settings = self._config.actor, self._config.algorithm.off_policy
-        self._deterministic = self._config.algorithm.loss_type == "td3"
+        self._deterministic = self._config.algorithm.loss_type in DETERMINISTIC_LOSSES
+        # Of recorded actions alone: what the policy does meanwhile is for its figures.
+        self._clones = self._config.algorithm.loss_type == CLONING_LOSS
         torch.manual_seed(derive_seed(config.seed, Purpose.WEIGHTS))
         policy = make_model(config.model, spec).to(self.torch_device)
         if config.checkpoint_load_path is not None:
@@ -76,6 +86,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             self._state,
             self._critics,
             deterministic=self._deterministic,
+            clones=self._clones,
             temperature_lr=optim.lr,
             clip_grad=optim.clip_grad,
             skip_nonfinite=self._config.runner.on_nonfinite == "skip",
@@ -120,7 +131,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         if self._config.data.train_data_paths:
             compresses = replay.image_memory_gib is not None
             buffers[DEMONSTRATIONS] = demonstrations_buffer(self._config.data, spec, how, compresses=compresses)
-            shares[DEMONSTRATIONS] = replay.demonstrations_share
+            shares[DEMONSTRATIONS] = 1.0 if self._clones else replay.demonstrations_share
         return ReplayMixture(buffers, {ONLINE: 1 - sum(shares.values()), **shares})
 
     def first_pictures(self) -> list[PicturesShown]:

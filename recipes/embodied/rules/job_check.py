@@ -20,6 +20,7 @@ from recipes.embodied.rules.checkpoint_rules import check_load_path
 from recipes.embodied.rules.data_rules import check_data
 from recipes.embodied.rules.env_rules import check_environments, declares, episode_limit, facts_of
 from recipes.embodied.rules.intervention_rules import check_intervention
+from recipes.embodied.rules.lerobot_rules import check_lerobot
 from recipes.embodied.rules.normalization_rules import check_running_statistics
 from recipes.embodied.rules.off_policy_rules import check_off_policy
 from recipes.embodied.rules.option_rules import check_algorithm_options, check_model_options
@@ -56,6 +57,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_folders(config.runner, report, facts(config))
     check_load_path(config, config.env.train, report)
     check_model_folder(config, report)
+    check_lerobot(config, report)
     _check_demonstrations(config, report)
     _check_offload(config, world_sizes, report)
     if is_off_policy(config.algorithm.loss_type):

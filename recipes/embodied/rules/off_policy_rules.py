@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from recipes.embodied.config.intervention_types import NONE
-from recipes.embodied.config.off_policy_config import DEFAULT_BATCH
+from recipes.embodied.config.off_policy_config import CLONING_LOSS, DEFAULT_BATCH, DETERMINISTIC_LOSSES
 from recipes.sections.checks import Report, WorldSizes, blame
 from rlinf_core.config.tree import Path
 
@@ -63,7 +63,25 @@ def check_off_policy(config: EmbodiedConfig, world_sizes: WorldSizes, report: Re
 def _check_shares(config: EmbodiedConfig, report: Report) -> None:
     """Require that something is left for the steps of the policy itself."""
     replay, at = config.algorithm.off_policy.replay, ("algorithm", "off_policy", "replay")
-    shown = replay.demonstrations_share if config.data.train_data_paths else 0.0
+    clones = config.algorithm.loss_type == CLONING_LOSS
+    if clones and not config.data.train_data_paths:
+        report(
+            ("data", "train_data_paths"),
+            "missing-key",
+            f"`loss_type: {CLONING_LOSS}` learns from recorded transitions alone, but none are named",
+            "name LeRobotDataset folders or HDF5 files with rewards; `rlinf record` creates them",
+            about=[_LOSS],
+        )
+    if clones and config.env.train.intervention.source != NONE:
+        report(
+            ("env", "train", "intervention", "source"),
+            "conflicting-settings",
+            f"`loss_type: {CLONING_LOSS}` does not learn from what happens in the run",
+            "remove it, or write `loss_type: td3`",
+            about=[_LOSS],
+        )
+        return
+    shown = replay.demonstrations_share if not clones and config.data.train_data_paths else 0.0
     helped = replay.interventions_share if config.env.train.intervention.source != NONE else 0.0
     if shown + helped > 1:
         report(
@@ -116,11 +134,11 @@ def _check_policy(config: EmbodiedConfig, report: Report) -> None:
         )
     noise = model.options.get("exploration_noise")
     at: Path = ("actor", "model", "options", "exploration_noise")
-    if loss == "td3" and noise is None:
+    if loss in DETERMINISTIC_LOSSES and noise is None:
         report(
             blame(config, at, _LOSS),
             "conflicting-settings",
-            "`loss_type: td3` explores with noise of a fixed size, but none is set",
+            f"`loss_type: {loss}` explores with noise of a fixed size, but none is set",
             "write `actor.model.options: {exploration_noise: 0.1}`",
         )
     if loss == "sac" and noise is not None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from recipes.demonstrations.orientation import PicturesShown
-from recipes.embodied.config import EmbodiedConfig, group_size
+from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
 from recipes.embodied.config.batch_sizes import batch_sizes
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.learning.batch import build_samples
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.learning.learner import Learner
+from recipes.embodied.learning.running_returns import RunningReturns
 from recipes.embodied.learning.running_states import check_running, with_states
 from recipes.embodied.learning.trajectory import joined
 from recipes.embodied.loop.protocols import Layout
@@ -34,6 +37,10 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
         self._learner = Learner(self._config, state.strategy, state.optimizer, self.torch_device, self._data)
         if self._config.algorithm.normalize_observations:
             check_running(self._policy.normalization)
+        self._returns: RunningReturns | None = None
+        if self._config.algorithm.normalize_rewards:
+            algorithm, passes = self._config.algorithm, self._config.env.train.rollout_epoch
+            self._returns = RunningReturns(algorithm.gamma, passes, resets=resets_each_pass(self._config))
 
     def _demonstrations(self, spec: EnvSpec) -> ImitationData | None:
         """Return the demonstrations learned from besides trajectories; None if the recipe uses none."""
@@ -44,6 +51,19 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
     def first_pictures(self) -> list[PicturesShown]:
         """Return the pictures with which demonstrations begin, on the first rank; none where it learns from none."""
         return [] if self._data is None or self._rank else self._data.first_pictures()
+
+    def save_checkpoint(self, folder: str) -> None:
+        """See `PolicyActor`; each rank keeps where the returns of its environments stand."""
+        super().save_checkpoint(folder)
+        if self._returns is not None:
+            self._returns.save(Path(folder), self._rank)
+
+    def load_checkpoint(self, folder: str) -> int:
+        """See `PolicyActor`."""
+        version = super().load_checkpoint(folder)
+        if self._returns is not None:
+            self._returns.load(Path(folder), self._rank, self._world_size)
+        return version
 
     # A training step
 
@@ -77,9 +97,15 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
             return strategy.reduce_sum(value) / members
 
         reduce_sum = summed if self._world_size > 1 else None
+        trajectories = self._trajectories
+        if self._returns is not None:
+            rewards = self._returns.normalized(trajectories.steps, reduce_sum)
+            trajectories = replace(trajectories, steps={**trajectories.steps, "rewards": rewards})
         samples, metrics = build_samples(
-            self._trajectories, self._config.algorithm, group_size(self._config, self._config.env.train), reduce_sum
+            trajectories, self._config.algorithm, group_size(self._config, self._config.env.train), reduce_sum
         )
+        if self._returns is not None:  # as the environments reward
+            metrics["rollout/reward"] = float(self._trajectories.steps["rewards"].sum(dim=(0, 2)).mean())
         # For the next rollout: this one was normalized by what there is now.
         self._next_normalization = self._policy.normalization
         if self._config.algorithm.normalize_observations and STATES in self._trajectories.inputs:

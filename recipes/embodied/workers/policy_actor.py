@@ -37,13 +37,13 @@ class PolicyActor(BaseActor[JobT]):
         policy, weights = self._first_policy(spec)
         if config.fsdp_config.gradient_checkpointing:
             policy.checkpoint_activations()
-        self._prepare(layout, spec, policy, methods=("imitation_losses",), initial=weights)
+        self._prepare(layout, spec, policy, methods=("imitation_loss",), initial=weights)
         self._data = self._demonstrations(spec)
         if config.checkpoint_load_path is not None:
             load_trained(policy, config.model, spec, config.checkpoint_load_path)
         elif self._data is not None and policy.normalization == Normalization():
             # Statistics that came with the weights of `model_path` are those that these were trained with.
-            policy.normalization = self._data.normalization()
+            policy.normalization = self._data.normalization(policy)
         if self._data is not None:
             data = self._data.demonstrations
             counts = Difference(note=f"{len(data)} rows of {data.episodes} episodes")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -82,6 +82,22 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         # Whoever loads the whole of it says what is wrong.
         return None
+
+
+def stored_shapes(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors in files, by name; no tensor is read.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: one is no safetensors file.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        try:
+            shapes |= {name: tensor.shape for name, tensor in _of_file(file).items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{file.name} is no safetensors file: {error}") from None
+    return shapes
 
 
 def _of_file(path: Path) -> dict[str, StoredTensor]:

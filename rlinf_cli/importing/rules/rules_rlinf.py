@@ -28,11 +28,6 @@ from rlinf_core.config.tree import Path
 
 # Policies of the original, each with our nearest policy and the difference.
 _POLICIES: Final = {
-    "openvla": ("vlm_policy", "becomes `vlm_policy`, a LLaVA model of transformers; OpenVLA weights are not supported"),
-    "openvla_oft": (
-        "vlm_policy",
-        "becomes `vlm_policy`, a LLaVA model of transformers; OpenVLA weights are not supported",
-    ),
     "openpi": (
         "pi0",
         "becomes `pi0`, which reads HuggingFace and lerobot folders; openpi checkpoints are not supported",
@@ -49,7 +44,7 @@ _ENVIRONMENTS: Final = {
     "frankasim": ("franka_mujoco", "is our own Franka arm in MuJoCo"),
 }
 # Policies that need images, and simulators that render none by default.
-_SEEING: Final = ("cnn_policy", "vlm_policy", "pi0")
+_SEEING: Final = ("cnn_policy", "vlm_policy", "openvla", "openvla_oft", "pi0")
 _BLIND: Final = ("metaworld", "robosuite", "gymnasium_robotics", "maniskill")
 
 

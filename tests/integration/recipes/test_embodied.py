@@ -119,6 +119,7 @@ def test_resumed_run_equals_the_whole_across_passes(train: Train) -> None:
             "rollout.enable_offload=true",
             "actor.model.num_action_chunks=2",
             "algorithm.entropy_bonus=0.01",
+            "algorithm.normalize_rewards=true",
             "runner.max_steps=2",
         ),
         (
@@ -128,8 +129,25 @@ def test_resumed_run_equals_the_whole_across_passes(train: Train) -> None:
             "actor.model.precision=bf16",
             "runner.max_steps=2",
         ),
+        *(
+            pytest.param(
+                (
+                    "env.train.env_type=franka_vision",
+                    "env.train.task=touch",
+                    f"actor.model.model_type={model_type}",
+                    "actor.model.hidden_dim=32",
+                    "actor.model.num_action_chunks=2",
+                    "actor.model.precision=bf16",
+                    "actor.model.options={num_layers: 1, max_prompt_tokens: 32, temperature: 1.6}",
+                    "algorithm.logprob_type=token_level",
+                    "runner.max_steps=2",
+                ),
+                marks=pytest.mark.nightly,
+            )
+            for model_type in ("openvla", "openvla_oft")
+        ),
     ],
-    ids=["passes", "gymnasium"],
+    ids=["passes", "gymnasium", "openvla", "openvla_oft"],
 )
 def test_every_mode_trains(train: Train, overrides: tuple[str, ...]) -> None:
     """Two stages are those of `spanning`, and GRPO is learned by in `test_embodied_learns`."""

@@ -62,7 +62,9 @@ class RepeatingSimulation(RepeatingSimulator):
             return _FAILED
         self._steps += 1
         if self._steps <= MOST_REPEATED:
-            self._past.append((np.copy(action), outcome))
+            # A choice is a number, which nobody changes.
+            is_number = isinstance(action, np.generic | int)
+            self._past.append((action if is_number else np.copy(action), outcome))
         return outcome
 
     def observe(self) -> Row:

@@ -94,6 +94,11 @@ class Reader:
         if len(layouts) != len(parts):
             raise _not_understood(task, f"two parts have one name: {space}")
         self._space = space
+        # The shape of an observation that is one vector of numbers, and nothing else.
+        alone = self._states[0].space if len(parts) == len(self._states) == 1 else None
+        self._plain: tuple[int, ...] | None = None
+        if isinstance(alone, spaces.Box) and alone.dtype == np.float32 and len(alone.shape) == 1:
+            self._plain = alone.shape
         self.state_size = sum(_length(part.space) for part in self._states)
         low, high = (
             np.concatenate([np.zeros(0), *(_bounds(part.space)[side] for part in self._states)]) for side in (0, 1)
@@ -123,6 +128,9 @@ class Reader:
         Raises:
             ConfigError: it is not of the space.
         """
+        is_array = self._plain is not None and type(observation) is np.ndarray
+        if is_array and observation.dtype == np.float32 and observation.shape == self._plain:
+            return {STATES: self._within(observation.copy())}  # cheap environments, in which every operation is felt
         row: Row = {}
         for key, (part, layout) in self._pictures.items():
             row[key] = _colours(self._held(part, observation), layout)
@@ -130,11 +138,15 @@ class Reader:
             row[INSTRUCTIONS] = self._text.of(observation)
         if self._states:
             vectors = [_vector(part.space, self._held(part, observation)) for part in self._states]
-            states = np.concatenate(vectors) if len(vectors) > 1 else vectors[0]
-            if ((states < self._low) | (states > self._high)).any() and self._task not in _warned:
-                self._tell_beyond(states)
-            row[STATES] = states
+            row[STATES] = self._within(np.concatenate(vectors) if len(vectors) > 1 else vectors[0])
         return row
+
+    def _within(self, states: FloatArray) -> FloatArray:
+        """Return states; the first number out of its bounds is logged."""
+        beyond = np.count_nonzero(states < self._low) or np.count_nonzero(states > self._high)
+        if beyond and self._task not in _warned:
+            self._tell_beyond(states)
+        return states
 
     def _tell_beyond(self, states: FloatArray) -> None:
         """Log the first number of states that is out of its bounds."""

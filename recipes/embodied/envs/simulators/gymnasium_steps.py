@@ -119,6 +119,8 @@ def checked_batch_step(
 
 def _success(info: Any) -> Any:
     """Return what an environment says of success; None: nothing."""
+    if type(info) is dict and not info:
+        return None
     return next((info[name] for name in _SUCCESS if name in info), None) if isinstance(info, Mapping) else None
 
 
@@ -137,6 +139,8 @@ def _five(task: str, result: Any) -> tuple[Any, ...]:
 
 
 def _number(task: str, reward: Any) -> float:
+    if type(reward) is float:  # what most environments return, without the cost of an array
+        return reward
     array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "fiub":
         said = f"an array of the shape {list(array.shape)}" if array.size != 1 else reprlib.repr(reward)
@@ -145,6 +149,8 @@ def _number(task: str, reward: Any) -> float:
 
 
 def _truth(task: str, name: str, value: Any) -> bool:
+    if value is True or value is False or type(value) is np.bool_:  # as above
+        return bool(value)
     array = np.asarray(value)
     if array.size == 1 and array.dtype.kind in "fiub" and array.reshape(()) in (0, 1):
         return bool(array.reshape(()))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -44,7 +45,24 @@ RESIZINGS: Final[Mapping[str, Resizing]] = {
     "transformers": Resizing("bicubic", "end"),
     "lerobot": Resizing("bilinear", "centre"),
     "openpi": Resizing("triangle", "centre", rounds=True),
+    "openvla": Resizing("bicubic", "stretch", rounds=True),
 }
+
+
+def centre_crop(pixels: Tensor, share: float) -> Tensor:
+    """Return the middle of images float32 [n, 3, H, W] from 0 to 255, in their own size, rounded to whole colours.
+
+    As TensorFlow's `crop_and_resize` does: corners of the middle on corners of the image, bilinear between four pixels.
+
+    Args:
+        pixels: the images.
+        share: of the area, that remains.
+    """
+    edge = share**0.5
+    rows, columns = (torch.linspace(-edge, edge, size, device=pixels.device) for size in pixels.shape[2:])
+    places = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1).expand(len(pixels), -1, -1, -1)
+    middle = functional.grid_sample(pixels, places, mode="bilinear", align_corners=True)
+    return (middle / 255 * 255.5).floor().clamp(0, 255)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +83,10 @@ class ImagePipeline:
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return float32 images [n, 3, H, W] of images uint8 [n, h, w, 3]."""
+        return self.normalized(self.resized(images))
+
+    def resized(self, images: Tensor) -> Tensor:
+        """Return images float32 [n, 3, h, w] from 0 to 255, without padding of the mean colour."""
         how = RESIZINGS[self.resizing]
         pixels = images.permute(0, 3, 1, 2).float()
         height, width = self._resized(pixels.shape[2], pixels.shape[3], how)
@@ -74,12 +96,17 @@ class ImagePipeline:
             for size in ((pixels.shape[2], width), (height, width)) if how.rounds else ((height, width),):
                 pixels = functional.interpolate(pixels, size, mode=mode, antialias=smooths).clamp(0, 255)
                 pixels = (pixels + 0.5).floor() if how.rounds else pixels
+        if how.pads != "centre":
+            return pixels
         below, right = self.size[0] - height, self.size[1] - width
-        if how.pads == "centre":
-            pixels = functional.pad(pixels, (right // 2, right - right // 2, below // 2, below - below // 2))
+        return functional.pad(pixels, (right // 2, right - right // 2, below // 2, below - below // 2))
+
+    def normalized(self, pixels: Tensor) -> Tensor:
+        """Return images of `resized` with normalized colours, and the mean colour as padding."""
+        below, right = self.size[0] - pixels.shape[2], self.size[1] - pixels.shape[3]
         shift, scale = (pixels.new_tensor(values)[:, None, None] for values in (self.mean, self.deviation))
         normalized = (pixels / 255 - shift) / scale
-        return functional.pad(normalized, (0, right, 0, below)) if how.pads == "end" else normalized
+        return functional.pad(normalized, (0, right, 0, below)) if below or right else normalized
 
     def _resized(self, height: int, width: int, how: Resizing) -> tuple[int, int]:
         """Return the size of an image within the padding."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Shape
 from recipes.sections.model_folders import SETTINGS
 from recipes.training.huggingface import check_folder, first_line
+from recipes.training.reading.tensor_files import stored_shapes
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json_object
@@ -124,19 +125,8 @@ def _files(folder: Path) -> list[Path]:
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all weights, by names of the network here; no weight is read."""
-    from safetensors import SafetensorError, safe_open
-
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in _files(folder):
-        try:
-            with safe_open(file, "pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 - it is no mapping
-                    ours = translated(name)
-                    if ours is not None:
-                        shapes[ours] = tuple(opened.get_slice(name).get_shape())
-        except SafetensorError as error:
-            raise ValueError(f"{file.name}: {first_line(error)}") from None
-    return shapes
+    stored = stored_shapes(_files(folder)).items()
+    return {ours: shape for name, shape in stored if (ours := translated(name)) is not None}
 
 
 def _shape(about: Mapping[str, Any], shapes: Shapes) -> Pi05Shape:

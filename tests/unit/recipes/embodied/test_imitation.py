@@ -91,7 +91,7 @@ def test_a_policy_learns_what_was_shown(write: Callable[..., DemonstrationsConfi
     spec = EnvSpec(2, 1, low=(None,), high=(None,))
     data = ImitationData(write(), spec, 1)
     policy = make_model(EmbodiedModelConfig(hidden_dim=32), spec)
-    policy.normalization = data.normalization()
+    policy.normalization = data.normalization(policy)
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.01)
     for _ in range(150):
         optimizer.zero_grad()
@@ -105,7 +105,8 @@ def test_a_policy_learns_what_was_shown(write: Callable[..., DemonstrationsConfi
 
 
 def test_statistics_may_be_left_out(write: Callable[..., DemonstrationsConfig]) -> None:
-    assert ImitationData(write(normalization="none"), None, 1).normalization() == Normalization()
+    data = ImitationData(write(normalization="none"), None, 1)
+    assert data.normalization(make_model(EmbodiedModelConfig(), data.spec)) == Normalization()
 
 
 def test_pictures_shift_by_a_sixteenth_with_continued_edges() -> None:
@@ -173,8 +174,8 @@ class Shown:
     def from_env(self, actions: NDArray[Any]) -> torch.Tensor:
         return torch.zeros(actions.shape)
 
-    def imitation_losses(self, inputs: Observation, actions: torch.Tensor) -> torch.Tensor:
-        return actions.sum(-1)
+    def imitation_loss(self, inputs: Observation, actions: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        return actions.sum()
 
 
 def shares(folder: Path, rows: dict[str, int], helped: dict[str, int], **keys: Any) -> dict[str, float]:

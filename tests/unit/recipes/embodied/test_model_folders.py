@@ -39,6 +39,8 @@ def job_of(model_type: str, folder: Path, config: str = "franka_vision_ppo") -> 
         ("pi0", {**PI0, "config.json": {"type": "pi0"}}),
         ("vlm_policy", {**PI0, "config.json": {"model_type": "llava"}}),
         ("smolvla", {**PI0, "config.json": {"type": "smolvla"}}),
+        ("openvla_oft", {**PI0, "config.json": {"model_type": "openvla"}}),
+        ("lerobot", {**PI0, "config.json": {"type": "act"}}),
         ("mlp_policy", SAVED),
     ],
 )
@@ -54,6 +56,9 @@ def test_a_folder_of_its_kind_is_well(tmp_path: Path, model_type: str, files: di
         ("pi0", {**PI0, "config.json": {"model_type": "llava"}}, "`pi0` cannot use the `llava`"),
         ("vlm_policy", PI0, "`vlm_policy` cannot use the `pi0`"),
         ("smolvla", PI0, "`smolvla` cannot use the `pi0`"),
+        ("openvla", PI0, "`openvla` cannot use the `pi0`"),
+        ("lerobot", PI0, "no policy of lerobot: there is no `type`"),
+        ("lerobot", {"config.json": {"type": "act"}}, "has no weights"),
         ("pi0", {"config.json": {"model_type": "pi0"}}, "has no weights"),
         ("pi0", {"model.safetensors": WEIGHTS}, "has no config.json"),
         ("pi0", SAVED, "is a `mlp_policy`, but `model_type` is `pi0`"),

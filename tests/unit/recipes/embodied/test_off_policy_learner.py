@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -25,10 +26,10 @@ DEVICE = torch.device("cpu")
 
 
 class Made:
-    def __init__(self, loss: Literal["sac", "td3"] = "sac", skip: bool = False, **keys: Any) -> None:
+    def __init__(self, loss: Literal["sac", "td3", "td3_bc"] = "sac", skip: bool = False, **keys: Any) -> None:
         torch.manual_seed(0)
         config = OffPolicyConfig.model_validate(keys)
-        options = {"exploration_noise": 0.1} if loss == "td3" else {}
+        options = {} if loss == "sac" else {"exploration_noise": 0.1}
         section = EmbodiedModelConfig(model_type="squashed_policy", hidden_dim=32, options=options)
         policy = make_model(section, SPEC)
         assert isinstance(policy, SquashedPolicy)
@@ -40,7 +41,13 @@ class Made:
             for module, name in ((self.policy, "actor"), (self.critics, "critic"))
         ]
         self.learner = OffPolicyLearner(
-            config, *states, deterministic=loss == "td3", temperature_lr=3e-3, clip_grad=10.0, skip_nonfinite=skip
+            config,
+            *states,
+            deterministic=loss != "sac",
+            clones=loss == "td3_bc",
+            temperature_lr=3e-3,
+            clip_grad=10.0,
+            skip_nonfinite=skip,
         )
         self.figures, self.critic_figures = Figures(), Figures()
 
@@ -56,16 +63,17 @@ def bandit(count: int = 64) -> TransitionTensors:
     return TransitionTensors(inputs, actions, rewards, torch.zeros(count), inputs, torch.ones(count))
 
 
-METHODS: list[tuple[Literal["sac", "td3"], dict[str, Any]]] = [
+METHODS: list[tuple[Literal["sac", "td3", "td3_bc"], dict[str, Any]]] = [
     ("sac", {"temperature": 0.05}),
     ("sac", {"critics": 5, "critic_norm": "layer", "policy_values": "mean", "temperature": 0.05}),
     ("sac", {"critic_norm": "batch", "temperature": 0.05}),
     ("td3", {}),
+    ("td3_bc", {"cloning_scale": 50.0}),
 ]
 
 
 @pytest.mark.parametrize(("loss", "keys"), METHODS)
-def test_each_method_finds_the_best_action(loss: Literal["sac", "td3"], keys: dict[str, Any]) -> None:
+def test_each_method_finds_the_best_action(loss: Literal["sac", "td3", "td3_bc"], keys: dict[str, Any]) -> None:
     made = Made(loss, **keys)
     for _ in range(250):
         made.update(bandit())
@@ -73,6 +81,21 @@ def test_each_method_finds_the_best_action(loss: Literal["sac", "td3"], keys: di
     actions = made.policy.act({"states": states}, greedy=True).actions[:, 0, 0]
     torch.testing.assert_close(actions, torch.tensor([0.4, -0.4]), atol=0.2, rtol=0)
     assert {"critic/loss", "critic/value", "actor/grad_norm"} <= made.critic_figures.means().keys()
+
+
+def test_cloning_stays_with_recorded_actions() -> None:
+    """Rewards ask for a larger action than any that was recorded: values pull toward it, recorded actions hold."""
+    reached: list[float] = []
+    for scale in (0.01, 50.0):
+        made = Made("td3_bc", cloning_scale=scale)
+        for _ in range(250):
+            batch = bandit()
+            actions = batch.actions / 10 - 0.4
+            rewards = -(actions[:, 0] - 0.6).square()
+            made.update(replace(batch, actions=actions, rewards=rewards))
+        reached.append(float(made.policy.act({"states": torch.zeros(1, 2)}, greedy=True).actions))
+    assert abs(reached[0] + 0.4) < 0.1
+    assert reached[1] > reached[0] + 0.2
 
 
 def test_values_become_discounted_sums_of_rewards() -> None:
@@ -111,7 +134,7 @@ def test_the_temperature_rises_while_there_is_too_little_entropy(target: float, 
 
 @pytest.mark.parametrize(("loss", "keys"), METHODS)
 def test_a_learner_goes_on_from_its_state_as_if_nothing_had_been(
-    loss: Literal["sac", "td3"], keys: dict[str, Any]
+    loss: Literal["sac", "td3", "td3_bc"], keys: dict[str, Any]
 ) -> None:
     one, other = Made(loss, **keys), Made(loss, **keys)
     for _ in range(5):

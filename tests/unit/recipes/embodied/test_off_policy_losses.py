@@ -12,6 +12,7 @@ from torch import Tensor
 
 from recipes.embodied.off_policy.losses import (
     bootstrapped_targets,
+    cloning_policy_loss,
     deterministic_policy_loss,
     ensemble_loss,
     move_toward,
@@ -92,3 +93,19 @@ def test_targets_move_by_their_rate() -> None:
     target, weight = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 2.0], requires_grad=True)
     move_toward([target], [weight], 0.25)
     assert target.tolist() == [1.5, 2.0]
+
+
+@given(st.lists(st.tuples(finite, finite, finite, finite), min_size=1), st.floats(0.1, 5))
+def test_cloning_weighs_values_against_distances(rows: list[tuple[float, ...]], scale: float) -> None:
+    values = torch.stack((column(rows, 0) + 1, column(rows, 1))).requires_grad_()
+    actions, recorded = column(rows, 2)[:, None], column(rows, 3)[:, None]
+    loss = cloning_policy_loss(values, actions, recorded, scale).loss
+    count = len(rows)
+    size = sum(abs(row[0] + 1) for row in rows) / count
+    weight = scale / max(size, 2.220446049250313e-16)
+    wanted = sum((row[2] - row[3]) ** 2 - weight * (row[0] + 1) for row in rows) / count
+    assert loss.item() == pytest.approx(wanted, abs=1e-6, rel=1e-6)
+    loss.backward()
+    assert values.grad is not None
+    # The size of values is no path for gradients, and the second critic has no say.
+    torch.testing.assert_close(values.grad, torch.tensor([[-weight / count], [0]]).double().expand(2, count))

@@ -34,3 +34,17 @@ def test_a_memory_budget_needs_a_folder_and_nothing_else(replay: str, code: str,
 
 def test_a_memory_budget_with_a_folder_is_right() -> None:
     assert told(f"{REPLAY}={{memory_gib: 2, spill_path: rows}}") == told()
+
+
+def test_td3_bc_needs_recorded_transitions_and_noise() -> None:
+    reported = told("algorithm.loss_type=td3_bc")
+    missing = [message for code, message in reported if code == "missing-key"]
+    assert any("learns from recorded transitions alone" in message for message in missing)
+    assert any("`loss_type: td3_bc` explores with noise" in message for _, message in reported)
+
+
+def test_td3_bc_has_no_share_of_demonstrations() -> None:
+    reported = told("algorithm.loss_type=td3_bc", f"{REPLAY}.demonstrations_share=0.25")
+    assert any(code == "no-effect" and "learns from demonstrations alone" in message for code, message in reported)
+    other = told("algorithm.off_policy.cloning_scale=3")
+    assert any(code == "no-effect" and "does not imitate" in message for code, message in other)

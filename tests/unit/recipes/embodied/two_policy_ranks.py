@@ -34,6 +34,10 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "model": {"model_type": "pi0", "hidden_dim": 64, "options": {**_SMALL, "steps": 2}},
         "again": True,
     },
+    "openvla_oft, computed again": {
+        "model": {"model_type": "openvla_oft", "hidden_dim": 32, "options": {"num_layers": 2, "max_prompt_tokens": 32}},
+        "again": True,
+    },
     "mlp_policy": {"model": {"model_type": "mlp_policy", "hidden_dim": 32}},
 }
 
@@ -58,7 +62,7 @@ def train(case: Mapping[str, Any], rank: int, world_size: int) -> dict[str, Any]
         world_size=world_size,
         device=device,
         blocks=policy.blocks,
-        methods=("imitation_losses",),
+        methods=("imitation_loss",),
         initial=initial,
     )
     before = {name: value.clone() for name, value in state.whole_tensors()}
@@ -71,7 +75,8 @@ def train(case: Mapping[str, Any], rank: int, world_size: int) -> dict[str, Any]
         torch.manual_seed(start)
         row = slice(start, start + 1)
         mine = {name: value[row] for name, value in inputs.items()}
-        loss = policy.imitation_losses(mine, actions[row]).mean() / (share.stop - share.start)
+        valid = torch.ones(actions[row].shape[:2], dtype=torch.bool)
+        loss = policy.imitation_loss(mine, actions[row], valid) / (share.stop - share.start)
         state.strategy.accumulate(last=start == share.stop - 1)
         loss.backward()
     state.strategy.finish_gradients()

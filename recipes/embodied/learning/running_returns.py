@@ -1,0 +1,115 @@
+"""Running deviation of discounted returns, by which rewards are divided: `algorithm.normalize_rewards`.
+
+In each environment R = gamma R + r, from 0 after each end. Rewards are divided by the deviation of all R so far, those
+of the step among them, and clipped, as by `VecNormalize` of Stable-Baselines3, which updates it at each action.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from recipes.embodied.learning.reductions import fold_chunks, unfold_chunks
+from recipes.embodied.learning.running_states import alone
+from recipes.training.typed_tensors import floats
+from rlinf_core import CheckpointError
+from rlinf_core.foreign.strict_json import load_json_object
+
+FOLDER: Final = "returns"
+_LARGEST: Final = 10.0
+_EPSILON: Final = 1e-8
+
+
+class RunningReturns:
+    """The deviation of discounted returns, and where the return of each environment stands.
+
+    Args:
+        gamma: discount of rewards, by action.
+        passes: of a rollout through all environments.
+        resets: whether each pass begins new episodes.
+    """
+
+    def __init__(self, gamma: float, passes: int, *, resets: bool) -> None:
+        self._gamma, self._passes, self._resets = gamma, passes, resets
+        self._count = 0
+        self._mean = self._squares = 0.0
+        # Of each environment, float64 [B]; None: episodes begin.
+        self._running: Tensor | None = None
+
+    def normalized(self, steps: dict[str, Tensor], reduce_sum: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Return normalized rewards of a rollout, after its returns have been added to the others.
+
+        Args:
+            steps: `rewards` float32 and `terminations`, `truncations`, `valid` bool, [T, passes * B, C].
+            reduce_sum: adds a tensor up over actors; None: there is one.
+
+        Returns:
+            float32 [T, passes * B, C].
+        """
+        names = ("rewards", "terminations", "truncations", "valid")
+        columns = {name: unfold_chunks(steps[name]).chunk(self._passes, dim=1) for name in names}
+        returns = torch.cat([self._returns(*(columns[name][index] for name in names)) for index in range(self._passes)])
+        self._add(returns, reduce_sum or alone)
+        deviation = (self._squares / max(1, self._count) + _EPSILON) ** 0.5
+        scaled = (unfold_chunks(steps["rewards"]).double() / deviation).clamp(-_LARGEST, _LARGEST)
+        return fold_chunks(scaled.to(steps["rewards"].dtype), steps["rewards"].shape[2]).contiguous()
+
+    def _returns(self, rewards: Tensor, terminations: Tensor, truncations: Tensor, valid: Tensor) -> Tensor:
+        """Return the discounted return after each action that counts, float64 [n]."""
+        running = self._running
+        if running is None or self._resets:
+            running = torch.zeros(rewards.shape[1], dtype=torch.float64)
+        seen: list[Tensor] = []
+        for reward, ended, counted in zip(rewards.double(), terminations | truncations, valid, strict=True):
+            running = torch.where(counted, self._gamma * running + reward, running)
+            seen.append(running[counted])
+            running = torch.where(ended & counted, 0.0, running)
+        self._running = running
+        return torch.cat(seen)
+
+    def _add(self, returns: Tensor, add_up: Callable[[Tensor], Tensor]) -> None:
+        """Join returns to those so far, by the formula of Chan et al. (1979), eq. 1.5."""
+        count = round(float(add_up(torch.tensor(float(len(returns)), dtype=torch.float64))))
+        if not count:
+            return
+        mean = float(add_up(returns.sum())) / count
+        squares = float(add_up((returns - mean).square().sum()))
+        total, away = self._count + count, mean - self._mean
+        self._squares += squares + away**2 * (self._count * count / total)
+        self._mean += away * (count / total)
+        self._count = total
+
+    def save(self, folder: Path, rank: int) -> None:
+        """Write what `load` reads into a checkpoint; each rank has environments of its own."""
+        running = None if self._running is None else floats(self._running)
+        about = {"count": self._count, "mean": self._mean, "squares": self._squares, "running": running}
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        (folder / FOLDER / f"{rank}.json").write_text(json.dumps(about) + "\n")
+
+    def load(self, folder: Path, rank: int, world_size: int) -> None:
+        """Take what `save` wrote; nothing where the checkpoint is of a run without it.
+
+        By another number of ranks the running returns begin anew: their environments are others.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        files = sorted((folder / FOLDER).glob("*.json"))
+        if not files:
+            return
+        same = len(files) == world_size
+        file = folder / FOLDER / f"{rank if same else 0}.json"
+        try:
+            about: dict[str, Any] = load_json_object(file.read_bytes())
+            self._count, self._mean, self._squares = int(about["count"]), float(about["mean"]), float(about["squares"])
+            running = about["running"] if same else None
+            self._running = None if running is None else torch.tensor(running, dtype=torch.float64)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(
+                f"`{file}` cannot be read", why=str(error), help="resume from an earlier checkpoint"
+            ) from None

@@ -1,0 +1,202 @@
+"""Configurations of lerobot's policies: of a folder, or of a type that is built for an environment."""
+
+# lerobot has few types, and is not installed where these are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from recipes.embodied.config.model_options import LerobotOptions
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.training.huggingface import check_folder, first_line
+from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from recipes.embodied.config import EmbodiedModelConfig
+
+STATE: Final = "observation.state"
+ENVIRONMENT_STATE: Final = "observation.environment_state"
+IMAGES: Final = "observation.images"
+ACTION: Final = "action"
+# Settings of vision models that resize what they see: a picture of another size than in training is no fault.
+_RESIZES: Final = ("resize_imgs_with_padding", "image_resolution", "resize_shape")
+
+
+def require_lerobot() -> None:
+    """Check that lerobot is installed.
+
+    Raises:
+        ConfigError: it is not, in this interpreter.
+    """
+    try:
+        import lerobot.policies.factory  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "`lerobot` needs the package lerobot in the interpreter of every actor and rollout worker",
+            why=first_line(error),
+            help="create an environment with `pip install lerobot` and this rlinf, and name it as"
+            " `python_interpreter_path` in `env_configs` of the node group of actor and rollout"
+            " (docs/models/lerobot.md)",
+        ) from None
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the reason of an exception of lerobot in a line: of what it was raised from in the end.
+
+    draccus's own says only that there was one, and the first line of torch's about weights only that they differ.
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]) if lines and lines[0].endswith(":") else first_line(error)
+
+
+def policy_config(config: EmbodiedModelConfig, options: LerobotOptions, spec: EnvSpec) -> Any:
+    """Return lerobot's configuration of a policy, for the chunks that are carried out here.
+
+    Args:
+        config: the section `actor.model`.
+        options: of the policy.
+        spec: of the environment.
+
+    Raises:
+        ConfigError: the folder has none, a setting is unknown, or the policy keeps something from step to step.
+    """
+    import draccus
+    from lerobot.configs.policies import PreTrainedConfig
+
+    folder = config.model_path
+    settings: dict[str, Any] = {"device": "cpu"}
+    if folder is not None:
+        check_folder(folder)
+    try:
+        with draccus.config_type("json"):
+            if folder is None:
+                kind = PreTrainedConfig.get_choice_class(str(options.type))
+                settings |= _built(kind, options, spec)
+            else:
+                shape = PreTrainedConfig.from_pretrained(folder, local_files_only=True)
+                kind, settings = type(shape), {**draccus.encode(shape), **settings}
+                settings.pop("type", None)
+            # Weights of vision models would be downloaded, and are in the folder.
+            if hasattr(kind, "pretrained_backbone_weights"):
+                settings["pretrained_backbone_weights"] = None
+            if hasattr(kind, "n_action_steps"):
+                settings["n_action_steps"] = config.num_action_chunks
+            shape = draccus.decode(kind, {**settings, **options.config})
+            shape.validate_features()
+    except Exception as error:  # noqa: BLE001 - of draccus, json, and what each configuration checks
+        named = f"the policy in `{folder}`" if folder else f"a `{options.type}`"
+        raise ConfigError(
+            f"lerobot cannot configure {named}",
+            why=reason_of(error),
+            help="`actor.model.options.config` holds settings of lerobot's configuration of this type"
+            " (docs/models/lerobot.md)",
+        ) from None
+    _check_steps(shape, config.num_action_chunks, folder)
+    return shape
+
+
+def cameras_of(shape: Any, options: LerobotOptions, spec: EnvSpec) -> dict[str, str]:
+    """Return the environment's camera for each image that a policy takes, by the image's key in lerobot's batches.
+
+    Raises:
+        ConfigError: there is none, or its images have another size than the policy was trained on.
+    """
+    keys = list(shape.image_features)
+    names = {key: key.removeprefix(f"{IMAGES}.").removeprefix("observation.") for key in keys}
+    only = next(iter(spec.cameras), None) if len(keys) == len(spec.cameras) == 1 else None
+    chosen = {key: options.cameras.get(name, name if name in spec.cameras else only) for key, name in names.items()}
+    for key, camera in chosen.items():
+        if camera is None or camera not in spec.cameras:
+            known = ", ".join(f"`{name}`" for name in spec.cameras) or "none"
+            raise ConfigError(
+                f"the policy takes the image `{names[key]}`, for which the environment has no camera",
+                why=f"cameras of the environment: {known}",
+                help=f"write which one it is: `actor.model.options.cameras: {{{names[key]}: CAMERA}}`",
+            )
+        height, width, _ = spec.cameras[camera]
+        trained = tuple(shape.image_features[key].shape)[-2:]
+        if trained != (height, width) and not any(getattr(shape, name, None) for name in _RESIZES):
+            raise ConfigError(
+                f"the policy was trained on images of {trained[0]}x{trained[1]} pixels, but camera `{camera}` has"
+                f" {height}x{width}",
+                why=f"a `{shape.type}` does not resize what it sees",
+                help="give the environment's cameras that size",
+            )
+    return {key: camera for key, camera in chosen.items() if camera is not None}
+
+
+def check_sizes(shape: Any, spec: EnvSpec, folder: str | None) -> None:
+    """Check the sizes of states and actions.
+
+    Raises:
+        ConfigError: the policy was trained on other ones.
+    """
+    states = shape.robot_state_feature or shape.env_state_feature
+    for name, feature, needed in (
+        ("state", states, spec.state_size),
+        ("action", shape.action_feature, spec.action_size),
+    ):
+        if feature is not None and feature.shape[0] != needed:
+            raise ConfigError(
+                f"the policy has {feature.shape[0]} numbers per {name}; the environment has {needed}",
+                where=folder,
+                help="it was trained in another environment, or in another control mode of the robot",
+            )
+
+
+def _built(kind: Any, options: LerobotOptions, spec: EnvSpec) -> dict[str, Any]:
+    """Return settings of a new policy as plain data: what it observes, and how far it looks ahead."""
+    inputs = {f"{IMAGES}.{name}": _feature("VISUAL", (3, *shape[:2])) for name, shape in spec.cameras.items()}
+    if spec.state_size:
+        inputs[STATE] = _feature("STATE", (spec.state_size,))
+        if not spec.cameras:
+            # lerobot wants something that is seen besides the robot's own state.
+            inputs[ENVIRONMENT_STATE] = _feature("ENV", (spec.state_size,))
+    settings: dict[str, Any] = {
+        "n_obs_steps": 1,
+        "input_features": inputs,
+        "output_features": {ACTION: _feature("ACTION", (spec.action_size,))},
+    }
+    if options.action_horizon is not None:
+        settings["horizon" if hasattr(kind, "horizon") else "chunk_size"] = options.action_horizon
+    return settings
+
+
+def _feature(kind: str, shape: tuple[int, ...]) -> Mapping[str, Any]:
+    return {"type": kind, "shape": list(shape)}
+
+
+def _check_steps(shape: Any, executed: int, folder: str | None) -> None:
+    """Check that a policy acts by one observation alone, and looks as far ahead as is acted.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    where = str(Path(folder)) if folder else None
+    indices = shape.action_delta_indices
+    if shape.n_obs_steps != 1 or indices is None or indices[0] != 0:
+        raise ConfigError(
+            f"the policy acts by {shape.n_obs_steps} observations in a row, and here a policy is shown one",
+            where=where,
+            help="train one with `n_obs_steps: 1`, as `actor.model.options: {type: ...}` builds it",
+        )
+    if getattr(shape, "temporal_ensemble_coeff", None) is not None:
+        raise ConfigError(
+            "the policy averages actions of several observations (`temporal_ensemble_coeff`)",
+            where=where,
+            why="here each observation is answered by itself",
+            help="write `actor.model.options.config: {temporal_ensemble_coeff: null}`",
+        )
+    selected = min(len(indices), getattr(shape, "n_action_steps", getattr(shape, "action_chunk_size", len(indices))))
+    if executed > selected:
+        raise ConfigError(
+            f"the policy selects {selected} actions at once, but `num_action_chunks` is {executed}",
+            where=where,
+            help=f"write `num_action_chunks: {selected}` or less",
+        )

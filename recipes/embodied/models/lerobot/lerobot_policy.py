@@ -1,0 +1,266 @@
+"""Any policy of lerobot: its own loss, its own choice of actions, its own folder layout.
+
+Actor and rollout workers run in an interpreter that has lerobot, by `python_interpreter_path` of their node group.
+Rewards train those that have a density of actions: of ACT a normal distribution around the chunk that it predicts.
+"""
+
+# lerobot has few types, and is not installed where these are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingImports=false, reportIncompatibleVariableOverride=false
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_options import RANDOM_LEROBOT, LerobotOptions
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
+from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
+from recipes.embodied.models.flow.flow_base import with_value_head
+from recipes.embodied.models.heads import OrthogonalLinear
+from recipes.embodied.models.lerobot.lerobot_config import (
+    ACTION,
+    ENVIRONMENT_STATE,
+    IMAGES,
+    STATE,
+    cameras_of,
+    check_sizes,
+    policy_config,
+    reason_of,
+    require_lerobot,
+)
+from recipes.embodied.models.lerobot.lerobot_processors import (
+    POSTPROCESSOR,
+    PREPROCESSOR,
+    make_processors,
+    normalization_of,
+)
+from recipes.embodied.models.normalization import Normalization
+from recipes.embodied.models.policy_folder import is_policy_folder
+from recipes.embodied.models.published_statistics import load_statistics
+from recipes.training.without_memory import are_shapes_only
+from rlinf_core import ConfigError
+
+_PADDED: Final = "action_is_pad"
+_LOG_SQRT_TAU = math.log(2 * math.pi) / 2
+_SEEDS: Final = 2**31
+
+
+class LerobotPolicy(BasePolicy):
+    """A policy of lerobot. Its weights have lerobot's names, so that an export is a folder that lerobot loads, too.
+
+    Actions that were drawn are normalized ones, [n, C, A]. Values are one for each chunk, V = 1.
+    """
+
+    options_model = LerobotOptions
+
+    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
+        super().__init__()
+        require_lerobot()
+        options = cast("LerobotOptions", config.options)
+        if spec.num_choices is not None:
+            raise ConfigError("`lerobot` predicts numbers, but the environment takes choices", help="use `mlp_policy`")
+        folder = config.model_path
+        self._shape = shape = policy_config(config, options, spec)
+        check_sizes(shape, spec, folder)
+        self._cameras = cameras_of(shape, options, spec)
+        # In a list: its parts are parts of this module, under the same names.
+        self._base = [_network(shape, folder)]
+        for name, part in self._base[0].named_children():
+            self.add_module(name, part)
+        for name, weight in self._base[0].named_parameters(recurse=False):
+            self.register_parameter(name, weight)
+        self.horizon = len(shape.action_delta_indices)
+        self._executed = config.num_action_chunks
+        self.has_density = shape.type in RANDOM_LEROBOT
+        self.log_std: nn.Parameter | None = None
+        self.critic: nn.Module | None = None
+        if self.has_density:
+            self.log_std = nn.Parameter(torch.full((self._executed, spec.action_size), math.log(options.noise)))
+            if config.add_value_head:
+                width = int(shape.dim_model)
+                self.critic = nn.Sequential(OrthogonalLinear(width, width), nn.Tanh(), OrthogonalLinear(width, 1, 1.0))
+        self._source = folder if folder and (Path(folder) / PREPROCESSOR).is_file() else None
+        published = folder is not None and not is_policy_folder(folder)
+        self.normalization = (
+            load_statistics(str(folder), options.statistics, "lerobot", spec) if published else Normalization()
+        )
+
+    @property
+    def base(self) -> Any:
+        """The policy of lerobot."""
+        return self._base[0]
+
+    @property
+    def normalization(self) -> Normalization:
+        """Statistics of states and actions, which lerobot's processors have, too."""
+        return self._normalization
+
+    @normalization.setter
+    def normalization(self, normalization: Normalization) -> None:
+        self._normalization = normalization
+        self._processors = make_processors(self._shape, self._source, normalization)
+
+    def normalization_of(self, states: NDArray[Any] | None, actions: NDArray[Any]) -> Normalization:
+        """See `BasePolicy`: as lerobot's configuration says."""
+        return normalization_of(self._shape, states, actions)
+
+    def train(self, mode: bool = True) -> LerobotPolicy:
+        """Set the mode of the policy, and of lerobot's."""
+        self.base.train(mode)
+        return super().train(mode)
+
+    def prepare(self, observations: Observation) -> Inputs:
+        """See `BasePolicy`: what lerobot's own processor makes of them, as numbers."""
+        batch: dict[str, Any] = {}
+        for key, camera in self._cameras.items():
+            pictures = torch.from_numpy(np.ascontiguousarray(observations[image_key(camera)]))
+            batch[key] = pictures.permute(0, 3, 1, 2).float() / 255
+        for key, feature in (
+            (STATE, self._shape.robot_state_feature),
+            (ENVIRONMENT_STATE, self._shape.env_state_feature),
+        ):
+            if feature is not None:
+                batch[key] = torch.from_numpy(np.asarray(observations[STATES], np.float32))
+        count = len(next(iter(observations.values())))
+        batch["task"] = observations[INSTRUCTIONS].tolist() if INSTRUCTIONS in observations else [""] * count
+        device = next(self.parameters()).device
+        made: dict[str, Any] = self._processors.before(batch)
+        return {
+            name: values.to(device)
+            for name, values in made.items()
+            if isinstance(values, Tensor) and name.startswith("observation.")
+        }
+
+    def to_env(self, actions: Tensor) -> NDArray[Any]:
+        """See `BasePolicy`: by lerobot's own processor."""
+        rows = self._processors.after(actions.detach().float().cpu().flatten(0, 1))
+        return rows.view(actions.shape).numpy().astype(np.float32)
+
+    def from_env(self, actions: NDArray[Any]) -> Tensor:
+        """See `BasePolicy`."""
+        return super().from_env(self.normalization.normalized_actions(actions).astype(np.float32))
+
+    def imitation_loss(self, inputs: Inputs, actions: Tensor, valid: Tensor) -> Tensor:
+        """See `BasePolicy`: lerobot's own loss, which says itself what becomes of actions after the end."""
+        self.train()
+        batch = dict(inputs)
+        if self._shape.observation_delta_indices is not None:
+            batch = {name: values[:, None] if _is_seen(name) else values for name, values in batch.items()}
+        loss, _ = self.base.forward({**batch, ACTION: actions, _PADDED: ~valid})
+        return loss
+
+    @torch.no_grad()
+    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
+        """See `BasePolicy`. A policy that draws by itself takes a seed of `generator`; greedily always the same one."""
+        if not self.has_density:
+            seed = 0 if greedy else int(torch.randint(_SEEDS, (), generator=generator, device=_place(generator)))
+            return PolicyOutput(self._selected(inputs, seed), None, None)
+        mean, values = self._predicted(inputs)
+        noise = torch.zeros_like(mean)
+        if not greedy:
+            noise.normal_(generator=generator)
+        deviation = cast("Tensor", self.log_std)
+        logprobs = -noise.square() / 2 - deviation - _LOG_SQRT_TAU
+        return PolicyOutput(mean + deviation.exp() * noise, logprobs, values)
+
+    def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
+        """See `BasePolicy`."""
+        mean, values = self._predicted(inputs)
+        deviation = cast("Tensor", self.log_std)
+        away = (actions - mean) * (-deviation).exp()
+        entropy = (0.5 + _LOG_SQRT_TAU + deviation).expand_as(actions)
+        return ActionEval(-away.square() / 2 - deviation - _LOG_SQRT_TAU, entropy, values)
+
+    @torch.no_grad()
+    def values(self, inputs: Inputs) -> Tensor:
+        """See `BasePolicy`."""
+        return with_value_head(self._predicted(inputs)[1] if self.has_density else None)
+
+    def greedy(self, observations: Inputs) -> Tensor:
+        """Refuse, see `BasePolicy`."""
+        raise ConfigError(
+            f"lerobot's `{self._shape.type}` cannot be exported as a tensor graph",
+            why="lerobot's own code chooses its actions",
+            help="export it with `--format safetensors`: a folder that lerobot and `load_policy` read",
+        )
+
+    def save_files(self, folder: Path) -> None:
+        """See `BasePolicy`: configuration and processors, so that the folder is one of lerobot, too."""
+        self._shape._save_pretrained(folder)
+        self._processors.before.save_pretrained(folder, config_filename=PREPROCESSOR)
+        self._processors.after.save_pretrained(folder, config_filename=POSTPROCESSOR)
+
+    def _selected(self, inputs: Inputs, seed: int) -> Tensor:
+        """Return the actions [n, C, A] that lerobot selects one by one, of a single look at the observation."""
+        base = self.base
+        self.eval()
+        with torch.random.fork_rng(devices=[_device(inputs)] if _device(inputs).type == "cuda" else []):
+            torch.manual_seed(seed)
+            base.reset()
+            return torch.stack([base.select_action(dict(inputs)) for _ in range(self._executed)], dim=1)
+
+    def _predicted(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """Return the mean [n, C, A] of an ACT's actions, and values [n, 1] of what its encoder made of observations.
+
+        Without dropout: log-probabilities of the same actions are the same.
+        """
+        self.eval()
+        batch: dict[str, Any] = dict(inputs)
+        if self._shape.image_features:
+            batch[IMAGES] = [batch[key] for key in self._shape.image_features]
+        encoded: list[Tensor] = []
+
+        def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            encoded.append(output)
+
+        handle = self.base.model.encoder.register_forward_hook(keep)
+        try:
+            chunk = self.base.model(batch)[0]
+        finally:
+            handle.remove()
+        values = None if self.critic is None else self.critic(encoded[0].mean(dim=0))
+        return chunk[:, : self._executed], values
+
+
+def _network(shape: Any, folder: str | None) -> Any:
+    """Return lerobot's policy, with the weights of its folder; those of a folder that was saved here follow later.
+
+    Raises:
+        ConfigError: they are of another policy, or lerobot cannot make one of this kind here.
+    """
+    from lerobot.policies.factory import get_policy_class
+
+    try:
+        kind = get_policy_class(shape.type)
+        if folder is None or are_shapes_only() or is_policy_folder(folder):
+            return kind(shape)
+        return kind.from_pretrained(folder, config=shape, local_files_only=True, strict=True)
+    except Exception as error:  # noqa: BLE001 - of the hub, safetensors, torch, and of each policy
+        raise ConfigError(
+            f"lerobot cannot make a `{shape.type}`" + (f" of `{folder}`" if folder else ""),
+            why=reason_of(error),
+            help="nothing is downloaded: models and tokenizers that its configuration names must be folders"
+            " (docs/models/lerobot.md)",
+        ) from None
+
+
+def _is_seen(name: str) -> bool:
+    """Return whether lerobot's data sets give a value for each step that is observed."""
+    return name.startswith((IMAGES, "observation.image", STATE, ENVIRONMENT_STATE))
+
+
+def _device(inputs: Inputs) -> torch.device:
+    return next(iter(inputs.values())).device
+
+
+def _place(generator: torch.Generator | None) -> torch.device | None:
+    return None if generator is None else generator.device

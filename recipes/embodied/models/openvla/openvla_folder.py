@@ -1,0 +1,294 @@
+"""Folders of OpenVLA (Kim et al., arXiv 2406.09246): sizes, weights and statistics, as its own code publishes them.
+
+    config.json                `model_type: openvla`, the Llama's sizes, timm's names of the two vision towers
+    model*.safetensors         weights by timm's names of the towers
+    dataset_statistics.json    quantiles of actions by data set; or `norm_stats` in config.json
+    preprocessor_config.json   colours of each tower
+    tokenizer*                 of the Llama
+
+The towers are classes of transformers here, so names are translated.
+"""
+
+# safetensors has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from math import isqrt
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.models.normalization import Normalization, Statistics
+from recipes.sections.model_folders import SETTINGS
+from recipes.training.huggingface import check_folder, first_line
+from recipes.training.reading.tensor_files import stored_shapes
+from recipes.training.without_memory import are_shapes_only
+from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import load_json_object
+
+DINO, SIGLIP = "vision_backbone.featurizer", "vision_backbone.fused_featurizer"
+STATISTICS: Final = "dataset_statistics.json"
+# Heads of timm's models, by the beginnings of their names: sizes do not tell them.
+_HEADS: Final = {"vit_large_patch14_reg4_dinov2": 16, "vit_so400m_patch14_siglip": 16}
+# OpenVLA adds it to what it divides by when it normalizes actions.
+_EPSILON: Final = 1e-8
+# Of towers whose second to last layer is read: what comes after it has no effect.
+_UNREAD: Final = re.compile(r"(norm\.(weight|bias)|attn_pool\..*|fc_norm\..*|head\..*)")
+_NAMES: Final = {
+    DINO: (
+        ("cls_token", "embeddings.cls_token"),
+        ("reg_token", "embeddings.register_tokens"),
+        ("patch_embed.proj", "embeddings.patch_embeddings.projection"),
+        ("blocks", "layers"),
+        ("attn.proj", "attention.o_proj"),
+        ("attn", "attention"),
+        ("ls1.scale_factor", "layer_scale1.lambda1"),
+        ("ls2.scale_factor", "layer_scale2.lambda1"),
+    ),
+    SIGLIP: (
+        ("patch_embed.proj", "embeddings.patch_embedding"),
+        ("blocks", "layers"),
+        ("attn.proj", "self_attn.out_proj"),
+        ("attn", "self_attn"),
+        ("norm1", "layer_norm1"),
+        ("norm2", "layer_norm2"),
+    ),
+}
+_TOWERS: Final = {DINO: "dino", SIGLIP: "siglip"}
+
+
+@dataclass(frozen=True, slots=True)
+class TowerSizes:
+    """Sizes of a vision tower.
+
+    Attributes:
+        width: of an embedding.
+        hidden: of the layers between.
+        layers: that are computed: all but the last one.
+        heads: of each layer.
+        image: height and width, in pixels.
+        patch: height and width of a patch, in pixels.
+    """
+
+    width: int
+    hidden: int
+    layers: int
+    heads: int
+    image: int
+    patch: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVlaShape:
+    """Sizes of an OpenVLA.
+
+    Attributes:
+        dino: of the DINOv2 with four registers.
+        siglip: of the SigLIP.
+        text: configuration of the Llama, as plain data.
+        padding: tokens at the end of its vocabulary that stand for nothing.
+        bins: tokens before these that stand for numbers of actions.
+    """
+
+    dino: TowerSizes
+    siglip: TowerSizes
+    text: Mapping[str, Any]
+    padding: int
+    bins: int
+
+    def plain(self) -> dict[str, Any]:
+        """Return the sizes as plain data, for `of_plain`."""
+        return {"model_type": "openvla", "sizes": asdict(self)}
+
+    @classmethod
+    def of_plain(cls, data: Mapping[str, Any]) -> OpenVlaShape:
+        """Return the sizes of `plain`."""
+        sizes = dict(data["sizes"])
+        towers = {name: TowerSizes(**sizes.pop(name)) for name in ("dino", "siglip")}
+        return cls(**towers, **sizes)
+
+
+# Published: ViT-L/14 of DINOv2 with registers, and SigLIP's so400m/14.
+_PUBLISHED: Final = (TowerSizes(1024, 4096, 23, 16, 224, 14), TowerSizes(1152, 4304, 26, 16, 224, 14))
+
+
+def read_shape(folder: str) -> OpenVlaShape:
+    """Return the sizes of the model in a folder of OpenVLA, or in what was saved of one here.
+
+    Raises:
+        ConfigError: it holds none, or its towers are of another kind.
+    """
+    check_folder(folder)
+    try:
+        about = load_json_object((Path(folder) / SETTINGS).read_bytes(), non_finite=True)
+        if "sizes" in about:
+            return OpenVlaShape.of_plain(about)
+        heads = [_heads(str(name)) for name in about["timm_model_ids"]]
+        if len(heads) != 2:
+            raise ValueError("it has one vision tower, and OpenVLA has two")
+        shapes = stored_shapes(_files(folder))
+        known = shapes or not are_shapes_only()
+        dino, siglip = (_tower(shapes, DINO, heads[0]), _tower(shapes, SIGLIP, heads[1])) if known else _PUBLISHED
+        padding, bins = int(about["pad_to_multiple_of"]), int(about.get("n_action_bins", 256))
+        return OpenVlaShape(dino, siglip, about["text_config"], padding, bins)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"`{folder}` has no OpenVLA", why=first_line(error), help="copy the folder again") from None
+    except KeyError as error:
+        raise ConfigError(
+            f"`{folder}` has no OpenVLA", why=f"it lacks {error}", help="name a folder of OpenVLA, such as openvla-7b"
+        ) from None
+
+
+def load_network(network: nn.Module, folder: str) -> None:
+    """Load the weights in a folder of OpenVLA into a network; every one has to be used.
+
+    Raises:
+        ConfigError: they are of another model, or cannot be read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    own: dict[str, Tensor] = network.state_dict()
+    # What OpenVLA has no use for: DINOv2's embedding of what is hidden from it.
+    missing = {name for name in own if not name.endswith("mask_token")}
+    last = {tower: _depth(stored_shapes(_files(folder)), tower) - 1 for tower in (DINO, SIGLIP)}
+    try:
+        for file in _files(folder):
+            for name, weight in load_file(file).items():
+                for ours, part in translated(name, weight, last):
+                    if ours not in own or own[ours].shape != part.shape:
+                        why = f"`{name}` has the shape {list(weight.shape)}" if ours in own else f"they have `{name}`"
+                        raise _strange(folder, why)
+                    own[ours].copy_(part)
+                    missing.discard(ours)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"the weights in `{folder}` cannot be read", why=first_line(error), help="copy the folder again"
+        ) from None
+    if missing:
+        raise _strange(folder, f"they lack `{min(missing)}`, as it is called here")
+
+
+def translated(name: str, weight: Tensor, last: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the network's weights, by name, that one of a folder has; none where it has no effect.
+
+    Args:
+        name: in the folder.
+        weight: of that name.
+        last: number of each tower's last layer, which is not computed.
+    """
+    tower = next((tower for tower in _TOWERS if name.startswith(f"{tower}.")), None)
+    if tower is None:
+        yield name, weight
+        return
+    inner = name.removeprefix(f"{tower}.")
+    if _UNREAD.fullmatch(inner) or inner.startswith(f"blocks.{last[tower]}."):
+        return
+    prefix = f"{_TOWERS[tower]}."
+    if inner == "pos_embed":
+        if tower == SIGLIP:
+            yield f"{prefix}embeddings.position_embedding.weight", weight[0]
+        else:  # transformers has one for the class token, too
+            whole = weight.new_zeros(1, weight.shape[1] + 1, weight.shape[2])
+            whole[:, 1:] = weight
+            yield f"{prefix}embeddings.position_embeddings", whole
+        return
+    qkv = re.fullmatch(r"(.*attn)\.qkv\.(weight|bias)", inner)
+    if qkv is not None:
+        for kind, part in zip("qkv", weight.chunk(3), strict=True):
+            yield prefix + _renamed(tower, f"{qkv[1]}.{kind}_proj.{qkv[2]}"), part
+        return
+    yield prefix + _renamed(tower, inner), weight
+
+
+def load_statistics(folder: str, wanted: str, key: str | None, spec: EnvSpec) -> Normalization:
+    """Return the statistics of actions in a folder of OpenVLA: the hundredth and the 99 hundredth become -1 and 1, and
+    numbers that its `mask` leaves out remain as they are.
+
+    Args:
+        folder: of OpenVLA.
+        wanted: `actor.model.options.statistics`.
+        key: `actor.model.options.data_set`: name of a data set in the folder; None: the only one.
+        spec: of the environment.
+
+    Raises:
+        ConfigError: there are none, or those of several data sets.
+    """
+    if wanted == "none" or are_shapes_only():
+        return Normalization()
+    try:
+        file = Path(folder) / STATISTICS
+        about: dict[str, Any] = (
+            load_json_object(file.read_bytes(), non_finite=True)
+            if file.is_file()
+            else load_json_object((Path(folder) / SETTINGS).read_bytes(), non_finite=True).get("norm_stats") or {}
+        )
+        chosen = key or (next(iter(about)) if len(about) == 1 else None)
+        if chosen not in about:
+            known = ", ".join(f"`{name}`" for name in list(about)[:30]) or "none"
+            raise ConfigError(
+                f"`{folder}` has no statistics of `{key}`" if key else f"`{folder}` has no single set of statistics",
+                why=f"data sets with statistics: {known}",
+                help="write the data set of your robot as `actor.model.options.data_set`, or `statistics: none`",
+            )
+        of_actions = about[chosen]["action"]
+        low, high = list(of_actions["q01"]), list(of_actions["q99"])
+        for index, is_scaled in enumerate(of_actions.get("mask") or [True] * len(low)):
+            if not is_scaled:
+                low[index], high[index] = -1.0, 1.0
+        statistics = Statistics.of_bounds(low, high)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+        raise ConfigError(
+            f"the statistics in `{folder}` cannot be read", why=first_line(error), help="copy the folder again"
+        ) from None
+    normalization = Normalization("quantile", None, statistics, _EPSILON)
+    normalization.check(spec.state_size, spec.action_size, folder)
+    return normalization
+
+
+def _renamed(tower: str, name: str) -> str:
+    for theirs, ours in _NAMES[tower]:
+        name = re.sub(rf"(^|\.){re.escape(theirs)}(?=\.|$)", rf"\g<1>{ours}", name)
+    return name
+
+
+def _heads(name: str) -> int:
+    heads = next((count for begin, count in _HEADS.items() if name.startswith(begin)), None)
+    if heads is None:
+        raise ValueError(f"the vision tower `{name}` is not one of {', '.join(_HEADS)}")
+    return heads
+
+
+def _tower(shapes: Mapping[str, tuple[int, ...]], tower: str, heads: int) -> TowerSizes:
+    width, _, patch, _ = shapes[f"{tower}.patch_embed.proj.weight"]
+    return TowerSizes(
+        width=width,
+        hidden=shapes[f"{tower}.blocks.0.mlp.fc1.weight"][0],
+        layers=_depth(shapes, tower) - 1,
+        heads=heads,
+        image=patch * isqrt(shapes[f"{tower}.pos_embed"][1]),
+        patch=patch,
+    )
+
+
+def _depth(shapes: Mapping[str, tuple[int, ...]], tower: str) -> int:
+    pattern = re.compile(re.escape(tower) + r"\.blocks\.(\d+)\.")
+    return 1 + max((int(match[1]) for match in map(pattern.match, shapes) if match), default=0)
+
+
+def _files(folder: str) -> list[Path]:
+    return sorted(Path(folder).glob("*.safetensors"))
+
+
+def _strange(folder: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"the weights in `{folder}` do not belong to an OpenVLA of this shape",
+        why=why,
+        help="copy the complete folder again, or name a folder of OpenVLA",
+    )

@@ -1,0 +1,184 @@
+"""The network of OpenVLA, of transformers' classes: DINOv2 with registers and SigLIP, a projection, and a Llama."""
+
+# transformers has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recipes.embodied.models.openvla.openvla_folder import OpenVlaShape, TowerSizes
+from recipes.training.huggingface import with_lora
+
+if TYPE_CHECKING:
+    from recipes.sections.actor import LoraSettings
+
+# A class token and four registers come before the patches of DINOv2.
+_REGISTERS = 4
+_BEFORE = 1 + _REGISTERS
+
+
+class VisionTower(nn.Module):
+    """Embeddings and layers of a vision model of transformers, all but its last layer.
+
+    OpenVLA reads the second to last layer, and has no use for what comes after it.
+    """
+
+    def __init__(self, embeddings: nn.Module, layers: nn.ModuleList, skipped: int) -> None:
+        super().__init__()
+        self.embeddings, self.layers = embeddings, layers
+        self._skipped = skipped
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return features [n, P, W] of the patches of pictures [n, 3, H, W]."""
+        hidden = self.embeddings(pixels)
+        for layer in self.layers:
+            hidden = layer(hidden, None)
+        return hidden[:, self._skipped :]
+
+
+class Projector(nn.Module):
+    """Three layers from features of both towers to embeddings of the language model."""
+
+    def __init__(self, features: int, width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(features, 4 * features)
+        self.fc2 = nn.Linear(4 * features, width)
+        self.fc3 = nn.Linear(width, width)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return embeddings [n, P, W] of features [n, P, F]."""
+        return self.fc3(functional.gelu(self.fc2(functional.gelu(self.fc1(features)))))
+
+
+class OpenVlaNetwork(nn.Module):
+    """The network. It has the methods of `VisionLanguageModel`.
+
+    Args:
+        shape: its sizes.
+        lora: adapters of the Llama; None: none.
+    """
+
+    def __init__(self, shape: OpenVlaShape, lora: LoraSettings | None) -> None:
+        super().__init__()
+        from transformers import AutoModelForCausalLM, LlamaConfig
+
+        self.shape = shape
+        self.dino, self.siglip = _dino(shape.dino), _siglip(shape.siglip)
+        about = {
+            name: value for name, value in shape.text.items() if name not in ("model_type", "torch_dtype", "dtype")
+        }
+        text = LlamaConfig(**about)
+        self.projector = Projector(shape.dino.width + shape.siglip.width, int(text.hidden_size))
+        model: Any = AutoModelForCausalLM.from_config(text)
+        self._lora = lora
+        self._base = [model]  # in a list: it is part of `language_model` already
+        self.language_model: Any = model
+
+    def add_adapters(self) -> None:
+        """Put adapters around the Llama, where there are to be some; its weights are loaded before."""
+        if self._lora is not None:
+            self.language_model = with_lora(self.base, self._lora)
+            for part in (self.dino, self.siglip, self.projector):
+                part.requires_grad_(False)
+
+    @property
+    def base(self) -> Any:
+        """The Llama of transformers, without a LoRA wrapper around it."""
+        return self._base[0]
+
+    @property
+    def width(self) -> int:
+        """Size of an embedding of the language model."""
+        return int(self.base.config.hidden_size)
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens, without those that fill up the vocabulary."""
+        return int(self.base.config.vocab_size) - self.shape.padding
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The layers of the language model and of both towers."""
+        return [*self.base.model.layers, *self.dino.layers, *self.siglip.layers]
+
+    def embed_pictures(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return embeddings [n, P, W] of the same pictures [n, 3, H, W], with the colours of DINOv2 and of SigLIP."""
+        dtype = self.projector.fc1.weight.dtype
+        return self.projector(torch.cat((self.dino(first.to(dtype)), self.siglip(second.to(dtype))), dim=2))
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        """Return embeddings [n, T, W] of tokens int64 [n, T]."""
+        return self.base.get_input_embeddings()(tokens)
+
+    def states(
+        self, embedded: Tensor, mask: Tensor, memory: Any = None, *, both_ways: bool = False
+    ) -> tuple[Tensor, Any]:
+        """Return last hidden states [n, T, W], and the cache of keys and values if `memory` is passed.
+
+        Args:
+            embedded: [n, T, W].
+            mask: bool [n, M + T], what is no padding, with the M that are remembered.
+            memory: of an earlier call, or an empty cache of transformers; None: nothing is remembered.
+            both_ways: everything attends to everything, and not to what comes before it alone.
+        """
+        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -embedded.shape[1] :]
+        seen: Tensor = mask
+        if both_ways:
+            length = embedded.shape[1]
+            hidden = torch.zeros_like(mask, dtype=embedded.dtype).masked_fill(~mask, torch.finfo(embedded.dtype).min)
+            seen = hidden[:, None, None, :].expand(-1, 1, length, -1)
+        output = self.base.model(
+            inputs_embeds=embedded,
+            attention_mask=seen,
+            position_ids=positions,
+            past_key_values=memory,
+            use_cache=memory is not None,
+        )
+        return output.last_hidden_state, output.past_key_values
+
+    def logits(self, hidden: Tensor, count: int) -> Tensor:
+        """Return float32 logits [.., count] of the last `count` tokens of the vocabulary."""
+        last = self.vocabulary
+        return functional.linear(hidden, self.base.get_output_embeddings().weight[last - count : last]).float()
+
+
+def _dino(sizes: TowerSizes) -> VisionTower:
+    from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel
+
+    if sizes.hidden % sizes.width:
+        raise ValueError(f"the layers between have {sizes.hidden} numbers, no multiple of {sizes.width}")
+    config = Dinov2WithRegistersConfig(
+        hidden_size=sizes.width,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        mlp_ratio=sizes.hidden // sizes.width,
+        image_size=sizes.image,
+        patch_size=sizes.patch,
+        num_register_tokens=_REGISTERS,
+    )
+    model: Any = Dinov2WithRegistersModel(config)
+    model.embeddings.mask_token.requires_grad_(False)
+    return VisionTower(model.embeddings, model.encoder.layer, _BEFORE)
+
+
+def _siglip(sizes: TowerSizes) -> VisionTower:
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
+    config = SiglipVisionConfig(
+        hidden_size=sizes.width,
+        intermediate_size=sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        image_size=sizes.image,
+        patch_size=sizes.patch,
+        hidden_act="gelu",
+    )
+    model: Any = SiglipVisionModel(config)
+    # transformers before 5 has one more model around it.
+    inner = getattr(model, "vision_model", model)
+    return VisionTower(inner.embeddings, inner.encoder.layers, 0)

@@ -1,0 +1,214 @@
+"""OpenVLA (Kim et al., arXiv 2406.09246) and OpenVLA-OFT (Kim et al., arXiv 2502.19645), with discrete actions.
+
+    begin | patches of the cameras | padding, prompt, space | tokens of the chunk
+
+OpenVLA writes one token after the other. OpenVLA-OFT reads all of them in one pass, each from where the one before it
+would stand; in their places is nothing, the end mark follows, and everything attends to everything.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recipes.embodied.config.model_options import OpenVlaOptions
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, image_key
+from recipes.embodied.models.base_policy import Inputs
+from recipes.embodied.models.openvla.action_tokens import from_gripper, numbers_of, to_gripper, tokens_of
+from recipes.embodied.models.openvla.openvla_folder import (
+    OpenVlaShape,
+    TowerSizes,
+    load_network,
+    load_statistics,
+    read_shape,
+)
+from recipes.embodied.models.openvla.openvla_network import OpenVlaNetwork
+from recipes.embodied.models.policy_folder import BACKBONE, is_policy_folder, load_normalization
+from recipes.embodied.models.vla.flow_vla import check_observations
+from recipes.embodied.models.vla.image_pipeline import ImagePipeline, centre_crop
+from recipes.embodied.models.vla.token_policy import TokenPolicy
+from recipes.embodied.models.vla.vision_language import encoded_prompts, initialize_narrow, load_policy_tokenizer
+from recipes.sections.model_folders import SETTINGS
+from recipes.training.huggingface import require_transformers
+from recipes.training.without_memory import are_shapes_only
+from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from recipes.embodied.config import EmbodiedModelConfig
+
+_TOKENS, _MASK = "prompt.tokens", "prompt.mask"
+# What a Llama's tokenizer makes of a space alone; OpenVLA's actions come after one.
+_SPACE: Final = "\u2581"
+# Colours of ImageNet, by which DINOv2 was trained; those of SigLIP are halves.
+_IMAGENET: Final = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_HALVES: Final = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+_BINS, _PADDING, _HEAD = 256, 64, 32
+
+
+class OpenVlaPolicy(TokenPolicy):
+    """OpenVLA: a token of each number of the chunk, one after the other."""
+
+    options_model = OpenVlaOptions
+    _is_parallel = False
+
+    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
+        super().__init__()
+        require_transformers()
+        check_observations(config, spec)
+        self._options = options = cast("OpenVlaOptions", config.options)
+        self._temperature, self._value_gradient = options.temperature, options.value_gradient
+        self._cameras = [image_key(camera) for camera in _cameras(options, spec)]
+        self._has_instructions = spec.has_instructions
+        self._shape = (config.num_action_chunks, spec.action_size)
+        folder = config.model_path
+        is_own = folder is not None and is_policy_folder(folder)
+        inner = str(Path(str(folder)) / BACKBONE) if is_own else folder
+        self.tokenizer = load_policy_tokenizer(inner)
+        shape = _built_shape(config, options, spec, len(self.tokenizer)) if inner is None else read_shape(inner)
+        self._bins = shape.bins
+        self.vlm = OpenVlaNetwork(shape, config.adapter())
+        if folder is None:
+            initialize_narrow(self.vlm)
+        elif not is_own and not are_shapes_only():
+            with torch.no_grad():
+                load_network(self.vlm, folder)
+        self.vlm.add_adapters()
+        self._pipelines = [
+            ImagePipeline((tower.image, tower.image), "openvla", *colours)
+            for tower, colours in ((shape.dino, _IMAGENET), (shape.siglip, _HALVES))
+        ]
+        self.critic = None
+        if config.add_value_head:
+            self._add_critic()
+        self.normalization = (
+            load_normalization(folder, spec)
+            if folder is None or is_own
+            else load_statistics(folder, options.statistics, options.data_set, spec)
+        )
+
+    def prepare(self, observations: Observation) -> Inputs:
+        """See `BasePolicy`: images as they are, the prompt as tokens of one length, a space last."""
+        first = observations[self._cameras[0]]
+        texts = observations[INSTRUCTIONS].tolist() if self._has_instructions else [""] * len(first)
+        prompts = [self._options.prompt.replace("{instruction}", text.lower()) for text in texts]
+        tokens, mask = encoded_prompts(self.tokenizer, prompts, self._options.max_prompt_tokens, "left")
+        space = self.tokenizer.convert_tokens_to_ids(_SPACE)
+        if space is not None and space != self.tokenizer.unk_token_id:
+            tokens = np.concatenate((tokens, np.full_like(tokens[:, :1], space)), axis=1)
+            mask = np.concatenate((mask, np.ones_like(mask[:, :1])), axis=1)
+        named: dict[str, NDArray[Any]] = {key: observations[key] for key in self._cameras}
+        return super().prepare({_TOKENS: tokens, _MASK: mask, **named})
+
+    def describe_images(self) -> dict[str, Any]:
+        """See `BasePolicy`: of DINOv2; SigLIP takes the same with mean and deviation 0.5."""
+        return {**self._pipelines[0].describe(), "centre_crop": self._options.centre_crop}
+
+    def to_env(self, actions: Tensor) -> NDArray[Any]:
+        """See `BasePolicy`: tokens [n, C, A] as numbers, with the scale of the data, and the gripper's sign."""
+        numbers = self.normalization.actions_of(numbers_of(actions.cpu().numpy(), self._bins))
+        return to_gripper(numbers, self._options.gripper).astype(np.float32)
+
+    def from_env(self, actions: NDArray[Any]) -> Tensor:
+        """See `BasePolicy`: the tokens of the bins."""
+        numbers = self.normalization.normalized_actions(from_gripper(actions, self._options.gripper))
+        return super().from_env(tokens_of(numbers, self._bins))
+
+    def save_files(self, folder: Path) -> None:
+        """See `BasePolicy`: the sizes, and the tokenizer."""
+        inner = folder / BACKBONE
+        inner.mkdir(parents=True, exist_ok=True)
+        (inner / SETTINGS).write_text(json.dumps(self.vlm.shape.plain(), indent=1) + "\n")
+        self.tokenizer.save_pretrained(str(inner))
+
+    def pixels(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what DINOv2 and SigLIP take, float32 [n, 3, H, W] each, of images uint8 [n, h, w, 3]."""
+        first, second = self._pipelines
+        if self._options.centre_crop == 1:
+            return first.pixels(images), second.pixels(images)
+        return tuple(  # pyright: ignore[reportReturnType]
+            pipeline.normalized(centre_crop(pipeline.resized(images), self._options.centre_crop))
+            for pipeline in (first, second)
+        )
+
+    def _prefix(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """See `TokenPolicy`."""
+        vlm, prompt = self.vlm, inputs[_TOKENS]
+        words = vlm.embed_tokens(prompt)
+        begin = vlm.embed_tokens(prompt.new_full((len(prompt), 1), self.tokenizer.bos_token_id))
+        patches = [vlm.embed_pictures(*self.pixels(inputs[key])).to(words.dtype) for key in self._cameras]
+        before = torch.cat((begin, *patches), dim=1)
+        seen = torch.ones(before.shape[:2], dtype=torch.bool, device=prompt.device)
+        return torch.cat((before, words), dim=1), torch.cat((seen, inputs[_MASK]), dim=1)
+
+
+class OpenVlaOftPolicy(OpenVlaPolicy):
+    """OpenVLA-OFT with discrete actions: all tokens of the chunk in one pass."""
+
+    _is_parallel = True
+
+    def _read_parallel(self, prefix: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """See `TokenPolicy`: each token is read where the one before it would stand."""
+        vlm, count, start = self.vlm, self._shape[0] * self._shape[1], prefix.shape[1]
+        nothing = prefix.new_zeros(len(prefix), count, prefix.shape[2])
+        tokenizer = self.tokenizer
+        end = tokenizer.bos_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+        mark = vlm.embed_tokens(torch.full((len(prefix), 1), end, device=prefix.device)).to(prefix.dtype)
+        whole = torch.cat((mask, mask.new_ones(len(mask), count + 1)), dim=1)
+        hidden = vlm.states(torch.cat((prefix, nothing, mark), dim=1), whole, both_ways=True)[0]
+        return vlm.logits(hidden[:, start - 1 : start - 1 + count], self._bins), hidden[:, start - 1]
+
+    def _summary(self, prefix: Tensor, mask: Tensor) -> Tensor:
+        """See `TokenPolicy`: what comes after the prefix is seen from there, too."""
+        return self._read_parallel(prefix, mask)[1]
+
+
+def _cameras(options: OpenVlaOptions, spec: EnvSpec) -> tuple[str, ...]:
+    """Return the cameras that the model sees: those of the options, or the first.
+
+    Raises:
+        ConfigError: the environment lacks one.
+    """
+    chosen = tuple(options.cameras) or (next(iter(spec.cameras)),)
+    missing = next((name for name in chosen if name not in spec.cameras), None)
+    if missing is not None:
+        known = ", ".join(f"`{name}`" for name in spec.cameras)
+        raise ConfigError(
+            f"the environment has no camera `{missing}`",
+            why=f"its cameras: {known}",
+            help="write those that the model was trained with as `actor.model.options.cameras`",
+        )
+    return chosen
+
+
+def _built_shape(config: EmbodiedModelConfig, options: OpenVlaOptions, spec: EnvSpec, words: int) -> OpenVlaShape:
+    """Return the sizes of a small model with fresh weights.
+
+    Raises:
+        ConfigError: the sizes do not divide.
+    """
+    width = config.hidden_dim
+    if width % _HEAD:
+        raise ConfigError(
+            "the sizes of the vision-language model do not divide evenly",
+            why=f"hidden_dim {width} / {_HEAD} = {width / _HEAD:g}",
+            help=f"write a `hidden_dim` that is a multiple of {_HEAD}",
+        )
+    largest = max(max(shape[:2]) for shape in spec.cameras.values())
+    image = -(-largest // options.patch_size) * options.patch_size
+    tower = TowerSizes(width, 2 * width, options.num_layers, width // _HEAD, image, options.patch_size)
+    text = {
+        "vocab_size": words + _BINS + _PADDING,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": options.num_layers,
+        "num_attention_heads": width // _HEAD,
+        "num_key_value_heads": width // _HEAD,
+    }
+    return OpenVlaShape(tower, tower, text, _PADDING, _BINS)

@@ -1,0 +1,176 @@
+"""A program for an interpreter with lerobot: its policies act, lose and are saved here as by lerobot itself.
+
+python lerobot_checks.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+
+from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.models.policy_folder import save_policy
+from recipes.embodied.models.registry import make_model
+from rlinf_core.errors import ConfigError
+
+N, CHUNK, STATES, ACTIONS, ROWS = 3, 4, 5, 2, 40
+# Small sizes, by lerobot's own names.
+SIZES: dict[str, dict[str, Any]] = {
+    "act": {"dim_model": 32, "n_heads": 2, "dim_feedforward": 64, "chunk_size": 8, "dropout": 0.0, "latent_dim": 4},
+    "diffusion": {"horizon": 8, "down_dims": [16, 32], "n_groups": 4, "num_train_timesteps": 5, "use_group_norm": True},
+    "vqbet": {
+        "action_chunk_size": CHUNK,
+        "n_action_pred_token": 1,
+        "gpt_hidden_dim": 32,
+        "gpt_n_head": 2,
+        "gpt_n_layer": 1,
+        "gpt_input_dim": 32,
+        "gpt_output_dim": 32,
+    },
+}
+TEMPORAL = {"temporal_ensemble_coeff": 0.1}
+PIXELS = {"act": 64, "diffusion": 96, "vqbet": 96}
+
+
+def config_of(kind: str, **model: Any) -> EmbodiedModelConfig:
+    options = {"type": kind, "config": SIZES[kind], **model.pop("options", {})}
+    return EmbodiedModelConfig.model_validate(
+        {"model_type": "lerobot", "num_action_chunks": CHUNK, "options": options, **model}
+    )
+
+
+def spec_of(kind: str, camera: str = "main") -> EnvSpec:
+    return EnvSpec(STATES, ACTIONS, cameras={camera: (PIXELS[kind], PIXELS[kind], 3)})
+
+
+def observed(kind: str) -> dict[str, Any]:
+    random = np.random.default_rng(1)
+    return {
+        "states": random.normal(2, 3, (N, STATES)).astype(np.float32),
+        "images.main": random.integers(0, 256, (N, PIXELS[kind], PIXELS[kind], 3), np.uint8),
+    }
+
+
+def rows() -> tuple[Any, Any]:
+    random = np.random.default_rng(0)
+    return random.normal(2, 3, (ROWS, STATES)).astype(np.float32), random.normal(-1, 2, (ROWS, ACTIONS))
+
+
+def batch_of(kind: str) -> dict[str, Any]:
+    """Return what lerobot's own data sets give for the same observations."""
+    seen = observed(kind)
+    pictures = torch.from_numpy(seen["images.main"]).permute(0, 3, 1, 2).float() / 255
+    return {"observation.state": torch.from_numpy(seen["states"]), "observation.images.main": pictures}
+
+
+def check_folder(kind: str, folder: Path) -> None:
+    """Train one step, save, and let lerobot alone load the folder: the same chunk, the same loss."""
+    torch.manual_seed(0)
+    model, spec = config_of(kind), spec_of(kind)
+    policy: Any = make_model(model, spec)
+    policy.normalization = policy.normalization_of(*rows())
+    seen = observed(kind)
+    horizon = policy.horizon
+    actions = np.random.default_rng(2).normal(-1, 2, (N, horizon, ACTIONS)).astype(np.float32)
+    valid = torch.arange(horizon) < torch.tensor([[horizon], [horizon - 2], [horizon]])
+    before = [weight.detach().clone() for weight in policy.parameters()]
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
+    policy.imitation_loss(policy.prepare(seen), policy.from_env(actions), valid).backward()
+    optimizer.step()
+    assert any(not torch.equal(old, new) for old, new in zip(before, policy.parameters(), strict=True)), kind
+    save_policy(policy, model, spec, folder)
+
+    theirs: Any = get_policy_class(kind).from_pretrained(folder, local_files_only=True, strict=kind != "act")
+    pre, post = make_pre_post_processors(theirs.config, pretrained_path=str(folder))
+    theirs.eval()
+    theirs.reset()
+    torch.manual_seed(0)
+    made = pre(batch_of(kind))
+    chunk = torch.stack([post(theirs.select_action(dict(made))) for _ in range(CHUNK)], dim=1).numpy()
+    ours = policy.to_env(policy.act(policy.prepare(seen), greedy=True).actions)
+    assert ours.shape == (N, CHUNK, ACTIONS)
+    assert np.abs(ours - chunk).max() < 1e-4, (kind, np.abs(ours - chunk).max())
+    again = policy.to_env(policy.act(policy.prepare(seen), greedy=True).actions)
+    assert np.array_equal(ours, again), kind
+
+    theirs.train()
+    shown = pre({**batch_of(kind), "action": torch.from_numpy(actions)})
+    if theirs.config.observation_delta_indices is not None:
+        shown = {key: value[:, None] if key.startswith("observation.") else value for key, value in shown.items()}
+    losses: list[float] = []
+    for loss in (
+        lambda: theirs.forward({**shown, "action_is_pad": ~valid})[0],
+        lambda: policy.imitation_loss(policy.prepare(seen), policy.from_env(actions), valid),
+    ):
+        torch.manual_seed(3)
+        losses.append(float(loss()))
+    assert abs(losses[0] - losses[1]) < 1e-5 * max(1, abs(losses[0])), (kind, losses)
+
+    loaded: Any = make_model(config_of(kind, model_path=str(folder)), spec)
+    acted = loaded.to_env(loaded.act(loaded.prepare(seen), greedy=True).actions)
+    assert np.array_equal(acted, ours), kind
+    # The same folder as somebody publishes it: without what was written for this program.
+    for name in ("policy.json", "normalization.json"):
+        (folder / name).unlink()
+    if kind == "act":
+        theirs.save_pretrained(folder)  # without deviations and values, which lerobot does not know
+    published: Any = make_model(config_of(kind, model_path=str(folder), options={"config": {}}), spec)
+    acted = published.to_env(published.act(published.prepare(seen), greedy=True).actions)
+    assert np.abs(acted - ours).max() < 1e-5, (kind, np.abs(acted - ours).max())
+    print(kind, "chunk", float(np.abs(ours - chunk).max()), "loss", abs(losses[0] - losses[1]))
+
+
+def check_density() -> None:
+    """Drawn actions have the log-probabilities that training computes again; rewards reach the whole network."""
+    torch.manual_seed(0)
+    policy: Any = make_model(config_of("act"), spec_of("act"))
+    policy.normalization = policy.normalization_of(*rows())
+    inputs = policy.prepare(observed("act"))
+    drawn = policy.act(inputs, generator=torch.Generator().manual_seed(0))
+    judged = policy(inputs, drawn.actions)
+    normal = torch.distributions.Normal(policy.act(inputs, greedy=True).actions, policy.log_std.exp())
+    assert torch.allclose(judged.logprobs, normal.log_prob(drawn.actions), atol=1e-4)
+    assert torch.allclose(judged.logprobs, drawn.logprobs, atol=1e-4)
+    assert torch.allclose(judged.values, drawn.values, atol=1e-5)
+    (judged.logprobs.sum() + judged.values.sum()).backward()
+    dead = [name for name, weight in policy.named_parameters() if weight.grad is None]
+    # The encoder of demonstrated actions is for demonstrations.
+    assert all(name.startswith("model.vae_encoder") for name in dead), dead
+
+
+def check_refusals(folder: Path) -> None:
+    for kind, message, model in (
+        ("diffusion", "2 observations in a row", {"options": {"config": {"n_obs_steps": 2}}}),
+        ("act", "dim_modle", {"options": {"config": {"dim_modle": 3}}}),
+        ("act", "temporal_ensemble_coeff", {"options": {"config": TEMPORAL}, "num_action_chunks": 1}),
+        ("act", "n_action_steps|chunk size|upper bound", {"num_action_chunks": 9}),
+    ):
+        check_refused(message, config_of(kind, **model), spec_of(kind))
+    published = config_of("act", model_path=str(folder), options={"config": {}})
+    cameras = spec_of("act").cameras
+    check_refused("no camera", published, EnvSpec(STATES, ACTIONS))
+    check_refused("numbers per action", published, EnvSpec(STATES, 3, cameras=cameras))
+    check_refused("64x64", published, EnvSpec(STATES, ACTIONS, cameras={"main": (32, 32, 3)}))
+    for file in folder.glob("policy_preprocessor_step_*"):
+        file.unlink()
+    check_refused("no statistics", published, spec_of("act"))
+
+
+def check_refused(message: str, model: EmbodiedModelConfig, spec: EnvSpec) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        make_model(model, spec)
+
+
+if __name__ == "__main__":
+    made = Path(sys.argv[1])
+    for name in SIZES:
+        check_folder(name, made / name)
+    check_density()
+    check_refusals(made / "act")
