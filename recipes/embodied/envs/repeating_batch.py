@@ -35,7 +35,7 @@ _NOTHING: Final = -1
 
 
 class Batch(Protocol):
-    """What is needed of a `VectorEnv`."""
+    """The part of a `VectorEnv` that repeating needs."""
 
     settings: EnvSettings
     num_envs: int

@@ -143,8 +143,8 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
     @property
     def corrects(self) -> bool:
         """Whether samples are weighted, or left out, for the policy that drew them."""
-        given = (self.tis_cap, self.reject_ratio_low, self.reject_ratio_high)
-        return self.loss_type == "decoupled_actor" or any(value is not None for value in given)
+        limits = (self.tis_cap, self.reject_ratio_low, self.reject_ratio_high)
+        return self.loss_type == "decoupled_actor" or any(limit is not None for limit in limits)
 
     @property
     def needs_teacher(self) -> bool:

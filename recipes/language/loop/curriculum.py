@@ -1,4 +1,4 @@
-"""Which training problems are passed over, by how often their answers were right when they were asked last."""
+"""The choice of training problems: those too easy or too hard when they were asked last are passed over."""
 
 from __future__ import annotations
 

@@ -146,14 +146,14 @@ class ProgramJudge:
             return result
         return "" if result.output.endswith(f"\n{end}\n") else "the program ended before its tests"
 
-    async def _fault_of_pair(self, program: str, given: str, expected: str) -> str:
+    async def _fault_of_pair(self, program: str, text: str, expected: str) -> str:
         """Return why the program's output for an input is wrong; "" where it is right."""
-        result = await self._run(_WHOLE.format(parts=repr((program, given))))
+        result = await self._run(_WHOLE.format(parts=repr((program, text))))
         if isinstance(result, str):
             return result
         if _lines(result.output) == _lines(expected):
             return ""
-        return f"for the input `{excerpt(given, 40)}` it writes `{excerpt(result.output, 40)}`"
+        return f"for the input `{excerpt(text, 40)}` it writes `{excerpt(result.output, 40)}`"
 
     async def _run(self, program: str) -> sandbox.ProgramResult | str:
         """Return the result of a run; or why it failed."""

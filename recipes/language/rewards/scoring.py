@@ -86,7 +86,7 @@ class Score:
 
 
 class AnswerScorer(Protocol):
-    """What scores answers: a `Scorer`, or judges."""
+    """The scoring of answers: by a `Scorer`, or by judges."""
 
     @property
     def convention(self) -> str: ...

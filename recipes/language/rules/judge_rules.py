@@ -124,8 +124,8 @@ def _check_model(config: LanguageConfig, report: Report) -> None:
         at = ("judge", "seq_length") if unlike.limits_length else _MODEL
         report(at, "unusable-path", unlike.message, unlike.help, about=[_MODEL])
     template: Path = ("judge", "apply_chat_template")
-    for found in faults_of_tokenizer(folder, _MODEL, settings, chat=judge.apply_chat_template, template=template):
-        report(found.path, "unusable-path", found.message, found.help)
+    for fault in faults_of_tokenizer(folder, _MODEL, settings, chat=judge.apply_chat_template, template=template):
+        report(fault.path, "unusable-path", fault.message, fault.help)
 
 
 def _check_room(config: LanguageConfig, report: Report) -> None:
