@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -14,14 +12,11 @@ from recipes.language.learning.micro_batches import MicroBatches
 from recipes.language.learning.warm_start import compare_with_plain, initial_policy
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.packing import PackedRow
-from recipes.language.models.policy import METHODS, AnswerEval, LanguagePolicy
+from recipes.language.models.policy import METHODS, AnswerEval
 from recipes.language.workers.token_evaluation import EvaluationServer
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.sharding import is_sharded, parallelize
 from recipes.training.state.training_state import release_memory
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class LanguageReference(ComparingWorker):
@@ -57,7 +52,7 @@ class LanguageReference(ComparingWorker):
             METHODS,
             initial=weights,
         )
-        self._compare(policy, tokenizer)
+        compare_with_plain(self._contact, policy)
         self._micro = MicroBatches(
             self._strategy,
             self.torch_device,
@@ -75,10 +70,6 @@ class LanguageReference(ComparingWorker):
     def _frozen(self) -> LanguageConfig:
         """Return the file as if its actor trained the model that is held here."""
         return with_model(self._config, reference_model(self._config))
-
-    def _compare(self, policy: LanguagePolicy, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Compare the model with what it has to agree with."""
-        compare_with_plain(self._contact, policy)
 
     def _rest(self) -> None:
         """Leave the accelerator to other components, where `enable_offload` says so."""

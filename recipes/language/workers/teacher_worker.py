@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from recipes.language.config import LanguageConfig, LanguageTeacherConfig
 from recipes.language.config.frozen_models import teacher_model, with_model
-from recipes.language.models.policy import LanguagePolicy
+from recipes.language.config.group_names import LanguageLayout
+from recipes.language.models.load_model import make_tokenizer
 from recipes.language.rules.vocabularies import vocabulary_difference
 from recipes.language.workers.reference_worker import LanguageReference
 from recipes.training.huggingface import load_tokenizer
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class LanguageTeacher(LanguageReference):
@@ -31,14 +29,12 @@ class LanguageTeacher(LanguageReference):
         """See `LanguageReference`."""
         return with_model(self._config, teacher_model(self._config), self._config.teacher.warm_start)
 
-    def _compare(self, policy: LanguagePolicy, tokenizer: PreTrainedTokenizerBase) -> None:
-        """See `LanguageReference`."""
-        super()._compare(policy, tokenizer)
-        self._contact.compare(
-            "tokens of the teacher", "those of the actor's tokenizer", lambda: self._same_tokens(tokenizer), cheap=True
-        )
+    def init_worker(self, layout: LanguageLayout) -> None:
+        """Compare the tokens of teacher and actor, and load or build the teacher."""
+        self._contact.compare("tokens of the teacher", "those of the actor's tokenizer", self._same_tokens, cheap=True)
+        super().init_worker(layout)
 
-    def _same_tokens(self, tokenizer: PreTrainedTokenizerBase) -> Difference | None:
+    def _same_tokens(self) -> Difference | None:
         """Compare the tokens of the teacher's folder with those of the actor; None where it has no tokenizer.
 
         Raises:
@@ -47,7 +43,8 @@ class LanguageTeacher(LanguageReference):
         folder = self._config.teacher.model_path
         if folder is None:
             return None
-        mine, theirs = (cast("Any", made).get_vocab() for made in (tokenizer, load_tokenizer(folder)))
+        tokenizers = make_tokenizer(self._config.actor), load_tokenizer(folder)
+        mine, theirs = (cast("Any", tokenizer).get_vocab() for tokenizer in tokenizers)
         difference = vocabulary_difference(mine, theirs)
         if difference is not None:
             raise ConfigError(
