@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -38,7 +39,8 @@ class JudgeScorer:
         self._ask = ask
         self._sender = sender
         self._rewards = incorrect, correct
-        self._asked = 0
+        # A worker that is started again in the place of another may still get the verdicts which that one asked for.
+        self._asked = secrets.randbelow(1 << 60)
 
     def start(self) -> None:
         """Return: judges load their models themselves."""

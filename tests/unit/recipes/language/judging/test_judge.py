@@ -196,6 +196,19 @@ def test_shares_of_a_score_are_rewards(monkeypatch: pytest.MonkeyPatch, folder: 
     assert scorer.score_all([Item(text="x", answer="4")]) == [Score(1.0, "judge: `Score: 5`")]
 
 
+def test_verdicts_for_a_worker_that_died_are_ignored() -> None:
+    asked: list[JudgeRequest] = []
+
+    def ask(requests: Any) -> list[JudgeReply]:
+        stale = [JudgeReply(request.number, 0.0, "judge: stale") for request in asked]
+        asked.extend(requests)
+        return [*stale, *(JudgeReply(request.number, 1.0, "judge: fresh") for request in requests)]
+
+    for _ in range(2):
+        (result,) = JudgeScorer(ask).score_all([Item(text="4", answer="4")])
+        assert result == Score(1.0, "judge: fresh", correct=True)
+
+
 def test_requests_are_dealt_to_all_judges(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     config, hub = config_of(folder), Hub()
     scripted(monkeypatch, config, script)
