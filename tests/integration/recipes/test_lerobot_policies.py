@@ -24,7 +24,7 @@ ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYT
 JOB = """
 recipe: {recipe}
 cluster: {{num_nodes: 1, component_placement: {{"actor,rollout,env": {{node_group: node, placement: 0}}}}}}
-env: {{train: {{env_type: franka_mujoco, task: reach, max_episode_steps: 16}}, eval: {{total_num_envs: 8}}}}
+env: {{train: {{env_type: franka_mujoco, task: reach, max_episode_steps: 16{more}}}, eval: {{total_num_envs: 8}}}}
 actor:
   global_batch_size: 16
   model:
@@ -35,7 +35,8 @@ runner: {{max_steps: 2, val_check_interval: 2, save_interval: 2}}
 """
 ACT = "{dim_model: 32, n_heads: 2, dim_feedforward: 64, n_encoder_layers: 1, use_vae: false}"
 DIFFUSION = "{down_dims: [16, 32], n_groups: 4, num_train_timesteps: 5}"
-DATA = "data: {train_data_paths: demonstrations, batches_per_step: 4}\n"
+DATA = "data: {train_data_paths: ../demonstrations, batches_per_step: 4}\n"
+ROLLOUTS = ", total_num_envs: 8, max_steps_per_rollout_epoch: 16"
 
 
 def rlinf(folder: Path, *arguments: str) -> str:
@@ -54,13 +55,14 @@ def test_folder_chunk_and_loss_equal_lerobots_own(tmp_path: Path) -> None:
 
 def test_jobs_learn_from_demonstrations_and_rewards(tmp_path: Path) -> None:
     rlinf(tmp_path, "record", "franka_pick", "--out", "demonstrations", "-n", "4", "env.train.task=reach")
-    for recipe, kind, config in (("sft", "act", ACT), ("sft", "diffusion", DIFFUSION), ("embodied", "act", ACT)):
-        name = f"{recipe}_{kind}"
-        job = JOB.format(recipe=recipe, kind=kind, config=config)
-        (tmp_path / f"{name}.yaml").write_text(job + (DATA if recipe == "sft" else ""))
-        rlinf(tmp_path, "train", f"{name}.yaml", f"runner.experiment_name={name}")
-        (metrics,) = tmp_path.glob(f"runs/{name}*/metrics.jsonl")
+    for recipe, kind, config in (("sft", "diffusion", DIFFUSION), ("embodied", "act", ACT)):
+        folder = tmp_path / f"{recipe}_{kind}"
+        folder.mkdir()
+        job = JOB.format(recipe=recipe, kind=kind, config=config, more=ROLLOUTS if recipe == "embodied" else "")
+        (folder / "job.yaml").write_text(job + (DATA if recipe == "sft" else ""))
+        rlinf(folder, "train", "job.yaml")
+        (metrics,) = folder.glob("runs/*/metrics.jsonl")
         last = json.loads(metrics.read_text().splitlines()[-1])
         assert last["step"] == 2
-        rlinf(tmp_path, "export", str(metrics.parent), "--out", f"exports/{name}")
-        assert (tmp_path / "exports" / name / "policy_preprocessor.json").is_file()
+        rlinf(folder, "export", str(metrics.parent), "--out", "exported")
+        assert (folder / "exported" / "policy_preprocessor.json").is_file()
