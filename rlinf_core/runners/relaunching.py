@@ -15,6 +15,7 @@ from rlinf_core.runners import events
 from rlinf_core.runners.evidence.keeping import evidence_line
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.restarts import all_deaths, death
+from rlinf_core.worker.death import took_its_node
 from rlinf_core.worker.worker_group import WorkerGroup
 
 T = TypeVar("T")
@@ -91,12 +92,12 @@ class Relaunching(ABC):
         return True
 
     def _dead(self, error: BaseException) -> Dead | None:
-        """Return who died, by component; None if somebody did who is no worker of these groups."""
+        """Return who died, by component; None if somebody did who is no worker of these groups, or has no place now."""
         names = {group.worker_group_name: component for component, group in self._groups.items()}
         dead: dict[str, list[int]] = {}
-        for address in all_deaths(error):
+        for address, cause in all_deaths(error).items():
             group, _, rank = address.rpartition(":")
-            if group not in names or not rank.isdigit():
+            if group not in names or not rank.isdigit() or took_its_node(cause):
                 return None
             dead.setdefault(names[group], []).append(int(rank))
         return {component: tuple(sorted(ranks)) for component, ranks in dead.items()}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+from rlinf_core.collective.connections.connection import NO_ANSWER
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.manager.manager_client import current_client
 
+_NODE_LEFT = "its node left the cluster"
 _EXIT_CODE = re.compile(r"exit code (-?\d+)")
 
 
@@ -22,6 +24,12 @@ def describe_death(error: BaseException, address: str, node: str, incarnation: i
     return WorkerDiedError(address, node=node, cause=cause, end=end)
 
 
+def took_its_node(error: WorkerDiedError) -> bool:
+    """Return whether a worker died with its node, or cannot be reached there any more."""
+    cause = error.cause or ""
+    return cause.startswith(NO_ANSWER) or _NODE_LEFT in cause
+
+
 def _ray_says(text: str) -> str | None:
     if "NODE_OUT_OF_MEMORY" in text or "running low on memory" in text:
         return "it was killed because its node ran out of memory"
@@ -31,5 +39,5 @@ def _ray_says(text: str) -> str | None:
     if "ray.kill" in text:
         return "it was ended by its group's shutdown"
     if "NODE_DIED" in text or "node has died" in text or "node which the actor" in text:
-        return "its node left the cluster"
+        return _NODE_LEFT
     return None

@@ -113,8 +113,9 @@ def test_the_limit_of_restarts_counts_relaunches(healing: Healing) -> None:
         died("EnvGroup:0", "trajectories:0"),
         WorkerGroupError("EnvGroup", "interact", {0: ValueError("no joint")}, 1),
         WorkerDiedError("manager"),
+        WorkerDiedError("EnvGroup:0", cause="its node left the cluster"),
     ],
-    ids=["not allowed", "a channel too", "an exception", "the manager"],
+    ids=["not allowed", "a channel too", "an exception", "the manager", "a node"],
 )
 def test_other_failures_are_raised(healing: Healing, told: list[Event], error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
