@@ -101,8 +101,9 @@ class RepeatingBatch(RepeatingSimulator):
         self._shown_at[rows] = _NOTHING
         self._lost[rows] = False
         if len(rows) == env.num_envs:
+            # Beside the longest episode, the rest of the chunk of actions in which it ended.
             limit = env.max_episode_steps or MOST_REPEATED
-            self._past = deque(maxlen=min(limit, MOST_REPEATED))
+            self._past = deque(maxlen=min(2 * limit, MOST_REPEATED))
         try:
             self._attempt(lambda: env._start(rows, starts), "a reset")
         except RaisedTwiceError:

@@ -154,8 +154,8 @@ def _understood(node: NodeTarget, interpreter: str, result: Result, deadline: fl
     spoken = result.last_lines()
     if result.kind is CommandOutcome.TIMEOUT:
         message = f"no answer within {deadline:g} s"
-        why = "it connected, but then sent nothing" if events else "there was no output"
-        return AgentReply(None, message, why, result.help or "", None, spoken, result)
+        why = "it connected, but then sent nothing" if events else f"`{interpreter}` printed nothing"
+        return AgentReply(None, message, why, result.help or f"try `{interpreter} -V` there", None, spoken, result)
     if result.kind is not CommandOutcome.DONE:
         return AgentReply(None, str(result.kind), _first_cause(spoken), result.help or "", result.rc, spoken, result)
     if result.rc in _MISSING:

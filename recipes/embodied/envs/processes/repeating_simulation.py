@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from typing import Any, Final
-
-import numpy as np
 
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
 from recipes.embodied.envs.repeating import MOST_REPEATED, FaultLog, RaisedTwiceError, RepeatingSimulator
@@ -62,9 +61,7 @@ class RepeatingSimulation(RepeatingSimulator):
             return _FAILED
         self._steps += 1
         if self._steps <= MOST_REPEATED:
-            # A choice is a number, which nobody changes.
-            is_number = isinstance(action, np.generic | int)
-            self._past.append((action if is_number else np.copy(action), outcome))
+            self._past.append((copy(action), outcome))
         return outcome
 
     def observe(self) -> Row:

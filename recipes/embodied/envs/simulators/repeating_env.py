@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from typing import Any, Final
 
 import gymnasium
@@ -61,7 +62,7 @@ class RepeatingEnv(gymnasium.Wrapper, RepeatingSimulator):
             return self._left_out
         self._steps += 1
         if self._steps <= MOST_REPEATED:
-            self._past.append((np.copy(action), tuple(outcome)))
+            self._past.append((deepcopy(action), tuple(outcome)))
         return observation, *outcome
 
     @property

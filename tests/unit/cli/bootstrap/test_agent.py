@@ -62,9 +62,9 @@ def test_every_part_that_another_imports_travels_before_it() -> None:
 
 @pytest.fixture
 def ask(make_nodes: Nodes) -> Callable[..., agent.AgentReply]:
-    def call(request: dict[str, Any], **changes: Any) -> agent.AgentReply:
+    def call(request: dict[str, Any], *, deadline: float = 60, **changes: Any) -> agent.AgentReply:
         node = replace(make_nodes(text="cluster: {num_nodes: 1}")[0], **{"interpreter": sys.executable, **changes})
-        return asyncio.run(agent.ask(LocalTransport(), node, request, deadline=60))
+        return asyncio.run(agent.ask(LocalTransport(), node, request, deadline=deadline))
 
     return call
 
@@ -121,6 +121,15 @@ def test_an_interpreter_that_is_none(ask: Callable[..., agent.AgentReply], tmp_p
     assert "cannot run the agent" in answer.message
     assert answer.rc == 3
     assert answer.lines == "broken"
+
+
+def test_interpreter_that_hangs_is_named(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    answer = ask({"verb": "probe"}, deadline=0.2, interpreter=str(program))
+    assert (answer.message, answer.why) == ("no answer within 0.2 s", f"`{program}` printed nothing")
+    assert answer.help == f"try `{program} -V` there"
 
 
 def test_what_a_login_script_prints_is_skipped(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:

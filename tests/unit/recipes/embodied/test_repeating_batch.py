@@ -116,8 +116,8 @@ def made(kind: type[VectorEnv] = Fragile, **settings: Any) -> VectorEnv:
     return kind(EnvSettings(num_envs=4, repeats=True, max_episode_steps=12, seed=3, **own, **settings))
 
 
-def played(env: VectorEnv, chunks: int = 8) -> list[StepResult]:
-    actions = np.random.default_rng(0).uniform(-1, 1, (chunks, 4, 2, 1)).astype(np.float32)
+def played(env: VectorEnv, chunks: int = 8, size: int = 2) -> list[StepResult]:
+    actions = np.random.default_rng(0).uniform(-1, 1, (chunks, 4, size, 1)).astype(np.float32)
     env.reset()
     return [env.step(chunk) for chunk in actions]
 
@@ -149,6 +149,17 @@ def test_new_batch_repeats_running_episodes(
     raising = played(made(kind, auto_reset=auto_reset))
     if operation == "_advance":
         assert Fragile.calls > at
+    assert all(result.failed is None for result in raising)
+    check_equal(quiet, raising)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_faults_at_random_change_nothing(seed: int, fragile: Callable[..., None]) -> None:
+    random = np.random.default_rng(seed)
+    size, auto_reset = int(random.integers(1, 6)), bool(random.integers(2))
+    quiet = played(made(auto_reset=auto_reset), 6, size)
+    fragile(operation=str(random.choice(["_advance", "_start", "_observe"])), at=int(random.integers(14)))
+    raising = played(made(auto_reset=auto_reset), 6, size)
     assert all(result.failed is None for result in raising)
     check_equal(quiet, raising)
 
