@@ -6,13 +6,16 @@ on two CPU cores.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from recipes.language.config import LanguageConfig, LanguageRunnerConfig
+from recipes.language.config.language_no_effect import DISTILS, LANGUAGE, distils
 from recipes.language.config.problem_config import MathDataConfig, MathRewardConfig
 from recipes.language.rules.job_rules import check_job
 from recipes.sections.checks import Report, WorldSizes, blame
-from rlinf_core import StepsOrNever
+from rlinf_core import NoEffect, StepsOrNever
 
 COMPONENTS = ("actor", "rollout", "reward")
 
@@ -25,6 +28,11 @@ class MathRunnerConfig(LanguageRunnerConfig):
 
 class MathConfig(LanguageConfig):
     """Configuration of the math recipe."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        *LANGUAGE,
+        NoEffect(("reward.soft_overlong",), distils, DISTILS, because=("algorithm.adv_type",)),
+    )
 
     runner: MathRunnerConfig = Field(
         default_factory=MathRunnerConfig, description="Run length, what is saved, and where results go."

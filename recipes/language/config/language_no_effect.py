@@ -63,7 +63,8 @@ def _why_no_judge(config: Any) -> str:
     return "the group `judge` has no placement"
 
 
-def _distils(config: Any, sizes: WorldSizes) -> bool:
+def distils(config: Any, sizes: WorldSizes) -> bool:
+    """Return whether answers are learned from a teacher alone."""
     return config.algorithm.needs_teacher
 
 
@@ -112,6 +113,7 @@ def _keys_of_engines() -> tuple[NoEffect, ...]:
     return tuple(map(unread, readers))
 
 
+DISTILS: Final = "`adv_type: distillation` learns from the teacher, token by token, and from no reward"
 LANGUAGE: Final = (
     NOT_TRAINED,
     NoEffect(
@@ -143,9 +145,9 @@ LANGUAGE: Final = (
         because=("algorithm.adv_type",),
     ),
     NoEffect(
-        ("algorithm.gamma", "algorithm.gae_lambda", "reward.soft_overlong"),
-        _distils,
-        "`adv_type: distillation` learns from the teacher, token by token, and from no reward",
+        ("algorithm.gamma", "algorithm.gae_lambda"),
+        distils,
+        DISTILS,
         because=("algorithm.adv_type",),
     ),
     NoEffect(

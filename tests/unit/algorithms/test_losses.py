@@ -268,8 +268,8 @@ def test_corrections_equal_a_loop_by_token_and_by_sequence(
     assert (share is None) == (low is None and high is None)
     if share is not None:
         assert share.item() == pytest.approx(rejected / len(losses), abs=1e-6)
-        assert rejected < len(losses)
-        assert rejected > 0 or level == "sequence"
+        # A whole batch of sequences may be within the limits, or beyond.
+        assert 0 < rejected < len(losses) or level == "sequence"
 
 
 def test_policies_that_are_the_same_need_no_weights() -> None:

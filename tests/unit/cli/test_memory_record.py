@@ -9,7 +9,7 @@ import pytest
 from rlinf_cli.memory.memory_record import NodeMemory, memory_record, node_memory, node_needs
 from rlinf_cli.render.memory_table import memory_text
 from rlinf_core.job.load import load_job
-from rlinf_core.job.process_forecast import ProcessForecast
+from rlinf_core.job.process_forecast import ACCELERATOR_LIBRARIES, ProcessForecast
 from rlinf_core.placement.placement import Placement
 from rlinf_core.process.process_memory import Peak
 
@@ -55,7 +55,7 @@ def record(placements: Any = ON_HOST, node: NodeMemory = ROOMY, peaks: Any = Non
 
 def test_parts_on_an_accelerator_are_none_of_the_host() -> None:
     # Weights are loaded on the host.
-    host = 2 * (330 + 20 + 50) * MIB + 130 * MIB + 20 * GIB
+    host = 2 * (ACCELERATOR_LIBRARIES + (330 + 20 + 50) * MIB) + 130 * MIB + 20 * GIB
     assert node_needs((ACTOR, ENV), ON_TWO) == {0: (host, 9050 * MIB)}
 
 

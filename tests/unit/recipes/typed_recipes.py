@@ -66,6 +66,7 @@ RECIPES = (
         facts=job_rules.facts,
         memory=language_memory.forecast,
         inputs=job_rules.inputs,
+        trials=job_rules.trials,
         export=model_exporting.export_checkpoint,
         evaluate=answer_scoring.evaluate,
     ),

@@ -211,7 +211,8 @@ def test_verdicts_for_a_worker_that_died_are_ignored() -> None:
 
 def test_requests_are_dealt_to_all_judges(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     config, hub = config_of(folder), Hub()
-    scripted(monkeypatch, config, script)
+    tokenizer = make_tokenizer(judging.judge_job(config).actor)
+    monkeypatch.setattr(judging, "make_engine", lambda *args: ScriptedEngine(tokenizer, script))
     workers = [in_thread(JudgeWorker, "JudgeGroup", hub, rank, 2)(config) for rank in range(2)]
     for worker in workers:
         worker.init_worker(LanguageLayout(1, 1, 1, "answers", "scored", judges=2))
