@@ -102,7 +102,7 @@ class LanguageRolloutConfig(RolloutConfig):
         default="torch", description="Inference engine: torch (built in; also `huggingface`), vllm, sglang or server."
     )
     max_running_tokens: NonNegativeInt = Field(
-        default=0, description="Maximum tokens, prompts and answers, in an engine at once; 0: no limit."
+        default=0, description="Maximum tokens, prompts and answers, in an engine at once; 0: no limit but GPU memory."
     )
     threads: Count = Field(default=1, description="CPU threads per process.")
     tensor_parallel_size: Count = Field(default=1, description="GPUs per engine (tensor parallelism); vllm and sglang.")

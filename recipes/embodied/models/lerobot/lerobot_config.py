@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,21 +27,28 @@ ACTION: Final = "action"
 _RESIZES: Final = ("resize_imgs_with_padding", "image_resolution", "resize_shape")
 
 
-def require_lerobot() -> None:
+def require_lerobot(
+    model_type: str = "lerobot", module: str = "lerobot.policies.factory", package: str = "lerobot"
+) -> None:
     """Check that lerobot is installed.
+
+    Args:
+        model_type: that needs it.
+        module: of lerobot that is needed.
+        package: as pip installs it.
 
     Raises:
         ConfigError: it is not, in this interpreter.
     """
     try:
-        import lerobot.policies.factory  # noqa: F401
+        import_module(module)
     except ImportError as error:
         raise ConfigError(
-            "`lerobot` needs the package lerobot in the interpreter of every actor and rollout worker",
+            f"`{model_type}` needs the package lerobot in the interpreter of every actor and rollout worker",
             why=first_line(error),
-            help="create an environment with `pip install lerobot` and this rlinf, and name it as"
-            " `python_interpreter_path` in `env_configs` of the node group of actor and rollout"
-            " (docs/models/lerobot.md)",
+            help=f"create an environment with `pip install '{package}'` and this rlinf, and name it as"
+            " `python_interpreter_path` in `env_configs` of the node group of actor and rollout; to export, run"
+            f" the `rlinf` of that environment (docs/models/{model_type}.md)",
         ) from None
 
 

@@ -33,24 +33,6 @@ _KEYS, _VALUES = "key_states", "value_states"
 _FAKE, _GLOBAL, _IMAGE = "<fake_token_around_image>", "<global-img>", "<image>"
 
 
-def require_lerobot() -> None:
-    """Check that lerobot is installed.
-
-    Raises:
-        ConfigError: it is not, in this interpreter.
-    """
-    try:
-        import lerobot.policies.smolvla.modeling_smolvla  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "`smolvla` needs the package lerobot in the interpreter of every actor and rollout worker",
-            why=first_line(error),
-            help="create an environment with `pip install 'lerobot[smolvla]'` and this rlinf, and name it as"
-            " `python_interpreter_path` in `env_configs` of the node group of actor and rollout; to export, run"
-            " the `rlinf` of that environment (docs/models/smolvla.md)",
-        ) from None
-
-
 def with_special_tokens(words: Any) -> Any:
     """Return a tokenizer with SmolVLM's image tokens."""
     unknown = [token for token in (_FAKE, _GLOBAL, _IMAGE) if token not in words.get_vocab()]

@@ -21,6 +21,7 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import SmolVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
+from recipes.embodied.models.lerobot.lerobot_config import require_lerobot
 from recipes.embodied.models.policy_folder import BACKBONE, is_policy_folder, load_normalization
 from recipes.embodied.models.published_statistics import load_statistics
 from recipes.embodied.models.vla.flow_vla import (
@@ -39,7 +40,6 @@ from recipes.embodied.models.vla.smolvla_backbone import (
     make_network,
     prefix_cache,
     read_prefix,
-    require_lerobot,
     with_special_tokens,
 )
 from recipes.embodied.models.vla.vision_language import load_policy_tokenizer
@@ -63,7 +63,7 @@ class SmolVlaPolicy(FlowVlaPolicy):
     options_model = SmolVlaOptions
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
-        require_lerobot()
+        require_lerobot("smolvla", "lerobot.policies.smolvla.modeling_smolvla", "lerobot[smolvla]")
         check_observations(config, spec)
         options = cast("SmolVlaOptions", config.options)
         folder = config.model_path
