@@ -33,7 +33,7 @@ def check(case: Case, folder: Path) -> None:
     ("how", "detached", "share"),
     [
         (How.SIGTERM, False, 0.25),
-        (How.STOP, True, 0.4),
+        pytest.param(How.STOP, True, 0.4, marks=pytest.mark.nightly),
         pytest.param(How.WARNING, False, 0.9, marks=pytest.mark.nightly),
         pytest.param(How.CTRL_C, False, 0.5, marks=pytest.mark.nightly),
         pytest.param(How.SIGTERM, False, 0.95, marks=pytest.mark.nightly),

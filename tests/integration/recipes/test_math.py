@@ -59,6 +59,7 @@ def test_a_model_built_on_the_spot_is_trained_kept_and_shown(whole: Run) -> None
     assert model.config.vocab_size == len(tokenizer)
 
 
+@pytest.mark.nightly
 def test_killed_workers_alone_are_started_again(train_math: Train, whole: Run) -> None:
     """A reward worker's answers are scored again, a rollout worker's are drawn again."""
     killers = Killer("reward", 2, events.GENERATE_ROLLOUTS), Killer("rollout", 3, events.GENERATE_ROLLOUTS)
