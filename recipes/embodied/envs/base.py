@@ -1,4 +1,7 @@
-"""The interface of batched environments.
+"""The interface of batched environments: what a subclass implements, and what is the same for all of them.
+
+Its one reason to change is the contract between an environment and the loop. Its parts are elsewhere: counters of
+episodes and how a transition counts (`running`), starts, values that are not finite, repeating where one raises.
 
 An environment holds `num_envs` copies of a task and steps them together. `VectorEnv` does what is the same for all of
 them: it ends episodes, starts new ones, and reports those that ended. An environment of your own is a subclass with
@@ -11,8 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +34,7 @@ from recipes.embodied.envs.first_step import check_observations
 from recipes.embodied.envs.nonfinite import NonFiniteGuard
 from recipes.embodied.envs.observation_keys import camera_of
 from recipes.embodied.envs.repeating_batch import RepeatingBatch
-from recipes.embodied.envs.running import RunningEpisodes
+from recipes.embodied.envs.running import RunningEpisodes, judged, unrewarded
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.executed import ExecutedActions
 from recipes.embodied.interventions.intervention import (
@@ -40,7 +42,6 @@ from recipes.embodied.interventions.intervention import (
     HandMotion,
     InterventionSource,
     SuccessJudge,
-    Verdict,
 )
 from rlinf_core import ConfigError
 
@@ -141,8 +142,7 @@ class VectorEnv(ABC):
     def steer(self, motion: HandMotion, row: int) -> FloatArray:
         """Return the action, float32 [A], that moves the hand of one environment as commanded by a person.
 
-        By default an action begins with the motion along the axes, then come the turns about them as far as there is
-        room, and the last of more than three numbers closes the gripper (1) or opens it (-1).
+        By default that of `HandMotion.action`.
 
         Raises:
             ConfigError: actions are choices.
@@ -152,12 +152,7 @@ class VectorEnv(ABC):
                 "a person cannot steer an environment whose actions are choices",
                 help="remove `env.train.intervention`, or implement `steer` in your environment",
             )
-        action = np.zeros(self.action_size, np.float32)
-        axes = (*motion.linear, *motion.angular)[: self.action_size - (self.action_size > 3)]
-        action[: len(axes)] = axes
-        if self.action_size > 3:
-            action[-1] = 1 if motion.gripper_closed else -1
-        return action
+        return motion.action(self.action_size)
 
     @property
     def action_size(self) -> int:
@@ -327,7 +322,8 @@ class VectorEnv(ABC):
             if moved.failures is not None and moved.failures.any():
                 failed = moved.failures.copy() if failed is None else failed | moved.failures
             moved = self._guard.finite_rewards(moved, valid[:, index])
-            self._account(moved, active, rewards[:, index], terminations[:, index], truncations[:, index])
+            columns = rewards[:, index], terminations[:, index], truncations[:, index]
+            self._episodes.account(moved, active, *columns, self.settings, self.max_episode_steps)
             if self.watcher is not None:
                 self.watcher(~resting, terminations[:, index], truncations[:, index])
             resting |= terminations[:, index]
@@ -411,54 +407,3 @@ class VectorEnv(ABC):
         # One dictionary for both: what `fresh` has handed out of itself works on. It must not be collected before.
         vars(fresh).update({name: vars(self)[name] for name in self._kept}, _rebuilt=fresh)
         object.__setattr__(self, "__dict__", vars(fresh))
-
-    def _account(
-        self,
-        moved: Transition,
-        active: BoolArray | Literal[True],
-        rewards: FloatArray,
-        terminations: BoolArray,
-        truncations: BoolArray,
-    ) -> None:
-        """Write a transition into the columns of the result, and add it to the running episodes.
-
-        Args:
-            moved: what the environments did.
-            active: environments that were stepped; True: all.
-            rewards: column to write, [B], as are the others.
-            terminations: whether the task ended the episode.
-            truncations: whether a limit of steps ended it.
-        """
-        scaled = moved.rewards
-        if self.settings.success_reward:
-            solved = np.zeros(self.num_envs, np.bool_) if moved.successes is None else moved.successes
-            scaled = (solved & ~self._episodes.success_once).astype(np.float32)
-        np.multiply(scaled, self.settings.reward_coef, out=rewards, where=active)
-        self._episodes.add(moved, rewards, active)
-        limit = self.max_episode_steps
-        if limit is not None:
-            np.greater_equal(self._episodes.steps, limit, out=truncations)
-        if moved.truncations is not None:
-            truncations |= moved.truncations
-        if active is not True:
-            truncations &= active
-        if not self.settings.ignore_terminations:
-            np.copyto(terminations, moved.terminations, where=active)
-
-
-def unrewarded(moved: Transition) -> Transition:
-    """Return a transition without the environment's own rewards and successes."""
-    nothing = np.zeros(len(moved.rewards), np.bool_)
-    return replace(moved, rewards=np.zeros_like(moved.rewards), terminations=nothing, successes=nothing)
-
-
-def judged(moved: Transition, verdicts: dict[int, Verdict]) -> Transition:
-    """Return a transition as judged by a person: the episode ends, and a success has reward 1."""
-    if not verdicts:
-        return moved
-    rewards, terminations = moved.rewards.copy(), moved.terminations.copy()
-    successes = np.zeros(len(rewards), np.bool_) if moved.successes is None else moved.successes.copy()
-    for row, verdict in verdicts.items():
-        rewards[row] += (verdict == "success") and not successes[row]
-        terminations[row], successes[row] = True, verdict == "success"
-    return replace(moved, rewards=rewards, terminations=terminations, successes=successes)

@@ -1,13 +1,15 @@
-"""Bookkeeping of the current episodes of a batch."""
+"""Bookkeeping of the current episodes of a batch, and how a transition counts in them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, Literal
 
 import numpy as np
 
-from recipes.embodied.envs.env_spec import BoolArray, FinishedEpisodes, FloatArray, IntArray, Transition
+from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, FinishedEpisodes, FloatArray, IntArray, Transition
 from recipes.embodied.envs.env_state import State
+from recipes.embodied.interventions.intervention import Verdict
 
 # The attributes that a saved state keeps, by these names.
 _COUNTERS: Final = ("episode", "steps", "returns", "success_once", "success", "resting")
@@ -56,6 +58,42 @@ class RunningEpisodes:
             np.copyto(self.success, moved.successes, where=active)
             self.success_once |= self.success
 
+    def account(
+        self,
+        moved: Transition,
+        active: BoolArray | Literal[True],
+        rewards: FloatArray,
+        terminations: BoolArray,
+        truncations: BoolArray,
+        settings: EnvSettings,
+        limit: int | None,
+    ) -> None:
+        """Write a transition into the columns of the result, and add it to the episodes.
+
+        Args:
+            moved: what the environments did.
+            active: environments that were stepped; True: all.
+            rewards: column to write, [B], as are the others.
+            terminations: whether the task ended the episode.
+            truncations: whether a limit of steps ended it.
+            settings: of the environments.
+            limit: steps after which an episode is truncated; None: never.
+        """
+        scaled = moved.rewards
+        if settings.success_reward:
+            solved = np.zeros(len(self.steps), np.bool_) if moved.successes is None else moved.successes
+            scaled = (solved & ~self.success_once).astype(np.float32)
+        np.multiply(scaled, settings.reward_coef, out=rewards, where=active)
+        self.add(moved, rewards, active)
+        if limit is not None:
+            np.greater_equal(self.steps, limit, out=truncations)
+        if moved.truncations is not None:
+            truncations |= moved.truncations
+        if active is not True:
+            truncations &= active
+        if not settings.ignore_terminations:
+            np.copyto(terminations, moved.terminations, where=active)
+
     def finished(self, rows: IntArray, *, knows_success: bool) -> FinishedEpisodes:
         """Return the records of the finished episodes of some environments."""
         return FinishedEpisodes(
@@ -75,3 +113,21 @@ class RunningEpisodes:
         """Take the counts that `save` returned."""
         for name in _COUNTERS:
             getattr(self, name)[:] = state[name]
+
+
+def unrewarded(moved: Transition) -> Transition:
+    """Return a transition without the environment's own rewards and successes."""
+    nothing = np.zeros(len(moved.rewards), np.bool_)
+    return replace(moved, rewards=np.zeros_like(moved.rewards), terminations=nothing, successes=nothing)
+
+
+def judged(moved: Transition, verdicts: dict[int, Verdict]) -> Transition:
+    """Return a transition as judged by a person: the episode ends, and a success has reward 1."""
+    if not verdicts:
+        return moved
+    rewards, terminations = moved.rewards.copy(), moved.terminations.copy()
+    successes = np.zeros(len(rewards), np.bool_) if moved.successes is None else moved.successes.copy()
+    for row, verdict in verdicts.items():
+        rewards[row] += (verdict == "success") and not successes[row]
+        terminations[row], successes[row] = True, verdict == "success"
+    return replace(moved, rewards=rewards, terminations=terminations, successes=successes)

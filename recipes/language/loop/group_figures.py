@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from recipes.language.loop.prompts import GroupReport
 from rlinf_core.statistics import mean
@@ -54,3 +54,10 @@ def help_with_nothing(groups: Sequence[GroupReport]) -> str:
     if any(group.spoiled for group in groups):
         return "fix the scoring or generation"
     return "use other problems, a larger `algorithm.group_size`, or `filter_groups: false`"
+
+
+def rank_figures(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return figures of ranks as their mean over those that have them; of those that are a largest one, the largest."""
+    names = dict.fromkeys(name for metrics in by_rank for name in metrics)
+    columns = {name: [metrics[name] for metrics in by_rank if name in metrics] for name in names}
+    return {name: max(values) if name.endswith("_max") else mean(values) for name, values in columns.items()}

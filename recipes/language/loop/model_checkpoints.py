@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from recipes.language.config import ModelRunnerConfig
+from recipes.language.loop.prompt_plan import PromptPlan, Restored
 from rlinf_core import CheckpointError
+from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.worker.handle import wait_together
 
 # Folders of a checkpoint.
 STATE: Final = "actor"
 MODEL: Final = "huggingface"
+_DATA_FILE: Final = "data.json"
 
 
 def save_parts(actor: Any, folder: Path, runner: ModelRunnerConfig, *others: Any) -> None:
@@ -43,3 +48,26 @@ def require_state(folder: Path) -> None:
             help=f"name its folder `{MODEL}` in `actor.model.model_path` to start from its weights; write"
             " `save_format: both` to resume",
         )
+
+
+def write_plan(folder: Path, plan: PromptPlan, unfinished: Mapping[int, int | None]) -> None:
+    """Write which problems were used; `unfinished` as `PromptPlan.state` takes it."""
+    (folder / _DATA_FILE).write_text(json.dumps(plan.state(unfinished)))
+
+
+def read_plan(folder: Path, plan: PromptPlan, step: int, version: int) -> Restored:
+    """Restore a plan of prompts from what `write_plan` wrote; see `PromptPlan.restore`.
+
+    Raises:
+        CheckpointError: it is not there, or invalid.
+    """
+    file = folder / _DATA_FILE
+    try:
+        return plan.restore(load_json_object(file.read_bytes(), non_finite=True), step, version)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            "the checkpoint does not record which problems were used",
+            where=str(file),
+            why=str(error),
+            help="resume from another checkpoint",
+        ) from None

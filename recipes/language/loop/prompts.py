@@ -37,6 +37,13 @@ class Prompt(NamedTuple):
         return self.step > 0
 
 
+def unlearned_prompts(
+    first: int, count: int, workers: int, answers: int, temperature: float, version: int
+) -> list[Prompt]:
+    """Return prompts of the problems of evaluation from `first` on, dealt to so many workers; see `Prompt`."""
+    return [Prompt(slot, first + slot, 0, slot % workers, answers, temperature, version) for slot in range(count)]
+
+
 class GenerationReport(NamedTuple):
     """Figures of a worker's share of a generation.
 

@@ -1,16 +1,19 @@
-"""The training loop of language models on problems with verifiable answers."""
+"""The training loop of language models on problems with verifiable answers.
+
+Its one reason to change is the order of a run: start, the phases of a step, evaluation, checkpoints, end. What each of
+them decides or computes is elsewhere: the plan of prompts, services that have them answered, recovery, figures, files.
+"""
 
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, cast
 
 from recipes.language.config import OPTIONAL_COMPONENTS
 from recipes.language.loop.answer_evaluation import evaluation_metrics
@@ -19,11 +22,11 @@ from recipes.language.loop.answer_samples import write_samples
 from recipes.language.loop.curriculum import make_curriculum
 from recipes.language.loop.failures import Failures
 from recipes.language.loop.generation import AsyncRollouts, PromptService, SyncRollouts, wait_for
-from recipes.language.loop.group_figures import group_metrics, help_with_nothing, why_nothing
+from recipes.language.loop.group_figures import group_metrics, help_with_nothing, rank_figures, why_nothing
 from recipes.language.loop.judge_messages import judge_key
-from recipes.language.loop.model_checkpoints import require_state, save_parts
+from recipes.language.loop.model_checkpoints import read_plan, require_state, save_parts, write_plan
 from recipes.language.loop.prompt_plan import PromptPlan
-from recipes.language.loop.prompts import GroupReport, Prompt, ScoredGroup, assign, staleness
+from recipes.language.loop.prompts import GroupReport, Prompt, ScoredGroup, assign, staleness, unlearned_prompts
 from recipes.language.loop.protocols import (
     AnsweringGroup,
     CriticGroup,
@@ -37,15 +40,12 @@ from recipes.language.loop.protocols import (
     RewardGroup,
 )
 from recipes.training.comparing_worker import comparisons_of
-from rlinf_core import Channel, CheckpointError, RunError, RunRecord, WorkerGroup, WorkerGroupHandle, events
-from rlinf_core.foreign.strict_json import load_json_object
+from rlinf_core import Channel, RunError, RunRecord, WorkerGroup, WorkerGroupHandle, events
 from rlinf_core.runners.record import RunConfig
 from rlinf_core.runners.runner import NEVER, RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
-from rlinf_core.statistics import mean
 from rlinf_core.worker.handle import wait_together
 
-_DATA_FILE: Final = "data.json"
 LOGGER = logging.getLogger("rlinf")
 _numbers = itertools.count()
 
@@ -195,12 +195,12 @@ class ReasoningRunner(RolloutRunner):
                 self.actor.compute_advantages_and_returns(step),
                 *(group.evaluate(step) for group in (*self._critics, *self._references)),
             )
-            metrics |= _means(computed)
+            metrics |= rank_figures(computed)
         began = time.perf_counter()
         with self.phase(step, events.ACTOR_TRAINING):
             learning, last = (self.actor, *self._critics), self.last_step
             for figures in self._while_generating(step, *(group.run_training(step, last) for group in learning)):
-                metrics |= _means(figures)
+                metrics |= rank_figures(figures)
         metrics["train/actor/tokens_per_second"] = self._tokens / (time.perf_counter() - began)
         if not self._compared_engine:
             # In the first step in which an answer has a gradient. Other groups may be generating without an end.
@@ -344,11 +344,8 @@ class ReasoningRunner(RolloutRunner):
         temperature = 0.0 if samples == 1 else self._cfg.rollout.sampling_params.temperature
         for first in range(0, self._val_problems, data.val_rollout_batch_size):
             count = min(data.val_rollout_batch_size, self._val_problems - first)
-            workers, version = self.world_sizes[self.answering], self.weight_version
-            prompts = [
-                Prompt(index, first + index, 0, index % workers, samples, temperature, version)
-                for index in range(count)
-            ]
+            workers = self.world_sizes[self.answering]
+            prompts = unlearned_prompts(first, count, workers, samples, temperature, self.weight_version)
             groups += self._answered(prompts)
         self._rest(weights_follow=False)
         failures = Failures()
@@ -382,7 +379,7 @@ class ReasoningRunner(RolloutRunner):
         slots = self._plan.buffered
         if slots:
             self.actor.save_buffered(str(folder), slots).wait()
-        (folder / _DATA_FILE).write_text(json.dumps(self._plan.state(unfinished)))
+        write_plan(folder, self._plan, unfinished)
 
     def _save_unfinished(self, folder: Path) -> Mapping[int, int | None]:
         """Write the unfinished answers, which continue meanwhile.
@@ -406,19 +403,7 @@ class ReasoningRunner(RolloutRunner):
         require_state(folder)
         versions, *_ = wait_together(*(group.load_checkpoint(str(folder)) for group in (self.actor, *self._critics)))
         self.weight_version = versions[0]
-        try:
-            restored = self._plan.restore(
-                load_json_object((folder / _DATA_FILE).read_bytes(), non_finite=True),
-                self.record.step,
-                self.weight_version,
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                "the checkpoint does not record which problems were used",
-                where=str(folder / _DATA_FILE),
-                why=str(error),
-                help="resume from another checkpoint",
-            ) from None
+        restored = read_plan(folder, self._plan, self.record.step, self.weight_version)
         if restored.slots:
             self.actor.load_buffered(str(folder), restored.slots).wait()
         if restored.continued:
@@ -452,10 +437,3 @@ class ReasoningRunner(RolloutRunner):
             for channel in self._channels:
                 ends.callback(channel.close)
             ends.callback(super().shutdown)
-
-
-def _means(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return figures of ranks as their mean over those that have them; of those that are a largest one, the largest."""
-    names = dict.fromkeys(name for metrics in by_rank for name in metrics)
-    columns = {name: [metrics[name] for metrics in by_rank if name in metrics] for name in names}
-    return {name: max(values) if name.endswith("_max") else mean(values) for name, values in columns.items()}
