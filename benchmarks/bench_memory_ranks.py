@@ -105,19 +105,15 @@ def take_part(rank: int, count: int, model: Path, folder: Path, settings: list[s
         import_module(name)
     import_module("transformers.models.qwen2.modeling_qwen2")
 
+    from recipes.language.learning.initial_training import begin_training
     from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
-    from recipes.language.learning.warm_start import initial_policy
     from recipes.language.models.load_model import make_tokenizer
-    from recipes.language.models.plain_check import check_policy
-    from recipes.language.models.policy import METHODS
     from recipes.language.weights.model_export import export
     from recipes.language.weights.weight_transfer import messages
-    from recipes.training.dtypes import compute_dtype
-    from recipes.training.sharding import is_sharded
-    from recipes.training.state.training_state import TrainingState
     from rlinf_core import LossSettings
     from rlinf_core.algorithms.registry import get_policy_loss
     from rlinf_core.job.load import load_job
+    from rlinf_core.runners.storage.first_contact import FirstContact
 
     torch.set_num_threads(1)
     if count > 1:
@@ -127,22 +123,15 @@ def take_part(rank: int, count: int, model: Path, folder: Path, settings: list[s
     actor, tokenizer, host = config.actor, make_tokenizer(config.actor), torch.device("cpu")
     phases = Phases()
     with phases.phase("load"):
-        computes = compute_dtype(actor.model.precision)
-        shards = is_sharded(actor.fsdp_config, count, computes)
-        policy, weights = initial_policy(config, tokenizer, host, shards=shards, rank=rank)
-        state = TrainingState(
-            policy,
-            actor.optim,
-            actor.fsdp_config,
+        policy, state = begin_training(
+            config,
+            tokenizer,
+            FirstContact(),
+            device=host,
             rank=rank,
             world_size=count,
-            device=host,
-            blocks=policy.blocks,
-            methods=METHODS,
-            compute_dtype=computes,
-            initial=weights,
+            is_sent=lambda name: True,
         )
-        check_policy(policy)
     with phases.phase("sync"):
         first = _last(messages(state.sent_weights(), 0, prefix="model."))
     learner = LanguageLearner(
