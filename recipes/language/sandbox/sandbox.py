@@ -273,7 +273,8 @@ def _sandboxed(prefix: str, source: str, limits: SandboxLimits, filter_fd: int) 
         *("--proc", "/proc", "--dev", "/dev", "--size", "4096", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *("--size", str(limits.files), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/", "--"),
         *("prlimit", f"--nproc={limits.processes}", f"--as={limits.memory}", f"--cpu={math.ceil(limits.seconds)}"),
-        *(f"--fsize={limits.files}", "--core=0", "--nofile=64", "--memlock=0", "--msgqueue=0", "--"),
+        *(f"--fsize={limits.files}", "--core=0", "--nofile=64", "--memlock=0", "--msgqueue=0"),
+        *("--rtprio=0", "--nice=0", "--"),
         *(python, "-I", "-S", "-c", _READER),
     ]
 

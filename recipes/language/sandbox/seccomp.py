@@ -16,7 +16,8 @@ class _Architecture(NamedTuple):
     Attributes:
         number: the one that the kernel gives it.
         refused: calls that are refused. Keys are of no namespace; segments and queues of System V, files of memory,
-            rings and programs of the kernel count toward no limit of a process. A ring makes sockets, too.
+            rings and programs of the kernel count toward no limit of a process. A ring makes sockets, too. A real-time
+            scheduler would take a processor from everybody, where the limits of the parent allow one.
         sockets: those that make a socket, with its family as their first argument.
     """
 
@@ -27,9 +28,11 @@ class _Architecture(NamedTuple):
 
 _ARCHITECTURES: Final = {
     # shmget, semget, msgget, add_key, request_key, keyctl, memfd_create, bpf, userfaultfd, io_uring_setup,
-    # memfd_secret; socket, socketpair. Neither has `socketcall`.
-    "x86_64": _Architecture(0xC000003E, (29, 64, 68, 248, 249, 250, 319, 321, 323, 425, 447), (41, 53)),
-    "aarch64": _Architecture(0xC00000B7, (194, 190, 186, 217, 218, 219, 279, 280, 282, 425, 447), (198, 199)),
+    # memfd_secret, sched_setparam, sched_setscheduler, sched_setattr; socket, socketpair. Neither has `socketcall`.
+    "x86_64": _Architecture(0xC000003E, (29, 64, 68, 248, 249, 250, 319, 321, 323, 425, 447, 142, 144, 314), (41, 53)),
+    "aarch64": _Architecture(
+        0xC00000B7, (194, 190, 186, 217, 218, 219, 279, 280, 282, 425, 447, 118, 119, 274), (198, 199)
+    ),
 }
 # AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, which a network namespace holds. It does not hold AF_VSOCK, by which a
 # virtual machine speaks with its host.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 PROLOGUE: Final = """
-import ctypes, json, os, resource, signal, socket, subprocess, sys, threading, time
+import ctypes, json, os, resource, signal, socket, struct, subprocess, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
 def syscall(number, *args):
     if libc.syscall(number, *args) == -1:
@@ -164,6 +164,14 @@ ESCAPES: Final[dict[str, str]] = {
     "be the last that the kernel ends": "return write('/proc/self/oom_score_adj', b'-1000')",
     "come before all others": "os.setpriority(os.PRIO_PROCESS, 0, -10); return True",
     "take a processor for itself": ("os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50)); return True"),
+    "choose its scheduler": "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)); return True",
+    "choose its scheduler's parameters": "os.sched_setparam(0, os.sched_param(0)); return True",
+    "choose its scheduler by attributes": (
+        "return syscall(314, 0, ctypes.create_string_buffer(struct.pack('<IIQiIQQQ', 48, 3, 0, 0, 0, 0, 0, 0)), 0)"
+    ),
+    "keep a limit of priorities": (
+        "return any(resource.getrlimit(kind) != (0, 0) for kind in (resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE))"
+    ),
     "fork without end": (
         "made = 0\n"
         "    while made < 100:\n"
