@@ -224,7 +224,8 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         return {
             **critic_metrics(critic_figures),
             **replace(policy_figures, skipped=skipped).metrics(counts_skipped=config.runner.on_nonfinite == "skip"),
-            "train/actor/temperature": 0.0 if self._deterministic else float(self._learner.temperature),
+            # A deterministic policy has no entropy to weigh.
+            **({} if self._deterministic else {"train/actor/temperature": float(self._learner.temperature)}),
             "train/actor/lr": rate,
             "train/updates": float(self._learner.updates),
             "train/updates_per_env_step": self._learner.updates / max(1, self._seen),
