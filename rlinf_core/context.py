@@ -83,6 +83,7 @@ class WorkerContext:
         session: the job.
         incarnation: the number of the group's launch, from 1, which distinguishes a relaunched worker.
         given: the names of the variables that the file sets for it; the runtime sets its own except for these.
+        host: Ray's name of the actor that passes its calls on; empty for a worker that is an actor itself.
     """
 
     address: WorkerAddress
@@ -94,6 +95,7 @@ class WorkerContext:
     session: Session
     incarnation: int
     given: frozenset[str] = frozenset()
+    host: str = ""
 
     def info(self) -> WorkerInfo:
         """Return the worker's info. Call in its own process."""

@@ -8,19 +8,16 @@ environment is written to a file on the node, which `node/node_env.py` reads the
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 from rlinf_core.cluster.ray_api import ray_api, session_folder
-from rlinf_core.cluster.ray_private import WORKER_PROGRAM
 from rlinf_core.errors import ClusterError
-from rlinf_core.node import fork_server, node_env
+from rlinf_core.node import node_env
 from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER
 from rlinf_core.placement.environment import PATH_LISTS
 from rlinf_core.waiting import stretched
@@ -37,14 +34,11 @@ _PREFLIGHT = (
 class ProcessCommand:
     """The interpreter and the variables of a process, as sent to its node.
 
-    Without an interpreter, Ray's own is used. Variables are pairs, exactly as in the process. With modules, it is
-    forked from a process on the node that has imported them, one for each job.
+    Without an interpreter, Ray's own is used. Variables are pairs, exactly as in the process.
     """
 
     interpreter: str | None
     variables: tuple[tuple[str, str], ...]
-    modules: tuple[str, ...] = ()
-    job: str = ""
 
     @classmethod
     def of(cls, variables: Mapping[str, str], interpreter: str | None, where: str) -> ProcessCommand | None:
@@ -84,10 +78,6 @@ def prepare(command: ProcessCommand) -> Prepared:
         path = node_env.write(session_folder(), {"interpreter": interpreter, "env": variables, "prepended": lists})
         words = node_env.command(sys.executable, path)
     fault = _fault_of(words) if command.interpreter is not None else None
-    if command.modules:
-        key = sha256(repr((words, command.modules, command.job)).encode()).hexdigest()[:16]
-        path = os.path.join(session_folder(), f"rlinf-fork-{key}")
-        words = fork_server.command(words, path, [WORKER_PROGRAM, *command.modules])
     return Prepared(shlex.join(words), fault)
 
 

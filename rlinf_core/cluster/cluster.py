@@ -283,7 +283,6 @@ class Cluster:
         node_group: str = CLUSTER_LABEL,
         name: str | None = None,
         max_concurrency: int | None = None,
-        modules: tuple[str, ...] = (),
         args: Iterable[Any] = (),
     ) -> Any:
         """Start a Ray actor `actor_class(*args)` on a node, in the environment of a group there.
@@ -296,7 +295,6 @@ class Cluster:
             node_group: the label of the group whose `env_configs` hold for it; `cluster` and `node` have none.
             name: Ray's name of the actor, within the job.
             max_concurrency: how many of its methods may run concurrently.
-            modules: imported once on the node, by a process from which the actor is forked; empty for no fork.
             args: of its constructor.
 
         Raises:
@@ -313,7 +311,7 @@ class Cluster:
             options |= {"name": name, "namespace": self.session.job}
         if max_concurrency is not None:
             options["max_concurrency"] = max_concurrency
-        command = self._command(node_rank, node_group, modules)
+        command = self._command(node_rank, node_group)
         environment = runtime_env(
             self._prepared_command(node_rank, command) if command is not None else None,
             in_worker=self.session.member is not None,
@@ -322,18 +320,17 @@ class Cluster:
             options["runtime_env"] = environment
         return ray.remote(actor_class).options(**options).remote(*args)
 
-    def prepare(self, places: Iterable[tuple[int, str]], modules: tuple[str, ...] = ()) -> None:
+    def prepare(self, places: Iterable[tuple[int, str]]) -> None:
         """Write the environments of processes to their nodes and check their interpreters, on all nodes in parallel.
 
         Args:
             places: pairs of node rank and label of the group that places a process there.
-            modules: as of `allocate`.
 
         Raises:
             ClusterError: an interpreter cannot run workers, or a node does not answer.
             ConfigError: a variable that `cluster.forward_env` names is not set.
         """
-        wanted = ((rank, self._command(rank, label, modules)) for rank, label in dict.fromkeys(places))
+        wanted = ((rank, self._command(rank, label)) for rank, label in dict.fromkeys(places))
         self._prepare((rank, command) for rank, command in wanted if command is not None)
 
     def _prepare(self, commands: Iterable[tuple[int, ProcessCommand]]) -> None:
@@ -365,14 +362,11 @@ class Cluster:
             self._prepare({(node_rank, command)})
         return self._prepared[node_rank, command]
 
-    def _command(self, node_rank: int, node_group: str, modules: tuple[str, ...] = ()) -> ProcessCommand | None:
-        command = None
-        if self.config is not None:
-            environment = process_environment(self.config, node_rank, node_group)
-            command = ProcessCommand.of(environment.values(os.environ), environment.interpreter, f"node {node_rank}")
-        if not modules:
-            return command
-        return replace(command or ProcessCommand(None, ()), modules=modules, job=self.session.job)
+    def _command(self, node_rank: int, node_group: str) -> ProcessCommand | None:
+        if self.config is None:
+            return None
+        environment = process_environment(self.config, node_rank, node_group)
+        return ProcessCommand.of(environment.values(os.environ), environment.interpreter, f"node {node_rank}")
 
     def shutdown(self) -> None:
         """End the groups that this process launched, and leave the cluster; an embedded one is shut down. Idempotent.

@@ -23,7 +23,15 @@ from typing import Any
 
 from rlinf_core.cluster import exit_status, ray_output, ray_private, reachable
 from rlinf_core.cluster.driver_folder import new_folder
-from rlinf_core.cluster.ray_api import LOOPBACK, job_config, loopback_only, quick_start, ray_api, set_absence
+from rlinf_core.cluster.ray_api import (
+    LOOPBACK,
+    job_config,
+    joins_at_first_use,
+    loopback_only,
+    quick_start,
+    ray_api,
+    set_absence,
+)
 from rlinf_core.errors import ClusterError, ProcessEnd, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.node import attach, node_facts
@@ -83,7 +91,7 @@ def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: 
         )
     ray_output.keep_plain()
     # Not imported yet: authentication of an embedded Ray is configured first.
-    ray = sys.modules.get("ray")
+    ray = ray_api() if joins_at_first_use() else sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         if _engine is None:
             _engine = RayEngine(str(ray.get_runtime_context().gcs_address), embedded=False)
@@ -154,6 +162,19 @@ def fallen() -> WorkerDiedError | None:
     kind, status = ended[0]
     end = ProcessEnd(Signals(-status).name, None, None) if status < 0 else ProcessEnd(None, status, None)
     return WorkerDiedError(kind, node="this machine", cause=f"{end.words}; it is a part of Ray", end=end)
+
+
+def join_late(ray: Any, address: str, namespace: str) -> None:
+    """Join the Ray at `address` in a forked process, which inherits its authentication."""
+    on_loopback = address.startswith(f"{LOOPBACK}:")
+    with exit_status.own_signals(), loopback_only() if on_loopback else nullcontext():
+        ray.init(
+            address=address,
+            namespace=namespace,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            job_config=job_config(),
+        )
 
 
 def _disconnect_at_exit() -> None:

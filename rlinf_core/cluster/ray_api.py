@@ -21,11 +21,32 @@ LOOPBACK: Final = "127.0.0.1"
 _NODE_SECONDS, _LOOK_SECONDS = 30.0, 0.01
 # Why this process is in no cluster, if it is in none.
 _absence = "this process is in no cluster"
+# Joins the cluster of a forked process, which is in none until it needs one.
+_join: Callable[[Any], None] | None = None
 
 
 @cache  # every group call needs it, on both sides
 def ray_api() -> Any:
     """Return the module `ray`, with its submodules that rlinf uses. From now on it starts no cluster by itself."""
+    ray = _imported()
+    if _join is not None:
+        _join(ray)
+    return ray
+
+
+def join_at_first_use(join: Callable[[Any], None]) -> None:
+    """Have this process join its cluster when it first needs Ray: `join` gets the module."""
+    global _join
+    _join = join
+
+
+def joins_at_first_use() -> bool:
+    """Return whether `join_at_first_use` was called."""
+    return _join is not None
+
+
+@cache
+def _imported() -> Any:
     import_module("ray.util.scheduling_strategies")
     automatic: Any = ray_module("ray._private.auto_init_hook")
     automatic.enable_auto_connect = False
@@ -127,12 +148,12 @@ def job_config() -> Any:
     return config
 
 
-def pickle_by_value(obj: object, keep: Callable[[Any], object]) -> bytes:
+def pickle_by_value(obj: object, keep: Callable[[Any], object] | None = None) -> bytes:
     """Pickle by value what plain pickle cannot import elsewhere, such as classes of the driver's script.
 
-    `keep` takes each buffer that stays outside of the stream.
+    `keep` takes each buffer that stays outside of the stream; without it there is none.
     """
-    stream: bytes = ray_api().cloudpickle.dumps(obj, protocol=5, buffer_callback=keep)
+    stream: bytes = _imported().cloudpickle.dumps(obj, protocol=5, buffer_callback=keep)
     return stream
 
 

@@ -20,9 +20,7 @@ class PrivatePart(NamedTuple):
     reason: str
 
 
-WORKER_PROGRAM: Final = "ray._private.workers.default_worker"
 PARTS: Final = (
-    PrivatePart(WORKER_PROGRAM, ("parser",), "what it imports is imported once for all processes that are forked"),
     PrivatePart(
         "ray._raylet",
         ("GcsClient", "InnerGcsClient.get_all_node_info", "InnerGcsClient.get_all_job_info"),

@@ -172,7 +172,9 @@ class Manager:
                 nodes = tuple(worker.node or "" for worker in workers)
                 lives = tuple(worker.incarnation for worker in workers)
                 incarnation = self._registry.incarnation(body.name) or 0
-                life = m.GroupLife(incarnation, nodes, self._registry.is_channel(body.name), lives)
+                peers = (self._peers.get(str(worker.address)) for worker in workers)
+                hosts = tuple(peer.hello.host if peer is not None else "" for peer in peers)
+                life = m.GroupLife(incarnation, nodes, self._registry.is_channel(body.name), lives, hosts)
                 self._reply(stream, request.serial, life)
             elif isinstance(body, m.ExitReason):
                 self._reply(stream, request.serial, self._take_exit_reason(stream, body))

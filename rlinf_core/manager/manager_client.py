@@ -128,9 +128,9 @@ class ManagerClient(Resolver):
 
     # Outgoing
 
-    def announce(self, incarnation: int, node: str, node_rank: int | None, device: str = "") -> None:
+    def announce(self, incarnation: int, node: str, node_rank: int | None, device: str = "", host: str = "") -> None:
         log = postmortem.own_log()
-        hello = m.Hello(incarnation, self.endpoint.info, node, node_rank, device, log)
+        hello = m.Hello(incarnation, self.endpoint.info, node, node_rank, device, log, host)
         self._control.send(self._stream, hello)
 
     def tell(self, message: m.ToManager) -> None:

@@ -37,6 +37,7 @@ class Hello:
         node: where it runs, in words, as in `node 1 (10.0.0.2)`.
         device: its device, as in `cuda:0`; empty for the CPU.
         log: the file of its standard error on its node, or None.
+        host: Ray's name of the actor that passes its calls on; empty for one that is an actor itself.
     """
 
     incarnation: int
@@ -45,6 +46,7 @@ class Hello:
     node_rank: int | None = None
     device: str = ""
     log: str | None = None
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +126,14 @@ class GroupLife:
         nodes: each worker's node, by rank; empty if unknown.
         channel: whether it is a channel's process.
         workers: each worker's incarnation, by rank.
+        hosts: Ray's name of the actor that passes each worker's calls on, by rank; empty for none.
     """
 
     incarnation: int
     nodes: tuple[str, ...]
     channel: bool = False
     workers: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,151 +1,189 @@
-"""Processes of one kind on a node, forked from a server that has imported their modules: they share its memory.
+"""A server that forks the processes of a group on one node from itself: they share the memory of what it has imported.
 
-Run as a script in the place of an interpreter, with the path of the server's socket and the modules, it starts the
-server where none runs and has it fork the process. Where that fails it becomes the interpreter.
+Run as a script by the process that hosts the group, with a socket of messages to it. Each request brings one end of a
+connection, which the new process gets. When the host ends, the server kills what it forked, and ends too.
 """
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import json
 import os
-import runpy
-import select
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Final, NoReturn
 
-_MAX_REQUEST = 192 * 1024
-# A server imports its modules before it answers.
-_ANSWER_SECONDS, _IDLE_SECONDS = 60.0, 10.0
+_MESSAGE_BYTES: Final = 64 * 1024
 
 
-def command(words: Sequence[str], path: str, modules: Sequence[str]) -> list[str]:
-    """Return the command that runs what the interpreter `words` would, in a process forked from the server at `path`.
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a server.
 
-    The modules must start no thread. Those that cannot be imported are left to the processes.
+    Attributes:
+        entry: the function that a new process calls with its connection, its name and `arguments`, as in
+            `package.module:function`.
+        modules: imported once. They must start no thread, else each process imports them by itself.
+        path: the folders to import from.
+        logs: where processes write their output, by Ray's names for it; None for that of the server.
+        job: Ray's id of the job, a part of these names.
+        arguments: plain values for `entry`.
     """
-    return [*words, os.path.abspath(__file__), path, ",".join(modules)]
+
+    entry: str
+    modules: tuple[str, ...]
+    path: tuple[str, ...]
+    logs: str | None
+    job: str
+    arguments: tuple[Any, ...] = ()
 
 
-def main() -> None:
-    path, modules, *arguments = sys.argv[1:]
-    if path == "serve":
-        listener, raylet = (int(argument) for argument in arguments)
-        serve(socket.socket(fileno=listener), modules.split(","), raylet)
-    elif not request_fork(path, modules, arguments):
-        os.execv(sys.executable, [sys.executable, *arguments])
+class ForkClient:
+    """The host's side of a server.
+
+    Raises:
+        OSError: the server could not be started.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            number = other.fileno()
+            words = [sys.executable, os.path.abspath(__file__), str(number), json.dumps(asdict(settings))]
+            subprocess.Popen(words, pass_fds=[number], stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def start(self, name: str) -> socket.socket:
+        """Have a process forked; return the connection to it.
+
+        Raises:
+            OSError: the server has ended.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self.socket, [json.dumps({"start": name}).encode()], [theirs.fileno()])
+        return ours
+
+    def kill(self, name: str) -> None:
+        """Kill a process, if it lives. Its end is told as any other."""
+        with suppress(OSError):
+            self.socket.send(json.dumps({"kill": name}).encode())
+
+    def receive(self) -> dict[str, Any] | None:
+        """Return the server's next message: `name` and `pid` of a new process, or `name` and `end` of one that has
+        ended. That is its status as of `os.waitpid`, or the reason why it could not be forked. None: the server has
+        ended."""
+        message = self.socket.recv(_MESSAGE_BYTES)
+        return json.loads(message) if message else None
 
 
-def request_fork(path: str, modules: str, arguments: Sequence[str]) -> bool:
-    """Have the server at `path` fork a process that runs a script with arguments; return whether it did."""
-    request = json.dumps([list(arguments), os.getcwd(), dict(os.environ)]).encode()
-    if len(request) > _MAX_REQUEST:
-        return False
-    with suppress(OSError), _connected(path, modules) as connection:
-        connection.settimeout(_ANSWER_SECONDS)
-        socket.send_fds(connection, [request], [0, 1, 2])
-        return bool(connection.recv(1))
-    return False
+class _Server:
+    def __init__(self, host: socket.socket, settings: Settings) -> None:
+        self._host, self._settings = host, settings
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(host, selectors.EVENT_READ)
+        # Pids and descriptors by name.
+        self._children: dict[str, tuple[int, int]] = {}
+        sys.path[:] = settings.path
+        self._variables = dict(os.environ)
+        # NumPy's library would start threads when it is loaded.
+        os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
+        for name in settings.modules:
+            with suppress(Exception):
+                import_module(name)
+        # A fork would lack the other threads, and keep their locks.
+        self._forks = len(os.listdir("/proc/self/task")) == 1
+        # Children write into no page of the server's objects when they collect garbage.
+        gc.collect()
+        gc.freeze()
+
+    def serve(self) -> None:
+        """Start and reap processes until the host ends."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is not None:
+                    self._reap(key.data)
+                elif not self._take_request():
+                    for _, descriptor in self._children.values():
+                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                    return
+
+    def _take_request(self) -> bool:
+        """Handle a request; return whether the host lives."""
+        message, descriptors, _, _ = socket.recv_fds(self._host, _MESSAGE_BYTES, 1)
+        if not message:
+            return False
+        request = json.loads(message)
+        if "kill" in request:
+            child = self._children.get(request["kill"])
+            if child is not None:
+                signal.pidfd_send_signal(child[1], signal.SIGKILL)
+            return True
+        (connection,) = descriptors
+        try:
+            self._start(request["start"], connection)
+        except OSError as error:
+            self._tell(name=request["start"], end=str(error))
+        finally:
+            os.close(connection)
+        return True
+
+    def _start(self, name: str, connection: int) -> None:
+        pid = os.fork() if self._forks else self._spawn(name, connection)
+        if pid == 0:
+            self._become(name, connection)
+        descriptor = os.pidfd_open(pid)
+        self._children[name] = pid, descriptor
+        self._selector.register(descriptor, selectors.EVENT_READ, name)
+        self._tell(name=name, pid=pid)
+
+    def _spawn(self, name: str, connection: int) -> int:
+        """Start a process that imports everything by itself; return its pid."""
+        words = [sys.executable, os.path.abspath(__file__), "alone", str(connection), name]
+        words.append(json.dumps(asdict(self._settings)))
+        process = subprocess.Popen(words, pass_fds=[connection], stdin=subprocess.DEVNULL, env=self._variables)
+        process.returncode = 0  # it is waited for here
+        return process.pid
+
+    def _become(self, name: str, connection: int) -> NoReturn:
+        try:
+            self._selector.close()
+            self._host.close()
+            for _, descriptor in self._children.values():
+                os.close(descriptor)
+            os.environ.clear()
+            os.environ.update(self._variables)
+            if "numpy.random" in sys.modules:
+                sys.modules["numpy.random"].seed()  # Python's own generator does so by itself
+        finally:
+            run(name, connection, self._settings)
+
+    def _reap(self, name: str) -> None:
+        pid, descriptor = self._children.pop(name)
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+        _, status = os.waitpid(pid, 0)
+        self._tell(name=name, end=status)
+
+    def _tell(self, **message: Any) -> None:
+        with suppress(OSError):
+            self._host.send(json.dumps(message).encode())
 
 
-def _connected(path: str, modules: str) -> socket.socket:
-    """Return a connection to the server at `path`, which is started where none listens."""
-    folder, name = os.path.split(path)
-    opened = os.open(folder, os.O_DIRECTORY)
-    try:
-        with open(os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600), "w", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            # The path of a socket is short; that of a folder may be long.
-            address = f"/proc/self/fd/{opened}/{name}"
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            try:
-                connection.connect(address)
-            except OSError:
-                _start(address, modules)
-                connection.connect(address)
-            return connection
-    finally:
-        os.close(opened)
-
-
-def _start(address: str, modules: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(address)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(address)
-        os.chmod(address, 0o600)
-        listener.listen(1024)
-        number = listener.fileno()
-        # This process took the place of the one that Ray's node manager started.
-        words = [sys.executable, os.path.abspath(__file__), "serve", modules, str(number), str(os.getppid())]
-        subprocess.Popen(words, pass_fds=[number], stdin=subprocess.DEVNULL, start_new_session=True)
-
-
-def serve(listener: socket.socket, modules: Sequence[str], raylet: int) -> None:
-    """Fork a process for each request, until the process `raylet` ends or no child has been left for some seconds."""
-    # The folder of this script is none to import from; with PYTHONSAFEPATH it is not there.
-    if not getattr(sys.flags, "safe_path", False):
-        del sys.path[0]
-    alive = os.pidfd_open(raylet)
-    # NumPy's library would start threads when it is loaded.
-    os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
-    for name in modules:
-        with suppress(Exception):
-            import_module(name)
-    if len(os.listdir("/proc/self/task")) > 1:
-        return  # a fork would lack the other threads, and keep their locks
-    # Children write into no page of the server's objects when they collect garbage.
-    gc.collect()
-    gc.freeze()
-    # Ray takes a child that has ended for alive until it is waited for; the kernel does that at once.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        ready, _, _ = select.select([listener, alive], [], [], _IDLE_SECONDS)
-        if alive in ready or not (ready or _has_children()):
-            return
-        if listener in ready:
-            connection, _ = listener.accept()
-            with suppress(OSError), connection:
-                _fork(connection, [listener.fileno(), alive])
-
-
-def _fork(connection: socket.socket, own: Sequence[int]) -> None:
-    message, streams, _, _ = socket.recv_fds(connection, _MAX_REQUEST, 3)
-    try:
-        if message and os.fork() == 0:
-            _become(connection, json.loads(message), streams, own)
-    finally:
-        for number in streams:
-            os.close(number)
-
-
-def _become(connection: socket.socket, request: Any, streams: Sequence[int], own: Sequence[int]) -> None:
-    """Run the script of a request in this child; never return."""
+def run(name: str, connection: int, settings: Settings) -> NoReturn:
+    """Run the entry in this process, and end it."""
     status = 1
     try:
-        # Fails where nobody waits for it any more.
-        connection.send(b"1")
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-        for number in (*own, connection.detach()):
-            os.close(number)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        sys.argv, folder, variables = request
-        # Ray kills all that is left of a worker's process group when the worker has ended.
-        os.setpgrp()
-        os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(variables)
-        if "numpy.random" in sys.modules:
-            sys.modules["numpy.random"].seed()  # Python's own generator does so by itself
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        if settings.logs is not None:
+            _write_to(settings.logs, settings.job, name)
+        module, _, function = settings.entry.partition(":")
+        getattr(import_module(module), function)(connection, name, *settings.arguments)
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -158,13 +196,23 @@ def _become(connection: socket.socket, request: Any, streams: Sequence[int], own
         os._exit(status)
 
 
-def _has_children() -> bool:
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return False
-    return True
+def _write_to(folder: str, job: str, name: str) -> None:
+    """Write this process's output into files as Ray names those of its workers, and thus shows their lines."""
+    stem = os.path.join(folder, f"worker-{os.urandom(28).hex()}-{job}-{os.getpid()}")
+    for number, suffix in ((1, "out"), (2, "err")):
+        with suppress(OSError), open(f"{stem}.{suffix}", "ab", buffering=0) as file:
+            file.write(f":actor_name:{name}\n".encode())
+            os.dup2(file.fileno(), number)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run as the server, or, where it cannot fork, as one of the processes."""
+    settings = Settings(**json.loads(arguments[-1]))
+    if arguments[0] == "alone":
+        sys.path[:] = settings.path
+        run(arguments[2], int(arguments[1]), settings)
+    _Server(socket.socket(fileno=int(arguments[0])), settings).serve()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

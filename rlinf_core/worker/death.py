@@ -12,6 +12,10 @@ _NODE_LEFT = "its node left the cluster"
 _EXIT_CODE = re.compile(r"exit code (-?\d+)")
 
 
+class ProcessGone(Exception):  # noqa: N818 - a vehicle, as `RemoteFailure`: seen as `WorkerDiedError`
+    """The end of a forked process, in the words of its host."""
+
+
 def describe_death(error: BaseException, address: str, node: str, incarnation: int) -> WorkerDiedError:
     """Return the error for a worker that Ray reports dead; waits briefly for the manager's findings."""
     ray_reason = _ray_says(str(error))

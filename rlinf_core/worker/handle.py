@@ -20,7 +20,7 @@ from rlinf_core.manager.manager_messages import Cancel
 from rlinf_core.process.inflight_ops import InflightOps, current_task_key
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
 from rlinf_core.worker.calls import RemoteFailure, Timed, check_call, unanswered
-from rlinf_core.worker.death import describe_death
+from rlinf_core.worker.death import ProcessGone, describe_death
 from rlinf_core.worker.stopped import StoppedWatch
 from rlinf_core.worker.timer import Reduction, reduce_durations
 
@@ -332,8 +332,8 @@ class WorkerGroupHandle(Generic[T]):
         cause = getattr(error, "cause", None)
         if isinstance(cause, RemoteFailure):
             return cause.error.unpack()
-        if isinstance(error, ray.exceptions.RayActorError):
-            return describe_death(error, str(member.address), member.node, member.incarnation)
+        if isinstance(error, ray.exceptions.RayActorError) or isinstance(cause, ProcessGone):
+            return describe_death(cause or error, str(member.address), member.node, member.incarnation)
         if isinstance(cause, Exception):
             # The method's own errors arrive as `RemoteFailure`: here Ray failed to pickle its result.
             return unpicklable(f"the result of `{self.method}`", cause, where=str(member.address))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,8 @@ from rlinf_core.placement.placement import Placement
 from rlinf_core.process.import_path import user_folders, working_folder
 from rlinf_core.waiting import Deadline
 from rlinf_core.worker.calls import unanswered
+from rlinf_core.worker.forked.hosted_actor import Host, HostedActor
+from rlinf_core.worker.forked.process_host import CONCURRENCY, ProcessHost
 from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle
 from rlinf_core.worker.process import Birth, WorkerProcess
 
@@ -50,6 +53,8 @@ class Launch:
     ) -> None:
         self._cluster, self._base, self._placements, self._pickled = cluster, base, placements, pickled
         self._incarnation: int | None = None
+        # Ray's names of the actors that pass on the calls of forked workers, by rank.
+        self._hosts: dict[int, str] = {}
         self._actors = self._allocate(max_concurrency, modules)
 
     def construct(self) -> WorkerGroupHandle[Birth]:
@@ -88,27 +93,22 @@ class Launch:
         return self._cluster.client.open_group(str(self._base), len(self._actors), seconds)
 
     def _allocate(self, max_concurrency: int | None, modules: tuple[str, ...]) -> list[Any]:
-        modules = (WorkerProcess.__module__, *modules) if modules else ()
         places = [(placement.cluster_node_rank, placement.node_group_label) for placement in self._placements]
-        self._cluster.prepare(places, modules)
+        self._cluster.prepare(places)
         actors: dict[int, Any] = {}
         try:
+            if modules:
+                actors |= self._host(max_concurrency, modules)
+            started = 0
             for wave in waves([node for node, _ in places]):
-                self._cluster.announce_launch(str(self._base), len(places), len(actors))
-                for placement in (self._placements[index] for index in wave):
-                    name = str(self._base.get_child_address(placement.rank))
-                    actors[placement.rank] = self._cluster.allocate(
-                        WorkerProcess,
-                        node_rank=placement.cluster_node_rank,
-                        node_group=placement.node_group_label,
-                        name=name,
-                        max_concurrency=max_concurrency,
-                        modules=modules,
-                        args=(name,),
-                    )
-                if len(actors) < len(places):
-                    # The death of a process is reported at its construction.
-                    ready = [actors[self._placements[index].rank].find_port.remote() for index in wave]
+                self._cluster.announce_launch(str(self._base), len(places), started)
+                started += len(wave)
+                placements = [self._placements[index] for index in wave]
+                if not modules:
+                    actors |= {placement.rank: self._actor(placement, max_concurrency) for placement in placements}
+                if started < len(places):
+                    # A host forks a process at its first call. The death of a process is reported at its construction.
+                    ready = [actors[placement.rank].find_port.remote() for placement in placements]
                     ray_api().wait(ready, num_returns=len(ready), timeout=env_vars.CONNECT_TIMEOUT.get())
         except ValueError as error:
             kill(actors.values())
@@ -122,6 +122,46 @@ class Launch:
             kill(actors.values())
             raise
         return [actors[placement.rank] for placement in self._placements]
+
+    def _actor(self, placement: Placement, max_concurrency: int | None) -> Any:
+        name = self._name(placement)
+        return self._cluster.allocate(
+            WorkerProcess,
+            node_rank=placement.cluster_node_rank,
+            node_group=placement.node_group_label,
+            name=name,
+            max_concurrency=max_concurrency,
+            args=(name,),
+        )
+
+    def _host(self, max_concurrency: int | None, modules: tuple[str, ...]) -> dict[int, HostedActor]:
+        """Start an actor in each place, from which the workers there are forked; return the workers by rank."""
+        by_place = defaultdict[tuple[int, str], list[Placement]](list)
+        for placement in self._placements:
+            by_place[placement.cluster_node_rank, placement.node_group_label].append(placement)
+        hosted: dict[int, HostedActor] = {}
+        for (node, label), placements in by_place.items():
+            name = self._host_name(placements[0])
+            actor = self._cluster.allocate(
+                ProcessHost,
+                node_rank=node,
+                node_group=label,
+                name=name,
+                max_concurrency=CONCURRENCY,
+                args=(name, modules, max_concurrency),
+            )
+            host = Host(actor, map(self._name, placements))
+            for placement in placements:
+                hosted[placement.rank] = HostedActor(host, self._name(placement))
+                self._hosts[placement.rank] = name
+        return hosted
+
+    def _name(self, placement: Placement) -> str:
+        return str(self._base.get_child_address(placement.rank))
+
+    def _host_name(self, first: Placement) -> str:
+        """Return Ray's name of a host, by its first worker: two groups of one name are refused by Ray."""
+        return self._name(first)
 
     def _construct(self, incarnation: int) -> WorkerGroupHandle[Birth]:
         cluster, client = self._cluster, self._cluster.client
@@ -150,6 +190,7 @@ class Launch:
                 session=session,
                 incarnation=incarnation,
                 given=cluster.given_variables(placement.cluster_node_rank, placement.node_group_label),
+                host=self._hosts.get(placement.rank, ""),
             )
             references.append(actor.construct.remote(context, client.info, self._pickled, master_port))
             members.append(
@@ -164,6 +205,10 @@ class Relaunch(Launch):
     def abandon(self) -> None:
         """End the process."""
         kill(self._actors)
+
+    def _host_name(self, first: Placement) -> str:
+        # The host of the one before may have others.
+        return f"{self._name(first)}-{secrets.token_hex(4)}"
 
     def _register(self, seconds: float) -> int:
         (placement,) = self._placements
@@ -194,18 +239,27 @@ def close_group(name: str, incarnation: int) -> None:
 def kill(actors: Iterable[Any]) -> None:
     ray = ray_api()
     for actor in actors:
-        ray.kill(actor)
+        if isinstance(actor, HostedActor):
+            actor.kill()
+        else:
+            ray.kill(actor)
 
 
 def release_name(actor: Any, name: str, job: str) -> None:
-    """Have Ray forget a dead actor, and return once its name is free.
+    """Have Ray forget a dead actor, and return once its name is free, or once its forked process has ended.
 
     Raises:
         CommunicationTimeoutError: it is not within `RLINF_CONNECT_TIMEOUT`.
     """
     ray = ray_api()
-    kill([actor])
     deadline = Deadline.after(env_vars.CONNECT_TIMEOUT.get())
+    if isinstance(actor, HostedActor):
+        ended, _ = ray.wait([actor.ended()], timeout=deadline.seconds)
+        if not ended:
+            raise CommunicationTimeoutError(f"waiting for the process of `{name}` to end", deadline.seconds)
+        kill([actor])
+        return
+    kill([actor])
     while True:
         try:
             ray.get_actor(name, namespace=job)

@@ -1,4 +1,4 @@
-"""The actor that hosts a user's worker.
+"""The process that a user's worker lives in: an actor of Ray, or a forked one (`worker/forked`).
 
 Ray knows only this class. The user's class arrives pickled and is imported after ranks and devices are set in the
 environment, so that modules that read them, or initialise CUDA, at import see the right ones.
@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from types import AsyncGeneratorType, GeneratorType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster.probe import free_port
@@ -44,6 +44,18 @@ T = TypeVar("T")
 _CANCELLED_KEPT = 4096
 
 
+class CurrentTask(Protocol):
+    """The call that the current thread answers; Ray's runtime context is one."""
+
+    def get_task_name(self) -> str:
+        """Return the name of the worker's method."""
+        ...
+
+    def get_task_id(self) -> str:
+        """Return Ray's id of the call."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Birth:
     """The facts that a worker's process reports once it is constructed."""
@@ -59,11 +71,12 @@ class WorkerProcess:
 
     Args:
         name: address of the worker that will live in it.
+        task: the current call; by default as Ray knows it.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, task: CurrentTask | None = None) -> None:
         self._name = name
-        self._ray = ray_api().get_runtime_context()
+        self._task: CurrentTask = ray_api().get_runtime_context() if task is None else task
         self._worker: Any = None
         self._context: WorkerContext | None = None
         self._client: ManagerClient | None = None
@@ -119,7 +132,7 @@ class WorkerProcess:
             kind = get_accelerator(placement.accelerator_type).torch_device
             device = f"{kind}:{placement.local_accelerator_rank}"
         node = f"node {placement.cluster_node_rank} ({context.node_ip})"
-        client.announce(context.incarnation, node, placement.cluster_node_rank, device)
+        client.announce(context.incarnation, node, placement.cluster_node_rank, device, context.host)
 
     def birth(self) -> Birth:
         context = self._context
@@ -135,7 +148,7 @@ class WorkerProcess:
             RemoteFailure: with its exception.
         """
         # Not an argument, which would cost Ray more than everything done here.
-        method: str = self._ray.get_task_name()
+        method: str = self._task.get_task_name()
 
         def run(call: MethodCall) -> Any:
             result = getattr(self._worker, method)(*args, **kwargs)
@@ -153,7 +166,7 @@ class WorkerProcess:
             try:
                 result = self._published(method, run)
             except RemoteFailure:
-                if self._cancelled.pop(self._ray.get_task_id(), None) is None:
+                if self._cancelled.pop(self._task.get_task_id(), None) is None:
                     raise
                 # Its caller already has its error; Ray would print an unretrieved one.
                 return None
@@ -164,7 +177,7 @@ class WorkerProcess:
         client = self._client
         if client is None:
             raise RuntimeError("called before construct()")
-        call = MethodCall(self._ray.get_task_id(), threading.get_ident())
+        call = MethodCall(self._task.get_task_id(), threading.get_ident())
         if not self._calls:
             # Mismatches of earlier calls' messages do not count for this call, even if reported during it.
             client.endpoint.disregard_mismatches()

@@ -30,6 +30,7 @@ from rlinf_core.process.tracing import Taken
 from rlinf_core.suggest import did_you_mean
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.communication import Communication
+from rlinf_core.worker.forked.hosted_actor import Host, HostedActor
 from rlinf_core.worker.group_view import NO_PICKLE, GroupMethod, GroupView
 from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle, unpicklable, wait_together
 from rlinf_core.worker.launch import Launch, Relaunch, close_group, kill, release_name
@@ -215,14 +216,18 @@ class WorkerGroup(Generic[W]):
         if session is None or client is None:
             raise RuntimeFailure("this process belongs to no job", help="make a `Cluster` and launch a group first")
         base = WorkerAddress.from_name(name)
-        members: list[GroupMember] = []
+        members, hosts = list[GroupMember](), dict[str, Host]()
         life = client.group_life(name, env_vars.CONNECT_TIMEOUT.get())
         for rank, (node, incarnation) in enumerate(zip(life.nodes, life.workers, strict=True)):
             address = base.get_child_address(rank)
+            host = life.hosts[rank]
             try:
-                actor = ray.get_actor(str(address), namespace=session.job)
+                actor = ray.get_actor(host or str(address), namespace=session.job)
             except ValueError:
                 raise WorkerDiedError(str(address), node=node or None) from None
+            if host:
+                names = (str(base.get_child_address(n)) for n, other in enumerate(life.hosts) if other == host)
+                actor = HostedActor(hosts.setdefault(host, Host(actor, names)), str(address))
             members.append(GroupMember(address, actor, node, incarnation))
         group._name, group._members, group._incarnation = name, tuple(members), life.incarnation
         return group

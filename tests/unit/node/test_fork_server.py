@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import select
-import shlex
 import signal
-import stat
-import subprocess
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,63 +14,45 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.node import fork_server
+from rlinf_core.node.fork_server import ForkClient, Settings
 
-SCRIPT = """
-import json, os, random, sys
-said = {"pid": os.getpid(), "parent": os.getppid(), "mark": os.environ.get("MARK"), "folder": os.getcwd(),
-        "loaded": getattr(sys.modules.get("heavy"), "pid", None), "words": sys.argv[1:], "drawn": random.random(),
-        "name": __name__, "script_folder": "fork_server.py" in os.listdir(sys.path[0] or ".")}
-print(json.dumps(said), flush=True)
-if "stay" in sys.argv:
-    __import__("threading").Event().wait()
-raise SystemExit(3)
+ENTRY = """
+import json, os, random, socket, sys
+def begin(number, name, *arguments):
+    connection = socket.socket(fileno=number)
+    said = {"pid": os.getpid(), "parent": os.getppid(), "mark": os.environ.get("MARK"), "name": name,
+            "loaded": getattr(sys.modules.get("heavy"), "pid", None), "arguments": arguments,
+            "drawn": random.random(), "threads": os.environ.get("OMP_NUM_THREADS")}
+    connection.sendall(json.dumps(said).encode() + b"\\n")
+    print("a line of", name, flush=True)
+    connection.recv(1)
+    raise SystemExit(3)
 """
 
 
-class Node:
-    """A folder with a script and a module, and a process in the place of Ray's node manager."""
+class Host:
+    """A folder with modules, and this process in the place of a group's host."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, heavy: str = "import os\npid = os.getpid()\n") -> None:
         self.folder = folder
-        (folder / "modules").mkdir()
-        (folder / "work").mkdir()
-        (folder / "script.py").write_text(SCRIPT)
-        self.write_module("import os\npid = os.getpid()\n")
-        self.socket = str(folder / ("long" * 40) / "fork")
-        os.mkdir(os.path.dirname(self.socket))
-        # `read` keeps the shell, whose children the started processes are as those of a node manager.
-        self.manager = subprocess.Popen(
-            ["bash", "-c", 'while read -r line; do eval "$line"; done'],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(folder / "modules")},
-        )
+        (folder / "entry.py").write_text(ENTRY)
+        (folder / "heavy.py").write_text(heavy)
+        path = (str(folder), *sys.path)
+        self.client = ForkClient(Settings("entry:begin", ("heavy",), path, str(folder), "01", ("$HOME", 2)))
+        self.client.socket.settimeout(60)
+        self.connections: dict[str, socket.socket] = {}
 
-    def write_module(self, text: str) -> None:
-        (self.folder / "modules" / "heavy.py").write_text(text)
+    def start(self, name: str) -> dict[str, Any]:
+        """Start a process; return what it says."""
+        self.connections[name] = self.client.start(name)
+        message = self.client.receive()
+        said = json.loads(self.connections[name].makefile().readline())
+        assert message == {"name": name, "pid": said["pid"]}
+        return said
 
-    def start(self, *words: str, mark: str = "") -> dict[str, Any]:
-        """Start the script; return what it says."""
-        assert self.manager.stdin is not None
-        assert self.manager.stdout is not None
-        command = fork_server.command([sys.executable], self.socket, ["heavy"])
-        line = shlex.join([*command, str(self.folder / "script.py"), *words])
-        self.manager.stdin.write(f"cd {shlex.quote(str(self.folder / 'work'))}; MARK={mark} {line}\n")
-        self.manager.stdin.flush()
-        return json.loads(self.manager.stdout.readline())
-
-    def end(self) -> None:
-        self.manager.kill()
-        self.manager.communicate()
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    made = Node(tmp_path)
-    yield made
-    made.end()
+    def close(self) -> None:
+        for open_socket in (*self.connections.values(), self.client.socket):
+            open_socket.close()
 
 
 def has_ended(pid: int) -> bool:
@@ -87,61 +67,81 @@ def has_ended(pid: int) -> bool:
         os.close(opened)
 
 
-def test_processes_are_forked_from_one_that_has_the_module(node: Node) -> None:
-    first, second = node.start("$HOME", "two words", mark="1"), node.start(mark="2")
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MARK", "$1")
+        made = Host(tmp_path)
+        yield made
+        made.close()
+
+
+def test_processes_are_forked_from_one_that_has_the_module(host: Host) -> None:
+    first, second = host.start("a:0"), host.start("a:1")
     assert first["parent"] == second["parent"] == first["loaded"] == second["loaded"]
     assert first["pid"] != second["pid"]
-    assert (first["mark"], second["mark"]) == ("1", "2")
-    assert first["words"] == ["$HOME", "two words"]
-    assert first["folder"] == str(node.folder / "work")
-    assert first["name"] == "__main__"
     assert first["drawn"] != second["drawn"]
-    assert not first["script_folder"]
+    assert (first["mark"], first["name"], first["arguments"]) == ("$1", "a:0", ["$HOME", 2])
+    assert first["threads"] == os.environ.get("OMP_NUM_THREADS")
 
 
-def test_only_the_user_may_ask_a_server(node: Node) -> None:
-    node.start()
-    assert stat.S_IMODE(os.stat(node.socket).st_mode) == 0o600
-    assert stat.S_IMODE(os.stat(f"{node.socket}.lock").st_mode) == 0o600
+def test_ends_are_reported_with_their_status(host: Host) -> None:
+    host.start("a:0")
+    killed = host.start("a:1")
+    host.connections["a:0"].send(b"x")
+    assert host.client.receive() == {"name": "a:0", "end": 3 << 8}
+    os.kill(killed["pid"], signal.SIGTERM)
+    assert host.client.receive() == {"name": "a:1", "end": signal.SIGTERM}
 
 
-def test_a_server_ends_with_the_node_manager(node: Node) -> None:
-    said = node.start("stay")  # a server without children would end by itself
-    try:
-        assert said["parent"] == said["loaded"]
-        node.manager.kill()
-        node.manager.wait()
-        assert has_ended(said["parent"])
-    finally:
-        os.kill(said["pid"], signal.SIGKILL)
+def test_a_process_is_killed_by_name(host: Host) -> None:
+    host.start("a:0")
+    host.client.kill("a:9")
+    host.client.kill("a:0")
+    assert host.client.receive() == {"name": "a:0", "end": signal.SIGKILL}
 
 
-@pytest.mark.nightly
-def test_a_server_without_children_ends_and_another_is_started(node: Node) -> None:
-    first = node.start()
-    assert has_ended(first["parent"])
-    second = node.start()
-    assert first["parent"] == first["loaded"] != second["parent"] == second["loaded"]
+def test_the_output_goes_where_ray_reads_it(host: Host) -> None:
+    pid = host.start("a:0")["pid"]
+    host.connections["a:0"].send(b"x")
+    host.client.receive()
+    (file,) = host.folder.glob(f"worker-*-01-{pid}.out")
+    assert file.read_text() == ":actor_name:a:0\na line of a:0\n"
 
 
-def test_a_module_that_starts_a_thread_is_left_to_the_processes(node: Node) -> None:
-    node.write_module("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n")
-    said = node.start("a", mark="1")
-    assert said["parent"] == node.manager.pid
-    assert (said["mark"], said["words"], said["loaded"]) == ("1", ["a"], None)
+def test_all_end_with_the_host(host: Host) -> None:
+    said = host.start("a:0")
+    host.client.socket.close()
+    assert has_ended(said["pid"])
+    assert has_ended(said["parent"])
 
 
-def test_unimportable_module_is_left_to_the_processes(node: Node) -> None:
-    node.write_module("raise RuntimeError('no such device')\n")
-    said = node.start()
-    assert said["loaded"] is None
-    assert said["parent"] != node.manager.pid
+def test_a_killed_server_is_noticed(host: Host) -> None:
+    os.kill(host.start("a:0")["parent"], signal.SIGKILL)
+    assert host.client.receive() is None
+    with pytest.raises(OSError, match=r".+"):
+        host.client.start("a:1")
 
 
-def test_a_server_that_dies_is_replaced(node: Node) -> None:
-    first = node.start()
-    assert first["parent"] == first["loaded"]
-    os.kill(first["parent"], signal.SIGKILL)
-    assert has_ended(first["parent"])
-    second = node.start()
-    assert first["parent"] != second["parent"] == second["loaded"]
+def test_a_module_that_starts_a_thread_is_left_to_the_processes(tmp_path: Path) -> None:
+    thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    host = Host(tmp_path, heavy=thread)
+    said = host.start("a:0")
+    assert (said["loaded"], said["name"], said["arguments"]) == (None, "a:0", ["$HOME", 2])
+    host.connections["a:0"].send(b"x")
+    assert host.client.receive() == {"name": "a:0", "end": 3 << 8}
+    host.close()
+
+
+def test_unimportable_module_is_left_to_the_processes(tmp_path: Path) -> None:
+    host = Host(tmp_path, heavy="raise RuntimeError('no such device')\n")
+    assert host.start("a:0")["loaded"] is None
+    host.close()
+
+
+def test_a_process_that_cannot_be_forked_is_reported(tmp_path: Path) -> None:
+    host = Host(tmp_path, heavy="import os\ndef fork():\n    raise OSError(11, 'no more processes')\nos.fork = fork\n")
+    connection = host.client.start("a:0")
+    assert host.client.receive() == {"name": "a:0", "end": "[Errno 11] no more processes"}
+    connection.close()
+    host.close()

@@ -1,0 +1,222 @@
+"""The actor that hosts the processes of a group on one node.
+
+Ray carries calls to this actor alone, which passes them on unread. Its processes are forked, so that one more costs
+some hundredths of a second and the memory that it writes to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from rlinf_core.cluster.ray_api import ray_api, session_folder
+from rlinf_core.node.fork_server import ForkClient, Settings
+from rlinf_core.worker.death import ProcessGone
+from rlinf_core.worker.forked.forked_process import LENGTH, Answer, Ask, main
+
+# After the end of a process is known: what it has sent before may still be read.
+_LAST_ANSWERS_SECONDS: Final = 1.0
+# Of the engine's asynchronous actors: calls that are under way at once. More wait.
+CONCURRENCY: Final = 1 << 16
+
+
+class Order(NamedTuple):
+    """The place of a call among those that one caller makes on one process: Ray does not keep the order.
+
+    Attributes:
+        caller: a name that no other caller has.
+        number: from 0.
+    """
+
+    caller: str
+    number: int
+
+
+class Pickled:
+    """A result that unpickles as the value itself: the host passes it on unread."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickle.loads, (self._content,)
+
+
+class _Line:
+    """Calls of one caller that wait for their turn."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._waiting: dict[int, Callable[[], None]] = {}
+
+    def take(self, number: int, send: Callable[[], None]) -> None:
+        """Send this call, and those after it that have come already, once all before it were sent."""
+        self._waiting[number] = send
+        while (ready := self._waiting.pop(self._next, None)) is not None:
+            self._next += 1
+            ready()
+
+
+class _Process:
+    """A process as its host knows it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._answers: dict[int, asyncio.Future[Answer]] = {}
+        self._lines: dict[str, _Line] = {}
+        self._count = 0
+        self._reading = asyncio.create_task(self._read(reader))
+        # Its wait status, or the reason why there is none.
+        self.ended: asyncio.Future[int | str] = asyncio.get_running_loop().create_future()
+        self._ending: asyncio.Task[None] | None = None
+
+    def call(self, order: Order, ask: Callable[[int], Ask]) -> asyncio.Future[Answer]:
+        """Send a call in its turn; return its future answer."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def send() -> None:
+            number = self._count
+            self._count += 1
+            if self.ended.done():
+                answer.set_exception(_gone(self.ended.result()))
+                return
+            self._answers[number] = answer
+            frame = pickle.dumps(ask(number))
+            self._writer.write(LENGTH.pack(len(frame)) + frame)
+
+        self._lines.setdefault(order.caller, _Line()).take(order.number, send)
+        return answer
+
+    def end(self, status: int | str) -> None:
+        """Record the process's end: its status as of `os.waitpid`, or the reason why it has none."""
+        if not self.ended.done():
+            self.ended.set_result(status)
+            self._ending = asyncio.create_task(self._fail(status))
+
+    async def _fail(self, status: int | str) -> None:
+        # Its own children may hold the connection open.
+        await asyncio.wait([self._reading], timeout=_LAST_ANSWERS_SECONDS)
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(_gone(status))
+        self._writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                # From a process that this one has made; what it holds of the worker stays pickled.
+                answer: Answer = pickle.loads(await reader.readexactly(length))  # noqa: S301
+                future = self._answers.pop(answer.number, None)
+                if future is not None and not future.done():
+                    future.set_result(answer)
+        except (asyncio.IncompleteReadError, OSError):
+            pass  # its end is told by the server
+
+
+class ProcessHost:
+    """The host of a group's processes on one node.
+
+    Args:
+        name: for lines that it prints.
+        modules: imported once for all processes.
+        concurrency: how many calls each of them answers at once; None: one after another, on the main thread.
+    """
+
+    def __init__(self, name: str, modules: tuple[str, ...], concurrency: int | None) -> None:
+        self._name = name
+        context = ray_api().get_runtime_context()
+        settings = Settings(
+            entry=f"{main.__module__}:{main.__name__}",
+            modules=(main.__module__, *modules),
+            path=tuple(sys.path),
+            logs=os.path.join(session_folder(), "logs"),
+            job=str(context.get_job_id()),
+            arguments=(str(context.gcs_address), str(context.namespace), concurrency),
+        )
+        self._server = ForkClient(settings)
+        self._server.socket.setblocking(False)
+        self._context = context
+        self._processes: dict[str, asyncio.Task[_Process]] = {}
+        self._by_name: dict[str, _Process] = {}
+        self._listens = False
+
+    def __repr__(self) -> str:
+        """Return Ray's prefix for lines of this process; Ray asks once, at its start."""
+        return self._name
+
+    async def _process(self, name: str) -> _Process:
+        """Return the process of a worker, which is forked at the first call."""
+        if name not in self._processes:
+            self._processes[name] = asyncio.create_task(self._start(name))
+        return await asyncio.shield(self._processes[name])
+
+    async def _start(self, name: str) -> _Process:
+        try:
+            connection = self._server.start(name)
+        except OSError as error:
+            raise _gone(str(error)) from None
+        process = _Process(*await asyncio.open_connection(sock=connection))
+        self._by_name[name] = process
+        if not self._listens:
+            self._listens = True
+            asyncio.get_running_loop().add_reader(self._server.socket, self._listen)
+        return process
+
+    def _listen(self) -> None:
+        try:
+            message = self._server.receive()
+        except BlockingIOError:
+            return
+        except OSError:
+            message = None
+        if message is None:
+            asyncio.get_running_loop().remove_reader(self._server.socket)
+            for process in self._by_name.values():
+                process.end("the one that had forked it has ended")
+        elif "end" in message:
+            self._by_name[message["name"]].end(message["end"])
+
+    async def call(
+        self, name: str, order: Order, method: str, arguments: bytes, positions: tuple[int, ...], *values: Any
+    ) -> Pickled:
+        """Have a process call a method of its `WorkerProcess`; return its result.
+
+        Args:
+            name: the process's worker.
+            order: the call's turn.
+            method: a method of `WorkerProcess`; `call` calls that of the worker which this task is named after.
+            arguments: the positional and the named ones, pickled.
+            positions: of the arguments that `values` takes the place of.
+            values: of references, which Ray has resolved.
+
+        Raises:
+            RemoteFailure: with the exception of the method.
+            ProcessGone: the process has ended.
+        """
+        serial, task = self._context.get_task_id(), self._context.get_task_name()
+        resolved = dict(zip(positions, values, strict=True))
+        process = await self._process(name)
+        answer = await process.call(order, lambda number: Ask(number, serial, method, task, arguments, resolved))
+        if answer.failed:
+            raise pickle.loads(answer.content)  # noqa: S301 - as Ray would
+        return Pickled(answer.content)
+
+    async def end(self, name: str) -> None:
+        """Kill a process, and return when it has ended."""
+        if name in self._processes:
+            process = await self._process(name)
+            self._server.kill(name)
+            await asyncio.shield(process.ended)
+
+
+def _gone(status: int | str) -> ProcessGone:
+    if isinstance(status, str):
+        return ProcessGone(f"its process is gone: {status}")
+    code = os.waitstatus_to_exitcode(status)
+    return ProcessGone(f"its process ended with exit code {code}")
