@@ -46,8 +46,10 @@ TOKENS, DELAY = 20, 0.01
 AT_ONCE, SPEED_TASKS, ROUNDS = 128, 1024, 3
 TOOL_TIMEOUT = 1.0
 SLOWER, LARGEST = 2.0, 60
-# Of the part about memory: bare actors beside the processes, tasks of each, and MiB to leave free.
-BARE, TASKS_EACH, LEFT = 4, 5, 3 * 1024
+# Of the part about processes: bare actors beside them, tasks of each, and MiB to leave free.
+BARE, TASKS_EACH, LEFT = 16, 25, 3 * 1024
+# Seconds in which a node and each process on it may start.
+START, START_EACH = 7.0, 0.133
 
 
 def turn_of(request: DrawRequest) -> DrawnTurn:
@@ -233,15 +235,19 @@ def own_memory(pid: int) -> float:
     return private * 1024 / MB
 
 
-def bare_memory() -> float:
-    """Return the median memory of its own of a bare actor of Ray's, in MiB."""
+def bare_actors() -> tuple[float, float]:
+    """Return the median memory of its own of a bare actor of Ray's, in MiB, and the seconds that each takes to start,
+    several at once."""
     plain: Any = ray
     create = plain.remote(num_cpus=0)(BareActor)
+    began = time.perf_counter()
     actors = [create.remote() for _ in range(BARE)]
-    memory = statistics.median(own_memory(plain.get(actor.pid.remote())) for actor in actors)
+    pids = plain.get([actor.pid.remote() for actor in actors])
+    seconds = time.perf_counter() - began
+    memory = statistics.median(map(own_memory, pids))
     for actor in actors:
         plain.kill(actor)
-    return memory
+    return memory, seconds / BARE
 
 
 def available_memory() -> float:
@@ -251,7 +257,7 @@ def available_memory() -> float:
 
 
 def measure_memory(cluster: Cluster, processes: int) -> Iterable[Result]:
-    bare, typical = bare_memory(), float(LARGEST)
+    (bare, bare_start), typical = bare_actors(), float(LARGEST)
     for count in sorted({min(8, processes), processes}):
         left = available_memory()
         if left - count * typical < LEFT:
@@ -261,9 +267,10 @@ def measure_memory(cluster: Cluster, processes: int) -> Iterable[Result]:
         group = Processes(cluster, f"memory-{count}", count, configuration())
         started = time.perf_counter() - began
         pids = [cast("int", member.pid) for member in group.agents._members]  # pyright: ignore[reportPrivateUsage]
-        ended = group.run(count * TASKS_EACH)
         own = [own_memory(pid) for pid in pids]
         torch = sum("libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
+        killed = count // 100
+        ended = group.run(count * TASKS_EACH, kill=killed)
         group.close()
         typical, most = statistics.median(own), max(own)
         middle = (
@@ -272,9 +279,14 @@ def measure_memory(cluster: Cluster, processes: int) -> Iterable[Result]:
         )
         what = f"Memory of its own of each of {count} agent processes, most"
         yield Result(what, middle, f"{most:.0f} MiB", f"<= {LARGEST} MiB", most <= LARGEST and not torch)
-        rate = f"started in {started:.1f} s, {count * TASKS_EACH / ended.seconds:.0f} tasks a second"
-        once = sorted(ended.counts) == list(range(count * TASKS_EACH)) and set(ended.counts.values()) == {1}
-        yield Result(f"Tasks of {count} processes ended", rate, f"{len(ended.counts)}", f"{count * TASKS_EACH}", once)
+        middle = f"{started / count * 1000:.0f} ms each, a bare actor of Ray's takes {bare_start * 1000:.0f} ms"
+        goal = START + count * START_EACH
+        yield Result(f"Start of {count} processes", middle, f"{started:.1f} s", f"<= {goal:.0f} s", started <= goal)
+        tasks = count * TASKS_EACH
+        again = sum(ended.counts.values()) - len(ended.counts)
+        rate = f"{tasks / ended.seconds:.0f} a second; {killed} killed, {again} tasks came twice and count once"
+        whole = sorted(ended.counts) == list(range(tasks))
+        yield Result(f"Tasks of {count} processes ended", rate, f"{len(ended.counts)}", f"{tasks}", whole)
 
 
 def main() -> int:

@@ -46,7 +46,7 @@ class Communication:
     forked: ClassVar[bool] = False
     """Whether processes of the group on one node are forked from one that has imported the class's module, whose memory
     they share. For groups of many: the module, and all that it imports, must start no thread, as torch may. NumPy
-    computes with one."""
+    computes with one. Such a process joins Ray when it first launches a group or calls one."""
 
     _rlinf_groups: dict[tuple[WorkerAddress, ...], CollectiveGroup] | None = None
 

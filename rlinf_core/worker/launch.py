@@ -148,7 +148,7 @@ class Launch:
                 node_group=label,
                 name=name,
                 max_concurrency=CONCURRENCY,
-                args=(name, modules, max_concurrency),
+                args=(name, modules, max_concurrency, user_folders(), working_folder()),
             )
             host = Host(actor, map(self._name, placements))
             for placement in placements:

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_core.cluster.ray_api import ray_api, session_folder
 from rlinf_core.node.fork_server import ForkClient, Settings
+from rlinf_core.process.import_path import add_user_folders, add_working_folder
 from rlinf_core.worker.death import ProcessGone
 from rlinf_core.worker.forked.forked_process import LENGTH, Answer, Ask, main
 
@@ -126,14 +127,25 @@ class ProcessHost:
         name: for lines that it prints.
         modules: imported once for all processes.
         concurrency: how many calls each of them answers at once; None: one after another, on the main thread.
+        folders, working_folder: to import from, as in `Session`.
     """
 
-    def __init__(self, name: str, modules: tuple[str, ...], concurrency: int | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        modules: tuple[str, ...],
+        concurrency: int | None,
+        folders: tuple[str, ...],
+        working_folder: str | None,
+    ) -> None:
         self._name = name
+        add_user_folders(folders)
+        add_working_folder(working_folder)
         context = ray_api().get_runtime_context()
         settings = Settings(
             entry=f"{main.__module__}:{main.__name__}",
-            modules=(main.__module__, *modules),
+            # A class of the driver's script comes by value, which needs the library that pickled it.
+            modules=(main.__module__, *("ray.cloudpickle" if name == "__main__" else name for name in modules)),
             path=tuple(sys.path),
             logs=os.path.join(session_folder(), "logs"),
             job=str(context.get_job_id()),
