@@ -1,10 +1,11 @@
-"""Learning beside a tool server that fails a tenth of its calls: with these left out, and as samples.
+"""Learning beside a tool server that fails a tenth of its calls: these left out, as samples, and beside a sound one.
 
-    python -m benchmarks.bench_tool_faults [--groups 1000] [--seeds 3]
+    python -m benchmarks.bench_tool_faults [--groups 1000] [--seeds 40]
 
 The model is one number: how likely it is to ask the tool, which knows every answer, instead of guessing, which is right
 in 19 of 20 cases. Runs, retries and failures are those of the agent workers; as samples, a run that a tool has failed
-is a wrong answer. Advantages are those of GRPO. Exits with 1 when a goal is missed.
+is a wrong answer. Advantages are those of GRPO. The mean of the curve with failures left out may be two standard
+errors over the seeds from that beside a sound server. Exits with 1 when a goal is missed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -37,16 +38,16 @@ CONFIG = load_job("agent_calculator", environ={}).config
 
 
 class Lookup(Tool):
-    """A server that knows every answer, and is down for a tenth of the calls."""
+    """A server that knows every answer, and is down for a share of the calls."""
 
     name, description = "lookup", "knows the answer"
 
-    def __init__(self, draws: random.Random) -> None:
-        self._draws = draws
+    def __init__(self, draws: random.Random, fails: float) -> None:
+        self._draws, self._fails = draws, fails
 
     async def call(self, argument: str) -> str:
         """See `Tool`."""
-        if self._draws.random() < FAILS:
+        if self._draws.random() < self._fails:
             raise ToolUnavailable("the server is down")
         return "right"
 
@@ -64,9 +65,9 @@ class Runs(AgentWorker):
 
     _rank = 0  # pyright: ignore
 
-    def __init__(self, config: AgentConfig, seed: int) -> None:
+    def __init__(self, config: AgentConfig, seed: int, fails: float) -> None:
         self._config, self._failures, self._draws = config, 0, random.Random(seed)
-        self._tools, self._agent = [Lookup(self._draws)], self._act
+        self._tools, self._agent = [Lookup(self._draws, fails)], self._act
         self._client = cast("Any", SimpleNamespace(leave=lambda route: None))
         self._asked = False
         self._logit = math.log(BEGINNING / (1 - BEGINNING))
@@ -121,9 +122,9 @@ class Learned(NamedTuple):
     failed: int
 
 
-async def trained(groups: int, seed: int, *, as_samples: bool) -> Learned:
-    """Return what comes of a training of so many groups."""
-    worker, of_failed, curve = Runs(cast("AgentConfig", CONFIG), seed), list[float](), list[float]()
+async def trained(groups: int, seed: int, *, fails: float, as_samples: bool) -> Learned:
+    """Return what comes of a training of so many groups, beside a server that fails a share of the calls."""
+    worker, of_failed, curve = Runs(cast("AgentConfig", CONFIG), seed, fails), list[float](), list[float]()
     for number in range(groups):
         members = await worker.group(number, as_samples=as_samples)
         advantages = worker.learn(members)
@@ -134,31 +135,77 @@ async def trained(groups: int, seed: int, *, as_samples: bool) -> Learned:
 
 
 def measure(groups: int, seeds: int) -> Iterable[Result]:
-    """Train both ways."""
-    for as_samples in (False, True):
-        runs = [asyncio.run(trained(groups, seed, as_samples=as_samples)) for seed in range(seeds)]
-        share = statistics.fmean(member.curve[-1] for member in runs)
-        curve = " ".join(
-            f"{statistics.fmean(points):.2f}" for points in zip(*(member.curve for member in runs), strict=True)
-        )
-        advantages = [member.advantage for member in runs if member.advantage is not None]
-        failed = sum(member.failed for member in runs)
-        advantage = f"mean advantage {statistics.fmean(advantages):+.2f}" if advantages else "none is learned from"
-        what = "Failures are wrong answers" if as_samples else "Failures are left out"
-        met = share < BEGINNING if as_samples else share > BEGINNING and not failed
+    """Train all three ways, and compare the two that should be alike."""
+
+    def train(first: int, *, fails: float, as_samples: bool) -> list[Learned]:
+        seeds_here = range(first, first + seeds)
+        return [asyncio.run(trained(groups, seed, fails=fails, as_samples=as_samples)) for seed in seeds_here]
+
+    quiet = train(0, fails=0.0, as_samples=False)
+    share = quiet_share = end_of(quiet)
+    yield Result(
+        f"A sound server: the tool is asked, after {groups} groups",
+        figures_of(quiet),
+        f"{share:.2f}",
+        f"> {BEGINNING}",
+        share > BEGINNING,
+    )
+    # Seeds of their own: the same draws would make the curves alike by chance.
+    left_out = train(seeds, fails=FAILS, as_samples=False)
+    share, failed = end_of(left_out), sum(member.failed for member in left_out)
+    yield Result(
+        f"Failures are left out: the tool is asked, after {groups} groups",
+        figures_of(left_out),
+        f"{share:.2f}",
+        f"> {BEGINNING}",
+        share > BEGINNING and not failed,
+    )
+    if seeds > 1:
+        difference, error = difference_of(quiet, left_out)
         yield Result(
-            f"{what}: the tool is asked, after {groups} groups",
-            f"after each tenth {curve}; of {failed} failed runs: {advantage}",
-            f"{share:.2f}",
-            f"{'<' if as_samples else '>'} {BEGINNING}",
-            met,
+            "Left out against sound: difference of the curves' means",
+            f"standard error {error:.4f}; at the end {share - quiet_share:+.4f}; {seeds} seeds each",
+            f"{difference:+.4f}",
+            "<= 2 SE",
+            abs(difference) <= 2 * error,
         )
+    samples = train(0, fails=FAILS, as_samples=True)
+    share = end_of(samples)
+    yield Result(
+        f"Failures are wrong answers: the tool is asked, after {groups} groups",
+        figures_of(samples),
+        f"{share:.2f}",
+        f"< {BEGINNING}",
+        share < BEGINNING,
+    )
+
+
+def end_of(runs: Sequence[Learned]) -> float:
+    """Return how likely the tool is asked at the end, on average."""
+    return statistics.fmean(member.curve[-1] for member in runs)
+
+
+def figures_of(runs: Sequence[Learned]) -> str:
+    """Return the curve on average, and what was learned from failures."""
+    curve = " ".join(
+        f"{statistics.fmean(points):.2f}" for points in zip(*(member.curve for member in runs), strict=True)
+    )
+    advantages = [member.advantage for member in runs if member.advantage is not None]
+    advantage = f"mean advantage {statistics.fmean(advantages):+.2f}" if advantages else "none is learned from"
+    return f"after each tenth {curve}; of {sum(member.failed for member in runs)} failed runs: {advantage}"
+
+
+def difference_of(one: Sequence[Learned], other: Sequence[Learned]) -> tuple[float, float]:
+    """Return by how much the mean of the other's curves is higher, and the standard error of that over the seeds."""
+    here, there = ([statistics.fmean(member.curve) for member in runs] for runs in (one, other))
+    error = math.sqrt(statistics.variance(here) / len(here) + statistics.variance(there) / len(there))
+    return statistics.fmean(there) - statistics.fmean(here), error
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--groups", type=int, default=1000)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=40)
     asked = parser.parse_args()
     return run_parts({"faults": lambda: measure(asked.groups, asked.seeds)}, None)
 

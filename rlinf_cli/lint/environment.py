@@ -9,7 +9,7 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.cluster import EnvConfig
 from rlinf_core.config.rules.environment import variable_paths
 from rlinf_core.config.rules.site import CLUSTER, Site
-from rlinf_core.config.secrets import is_secret
+from rlinf_core.config.secrets import is_secret, url_secrets
 from rlinf_core.config.tree import Path, ScalarNode, find
 from rlinf_core.hardware.accelerators.registry import accelerator_names, get_accelerator
 
@@ -61,7 +61,8 @@ def _variable(site: Site, path: Path, name: str, value: str, taken: frozenset[st
             severity=Severity.WARNING,
         )
     node = find(site.view.tree, path)
-    if is_secret(name) and value and isinstance(node, ScalarNode) and "${" not in node.span.text:
+    in_file = isinstance(node, ScalarNode) and "${" not in node.span.text
+    if in_file and ((is_secret(name) and value) or url_secrets(value)):
         site.report(
             "secret-in-file",
             f"the secret value of `{name}` is written in the file",

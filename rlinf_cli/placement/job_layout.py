@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlinf_cli.file.job_file import SoundJob
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.ranks import format_ranks
-from rlinf_core.config.secrets import MASK, is_secret, mask_text
+from rlinf_core.config.secrets import MASK, is_secret, mask_text, mask_urls
 from rlinf_core.config.tree import ScalarNode, find
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.component import ComponentPlacement
@@ -66,7 +66,7 @@ def masked(name: str, value: str, secrets: Iterable[str]) -> str:
         return MASK
     for secret in secrets:
         value = value.replace(secret, MASK)
-    return value
+    return mask_urls(value)
 
 
 def _only(cluster: ClusterConfig, component: str) -> ClusterConfig:

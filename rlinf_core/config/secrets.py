@@ -1,9 +1,15 @@
 """Recognition of secret-looking values, and their masking in all output.
 
-Environment variables (names in capitals): `*TOKEN`, `*_KEY`, and whatever holds PASSWORD, PASSWD, PASSPHRASE or SECRET.
+Environment variables (names in capitals): `*TOKEN`, `*_KEY`, `*_PASS`, `*_PWD`, `*_PAT`, `*_DSN`, `*_JWT`, `*_COOKIE`,
+`*_WEBHOOK`, `*_CONNECTION_STRING`, and whatever holds PASSWORD, PASSWD, PASSPHRASE, SECRET, CREDENTIAL or
+AUTHORIZATION; but `*_CREDENTIALS` names a file.
 
-Configuration keys (any other spelling): the same words, but not special tokens (`pad_token`), and `*_key` only after a
-word such as `api`, `access` or `private`. Neither `max_tokens` nor `identity_file` is.
+Configuration keys (any other spelling): the words that a name may hold, and `*token`, but not special tokens
+(`pad_token`), and `*_key` only after a word such as `api`, `access` or `private`. Neither `max_tokens` nor
+`identity_file` is.
+
+Texts anywhere: the password of a URL (`postgres://user:PASSWORD@host`), and what an HTTP URL has in its place
+(`https://TOKEN@host`).
 """
 
 from __future__ import annotations
@@ -16,7 +22,14 @@ from typing import Final
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
 from rlinf_core.process.known_secrets import MASK, SHORTEST
 
-_ALWAYS: Final = ("password", "passwd", "passphrase", "secret")
+_ALWAYS: Final = ("password", "passwd", "passphrase", "secret", "credential", "authorization")
+# Ends of the names of environment variables.
+_VARIABLE_ENDS: Final = ("PASS", "PWD", "PAT", "DSN", "JWT", "COOKIE", "WEBHOOK", "WEBHOOK_URL", "CONNECTION_STRING")
+_URL_SECRET: Final = re.compile(
+    r"(?<![A-Za-z0-9])(?:[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#:@'\"`]*:|(?:git\+)?https?://(?=[^\s/?#:@'\"`]+@))"
+    r"(?P<secret>(?!\$\{)[^\s/?#'\"`]+)@",
+    re.IGNORECASE,
+)
 _SPECIAL_TOKENS: Final = frozenset(
     (
         *("action", "bos", "cls", "end", "eos", "eot", "image", "mask", "newline", "pad", "per", "sep"),
@@ -34,6 +47,8 @@ def is_secret(name: str) -> bool:
     name = name.rpartition(".")[2]
     folded = name.casefold()
     if any(word in folded for word in _ALWAYS):
+        return not name.endswith("_CREDENTIALS")
+    if name.isupper() and name.endswith(tuple(f"_{end}" for end in _VARIABLE_ENDS)):
         return True
     if not ("token" in folded or "key" in folded):
         return False
@@ -47,8 +62,22 @@ def is_secret(name: str) -> bool:
 
 
 def environment_secrets() -> frozenset[str]:
-    """Return the values of this process's environment variables with secret-looking names, except very short ones."""
-    return frozenset(text for name, text in os.environ.items() if is_secret(name) and len(text) >= SHORTEST)
+    """Return the values of this process's environment variables with secret-looking names, and passwords of URLs in
+    any, except very short ones."""
+    named = {text for name, text in os.environ.items() if is_secret(name)}
+    return frozenset(text for text in named.union(*map(url_secrets, os.environ.values())) if len(text) >= SHORTEST)
+
+
+def url_secrets(text: str) -> set[str]:
+    """Return the passwords of the URLs in a text, as they are written there."""
+    return {match["secret"] for match in _URL_SECRET.finditer(text)} if "://" in text else set()
+
+
+def mask_urls(text: str) -> str:
+    """Return a text with stars for the passwords of URLs."""
+    if "://" not in text:
+        return text
+    return _URL_SECRET.sub(lambda match: match[0][: match.start("secret") - match.start()] + f"{MASK}@", text)
 
 
 def secret_values(tree: MappingNode, secret: Collection[Path] = ()) -> frozenset[str]:
@@ -60,6 +89,7 @@ def secret_values(tree: MappingNode, secret: Collection[Path] = ()) -> frozenset
         if isinstance(node, ScalarNode):
             if secretly and node.value not in (None, ""):
                 secrets.add(node.raw)
+            secrets.update(url_secrets(node.raw))
         elif isinstance(node, SequenceNode):
             for i, item in enumerate(node.items):
                 walk(item, (*path, i), secretly=secretly)
@@ -81,7 +111,10 @@ def mask(tree: MappingNode, secret: Collection[Path] = ()) -> MappingNode:
 def _mask(node: Node, path: Path, secret: frozenset[Path], *, hidden: bool) -> Node:
     hidden = hidden or path in secret
     if isinstance(node, ScalarNode):
-        return ScalarNode(node.span, MASK, MASK, plain=False) if hidden and node.value not in (None, "") else node
+        if hidden and node.value not in (None, ""):
+            return ScalarNode(node.span, MASK, MASK, plain=False)
+        shown = mask_urls(node.raw)
+        return node if shown == node.raw else ScalarNode(node.span, shown, shown, plain=False)
     if isinstance(node, SequenceNode):
         items = tuple([_mask(item, (*path, i), secret, hidden=hidden) for i, item in enumerate(node.items)])
         return SequenceNode(node.span, items)
@@ -94,7 +127,9 @@ def _mask(node: Node, path: Path, secret: frozenset[Path], *, hidden: bool) -> N
 
 
 # Every secret-looking name contains one of these; a text without any is not searched further.
-_SECRET_WORD: Final = re.compile("password|passwd|passphrase|secret|token|key", re.IGNORECASE)
+_SECRET_WORD: Final = re.compile(
+    f"{'|'.join((*_ALWAYS, 'token', 'key', *(f'_{end}' for end in _VARIABLE_ENDS)))}", re.IGNORECASE
+)
 # `name:` or `name=`, quoted or not, wherever it stands in a line.
 _ASSIGNMENT: Final = re.compile(r"""(?<![\w.-])(?P<name>[\w.-]++)["']?[ \t]*+[:=]""")
 _FLOW_END: Final = re.compile(r"[,}\]]")
@@ -108,6 +143,7 @@ def mask_text(text: str) -> str:
 
     Positions are preserved. A multi-line value is recognised by its indentation.
     """
+    text = _starred_urls(text)
     if not _SECRET_WORD.search(text):
         return text
     shown: list[str] = []
@@ -127,8 +163,20 @@ _QUOTED: Final = re.compile("`[^`]+`")
 
 
 def mask_message(text: str) -> str:
-    """Return a message for printing, masking quotations in backticks, such as `API_TOKEN=...`."""
+    """Return a message for printing with masks for passwords of URLs, and in quotations such as `API_TOKEN=...`."""
+    text = mask_urls(text)
     return _QUOTED.sub(lambda quoted: f"`{mask_text(quoted[0][1:-1])}`", text) if _SECRET_WORD.search(text) else text
+
+
+def _starred_urls(text: str) -> str:
+    """Return a text with as many stars as the passwords of its URLs have characters: positions are preserved."""
+    if "://" not in text:
+        return text
+
+    def starred(match: re.Match[str]) -> str:
+        return match[0][: match.start("secret") - match.start()] + "*" * len(match["secret"]) + "@"
+
+    return _URL_SECRET.sub(starred, text)
 
 
 def _mask_line(line: str) -> tuple[str, int | None]:

@@ -11,6 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rlinf_core.foreign.files import MOST_BYTES, BadFileError, read_json_object
 
 _LONGEST_VALUE: Final = 60
+# Words of pydantic, and those of a file's reader.
+_PLAIN_WORDS: Final = (
+    ("a valid dictionary", "a mapping"),
+    ("a valid string", "a text"),
+    ("a valid integer", "a whole number"),
+    ("a valid number", "a number"),
+    ("a valid list", "a list"),
+    ("a valid boolean", "true or false"),
+)
 
 Moment = Annotated[float, Field(ge=0, lt=1e11, allow_inf_nan=False)]
 """Seconds since 1970, before the year 5000."""
@@ -45,13 +54,22 @@ def read_model(path: Path, model: type[M], most: int = MOST_BYTES) -> M:
 def first_fault(error: ValidationError) -> str:
     """Return the first field that a model refused, in words, with its value where it has one."""
     fault = error.errors(include_url=False)[0]
-    name = ".".join(map(str, fault["loc"]))
-    message = fault["msg"].replace("Input should", "it should").replace(" or instance of Attempt", "")
-    if not name:
+    place = [*map(str, fault["loc"])]
+    message = fault["msg"].removeprefix("Value error, ").replace(" or instance of Attempt", "")
+    message = message.replace("Input should", "it should")
+    for word, plain in _PLAIN_WORDS:
+        message = message.replace(word, plain)
+    if not place:
         return f"{message[:1].lower()}{message[1:]}"
+    if place[-1] == "[key]":
+        name, field = f"the key {_shown(fault['input'])}", ".".join(place[:-2])
+        return f"`{field}` has {name}, but {message[:1].lower()}{message[1:]}"
+    name = ".".join(place)
     if fault["type"] == "missing":
         return f"`{name}` is missing"
-    value = json.dumps(fault["input"], default=str)
-    if len(value) > _LONGEST_VALUE:
-        value = f"{value[:_LONGEST_VALUE]}..."
-    return f"`{name}` is `{value}`, but {message[:1].lower()}{message[1:]}"
+    return f"`{name}` is {_shown(fault['input'])}, but {message[:1].lower()}{message[1:]}"
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return f"`{text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + '...'}`"

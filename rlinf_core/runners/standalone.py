@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from rlinf_core.config.composing.origins import default_origins, plain_data, yaml_of
-from rlinf_core.config.secrets import MASK, environment_secrets, is_secret
+from rlinf_core.config.secrets import MASK, environment_secrets, is_secret, mask_urls, url_secrets
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.job.find_recipe import recipe_of
@@ -135,21 +135,21 @@ def _masked(data: Any) -> Any:
             return [masked(item, secretly=secretly) for item in cast("list[Any]", value)]
         if secretly and value not in (None, ""):
             return MASK
-        return hidden(value) if isinstance(value, str) else value
+        return hidden(mask_urls(value)) if isinstance(value, str) else value
 
     return masked(data, secretly=False)
 
 
 def _texts(value: Any, *, secretly: bool) -> Iterator[str]:
-    """Yield the texts below secret keys of plain data."""
+    """Yield the texts below secret keys of plain data, and passwords of URLs in others."""
     if isinstance(value, dict):
         for key, item in cast("dict[str, Any]", value).items():
             yield from _texts(item, secretly=secretly or is_secret(key))
     elif isinstance(value, list):
         for item in cast("list[Any]", value):
             yield from _texts(item, secretly=secretly)
-    elif secretly and isinstance(value, str):
-        yield value
+    elif isinstance(value, str):
+        yield from (value,) if secretly else url_secrets(value)
 
 
 def _end(folder: RunFolder, error: BaseException | None) -> None:

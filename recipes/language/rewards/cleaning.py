@@ -1,10 +1,11 @@
 r"""Normalization of LaTeX and Unicode spellings in answers, without a change of meaning.
 
 \dfrac12, \tfrac{1}{2}, ½    \frac{1}{2}
-1{,}000, 1\,000, 1 000       1,000        (blanks of LaTeX and Unicode; a plain blank is left as it is)
+1{,}000, 1\,000, 1'000       1,000        (blanks of LaTeX and Unicode; a plain blank is left as it is)
 −5, –5                       -5           (a dash between two numbers is a range, and stays)
 90^\circ, 90°                90°
 \left( \right), \bigl(       ( )
+\textcolor{red}{5}           5            (marks without width, colours and underlines go)
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _BLANKS: Final = re.compile(
     r"|[\u00a0\u2000-\u200a\u202f\u205f\u3000]|(?<!\\)~"
 )
 _THOUSANDS: Final = re.compile(rf"(?<![0-9.,{_THIN}])[1-9][0-9]{{0,2}}(?:{_THIN}[0-9]{{3}})+(?![0-9{_THIN}])")
+_APOSTROPHES: Final = re.compile("(?<![0-9.,'\u2019])[1-9][0-9]{0,2}(?:['\u2019][0-9]{3})+(?![0-9'\u2019])")
 _DASHES: Final = re.compile("[\u2010-\u2012\u2212\ufe58\ufe63\uff0d]")
 _LONG_DASH: Final = re.compile(
     "(^|[^0-9A-Za-z})% ]) *[\u2013\u2014](?= *[0-9.\\\\])|^[\u2013\u2014]|(?<= )[\u2013\u2014](?=[0-9.\\\\])"
@@ -43,11 +45,16 @@ _WORDS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"\u2264|\\leqslant(?![A-Za-z])|\\leq(?![A-Za-z])", r"\\le "),
         (r"\u2265|\\geqslant(?![A-Za-z])|\\geq(?![A-Za-z])", r"\\ge "),
         (r"\u222a", r"\\cup "),
+        (r"\u2229", r"\\cap "),
+        (r"\u2208", r"\\in "),
+        (r"\u2260|\\neq(?![A-Za-z])", r"\\ne "),
+        (r"\u2248", r"\\approx "),
         (r"\u00b1", r"\\pm "),
         (r"\u00d7", r"\\times "),
         (r"\u22c5|\u00b7", r"\\cdot "),
         (r"\u221a\s*([0-9]+|\{[^{}]*\}|\([^()]*\))", r"\\sqrt{\1}"),
         (r"\\(?:lvert|rvert|vert)(?![A-Za-z])", "|"),
+        (r"\\(?:text)?color\s*\{[^{}]*\}|\\underline(?![A-Za-z])", " "),
         # Euler's number and the imaginary unit, which some write upright.
         (r"\\(?:mathrm|operatorname|rm)\s*\{([eij])\}", r"\1"),
     )
@@ -63,6 +70,8 @@ _PAIRS: Final = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**"
 
 def cleaned(text: str) -> str:
     """Return a text in one spelling; see the module."""
+    if not text.isascii():
+        text = "".join(character for character in text if unicodedata.category(character) != "Cf")
     text = unicodedata.normalize("NFC", text).translate(_WIDE)
     text = _RAISED.sub(lambda match: f"^{{{match.group().translate(_SUPERSCRIPTS)}}}", text)
     text = "".join(_vulgar_fraction(character) for character in text)
@@ -70,6 +79,7 @@ def cleaned(text: str) -> str:
     text = _MINUS_SIGN.sub(r"\1-", text)
     text = _LONG_DASH.sub(r"\1-", _DASHES.sub("-", text))
     text = re.sub(r"(?<!\\)\\! *", "", text.replace("{,}", ","))
+    text = _APOSTROPHES.sub(lambda match: re.sub("['\u2019]", ",", match.group()), text)
     text = _BLANKS.sub(_THIN, text)
     text = _THOUSANDS.sub(lambda match: match.group().replace(_THIN, ","), text).replace(_THIN, " ")
     text = _DEGREES.sub("°", _SIZES.sub("", text))

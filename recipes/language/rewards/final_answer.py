@@ -15,7 +15,16 @@ _SAID: Final = re.compile(
     r"|:|=)[:\s]*",
     re.IGNORECASE,
 )
+_SAID_FIRST: Final = re.compile(r"(\S+) is (?:the|our|my) (?:final |correct |right )?answer\b", re.IGNORECASE)
+_SAID_IN_CHINESE: Final = re.compile("答案(?:就|应该|應該)?[是为為]?[:：]?\\s*")
 _MARKED: Final = re.compile(r"####[ \t]*")
+_TAGGED: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_THOUGHT: Final = re.compile(r".*</think(?:ing)?>(?=.*\S)", re.DOTALL)
+_DENIED: Final = re.compile(
+    r"\banswer\s+(?:(?:is|are|was|can|could|should|must)(?:\s+not|n['\u2019]t)|cannot)(?:\s+be)?\b\s*"
+    r"(?P<value>[^A-Za-z\s.]|[A-J]\b)?(?:[^.\n]*?,?\s+(?P<but>but)\b(?:\s+rather)?|[^\n]*?(?:\.(?=\s|$)|(?=\n|$)))",
+    re.IGNORECASE,
+)
 _SENTENCE_END: Final = re.compile(r"\n|(?<=[^\s.])[.!?](?=\s|$)")
 _FORMULA: Final = re.compile(r"(?<!\\)\$\$?([^$]+)(?<!\\)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _REASONS: Final = re.compile(r",?\s+(?:because|since|so|which|as|where|for|when|if|after|by)\b|[,;]\s|\s\(")
@@ -34,9 +43,24 @@ _THREE: Final = re.compile(r"[0-9]{3}(?![0-9])")
 _LISTED: Final = re.compile(r"[-+]?[0-9][0-9.,]*,$")
 
 
+def answered(text: str) -> str:
+    """Return what a text gives as its answer, as far as tags say: without a thought before it, between `<answer>` and
+    `</answer>`; and without what it says not to be the answer."""
+    text = _THOUGHT.sub("", text)
+    tagged = list(_TAGGED.finditer(text))
+    if tagged and tagged[-1].group(1).strip() and boxed_content(text[tagged[-1].end() :]) is None:
+        text = tagged[-1].group(1)
+    return _DENIED.sub(_without_denial, text)
+
+
+def _without_denial(match: re.Match[str]) -> str:
+    """Return what is left of `answer is not 6 but`, as in `not 6 but 5`; nothing of `answer is not obvious`."""
+    return "answer is " if match["value"] and match["but"] else ""
+
+
 def said_answer(text: str) -> str | None:
     r"""Return the stated answer of a text: after the last `####`, else the last `answer is`; None if there is none."""
-    for pattern in (_MARKED, _SAID):
+    for pattern in (_MARKED, _SAID, _SAID_IN_CHINESE):
         matches = list(pattern.finditer(text))
         if matches:
             rest = text[matches[-1].end() :].lstrip()
@@ -44,7 +68,8 @@ def said_answer(text: str) -> str | None:
             said = rest if end is None else rest[: end.start()]
             if said.strip():
                 return said.strip()
-    return None
+    first = list(_SAID_FIRST.finditer(text))
+    return first[-1].group(1) if first else None
 
 
 def candidates(text: str) -> Iterator[str]:
@@ -91,7 +116,8 @@ def answer_number(text: str) -> Number | None:
 
 
 def _right_side(run: str) -> Number | None:
-    """Return the number that an expression is, or that it says something is equal to."""
+    """Return the number that an expression is, or that it says something is equal to, or about."""
+    run = run.replace(r"\approx", "=")
     whole = number_in_clean(run)
     if whole is not None or "=" not in run:
         return whole
@@ -109,7 +135,7 @@ def _runs(text: str, *, bullets: bool = True) -> Iterator[str]:
     """
     lines = (_BLANK_CURRENCY.sub(r" \1", cleaned(line)) for line in text.splitlines())
     for line in lines:
-        chunks = re.sub(r"\\[()\[\]]|\$|\*\*|`", " ", line).split()
+        chunks = re.sub(r"\\[()\[\]]|\$|\*\*|`|[\u2e80-\u9fff\uac00-\ud7ff]+", " ", line).split()
         at = 0
         while at < len(chunks):
             end = _end_of_run(chunks, at, bullets=bullets)

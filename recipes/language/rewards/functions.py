@@ -17,6 +17,7 @@ from rlinf_core import ConfigError
 
 # The names under which functions say whether an answer is right, apart from its reward.
 _CORRECT: Final = ("correct", "acc")
+_LARGEST: Final = 3.4e38
 
 
 class RewardAdapter:
@@ -110,7 +111,9 @@ class RewardAdapter:
                 "ground_truths": [item.answer for item in items],
                 "extra_infos": [_extra_info(item.row) for item in items],
             }
-        columns = {name: [item.row[name] for item in items] for name in items[0].row}
+        # As in a table, what one row has and another lacks is None there.
+        names = dict.fromkeys(name for item in items for name in item.row)
+        columns = {name: [item.row.get(name) for item in items] for name in names}
         answers = [item.answer for item in items]
         # A conversation is answered by a message, as the data set's prompts are messages.
         chats = all(item.messages for item in items)
@@ -167,9 +170,13 @@ def _finite(name: str, value: Any) -> float:
     shape: tuple[int, ...] = tuple(getattr(array, "shape", ()))
     if math.prod(shape) != 1:
         raise TypeError(f"`{name}` is an array of the shape {list(shape)}, not a number")
-    number = float(array.reshape(()) if shape else array)
-    if not math.isfinite(number):
-        raise ValueError(f"`{name}` is {number}")
+    try:
+        number = float(array.reshape(()) if shape else array)
+    except OverflowError:
+        number = math.inf
+    # Rewards are float32.
+    if not abs(number) <= _LARGEST:
+        raise ValueError(f"`{name}` is {number}, not a finite number of float32")
     return number
 
 

@@ -46,6 +46,12 @@ _THOUSANDS: Final = re.compile(
     r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9]{1,2}(?![0-9]))|[1-9][0-9]{0,2}(?:,0[0-9]{2})+(?![0-9])"
 )
 _DIGITS_ALONE: Final = re.compile(r"[-+]?[0-9.,\s]+")
+_SHORT_UNIT: Final = re.compile(r"(.*[0-9}])\s*([A-Za-z]{1,2}(?:\s*\^\s*\{?[0-9]\}?)?)")
+# A relation without its left side, and words that say as much.
+_BOUND: Final = re.compile(
+    r"\s*(?:[<>]|\\(?:[lg]e|[lg]t|ne|not)(?![A-Za-z]))|.*\\text\w*\s*\{\s*(?:or (?:less|fewer|more|greater|above|below)"
+    r"|at (?:most|least)|(?:less|more|greater|fewer) than|under|over|not)\s*\}.*"
+)
 _TRUTHS: Final = frozenset(("yes", "no", "true", "false", "none", "even", "odd", "both", "neither", "undefined"))
 _FUNCTIONS: Final = frozenset(("sqrt", "alpha", "theta", "lambda"))
 _SENTENCE: Final = re.compile(r"[A-Za-z][A-Za-z'\-]*(?:[ ,]+[A-Za-z][A-Za-z'\-]*)*")
@@ -126,6 +132,9 @@ def equal(gold: Reading, guess: Reading, compare: Compare) -> bool:
         guess: the other one.
         compare: decides about expressions that are not read here.
     """
+    if _is_bound(gold) != _is_bound(guess):
+        return False
+    gold, guess = _measured(gold, guess), _measured(guess, gold)
     if isinstance(gold, Number) and isinstance(guess, Number):
         if same_number(gold, guess):
             return True
@@ -142,6 +151,20 @@ def equal(gold: Reading, guess: Reading, compare: Compare) -> bool:
         if verdict is not None:
             return verdict
     return _same_expression(gold, guess, compare)
+
+
+def _is_bound(reading: Reading) -> bool:
+    """Return whether a text says no more than a bound, as `> 5` and `5 \\text{ or less}`."""
+    return isinstance(reading, Other) and _BOUND.match(reading.text) is not None
+
+
+def _measured(reading: Reading, other: Reading) -> Reading:
+    """Return `5 m` as five metres where the other side is a measure, so that `m` is no variable."""
+    if isinstance(reading, Other) and isinstance(other, Number) and other.unit:
+        match = _SHORT_UNIT.fullmatch(reading.text)
+        if match is not None:
+            return number_in_clean(f"{match.group(1)} \\text{{{match.group(2)}}}") or reading
+    return reading
 
 
 def as_choice(gold: str) -> Choice | None:

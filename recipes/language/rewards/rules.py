@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from recipes.language.rewards.cleaning import boxed_content, cleaned, unwrapped, without_blanks
-from recipes.language.rewards.final_answer import answer_number, candidates, said_answer
+from recipes.language.rewards.final_answer import answer_number, answered, candidates, said_answer
 from recipes.language.rewards.numbers import Number, same_number
 from recipes.language.rewards.readings import Other, as_choice, chosen, chosen_in_prose, equal, read, text_of
 from rlinf_core import ConfigError
@@ -53,7 +53,7 @@ def exact(text: str, answer: str) -> Verdict:
 
 def boxed(text: str, answer: str) -> Verdict:
     """Compare the content of the last `\boxed{}` with the reference answer, or with its boxed content."""
-    content, wanted = boxed_content(text), boxed_content(answer)
+    content, wanted = boxed_content(answered(text)), boxed_content(answer)
     if not (answer if wanted is None else wanted).strip():
         return _EMPTY
     if content is None:
@@ -67,7 +67,7 @@ def number(text: str, answer: str) -> Verdict:
     wanted = answer_number(answer)
     if wanted is None:
         return Verdict(0.0, f"the correct answer `{excerpt(answer, 40)}` is not a number")
-    guess = answer_number(text)
+    guess = answer_number(answered(text))
     if guess is None:
         return Verdict(0.0, "no number")
     return Verdict(float(guess.value == wanted.value), f"number {excerpt(str(guess.value), 40)}")
@@ -83,6 +83,7 @@ def math(text: str, answer: str) -> Verdict:
     gold = read(wanted)
     if not text_of(gold).strip():
         return _EMPTY
+    text = answered(text)
     content = boxed_content(text)
     choice = as_choice(wanted)
     shown = ""
@@ -107,6 +108,9 @@ def math(text: str, answer: str) -> Verdict:
         number_said = answer_number(text)
         if isinstance(gold, Number) and number_said is not None:
             return Verdict(float(same_number(gold, number_said)), f"number {excerpt(str(number_said.value), 40)}")
+        # math-verify would take a part of what is no number as a whole, such as a time or a date.
+        if isinstance(gold, Number) and re.search(r"[0-9][:-][0-9]", said_answer(text) or shown):
+            return Verdict(0.0, f"read `{excerpt(shown, 40)}`")
         # Prose: math-verify looks for the expression.
         return _in_prose(text, text_of(gold))
     return Verdict(0.0, f"read `{excerpt(shown, 40)}`" if shown.strip() else "no answer")
@@ -114,6 +118,7 @@ def math(text: str, answer: str) -> Verdict:
 
 # Characters of an answer without a box up to which it may be an expression as a whole.
 _LONGEST: Final = 300
+_CHAIN: Final = re.compile(r"[^<>=]+(?:<|\\le)\s*[A-Za-z]\s*(?:<|\\le)[^<>=]+")
 _PROSE: Final = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}(?![A-Za-z(])")
 _EMPTY: Final = Verdict(0.0, "the correct answer is empty")
 
@@ -128,7 +133,8 @@ def _same_expressions(gold: str, guess: str) -> bool:
     wanted, parsed = (_parsed(library, _formula(text)) for text in (gold, guess))
     if not wanted or not parsed:
         return False
-    ranges = bool(re.search(r"\\infty|[\[\]]|\\cup", gold))
+    # `(1,2)` may be a point; beside `1 < x < 2` it is an interval.
+    ranges = bool(re.search(r"\\infty|[\[\]]|\\cup", gold) or _CHAIN.fullmatch(guess))
     return bool(library.verify(wanted, parsed, timeout_seconds=None, allow_set_relation_comp=ranges))
 
 

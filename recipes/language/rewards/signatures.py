@@ -103,6 +103,12 @@ def detect_convention(signature: Signature, name: str) -> Convention:
     return "ours"
 
 
+def missing_columns(signature: Signature, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns that a function of TRL's kind requires, and none of the rows has."""
+    offered = TRL | {"answer", "ground_truth"} | {name for row in rows for name in row}
+    return sorted(signature.required - offered)
+
+
 def signature_in_source(target: str) -> Signature | None:
     """Return the signature of `package.module:function` as its source has it, without importing the module.
 

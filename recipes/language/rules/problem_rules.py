@@ -9,7 +9,7 @@ from recipes.language.config import LanguageConfig
 from recipes.language.data.problem_sources import FileProblems, check_file
 from recipes.language.rewards.gold_answers import CHECKED, GoldFault, complaint, gold_error, quick_fault
 from recipes.language.rewards.scoring import PROGRAMS
-from recipes.language.rewards.signatures import detect_convention, signature_in_source
+from recipes.language.rewards.signatures import detect_convention, missing_columns, signature_in_source
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core import ConfigError, Severity
@@ -152,6 +152,24 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
                 report(("data", key), "unusable-path", f"{error.message}{why}", error.help)
                 continue
             _check_right_answers(config, key, problems, report)
+            _check_columns(config, key, path, problems, report)
+
+
+def _check_columns(config: LanguageConfig, key: str, path: str, problems: FileProblems, report: Report) -> None:
+    """Report a reward function of TRL's kind that wants a column which no row has."""
+    kind = config.reward.reward_type
+    signature = signature_in_source(kind) if ":" in kind and runs_in_this_interpreter(config, "reward") else None
+    if signature is None or "completions" not in signature.names:
+        return
+    missing = missing_columns(signature, [problems[number].row for number in range(len(problems))])
+    if missing:
+        report(
+            _REWARD,
+            "conflicting-settings",
+            f"the reward function `{kind}` requires the column `{missing[0]}`, and no row of `{path}` has it",
+            "give the argument a default, or add the column to the data",
+            about=[("data", key)],
+        )
 
 
 def _check_right_answers(config: LanguageConfig, key: str, problems: FileProblems, report: Report) -> None:

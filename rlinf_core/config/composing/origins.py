@@ -13,7 +13,7 @@ from pydantic_core import to_jsonable_python
 
 from rlinf_core.config.composing.references import escape_references
 from rlinf_core.config.ranks import format_range
-from rlinf_core.config.secrets import MASK, is_secret, mask_text
+from rlinf_core.config.secrets import MASK, is_secret, mask_text, mask_urls
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, SequenceNode, to_data
 from rlinf_core.config.yaml.reader import resolve_plain
@@ -190,7 +190,7 @@ def _default_leaves(value: Plain, path: Path) -> Iterator[Origin]:
             yield from _default_leaves(item, (*path, index))
     else:
         secret = value not in (None, "") and any(isinstance(name, str) and is_secret(name) for name in path)
-        yield Origin(path, MASK if secret else _leaf_text(value), "default")
+        yield Origin(path, MASK if secret else mask_urls(_leaf_text(value)), "default")
 
 
 def _leaf_text(value: Plain) -> str:

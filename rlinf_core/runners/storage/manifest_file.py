@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from rlinf_core.foreign.file_models import Bytes, FileModel, Moment, Name, Rank, Step
 
-_Fact = str | int | float | bool | None
+
+def _plain(fact: object) -> object:
+    if not isinstance(fact, str | int | float | bool | None):
+        raise ValueError("it should be a text, a number, true, false or null")
+    return fact
+
+
+# A union of types would name a branch of it in messages, as in `facts.a.str`.
+_Fact = Annotated[Any, AfterValidator(_plain)]
 
 
 def _inside(name: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.config.secrets import MASK, is_secret, mask, mask_text
+from rlinf_core.config.secrets import MASK, is_secret, mask, mask_message, mask_text, secret_values
 from rlinf_core.config.tree import MappingNode, to_data
 
 
@@ -16,6 +16,8 @@ from rlinf_core.config.tree import MappingNode, to_data
     "name",
     [
         *("HF_TOKEN", "GITHUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "SSH_KEY", "DB_PASSWORD", "PASSWORD", "TOKEN"),
+        *("DB_PASS", "MYSQL_PWD", "GITHUB_PAT", "SENTRY_DSN", "SLACK_WEBHOOK_URL", "AZURE_STORAGE_CONNECTION_STRING"),
+        *("Authorization", "proxy-authorization", "SESSION_COOKIE", "credential", "client_credentials"),
         *("AWS_SECRET_ACCESS_KEY", "CLIENT_SECRET_ID", "PGPASSWORD", "MY_PASSWORDS", "NPM_AUTHTOKEN"),
         *("password", "db_password", "passwd", "passphrase", "secret", "client_secret", "apiSecret", "Password"),
         *("token", "hf_token", "accessToken", "auth-token", "wandb_token", "Token"),
@@ -30,6 +32,7 @@ def test_secret(name: str) -> None:
     "name",
     [
         *("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "KEYBOARD", "GLOO_SOCKET_IFNAME", "MONKEY", "HF_HOME", "PATH"),
+        *("PWD", "OLDPWD", "BYPASS", "PATH_PATTERN", "GOOGLE_APPLICATION_CREDENTIALS", "render_pass", "pat"),
         *("tokenizer_model", "tokenizer", "max_tokens", "max_new_tokens", "token_mean", "tokens", "num_tokens"),
         *("prompt_key", "answer_key", "image_key", "key", "keys", "keyboard", "monkey"),
         *("pad_token", "eos_token", "bos_token", "mask_token", "identity_file", "seed", "", "_", "4090", "per_token"),
@@ -114,3 +117,36 @@ def test_the_value_is_gone(template: str, value: str) -> None:
 @pytest.mark.timeout(30)  # in time that grows with the square of its length, a line takes minutes
 def test_odd_lines_are_masked_in_linear_time(text: str) -> None:
     assert "'a'" not in mask_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "password"),
+    [
+        ("postgres://joe:hunter2@db/x", "hunter2"),
+        ("redis://:hunter2@db:6379/0", "hunter2"),
+        ("amqp://joe:p@ss@db/", "p@ss"),
+        ("mongodb+srv://joe:a%20b@db", "a%20b"),
+        ("http://joe:hunter2@proxy:3128", "hunter2"),
+        ("https://ghp_abc@github.com/x", "ghp_abc"),
+        ("clone git+https://tok:x-oauth@github.com, then", "x-oauth"),
+    ],
+)
+def test_the_password_of_a_url_is_masked_everywhere(
+    tree_of: Callable[..., MappingNode], text: str, password: str
+) -> None:
+    tree = tree_of(f"env_vars:\n  - DATABASE_URL: '{text}'\n")
+
+    assert secret_values(tree) == {password}
+    assert password not in str(to_data(mask(tree)))
+    assert password not in mask_message(f"cannot reach {text}")
+    assert len(mask_text(text)) == len(text)
+    assert password not in mask_text(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ssh://git@host/x", "http://host:8000/a@b", "https://host/?at=a:b@c", "http://joe:${env:PW}@host", "a: b@c"],
+)
+def test_a_url_without_a_password_stays(tree_of: Callable[..., MappingNode], text: str) -> None:
+    assert mask_text(text) == mask_message(text) == text
+    assert to_data(mask(tree_of(f"a: '{text}'\n"))) == {"a": text}

@@ -435,6 +435,24 @@ def test_files_of_problems_are_looked_into(findings: Any, model: Path, tmp_path:
     assert words in found[0][2]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "codes"), [("solution", []), ("solution=None, hint=None", []), ("hint", ["conflicting-settings"])]
+)
+def test_columns_that_trl_functions_want_are_in_the_data(
+    findings: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, codes: list[str]
+) -> None:
+    (tmp_path / "columns_of_trl.py").write_text(f"def score(completions, {wanted}, **kwargs): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "some.jsonl"
+    file.write_text('{"prompt": "1+1", "answer": "2", "solution": "2"}\n{"prompt": "1+2", "answer": "3"}\n')
+
+    options = (f"data.train_data_paths={file}", f"actor.model.model_path={model}")
+    found = findings(LAPTOP, *options, "reward.reward_type=columns_of_trl:score", messages=True)
+
+    assert [each[0] for each in found] == codes
+    assert all("`hint`" in each[2] for each in found)
+
+
 def test_a_reward_function_is_looked_for(findings: Any) -> None:
     reward = "reward:\n  reward_type: {}\n"
     assert findings(LAPTOP + reward.format("math:sqrt")) == []

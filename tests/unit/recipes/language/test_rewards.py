@@ -110,6 +110,12 @@ def trl(prompts, completions, solution, **kwargs):
     texts = [each if isinstance(each, str) else each[0]["content"] for each in completions]
     return [float(text == right) for text, right in zip(texts, solution)]
 
+def trl_where_known(completions, solution):
+    return [0.5 if right is None else float(text == right) for text, right in zip(completions, solution)]
+
+def beyond_float32(text):
+    return 10.0**39 if text == "float" else 10**400
+
 def trl_bare(completions):
     return [len(each) for each in completions]
 
@@ -372,6 +378,21 @@ def test_foreign_reward_functions_are_called_as_at_home(functions: str) -> None:
         with Scorer(f"{functions}:{name}") as scorer:
             scores = scorer.score_all(items)
         assert [(score.reward, dict(score.parts)) for score in scores] == verdicts, name
+
+
+def test_columns_that_other_rows_have_are_none_for_trl(functions: str) -> None:
+    items = [Item(text="5", answer="", row=row) for row in ({"solution": "5"}, {"prompt": "q"}, {"solution": "6"})]
+    for order in (items, items[::-1]):
+        with Scorer(f"{functions}:trl_where_known") as scorer:
+            assert sorted(score.reward for score in scorer.score_all(order)) == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["float", "integer"])
+def test_a_reward_beyond_float32_is_none(functions: str, kind: str) -> None:
+    with Scorer(f"{functions}:beyond_float32") as scorer:
+        score = scorer.score(Item(text=kind, answer=""))
+    assert score.failure == "error"
+    assert "float32" in score.reason
 
 
 def test_a_conversation_is_handed_to_trl_as_messages(functions: str) -> None:
