@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,10 +20,9 @@ from rlinf_cli.importing.foreign_names import (
 )
 from rlinf_cli.importing.hydra_files import HydraFile
 from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
-from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue
-from rlinf_cli.importing.projects import ENGINE_OPTIONS, VERL_SECTIONS, Project
+from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue, ReferenceText
+from rlinf_cli.importing.projects import ENGINE_OPTIONS, Project
 from rlinf_cli.importing.rules.machine_places import without_inner
-from rlinf_cli.importing.rules.rules_rlinf import moved_section
 from rlinf_cli.importing.rules.rules_verl import engine, needs_values
 from rlinf_cli.importing.rules.shared_rules import Table, Values
 from rlinf_core.config.composing.paths import parse_path, to_path
@@ -30,6 +30,9 @@ from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, S
 from rlinf_core.config.validating.model_fields import fields_at, model_of, types_at
 
 _NO_CRITIC: Final = "without `adv_estimator: gae` there is no critic"
+# What users write over in an example, such as `robot_ip: ROBOT_IP`, and the keys that it is found at.
+_PLACEHOLDER: Final = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+_ENTERED: Final = ("_ip", "_path", "_port", "_serial")
 _SO_ANYWAY: Final = "it says what is so anyway"
 
 
@@ -52,6 +55,7 @@ class Conversion:
     recipe: str
     model: type[BaseModel]
     rules: Table
+    layout: Mapping[Path, Path]
     references: References
     header: tuple[str, ...]
     comments: CommentFinder = field(default_factory=CommentFinder)
@@ -134,6 +138,10 @@ class Conversion:
             return LeftOut(reason or "there is no such key here")
         if target[:2] == ("rollout", "engine_options") and isinstance(node, ScalarNode) and node.value is None:
             return LeftOut("null leaves it to the engine", quiet=True)
+        if isinstance(node, ScalarNode) and _PLACEHOLDER.fullmatch(node.raw) and str(target[-1]).endswith(_ENTERED):
+            return NewValue(
+                target, ReferenceText(f"${{env:{node.raw}}}"), f"is read from the environment variable `{node.raw}`"
+            )
         if isinstance(node, ScalarNode | SequenceNode):
             return NewValue(target, node, same=True)
         return LeftOut("it is empty", quiet=True)
@@ -143,9 +151,8 @@ class Conversion:
     ) -> tuple[Path | None, str | None]:
         """Return a key's path in the new file, or None with a reason."""
         name = entry.key.raw
-        layout = VERL_SECTIONS if self.project is Project.VERL else {}
-        if source in layout:
-            return layout[source], None
+        if source in self.layout:
+            return self.layout[source], None
         options = (*ENGINE_OPTIONS, engine(Values(self.references)))
         if self.project is Project.VERL and source == options and options[-1] in ("vllm", "sglang"):
             return ("rollout", "engine_options"), None
@@ -153,12 +160,10 @@ class Conversion:
             return None, f"they are not arguments of `{options[-1]}`"
         if self.project is Project.VERL and source == ENGINE_OPTIONS:
             return source, None
-        if any(known[: len(source)] == source for known in layout):
+        if any(known[: len(source)] == source for known in self.layout):
             return source, None
         if self.project is Project.VERL and source == ("critic",) and not needs_values(Values(self.references)):
             return None, _NO_CRITIC
-        if moved_section(source) is not None and self.project is Project.RLINF and reason is None:
-            return moved_section(source), None
         if target is None or reason is not None:
             return None, reason
         if target[:1] == ("cluster",) and len(target) > 1:

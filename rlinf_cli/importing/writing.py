@@ -9,7 +9,7 @@ from rlinf_cli.importing.comments import Comments
 from rlinf_cli.importing.decisions import Conversion, KeyDecision, puts
 from rlinf_cli.importing.document import FileSection, Value, left_out, list_value, scalar_text, short
 from rlinf_cli.importing.omegaconf_references import UnresolvableError
-from rlinf_cli.importing.outcomes import Added, Fate, KeyOutcome, Leaf, LeftOut, NewValue
+from rlinf_cli.importing.outcomes import Added, Fate, KeyOutcome, Leaf, LeftOut, NewValue, ReferenceText
 from rlinf_core.config.composing.origins import inline
 from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, format_path
 
@@ -37,7 +37,7 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
     for extra in added:
         if extra.path not in conversion.refused:
             listed = isinstance(extra.value, list)
-            text = f"[{', '.join(map(inline, extra.value))}]" if listed else inline(extra.value)
+            text = f"[{', '.join(map(inline, extra.value))}]" if listed else _plain(extra.value)
             above = () if extra.why in explained else (f"# Added: {extra.why}",)
             explained.add(extra.why)
             document.put(extra.path, Value(text, (), Comments(above)))
@@ -131,7 +131,11 @@ def _value(conversion: Conversion, put: NewValue, leaf: Leaf, names: Mapping[Pat
         return list_value(items, Comments()), "; ".join(notes) or None
     if isinstance(value, list):
         return Value(f"[{', '.join(map(inline, value))}]"), None
-    return Value(inline(value)), None
+    return Value(_plain(value)), None
+
+
+def _plain(value: str | int | float | bool | None) -> str:
+    return value if isinstance(value, ReferenceText) else inline(value)
 
 
 def _scalar(conversion: Conversion, node: ScalarNode, path: Path, names: Mapping[Path, Path]) -> tuple[str, str | None]:

@@ -1,7 +1,7 @@
 """`rlinf import` over the job files of RLinf and verl, counted by verdict and by key.
 
-`python -m tests.conformance.imports DIR` prints the counts of the checkouts `DIR/RLinf` and `DIR/verl`; `--write` stores
-them, `--list` names every file that does not become a valid one.
+`python -m tests.conformance.imports DIR` prints the counts of the checkouts `DIR/RLinf` and `DIR/verl`; `--write`
+stores them, `--list` names every file that does not become a valid one.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rlinf_cli.importing.convert import convert
@@ -35,7 +36,7 @@ class Verdict(NamedTuple):
     kind: str
     why: str = ""
     evaluates: bool = False
-    keys: Counter[str] = Counter()
+    keys: Mapping[str, int] = MappingProxyType({})
 
 
 def files_of(project: str, checkout: Path) -> list[Path]:
