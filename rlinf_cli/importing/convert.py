@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rlinf_cli.importing.comments import header_of
+from rlinf_cli.importing.comments import CommentFinder, header_of
 from rlinf_cli.importing.decisions import Conversion, puts
 from rlinf_cli.importing.hydra_files import HydraFile
 from rlinf_cli.importing.omegaconf_references import References
@@ -95,7 +95,8 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
     references = References(file.tree, environ)
     rules, sections = _rules(project, recipe, file.tree)
     model = find_recipe(recipe).config_model()
-    conversion = Conversion(file, project, recipe, model, rules, sections, references, header_of(file.sources[0]))
+    header, comments = header_of(file.main), CommentFinder(file.script)
+    conversion = Conversion(file, project, recipe, model, rules, sections, references, header, comments)
     conversion.walk(file.tree, (), ())
     added = [*_additions(conversion)]
     _first_of_each(conversion, added)
@@ -141,6 +142,8 @@ def _additions(conversion: Conversion) -> Iterator[Added]:
     written_paths = {put.path for step in conversion.steps for put in puts(step.result)}
     if conversion.project is Project.VERL:
         yield from verl_places(values)
+        if ("data", "answer_key") not in written_paths:
+            yield Added(("data", "answer_key"), "reward_model.ground_truth", "where verl's rows have the right answer")
         if ("reward", "reward_type") not in written_paths:
             yield Added(("reward", "reward_type"), "math", "verl selects the reward by data set; choose one here")
     elif conversion.recipe == "math":

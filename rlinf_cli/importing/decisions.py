@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, get_origin
 
 from pydantic import BaseModel
 
@@ -58,7 +58,7 @@ class Conversion:
     layout: Mapping[Path, Path]
     references: References
     header: tuple[str, ...]
-    comments: CommentFinder = field(default_factory=CommentFinder)
+    comments: CommentFinder
     steps: list[KeyDecision] = field(default_factory=list[KeyDecision])
     sections: dict[Path, Comments] = field(default_factory=dict[Path, Comments])
     pending: list[str] = field(default_factory=list[str])
@@ -175,8 +175,12 @@ class Conversion:
         if not annotations:
             return None, "it has no counterpart"
         fields = fields_at(self.model, target)
-        if name in fields or not any(model_of(annotation) for annotation in annotations):
+        if name in fields:
             return (*target, name), None
+        if not any(model_of(annotation) for annotation in annotations):
+            if any(get_origin(annotation) in (dict, Mapping) for annotation in annotations):
+                return (*target, name), None
+            return None, f"`{format_path(target)}` is one value here, and no section"
         ours = other_names_of(annotations).get(name)
         if ours is not None:
             return (*target, ours), None

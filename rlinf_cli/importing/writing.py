@@ -31,7 +31,7 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
     for step in conversion.steps:
         outcome, lines = _one(conversion, step, names, document)
         outcomes.append(outcome)
-        if lines and outcome.reason:
+        if lines and outcome.reason and _is_written(conversion, step):
             remarks.setdefault((step.section, outcome.reason), []).extend(lines)
     explained: set[str] = set()
     for extra in added:
@@ -55,9 +55,14 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
     return document.text(), outcomes
 
 
+def _is_written(conversion: Conversion, step: KeyDecision) -> bool:
+    """Return whether somebody wrote this key into the imported file: what a script leaves out is verl's default."""
+    return conversion.file.script is None or step.leaf.node.span.source.kind == "overrides"
+
+
 def _opening(conversion: Conversion) -> tuple[str, ...]:
     """Return the comment at the beginning of the new file."""
-    name = os.path.basename(conversion.file.sources[0].name)
+    name = os.path.basename(conversion.file.main.name)
     return (f"# From `{name}` of {conversion.project}, by `rlinf import`.", *conversion.header)
 
 

@@ -67,7 +67,7 @@ def _verdict(file: Path, name: str) -> Verdict:
         outcome.fate is Fate.LEFT_OUT and (not outcome.reason or outcome.reason.startswith(_BARE))
         for outcome in converted.outcomes
     )
-    evaluates = "\n  only_eval: true" in converted.text
+    evaluates = "\n  only_eval: true" in converted.text.lower()
     if not converted.errors:
         return Verdict(name, "valid", "", evaluates, keys)
     lacking = [error.message for error in converted.errors if error.code == "unknown-choice"]
