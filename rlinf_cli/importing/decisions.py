@@ -18,6 +18,7 @@ from rlinf_cli.importing.foreign_names import (
     other_names_of,
     unavailable_keys,
 )
+from rlinf_cli.importing.foreign_reasons import reason_of
 from rlinf_cli.importing.hydra_files import HydraFile
 from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
 from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue, ReferenceText
@@ -33,6 +34,8 @@ _NO_CRITIC: Final = "without `adv_estimator: gae` there is no critic"
 # What users write over in an example, such as `robot_ip: ROBOT_IP`, and the keys that it is found at.
 _PLACEHOLDER: Final = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 _ENTERED: Final = ("_ip", "_path", "_port", "_serial")
+# What the messages of `foreign_names.toml` begin with where nothing is lost.
+_REMOVED: Final = "remove it: "
 _SO_ANYWAY: Final = "it says what is so anyway"
 
 
@@ -135,7 +138,9 @@ class Conversion:
         if rule is not None:
             return rule(leaf, Values(self.references))
         if target is None or reason is not None:
-            return LeftOut(reason or "there is no such key here")
+            if reason is None:
+                return reason_of(self.project, leaf.path)
+            return LeftOut(reason.removeprefix(_REMOVED), quiet=reason.startswith(_REMOVED))
         if target[:2] == ("rollout", "engine_options") and isinstance(node, ScalarNode) and node.value is None:
             return LeftOut("null leaves it to the engine", quiet=True)
         if isinstance(node, ScalarNode) and _PLACEHOLDER.fullmatch(node.raw) and str(target[-1]).endswith(_ENTERED):
@@ -173,14 +178,14 @@ class Conversion:
     def _by_tables(self, name: str, target: Path, value: Node) -> tuple[Path | None, str | None]:
         annotations = types_at(self.model, target)
         if not annotations:
-            return None, "it has no counterpart"
+            return None, None
         fields = fields_at(self.model, target)
         if name in fields:
             return (*target, name), None
         if not any(model_of(annotation) for annotation in annotations):
             if any(get_origin(annotation) in (dict, Mapping) for annotation in annotations):
                 return (*target, name), None
-            return None, f"`{format_path(target)}` is one value here, and no section"
+            return None, None
         ours = other_names_of(annotations).get(name)
         if ours is not None:
             return (*target, ours), None
@@ -191,9 +196,7 @@ class Conversion:
         if moved is not None:
             return to_path(parse_path(moved)[0]), None
         reason = unavailable_keys(annotations).get(name)
-        if reason is not None:
-            return None, reason.removeprefix("remove it: ")
-        return None, f"there is no such key in {f'`{format_path(target)}`' if target else 'a file of this recipe'}"
+        return None, reason
 
     def _components(self, node: MappingNode, source: Path) -> Mapping[str, str]:
         """Return the keys of `component_placement` that change, each with its new name."""

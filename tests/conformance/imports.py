@@ -25,8 +25,10 @@ FOLDERS = {"RLinf": ("examples", "tests", "evaluations"), "verl": ("examples",)}
 # A count that may only rise, and the one that may only fall.
 RISING = ("valid", "valid or refused for one thing", "evaluations imported")
 FALLING = ("keys without a reason",)
+# Errors that name a thing that rlinf does not have.
+_LACKING = ("unknown-choice", "unknown-key")
 # Reasons that help nobody to decide.
-_BARE = ("there is no such key", "it has no counterpart")
+_BARE = ("rlinf has nothing that this key could set", "it steers verl's own programs")
 
 
 class Verdict(NamedTuple):
@@ -64,13 +66,13 @@ def _verdict(file: Path, name: str) -> Verdict:
         return Verdict(name, "refused", error.message)
     keys = Counter[str](outcome.fate.name for outcome in converted.outcomes)
     keys["bare"] = sum(
-        outcome.fate is Fate.LEFT_OUT and (not outcome.reason or outcome.reason.startswith(_BARE))
+        outcome.fate in (Fate.LEFT_OUT, Fate.NOT_NEEDED) and (not outcome.reason or outcome.reason.startswith(_BARE))
         for outcome in converted.outcomes
     )
     evaluates = "\n  only_eval: true" in converted.text.lower()
     if not converted.errors:
         return Verdict(name, "valid", "", evaluates, keys)
-    lacking = [error.message for error in converted.errors if error.code == "unknown-choice"]
+    lacking = [error.message for error in converted.errors if error.code in _LACKING]
     others = [error.message for error in converted.errors]
     return Verdict(name, "lacking" if lacking else "invalid", (lacking or others)[0], evaluates, keys)
 
