@@ -10,7 +10,7 @@ WHOLE := $(EVERYDAY) tests/integration tests/cluster tests/gpu
 LONG := --hypothesis-profile=nightly --timeout=3600 --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check lint type format docs gallery media bench gpu nightly nightly-processes nightly-pure release-check clean
+.PHONY: help setup train test check lint type format docs gallery media bench gpu nightly nightly-processes nightly-pure conformance release-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -80,6 +80,9 @@ nightly-processes: setup
 nightly-pure: setup
 	nice -n 10 $(BIN)/pytest -p no:cacheprovider $(LONG) --ignore=tests/cluster --ignore=tests/integration tests \
 	  > nightly-pure.log 2>&1; status=$$?; cat nightly-pure.log; exit $$status
+
+conformance: setup ## what others wrote, run against rlinf: DIR=FOLDER holds checkouts RLinf and verl
+	RLINF_CONFORMANCE=$(DIR) $(BIN)/pytest --timeout=3600 --durations=10 tests/conformance
 
 release-check: setup ## build wheel and sdist, check them, and use them in clean environments
 	$(BIN)/pytest --timeout=3600 --durations=10 tests/integration/test_packaging.py tests/integration/test_release.py \

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from rlinf_cli.importing.comments import header_of
+from rlinf_cli.importing.comments import CommentFinder, header_of
 from rlinf_cli.importing.decisions import Conversion, puts
 from rlinf_cli.importing.hydra_files import HydraFile
 from rlinf_cli.importing.omegaconf_references import References
 from rlinf_cli.importing.outcomes import Added, KeyOutcome, LeftOut
-from rlinf_cli.importing.projects import Project, project_of, recipe_of
-from rlinf_cli.importing.rules.machine_places import placed, reward_place, verl_places, verl_rules
+from rlinf_cli.importing.projects import RLINF_SECTIONS, VERL_SECTIONS, Project, placed, project_of, recipe_of
+from rlinf_cli.importing.rules.evaluations import EVALUATION, acts_alone, evaluation_needs, plain
+from rlinf_cli.importing.rules.evaluations import SECTIONS as EVALUATION_SECTIONS
+from rlinf_cli.importing.rules.machine_places import reward_place, verl_places, verl_rules
 from rlinf_cli.importing.rules.rules_rlinf import EMBODIED, MATH, SFT, cameras
 from rlinf_cli.importing.rules.rules_verl import VERL
-from rlinf_cli.importing.rules.shared_rules import Values
+from rlinf_cli.importing.rules.shared_rules import Table, Values
 from rlinf_cli.importing.writing import written
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity
-from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, find, format_path
+from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, format_path
 from rlinf_core.job.load import Job
 
 # Findings about this machine rather than the file.
@@ -91,11 +93,10 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
     project = project_of(file.tree)
     recipe, why = recipe_of(project, file.tree)
     references = References(file.tree, environ)
-    rules = (
-        {**VERL, **verl_rules()} if project is Project.VERL else {"embodied": EMBODIED, "sft": SFT}.get(recipe, MATH)
-    )
+    rules, sections = _rules(project, recipe, file.tree)
     model = find_recipe(recipe).config_model()
-    conversion = Conversion(file, project, recipe, model, rules, references, header_of(file.sources[0]))
+    header, comments = header_of(file.main), CommentFinder(file.script)
+    conversion = Conversion(file, project, recipe, model, rules, sections, references, header, comments)
     conversion.walk(file.tree, (), ())
     added = [*_additions(conversion)]
     _first_of_each(conversion, added)
@@ -108,6 +109,15 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
         if not refusals or rounds >= _ROUNDS:
             return Converted(text, project, recipe, why, outcomes, added, job)
         conversion.refused |= refusals
+
+
+def _rules(project: Project, recipe: str, tree: MappingNode) -> tuple[Table, Mapping[Path, Path]]:
+    """Return the rules for a file, and the sections that are others here."""
+    if project is Project.VERL:
+        return {**VERL, **verl_rules()}, VERL_SECTIONS
+    if recipe == "embodied" and acts_alone(tree):
+        return EVALUATION, {**RLINF_SECTIONS, **EVALUATION_SECTIONS}
+    return {"embodied": EMBODIED, "sft": SFT}.get(recipe, MATH), RLINF_SECTIONS
 
 
 def _first_of_each(conversion: Conversion, added: list[Added]) -> None:
@@ -132,13 +142,17 @@ def _additions(conversion: Conversion) -> Iterator[Added]:
     written_paths = {put.path for step in conversion.steps for put in puts(step.result)}
     if conversion.project is Project.VERL:
         yield from verl_places(values)
+        if ("data", "answer_key") not in written_paths:
+            yield Added(("data", "answer_key"), "reward_model.ground_truth", "where verl's rows have the right answer")
         if ("reward", "reward_type") not in written_paths:
             yield Added(("reward", "reward_type"), "math", "verl selects the reward by data set; choose one here")
     elif conversion.recipe == "math":
         yield from _rlinf_math(tree, values)
     else:
         yield from cameras(values, written_paths)
-    if ("runner", "max_steps") not in written_paths:
+        if acts_alone(tree):
+            yield from evaluation_needs(tree, written_paths)
+    if ("runner", "max_steps") not in written_paths and not acts_alone(tree):
         yield Added(("runner", "max_steps"), -1, "the recipe's default would end the run early")
     lengths = [values.get(path) for path in ("data.max_prompt_length", "data.max_response_length")]
     if conversion.project is Project.VERL and all(isinstance(length, int) for length in lengths):
@@ -154,16 +168,8 @@ def _rlinf_math(tree: MappingNode, values: Values) -> Iterator[Added]:
     place = placement.get(actor) if isinstance(placement, MappingNode) and actor is not None else None
     if values.get("algorithm.kl_beta", 0) and "reference" not in group_by_component and place is not None:
         why = "`algorithm.kl_beta` needs a reference model: it shares the actor's accelerators"
-        for at, value in _plain(place, ("cluster", "component_placement", "reference")):
+        for at, value in plain(place, ("cluster", "component_placement", "reference")):
             yield Added(at, value, why)
-
-
-def _plain(node: Node, at: Path) -> Iterator[tuple[Path, Any]]:
-    if isinstance(node, ScalarNode):
-        yield at, node.raw
-    elif isinstance(node, MappingNode):
-        for entry in node.entries:
-            yield from _plain(entry.value, (*at, entry.key.raw))
 
 
 def _refusals(conversion: Conversion, job: Job) -> dict[Path, str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, get_origin
 
 from pydantic import BaseModel
 
@@ -17,12 +18,12 @@ from rlinf_cli.importing.foreign_names import (
     other_names_of,
     unavailable_keys,
 )
+from rlinf_cli.importing.foreign_reasons import reason_of
 from rlinf_cli.importing.hydra_files import HydraFile
 from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
-from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue
-from rlinf_cli.importing.projects import ENGINE_OPTIONS, VERL_SECTIONS, Project
+from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue, ReferenceText
+from rlinf_cli.importing.projects import ENGINE_OPTIONS, Project
 from rlinf_cli.importing.rules.machine_places import without_inner
-from rlinf_cli.importing.rules.rules_rlinf import moved_section
 from rlinf_cli.importing.rules.rules_verl import engine, needs_values
 from rlinf_cli.importing.rules.shared_rules import Table, Values
 from rlinf_core.config.composing.paths import parse_path, to_path
@@ -30,6 +31,11 @@ from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, S
 from rlinf_core.config.validating.model_fields import fields_at, model_of, types_at
 
 _NO_CRITIC: Final = "without `adv_estimator: gae` there is no critic"
+# What users write over in an example, such as `robot_ip: ROBOT_IP`, and the keys that it is found at.
+_PLACEHOLDER: Final = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+_ENTERED: Final = ("_ip", "_path", "_port", "_serial")
+# What the messages of `foreign_names.toml` begin with where nothing is lost.
+_REMOVED: Final = "remove it: "
 _SO_ANYWAY: Final = "it says what is so anyway"
 
 
@@ -52,9 +58,10 @@ class Conversion:
     recipe: str
     model: type[BaseModel]
     rules: Table
+    layout: Mapping[Path, Path]
     references: References
     header: tuple[str, ...]
-    comments: CommentFinder = field(default_factory=CommentFinder)
+    comments: CommentFinder
     steps: list[KeyDecision] = field(default_factory=list[KeyDecision])
     sections: dict[Path, Comments] = field(default_factory=dict[Path, Comments])
     pending: list[str] = field(default_factory=list[str])
@@ -131,9 +138,15 @@ class Conversion:
         if rule is not None:
             return rule(leaf, Values(self.references))
         if target is None or reason is not None:
-            return LeftOut(reason or "there is no such key here")
+            if reason is None:
+                return reason_of(self.project, leaf.path)
+            return LeftOut(reason.removeprefix(_REMOVED), quiet=reason.startswith(_REMOVED))
         if target[:2] == ("rollout", "engine_options") and isinstance(node, ScalarNode) and node.value is None:
             return LeftOut("null leaves it to the engine", quiet=True)
+        if isinstance(node, ScalarNode) and _PLACEHOLDER.fullmatch(node.raw) and str(target[-1]).endswith(_ENTERED):
+            return NewValue(
+                target, ReferenceText(f"${{env:{node.raw}}}"), f"is read from the environment variable `{node.raw}`"
+            )
         if isinstance(node, ScalarNode | SequenceNode):
             return NewValue(target, node, same=True)
         return LeftOut("it is empty", quiet=True)
@@ -143,9 +156,8 @@ class Conversion:
     ) -> tuple[Path | None, str | None]:
         """Return a key's path in the new file, or None with a reason."""
         name = entry.key.raw
-        layout = VERL_SECTIONS if self.project is Project.VERL else {}
-        if source in layout:
-            return layout[source], None
+        if source in self.layout:
+            return self.layout[source], None
         options = (*ENGINE_OPTIONS, engine(Values(self.references)))
         if self.project is Project.VERL and source == options and options[-1] in ("vllm", "sglang"):
             return ("rollout", "engine_options"), None
@@ -153,12 +165,10 @@ class Conversion:
             return None, f"they are not arguments of `{options[-1]}`"
         if self.project is Project.VERL and source == ENGINE_OPTIONS:
             return source, None
-        if any(known[: len(source)] == source for known in layout):
+        if any(known[: len(source)] == source for known in self.layout):
             return source, None
         if self.project is Project.VERL and source == ("critic",) and not needs_values(Values(self.references)):
             return None, _NO_CRITIC
-        if moved_section(source) is not None and self.project is Project.RLINF and reason is None:
-            return moved_section(source), None
         if target is None or reason is not None:
             return None, reason
         if target[:1] == ("cluster",) and len(target) > 1:
@@ -168,10 +178,14 @@ class Conversion:
     def _by_tables(self, name: str, target: Path, value: Node) -> tuple[Path | None, str | None]:
         annotations = types_at(self.model, target)
         if not annotations:
-            return None, "it has no counterpart"
+            return None, None
         fields = fields_at(self.model, target)
-        if name in fields or not any(model_of(annotation) for annotation in annotations):
+        if name in fields:
             return (*target, name), None
+        if not any(model_of(annotation) for annotation in annotations):
+            if any(get_origin(annotation) in (dict, Mapping) for annotation in annotations):
+                return (*target, name), None
+            return None, None
         ours = other_names_of(annotations).get(name)
         if ours is not None:
             return (*target, ours), None
@@ -182,9 +196,7 @@ class Conversion:
         if moved is not None:
             return to_path(parse_path(moved)[0]), None
         reason = unavailable_keys(annotations).get(name)
-        if reason is not None:
-            return None, reason.removeprefix("remove it: ")
-        return None, f"there is no such key in {f'`{format_path(target)}`' if target else 'a file of this recipe'}"
+        return None, reason
 
     def _components(self, node: MappingNode, source: Path) -> Mapping[str, str]:
         """Return the keys of `component_placement` that change, each with its new name."""

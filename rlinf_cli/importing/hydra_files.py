@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from rlinf_cli.importing.hydra_defaults import DEFAULTS, HYDRA, order_files
+from rlinf_cli.importing.hydra_defaults import DEFAULTS, HYDRA, named_files, order_files
+from rlinf_cli.importing.projects import FOLDER_BY_VARIABLE
 from rlinf_core.config.composing.merge import merge
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.source import SourceText, Span
@@ -31,11 +32,18 @@ class HydraFile(NamedTuple):
         tree: the effective values, references unresolved; without `defaults`, with `hydra` of the main file.
         sources: the main file and the files of its defaults lists.
         values: the overrides that set values, which are not applied yet.
+        script: the shell script that names the main file and the overrides, if there is one.
     """
 
     tree: MappingNode
     sources: tuple[SourceText, ...]
     values: tuple[str, ...] = ()
+    script: SourceText | None = None
+
+    @property
+    def main(self) -> SourceText:
+        """The file that is imported: the script, or the main file."""
+        return self.script or self.sources[0]
 
 
 def compose_hydra(
@@ -94,6 +102,8 @@ def _as_yaml_1_1(node: Node) -> Node:
 def _search_path(tree: MappingNode, folder: str, environ: Mapping[str, str], diagnostics: Diagnostics) -> Iterator[str]:
     """Return the folders of `hydra.searchpath`; warn about those that are unknown."""
     written = find(tree, (HYDRA, "searchpath"))
+    if written is None:
+        yield from _beside(tree, folder, diagnostics)
     items = written.items if isinstance(written, SequenceNode) else [written] if written is not None else []
     for item in items:
         if not isinstance(item, ScalarNode):
@@ -109,7 +119,12 @@ def _search_path(tree: MappingNode, folder: str, environ: Mapping[str, str], dia
 
         text = _VARIABLE.sub(replaced, item.raw)
         scheme, _, rest = text.rpartition("://")
-        if missing:
+        guessed = _guessed(item.raw, missing[0], folder) if missing else None
+        if guessed is not None:
+            message = f"the environment has no variable `{missing[0]}`: `{guessed}` is searched, by the file's place"
+            diagnostics.add(Diagnostic("unknown-variable", Severity.NOTE, message, item.span, ()))
+            yield guessed
+        elif missing:
             message = f"the environment has no variable `{missing[0]}`: this folder is not searched"
             help = "set it, or name the folder with `--search-path FOLDER`"
             diagnostics.add(Diagnostic("unknown-variable", Severity.WARNING, message, item.span, (), help))
@@ -122,6 +137,31 @@ def _search_path(tree: MappingNode, folder: str, environ: Mapping[str, str], dia
             if not os.path.isabs(rest):
                 # Hydra resolves it against the current folder; an imported file is often read from elsewhere.
                 yield os.path.join(folder, rest)
+
+
+def _beside(tree: MappingNode, folder: str, diagnostics: Diagnostics) -> Iterator[str]:
+    """Return the folder of the checkout that the launch scripts search for a file without a search path."""
+    listed = tree.entry(DEFAULTS)
+    named = [name for name, _ in named_files(tree) if "/" in name]
+    guessed = _guessed("/config", "EMBODIED_PATH", folder)
+    if listed is None or guessed is None or all(os.path.isfile(os.path.join(folder, f"{name}.yaml")) for name in named):
+        return
+    message = f"files are missing beside this one: `{guessed}` is searched, too, by the file's place"
+    diagnostics.add(Diagnostic("base-unreadable", Severity.NOTE, message, listed.key.span, ()))
+    yield guessed
+
+
+def _guessed(raw: str, variable: str, folder: str) -> str | None:
+    """Return the folder that an unset variable of the search path means in the checkout that holds the file."""
+    rest = raw.rpartition("}")[2].strip("/")
+    below = os.path.join(FOLDER_BY_VARIABLE.get(variable, ""), rest)
+    here = os.path.abspath(folder)
+    while here != (above := os.path.dirname(here)):
+        for relative in (below, rest):
+            if relative and os.path.isdir(path := os.path.join(here, relative)):
+                return path
+        here = above
+    return None
 
 
 def _without_missing(over: MappingNode, base: Node) -> MappingNode:

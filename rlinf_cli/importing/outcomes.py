@@ -18,6 +18,10 @@ class Fate(StrEnum):
     LEFT_OUT = "not available"
 
 
+class ReferenceText(str):
+    """A reference in the form of rlinf, `${path}` or `${env:NAME}`, written as it is."""
+
+
 @dataclass(frozen=True)
 class NewValue:
     """A value of the new file.

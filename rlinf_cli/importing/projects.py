@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
+from rlinf_core.config.names import name_pieces
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find
 from rlinf_core.errors import ConfigError
 
@@ -25,9 +26,21 @@ VERL_SECTIONS: Final[dict[Path, Path]] = {
     ("reward_model",): ("reward",),
     ("trainer",): ("runner",),
 }
+# Sections of RLinf, likewise.
+RLINF_SECTIONS: Final[dict[Path, Path]] = {("actor", "lr_sched"): ("actor", "optim")}
 # Engine arguments, by engine.
 ENGINE_OPTIONS: Final[Path] = ("actor_rollout_ref", "rollout", "engine_kwargs")
+# Variables that the launch scripts of RLinf set to folders of its checkout, and their search paths begin with.
+FOLDER_BY_VARIABLE: Final = {
+    "EMBODIED_PATH": "examples/embodiment",
+    "REPO_PATH": "",
+    "REWARD_PATH": "examples/reward",
+    "DIFFUSION_PATH": "examples/diffusion",
+}
 _TASKS: Final = {"embodied": "embodied", "sft": "sft", "math": "math", "reasoning": "math"}
+# What marks files of agents, whose loops and tools are programs of RLinf.
+_AGENT_SECTIONS: Final = ("agentloop", "tools", "agentlightning")
+_AGENT_TASKS: Final = ("coding_online_rl", "reasoning_eval")
 # Sections that mark a job file, not a fragment.
 JOB_SECTIONS: Final = ("actor_rollout_ref", "trainer", "runner")
 
@@ -71,6 +84,7 @@ def recipe_of(project: Project, tree: MappingNode) -> tuple[str, str]:
         return "math", "a file of verl with `actor_rollout_ref`"
     task = find(tree, ("runner", "task_type"))
     written = task.raw if isinstance(task, ScalarNode) else ""
+    _refuse_other_meanings(tree, written)
     if written == "sft" and not _is_policy(tree):
         raise ConfigError(
             "`runner.task_type: sft` of a language model is not converted",
@@ -87,6 +101,34 @@ def recipe_of(project: Project, tree: MappingNode) -> tuple[str, str]:
         f"no recipe matches `runner.task_type: {written}`" if written else "the file does not say what to train",
         help=f"known values of `runner.task_type`: {task_types}",
     )
+
+
+def _refuse_other_meanings(tree: MappingNode, task_type: str) -> None:
+    """Refuse a file of RLinf that means neither training nor evaluation of what a recipe has.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    sections = [name for name in _AGENT_SECTIONS if tree.entry(name) is not None]
+    if sections or task_type in _AGENT_TASKS:
+        what = f"section `{sections[0]}`" if sections else f"`runner.task_type: {task_type}`"
+        raise ConfigError(
+            f"the agents of this file are programs of RLinf ({what}), which no recipe here has",
+            help="write a file for recipe `agent`, with your own agent or its tools",
+        )
+    placement = find(tree, ("cluster", "component_placement"))
+    components = placed(placement) if isinstance(placement, MappingNode) else {}
+    if "env" in components and not {"actor", "rollout"} & set(components):
+        raise ConfigError(
+            "this file records episodes of a person and trains nothing: it places `env` without `rollout` and `actor`",
+            help="`rlinf record` records demonstrations, from a file of recipe `embodied` for the same robot",
+        )
+
+
+def placed(placement: MappingNode | None) -> dict[str, str]:
+    """Return the key of each placed component."""
+    entries = placement.entries if placement is not None else ()
+    return {piece.name: entry.key.raw for entry in entries for piece in name_pieces(entry.key.raw)}
 
 
 def _is_policy(tree: MappingNode) -> bool:

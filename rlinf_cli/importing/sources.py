@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from rlinf_cli.importing.hydra_defaults import DEFAULTS, named_files
 from rlinf_cli.importing.hydra_files import HydraFile, compose_hydra
 from rlinf_cli.importing.projects import JOB_SECTIONS
+from rlinf_cli.importing.scripts import is_script, read_script
 from rlinf_core.config.composing.overrides import apply_overrides, parse_overrides
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.yaml.reader import load_source, read
@@ -31,14 +32,21 @@ def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], en
     """Read and compose a job file; errors are returned as findings.
 
     Args:
-        name: the file.
+        name: the file, or a shell script that starts a job.
         overrides: arguments of Hydra: `group=name` where a folder of that name is searched, `key=value`, `+key=value`,
             `~key`.
         search_path: further folders of groups.
         environ: the environment.
+
+    Raises:
+        ConfigError: it is a script that starts no job, or one whose file is not here.
     """
     diagnostics = Diagnostics()
     source = load_source(name, diagnostics)
+    script = read_script(source, environ, diagnostics) if source is not None and is_script(Path(name)) else None
+    if script is not None:
+        overrides = [*script.overrides, *overrides]
+        source = load_source(script.file, diagnostics)
     if source is None:
         return ReadJob(None, diagnostics)
     file = compose_hydra(source, diagnostics, environ=environ, search_path=search_path, overrides=overrides)
@@ -46,7 +54,8 @@ def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], en
         return ReadJob(None, diagnostics)
     _, parsed = parse_overrides([value.lstrip("+") for value in file.values], diagnostics)
     changed = apply_overrides(file.tree, parsed, diagnostics)
-    return ReadJob(file._replace(tree=changed) if diagnostics.ok else None, diagnostics)
+    origin = script.source if script is not None else None
+    return ReadJob(file._replace(tree=changed, script=origin) if diagnostics.ok else None, diagnostics)
 
 
 def job_files(folder: Path) -> tuple[list[Path], list[Path]]:

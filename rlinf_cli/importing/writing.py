@@ -9,7 +9,7 @@ from rlinf_cli.importing.comments import Comments
 from rlinf_cli.importing.decisions import Conversion, KeyDecision, puts
 from rlinf_cli.importing.document import FileSection, Value, left_out, list_value, scalar_text, short
 from rlinf_cli.importing.omegaconf_references import UnresolvableError
-from rlinf_cli.importing.outcomes import Added, Fate, KeyOutcome, Leaf, LeftOut, NewValue
+from rlinf_cli.importing.outcomes import Added, Fate, KeyOutcome, Leaf, LeftOut, NewValue, ReferenceText
 from rlinf_core.config.composing.origins import inline
 from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, format_path
 
@@ -31,13 +31,13 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
     for step in conversion.steps:
         outcome, lines = _one(conversion, step, names, document)
         outcomes.append(outcome)
-        if lines and outcome.reason:
+        if lines and outcome.reason and _is_written(conversion, step):
             remarks.setdefault((step.section, outcome.reason), []).extend(lines)
     explained: set[str] = set()
     for extra in added:
         if extra.path not in conversion.refused:
             listed = isinstance(extra.value, list)
-            text = f"[{', '.join(map(inline, extra.value))}]" if listed else inline(extra.value)
+            text = f"[{', '.join(map(inline, extra.value))}]" if listed else _plain(extra.value)
             above = () if extra.why in explained else (f"# Added: {extra.why}",)
             explained.add(extra.why)
             document.put(extra.path, Value(text, (), Comments(above)))
@@ -55,9 +55,14 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
     return document.text(), outcomes
 
 
+def _is_written(conversion: Conversion, step: KeyDecision) -> bool:
+    """Return whether somebody wrote this key into the imported file: what a script leaves out is verl's default."""
+    return conversion.file.script is None or step.leaf.node.span.source.kind == "overrides"
+
+
 def _opening(conversion: Conversion) -> tuple[str, ...]:
     """Return the comment at the beginning of the new file."""
-    name = os.path.basename(conversion.file.sources[0].name)
+    name = os.path.basename(conversion.file.main.name)
     return (f"# From `{name}` of {conversion.project}, by `rlinf import`.", *conversion.header)
 
 
@@ -131,7 +136,11 @@ def _value(conversion: Conversion, put: NewValue, leaf: Leaf, names: Mapping[Pat
         return list_value(items, Comments()), "; ".join(notes) or None
     if isinstance(value, list):
         return Value(f"[{', '.join(map(inline, value))}]"), None
-    return Value(inline(value)), None
+    return Value(_plain(value)), None
+
+
+def _plain(value: str | int | float | bool | None) -> str:
+    return value if isinstance(value, ReferenceText) else inline(value)
 
 
 def _scalar(conversion: Conversion, node: ScalarNode, path: Path, names: Mapping[Path, Path]) -> tuple[str, str | None]:

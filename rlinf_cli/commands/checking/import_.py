@@ -66,7 +66,6 @@ def import_(
     if len(names) != 1:
         raise typer.BadParameter("name one file or one folder")
     target = Path(names[0])
-    _refuse_script(target)
     _require_hydra()
     folders = [os.path.expanduser(folder) for folder in search_path or ()]
     request = _Request(overrides, folders, replace)
@@ -92,26 +91,6 @@ app = command(
 def _is_override(argument: str) -> bool:
     """Return True for `key=value`, and for `group/below=name` if no such file exists."""
     return is_override(argument) or ("=" in argument and not os.path.exists(argument))
-
-
-def _refuse_script(file: Path) -> None:
-    """Refuse a shell script: its arguments refer to variables of the shell, which nothing of it may compute here.
-
-    Raises:
-        ConfigError: the file is one.
-    """
-    from rlinf_core.errors import ConfigError
-
-    is_script = file.suffix in (".sh", ".bash")
-    if file.is_file() and not is_script:
-        with file.open("rb") as start:
-            is_script = start.read(2) == b"#!"
-    if is_script:
-        raise ConfigError(
-            f"`{file}` is a shell script, and jobs are imported from YAML files",
-            why="verl's scripts override its ppo_trainer.yaml by KEY=VALUE arguments",
-            help="give these arguments to the import: `rlinf import ppo_trainer.yaml KEY=VALUE ...`",
-        )
 
 
 def _require_hydra() -> None:

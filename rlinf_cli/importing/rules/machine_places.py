@@ -79,9 +79,3 @@ def without_inner(placement: MappingNode) -> tuple[Mapping[str, str], list[tuple
             names[entry.key.raw] = ",".join(kept)
             taken += [(name, _WITHIN[name]) for name in pieces if name in _WITHIN]
     return names, taken
-
-
-def placed(placement: MappingNode | None) -> dict[str, str]:
-    """Return the key of each placed component."""
-    entries = placement.entries if placement is not None else ()
-    return {piece.name: entry.key.raw for entry in entries for piece in name_pieces(entry.key.raw)}

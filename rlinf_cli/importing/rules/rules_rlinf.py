@@ -48,6 +48,11 @@ _SEEING: Final = ("cnn_policy", "vlm_policy", "openvla", "openvla_oft", "pi0")
 _BLIND: Final = ("metaworld", "robosuite", "gymnasium_robotics", "maniskill")
 
 
+def _kind(values: Values) -> str:
+    """Return the policy; an evaluation names it in `rollout`."""
+    return str(values.get("actor.model.model_type", values.get("rollout.model.model_type", "")))
+
+
 def _model_type(leaf: Leaf, values: Values) -> Result:
     written = str(values.of(leaf))
     if written not in _POLICIES:
@@ -57,7 +62,7 @@ def _model_type(leaf: Leaf, values: Values) -> Result:
 
 
 def _model_path(leaf: Leaf, values: Values) -> Result:
-    kind = str(values.get("actor.model.model_type", ""))
+    kind = _kind(values)
     if kind in _POLICIES and _POLICIES[kind][1]:
         return LeftOut(f"`{kind}` {_POLICIES[kind][1]}")
     return same("actor.model.model_path", leaf)
@@ -219,13 +224,8 @@ MATH: Final[Table] = {
 
 def cameras(values: Values, present: Collection[Path]) -> Iterator[Added]:
     """Yield cameras for simulators that render no images by default, if the policy needs images."""
-    kind = str(values.get("actor.model.model_type", ""))
+    kind = _kind(values)
     ours = _POLICIES[kind][0] if kind in _POLICIES else kind
     at = ("env", "train", "options", "cameras")
     if ours in _SEEING and _env_type_of("train", values) in _BLIND and at not in present:
         yield Added(at, ["main"], f"`{ours}` needs images, which this simulator renders only on request")
-
-
-def moved_section(path: Path) -> Path | None:
-    """Return our path for a section of the original; None where it is unchanged."""
-    return ("actor", "optim") if path == ("actor", "lr_sched") else None

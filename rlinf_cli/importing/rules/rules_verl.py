@@ -29,7 +29,7 @@ _ACTOR: Final = "actor_rollout_ref.actor"
 _MODEL: Final = "actor_rollout_ref.model"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 _REF: Final = "actor_rollout_ref.ref"
-_ANSWERS: Final = "rows hold the right answer under `data.answer_key`; verl's rows in `reward_model.ground_truth`"
+_BY_SEQUENCE: Final = "seq-mean-token-mean"
 # Engine arguments that verl mixes with its own keys.
 _VLLM_OPTIONS: Final = (
     "enforce_eager",
@@ -135,6 +135,32 @@ def _lora(path: str) -> Rule:
         return same(path, leaf)
 
     return rule
+
+
+def _nested_lora(name: str) -> Rule:
+    """Return the rule for `model.lora`, the section of verl's Megatron trainer, which is off with rank 0."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        if not values.get(f"{_MODEL}.lora.rank", 0):
+            return LeftOut("`lora.rank: 0` trains all weights", quiet=True)
+        if name == "target_modules":
+            return LeftOut("the names are of Megatron's layers; all linear layers are the default here", quiet=True)
+        return same(f"actor.model.lora.{name}", leaf)
+
+    return rule
+
+
+def _loss_agg_mode(leaf: Leaf, values: Values) -> Result:
+    if values.get(f"{_ACTOR}.policy_loss.loss_mode") == "gspo" and values.of(leaf) != _BY_SEQUENCE:
+        note = f"verl's gspo ignores `{values.of(leaf)}` and averages by sequence"
+        return new("algorithm.loss_agg_func", _BY_SEQUENCE, note)
+    return same("algorithm.loss_agg_func", leaf)
+
+
+def _dual_clip(leaf: Leaf, values: Values) -> Result:
+    if values.get(f"{_ACTOR}.policy_loss.loss_mode") == "gspo":
+        return new("algorithm.clip_ratio_c", None, "verl's gspo has no dual clip")
+    return same("algorithm.clip_ratio_c", leaf)
 
 
 def _model_path(path: str) -> Rule:
@@ -246,6 +272,8 @@ VERL: Final[Table] = {
     f"{_ACTOR}.kl_loss_coef": _kl("algorithm.kl_beta", in_loss=True),
     f"{_ACTOR}.kl_loss_type": _kl("algorithm.kl_penalty", in_loss=True),
     f"{_ACTOR}.policy_loss.loss_mode": to("algorithm.loss_type"),
+    f"{_ACTOR}.loss_agg_mode": _loss_agg_mode,
+    f"{_ACTOR}.clip_ratio_c": _dual_clip,
     f"{_ACTOR}.optim.betas": betas("actor.optim"),
     "critic.optim.betas": betas("critic.optim"),
     f"{_ACTOR}.optim.lr_warmup_steps": _warmup_steps("actor.optim.lr_warmup_steps"),
@@ -266,6 +294,7 @@ VERL: Final[Table] = {
     f"{_MODEL}.lora_rank": _lora("actor.model.lora.rank"),
     f"{_MODEL}.lora_alpha": _lora("actor.model.lora.alpha"),
     f"{_MODEL}.target_modules": _lora("actor.model.lora.target_modules"),
+    **{f"{_MODEL}.lora.{name}": _nested_lora(name) for name in ("rank", "alpha", "target_modules")},
     f"{_ROLLOUT}.name": _rollout_name,
     f"{_ROLLOUT}.top_k": top_k("rollout.sampling_params.top_k"),
     f"{_ROLLOUT}.val_kwargs.n": to("data.val_samples", "1 decodes greedily; more are sampled as in training"),
@@ -295,6 +324,6 @@ VERL: Final[Table] = {
     "trainer.resume_mode": _resume_mode,
     "custom_reward_function.path": _scorer,
     "custom_reward_function.name": lambda leaf, values: LeftOut("part of `reward.reward_type`", quiet=True),
-    "data.train_files": to("data.train_data_paths", _ANSWERS),
+    "data.train_files": to("data.train_data_paths"),
     "data.val_files": to("data.val_data_paths"),
 }
