@@ -123,21 +123,7 @@ def died(incident: Incident) -> RunFinding | None:
     )
 
 
-def driver_vanished(incident: Incident) -> RunFinding | None:
-    """Tell the end of a run whose driver could not write how it ended."""
-    if "its process vanished" not in incident.what:
-        return None
-    return _finding(
-        incident,
-        "driver-vanished",
-        "the driver of the run ended without a word: it was killed, or its machine went down",
-        ["run.json: the status is still `running`, and the process that it names is gone"],
-        "look at the kernel's log of its machine (`dmesg`, `journalctl -k`) for a kill at that time;"
-        " `runner.resume_dir=auto` goes on from the last checkpoint",
-    )
-
-
-RULES: Final = (out_of_memory, of_ray, crashed, killed, exited, node_lost, died, driver_vanished)
+RULES: Final = (out_of_memory, of_ray, crashed, killed, exited, node_lost, died)
 
 
 def _finding(incident: Incident, code: str, what: str, evidence: list[str], *do: str) -> RunFinding:
