@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from rlinf_cli.live.driver_log import DRIVER
-from rlinf_cli.run.run_events import StoryEvent, story_with_faults
 from rlinf_cli.runs.log_files import last_lines
+from rlinf_cli.runs.run_events import StoryEvent, story_with_faults
 from rlinf_cli.runs.run_lookup import outcome
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.tree import to_data

@@ -7,8 +7,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Final, NamedTuple
 
-from rlinf_cli.run import run_events
-from rlinf_cli.run.run_events import StoryEvent
+from rlinf_cli.runs import run_events
+from rlinf_cli.runs.run_events import StoryEvent
 from rlinf_cli.why.facts import RunFacts
 from rlinf_core.runners.storage.evidence import FAILURE, FOLDER, Bundle, FailedProcess
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -120,7 +120,9 @@ def _of_event(event: StoryEvent, bundles: dict[str, Bundle]) -> Incident:
     bundle = next((bundles[name] for name in _named(event) if name in bundles), None)
     source = run_events.FILE if bundle is None else f"{FOLDER}/{bundle.path.name}/{FAILURE}"
     process, others = _processes(bundle)
-    return Incident(event.kind, event.text, source, event.time, event.step, process, others, event.details, bundle)
+    # The event comes when all processes have ended.
+    moment = event.time if bundle is None else bundle.content.time
+    return Incident(event.kind, event.text, source, moment, event.step, process, others, event.details, bundle)
 
 
 def _of_bundle(bundle: Bundle) -> Incident:

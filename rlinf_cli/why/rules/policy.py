@@ -56,7 +56,8 @@ def policy_jumps(facts: RunFacts) -> RunFinding | None:
         "policy-jumps",
         "each step moves the policy far away from the one that drew its samples",
         (
-            f"metrics.jsonl: `{_KL}` is {divergence.values[-1]:.3g} in step {divergence.steps[-1]}; good runs have < 0.1",
+            f"metrics.jsonl: `{_KL}` is {divergence.values[-1]:.3g} in step {divergence.steps[-1]}; it is below 0.1 in"
+            " good runs",
         ),
         (
             "lower `actor.optim.lr` or `algorithm.update_epoch`, or bound gradients by `actor.optim.clip_grad`; a"

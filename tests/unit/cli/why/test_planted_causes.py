@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.run import run_events
+from rlinf_cli.runs import run_events
 from rlinf_cli.why.diagnosis import diagnose
 from rlinf_cli.why.facts import RunFacts, columns_of, read_facts
 from rlinf_cli.why.finding import FindingKind
