@@ -120,14 +120,16 @@ def entropy_collapsed(facts: RunFacts) -> RunFinding | None:
     # An entropy below 0 is that of a continuous action.
     if since is None or min(entropies.values) < 0 or entropies.steps[-1] - since + 1 < _STEPS:
         return None
-    if entropies.values[0] < _FALL * entropies.values[-1] or _does_well(facts, since):
+    begin = entropies.values[0]
+    # A step without samples has an entropy of 0, too.
+    if begin < max(_NO_ENTROPY, _FALL * entropies.values[-1]) or _does_well(facts, since):
         return None
     return RunFinding(
         FindingKind.LEARNING,
         "entropy-collapsed",
         "the policy no longer explores: its entropy has collapsed",
         (
-            f"metrics.jsonl: `{_ENTROPY}` fell from {entropies.values[0]:.3g} to {entropies.values[-1]:.3g}, and is"
+            f"metrics.jsonl: `{_ENTROPY}` fell from {begin:.3g} to {entropies.values[-1]:.3g}, and is"
             f" below {_NO_ENTROPY:g} since step {since}",
         ),
         (

@@ -18,6 +18,7 @@ OF_LEARNING: Final[Sequence[Rule]] = (*inputs.RULES, *rewards.RULES, *weights.RU
 # What follows from a cause is not a second one.
 FOLLOWS: Final[Mapping[str, frozenset[str]]] = {
     "reward-never-varies": frozenset({"groups-equal", "advantages-constant", "no-gradient", "policy-does-not-change"}),
+    "right-answers-fail": frozenset({"reward-never-varies", "groups-equal", "reward-fails"}),
     "groups-equal": frozenset({"advantages-constant", "no-gradient", "policy-does-not-change"}),
     "advantages-constant": frozenset({"no-gradient", "policy-does-not-change"}),
     "learning-rate-zero": frozenset({"updates-rounded-away", "policy-does-not-change"}),

@@ -51,10 +51,13 @@ CAUSES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "small rate": ((*EMBODIED, "actor.optim.lr=1e-30"), "updates-rounded-away", "rounded away"),
     "diverges": ((*EMBODIED, "actor.optim.lr=1e30"), "not-finite", "NaN or infinite"),
     "reward raises": ((*MATH, f"reward.reward_type={PLANTED}:raising"), "reward-fails", "the reward fails"),
-    "reward constant": ((*MATH, f"reward.reward_type={PLANTED}:constant"), "reward-never-varies", "it is 0 for all"),
+    "reward constant": ((*MATH, f"reward.reward_type={PLANTED}:constant"), "right-answers-fail", "by `reward_type:"),
     "cut off": ((*MATH, "rollout.sampling_params.max_new_tokens=1"), "answers-truncated", "cut off"),
-    "long prompts": ((*MATH, "data.max_prompt_length=1"), "prompts-skipped", "no prompt"),
-    "schedule": ((*MATH, "actor.optim.total_training_steps=4"), "learning-rate-zero", "fell to 0"),
+    "long prompts": ((*MATH, "data.max_prompt_length=1"), "refused", "longer than `data.max_prompt_length`"),
+    "schedule": (
+        (*EMBODIED, "actor.optim.lr_scheduler=linear", "actor.optim.total_training_steps=4"),
+        *("learning-rate-zero", "fell to 0"),
+    ),
 }
 # What the kernel does not keep on older machines is not told.
 UNKNOWN_ENDS = {"killed-by-signal": "died", "crashed": "died", "exited": "died"}

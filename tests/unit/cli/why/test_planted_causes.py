@@ -148,6 +148,19 @@ FAILURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         raised("recipes.training.finite.NonFiniteError", "`gradient of actor.0.weight` is nan", "RLinfError"),
         "not-finite", "actor.0.weight",
     ),
+    "environment raises": (
+        "`EnvGroup:0` failed in `interact`",
+        raised("recipes.embodied.envs.repeating.RaisedTwiceError",
+               "the simulator of `pick` raised KeyError: 'joint' at /home/me/env.py:12 in step (environments 0 to 7)",
+               "SimulatorError", "RLinfError"),
+        "simulator-raises", "/home/me/env.py:12 in step",
+    ),
+    "environment without memory": (
+        "`EnvGroup:0` failed in `interact`",
+        raised("recipes.embodied.envs.repeating.RaisedTwiceError",
+               "the simulator of `pick` raised MemoryError: Unable to allocate 8.00 PiB", "SimulatorError"),
+        "host-memory", "8.00 PiB",
+    ),
     "deadlock": (
         "`EnvGroup:0` failed", raised("rlinf_core.errors.DeadlockError", "deadlock among `env:0`, `rollout:0`"),
         "deadlock", "env:0",
@@ -287,6 +300,15 @@ def test_first_contact_that_differs_is_named(tmp_path: Path) -> None:
     run = made_run(tmp_path)
     note_comparisons(run.path, [ContactCheck("actor", "log-probabilities", "the trainer's", "differs", 0.3, 0.1)])
     assert codes_of(run) == ["first-contact-differs"]
+
+
+def test_reward_that_refuses_right_answers_is_the_cause(tmp_path: Path) -> None:
+    constant: dict[str, Metric] = {"rollout/reward": 0.0, "rollout/reward_std": 0.0, "rollout/correct": 0.0}
+    run = made_run(tmp_path, {**constant, "train/actor/entropy": 0.0, "rollout/groups_equal": 1.0})
+    note = "8 of 8 reference answers do not pass `reward_type: mine:score`"
+    check = ContactCheck("reward", "right answers of `data`", "`reward_type: mine:score`", "differs", note=note)
+    note_comparisons(run.path, [check])
+    assert codes_of(run) == ["right-answers-fail"]
 
 
 def test_planted_causes_are_more_than_promised() -> None:
