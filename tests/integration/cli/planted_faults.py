@@ -54,8 +54,10 @@ class FaultyEnv(VectorEnv):
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
-            case "broken" | "memory":
-                _ = {}["joint"] if self.settings.task == "broken" else np.ones(1 << 50)
+            case "broken":
+                raise KeyError("joint")
+            case "memory":
+                np.ones(1 << 50)
             case _:
                 pass
 

@@ -98,10 +98,16 @@ def test_good_run_has_no_cause(home: Path) -> None:
     assert causes() == []
 
 
+def near() -> Mapping[str, str]:
+    """The environment of a Slurm job that is about to be ended."""
+    return {"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": str(int(time.time()) + 60)}
+
+
 @pytest.fixture
 def endless(home: Path, request: pytest.FixtureRequest) -> Any:
     """A run without an end, after its second step."""
-    task, environ = request.param
+    task, limited = request.param
+    environ = near() if limited else {}
     job = (*EMBODIED, *((fault(task),) if task else ()), "runner.max_steps=-1")
     process = subprocess.Popen([RLINF, "train", *job], stderr=subprocess.DEVNULL, env={**os.environ, **environ})
     until(lambda: (run := RunFolder.latest("runs")) is not None and run.refresh().step >= 2, "a step", 100, 0.2)
@@ -111,21 +117,15 @@ def endless(home: Path, request: pytest.FixtureRequest) -> Any:
     process.communicate()
 
 
-def near() -> Mapping[str, str]:
-    """The environment of a Slurm job that is about to be ended."""
-    return {"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": str(int(time.time()) + 60)}
+ENDS: list[tuple[tuple[str, bool], signal.Signals, str]] = [
+    (("", False), signal.SIGINT, "interrupted"),
+    (("", False), signal.SIGTERM, "terminated"),
+    (("", True), signal.SIGTERM, "time-limit"),
+    (("", False), signal.SIGKILL, "driver-vanished"),
+]
 
 
-@pytest.mark.parametrize(
-    ("endless", "number", "code"),
-    [
-        (("", {}), signal.SIGINT, "interrupted"),
-        (("", {}), signal.SIGTERM, "terminated"),
-        (("", near()), signal.SIGTERM, "time-limit"),
-        (("", {}), signal.SIGKILL, "driver-vanished"),
-    ],
-    indirect=["endless"],
-)
+@pytest.mark.parametrize(("endless", "number", "code"), ENDS, indirect=["endless"])
 def test_end_of_the_driver_is_named(endless: subprocess.Popen[str], number: signal.Signals, code: str) -> None:
     assert causes() == []
     endless.send_signal(number)
@@ -133,7 +133,7 @@ def test_end_of_the_driver_is_named(endless: subprocess.Popen[str], number: sign
     assert [named for named, _ in causes()] == [code]
 
 
-@pytest.mark.parametrize("endless", [("stopped", {})], indirect=True)
+@pytest.mark.parametrize("endless", [("stopped", False)], indirect=True)
 def test_stopped_worker_is_named_while_the_run_stands(endless: subprocess.Popen[str]) -> None:
     until(causes, "a cause", 60, 0.5)
     ((code, what),) = causes()
