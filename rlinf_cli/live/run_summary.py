@@ -24,9 +24,18 @@ _NAMED: Final = 4
 
 
 def summary_text(
-    progress: RunProgress, folder: Path, report: Path | None = None, unread: Sequence[Diagnostic] = ()
+    progress: RunProgress,
+    folder: Path,
+    report: Path | None = None,
+    unread: Sequence[Diagnostic] = (),
+    causes: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Return the summary of a finished run; `unread` are the keys of its file without effect."""
+    """Return the summary of a finished run.
+
+    Args:
+        unread: the keys of its file without effect.
+        causes: what `rlinf why` says of it in short: labels and lines.
+    """
     rows = [("steps", _steps(progress))]
     if progress.evaluation is not None:
         headline = labels.figures_text(labels.headlines(progress.evaluation.metrics, "eval"))
@@ -49,6 +58,9 @@ def summary_text(
         rows.append(("no effect", f"{named}{others}"))
     if checks := read_comparisons(folder):
         rows.append(("first contact", f"{comparisons_text(checks)} ({FILE})"))
+    rows += [(label, hidden(line)) for label, line in causes]
+    if causes:
+        rows.append(("", f"`rlinf why {shown(folder)}` shows the evidence, and what to do"))
     if report is not None:
         rows.append(("report", shown(report)))
     rows.append(("run folder", shown(folder)))

@@ -16,9 +16,9 @@ from rlinf_cli.report.documents import OriginsFile, PlacedProcess, PlacementFile
 from rlinf_cli.report.series import RunSeries, series_of, telling_steps
 from rlinf_cli.report.trace_steps import TraceBar, bars_of_steps
 from rlinf_cli.run.run_documents import ORIGINS, PICTURE, PLACEMENT
-from rlinf_cli.run.run_events import StoryEvent, story_with_faults
 from rlinf_cli.runs.answer_samples import read_samples, sampled_steps
 from rlinf_cli.runs.provenance import Provenance, read_provenance
+from rlinf_cli.runs.run_events import StoryEvent, story_with_faults
 from rlinf_cli.runs.run_lookup import outcome
 from rlinf_cli.why.diagnosis import Diagnosis, diagnose
 from rlinf_cli.why.facts import read_facts

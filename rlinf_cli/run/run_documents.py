@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rlinf_cli.file.findings import without_effect
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import View, relaunched
-from rlinf_cli.run import run_events
+from rlinf_cli.runs import run_events
 from rlinf_cli.runs.provenance import Provenance, collect, write_provenance
 from rlinf_core.errors import RLinfError
 from rlinf_core.process.known_secrets import hidden

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from importlib import import_module
@@ -267,7 +268,7 @@ class Training:
 
     def _finished(self, log: logging.Logger) -> ExitCode:
         from rlinf_cli.live.run_summary import summary_text
-        from rlinf_cli.run import run_events
+        from rlinf_cli.runs import run_events
 
         log.info("finished after step %d", self._progress.step)
         self._documents.add_event(
@@ -275,17 +276,20 @@ class Training:
         )
         self._write_report()
         if self._output is Output.TEXT:
-            console.result(summary_text(self._progress, self._folder.path, self._report, self._unread))
+            console.result(summary_text(self._progress, self._folder.path, self._report, self._unread, self._causes()))
         return self._close(RunStatus.FINISHED, ExitCode.OK)
 
     def _interrupted(self, log: logging.Logger) -> ExitCode:
         from rlinf_cli.live.run_summary import shown
-        from rlinf_cli.run import run_events
+        from rlinf_cli.runs import run_events
+        from rlinf_cli.why.time_limit import limit_reached
 
         code = self._interrupts.code or ExitCode.INTERRUPTED
         reason = _reason_of_end(code)
         self._end_as_can_be(RunStatus.INTERRUPTED, reason)
-        self._documents.add_event(run_events.INTERRUPTED, self._progress.step, reason, [self._kept()])
+        limit = limit_reached(os.environ, time.time())
+        details = [self._kept(), *([limit] if limit else [])]
+        self._documents.add_event(run_events.INTERRUPTED, self._progress.step, reason, details)
         log.info("%s after step %d; %s", reason, self._progress.step, self._kept())
         console.message(f"{reason} after step {self._progress.step}; the run folder is {shown(self._folder.path)}")
         console.message(self._kept())
@@ -297,7 +301,7 @@ class Training:
 
         from rlinf_cli.live.run_summary import shown
         from rlinf_cli.render.failure_report import failure_block
-        from rlinf_cli.run import run_events
+        from rlinf_cli.runs import run_events
         from rlinf_core.runners.evidence.keeping import evidence_line, keep_evidence
         from rlinf_core.runners.failure_list import reason_of
 
@@ -313,8 +317,10 @@ class Training:
         evidence = keep_evidence(self._folder.path, error, self._progress.step, _components(self._job))
         details = [*(part for part in (block.where, block.why, block.do) if part), *evidence_line(evidence)]
         self._documents.add_event(run_events.FAILED, self._progress.step, block.what, details)
+        for label, line in self._causes():
+            console.message(f"{label}: {line}")
         if evidence is not None:
-            console.message(f"`rlinf why {shown(self._folder.path)}` tells what failed first, from the evidence kept")
+            console.message(f"`rlinf why {shown(self._folder.path)}` shows the evidence, and what to do")
         self._say_how_to_go_on()
         self._write_report()
         if self._report is not None:
@@ -340,6 +346,14 @@ class Training:
 
         before = self._interrupts.code
         self._report = write_report_at_end(self._folder.path, console.warn, lambda: self._interrupts.code is not before)
+
+    def _causes(self) -> list[tuple[str, str]]:
+        """Return in short what `rlinf why` says of the run."""
+        from rlinf_cli.why.diagnosis import diagnose
+        from rlinf_cli.why.facts import read_facts
+        from rlinf_cli.why.why_page import why_brief
+
+        return why_brief(diagnose(read_facts(self._folder)))
 
     def _kept(self) -> str:
         """Return which finished steps a checkpoint preserves."""

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_cli.run.run_documents import PLACEMENT
-from rlinf_cli.run.run_events import FILE as EVENTS
 from rlinf_cli.runs.log_files import log_files
+from rlinf_cli.runs.run_events import FILE as EVENTS
 from rlinf_core.config.secrets import environment_secrets, mask_text
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import open_regular
@@ -25,7 +24,7 @@ MOST_BYTES: Final = 20 << 20
 _MOST_OF_A_FILE: Final = 1 << 20
 _FILES: Final = (
     *("run.json", "config.yaml", EVENTS, "metrics.jsonl", "environment.json", "first_contact.json", "memory.json"),
-    PLACEMENT,
+    "placement.json",
 )
 
 

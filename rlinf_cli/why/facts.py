@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from rlinf_cli.run.run_events import StoryEvent, story_with_faults
+from rlinf_cli.live.driver_log import DRIVER
 from rlinf_cli.runs.log_files import last_lines
+from rlinf_cli.runs.run_events import StoryEvent, story_with_faults
 from rlinf_cli.runs.run_lookup import outcome
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.tree import to_data
 from rlinf_core.config.yaml.reader import load_source, read
 from rlinf_core.foreign.files import open_regular, read_bounded
+from rlinf_core.node.kernel_log import kernel_lines
+from rlinf_core.node.process_identity import boot_id
 from rlinf_core.runners.metrics import Metrics, decode
 from rlinf_core.runners.storage.evidence import Bundle, read_bundles
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
+from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.scalars import plain
 
 if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_state import RunState
 
 # Of a longer metrics file the end is read.
 _MOST_METRICS_BYTES: Final = 64 << 20
@@ -70,6 +76,10 @@ class RunFacts:
         config: the values of the configuration, by the path of their key.
         checks: the comparisons of the first contact.
         notes: what could not be read.
+        moments: when each line of the metrics was written, in seconds since 1970.
+        looked: when the folder was read.
+        driver_end: what this machine knows of a driver that vanished: its restart, the kernel's lines.
+        warnings: the warnings in the driver's log after the last finished step.
     """
 
     path: Path
@@ -84,6 +94,10 @@ class RunFacts:
     config: Mapping[str, object] = field(default_factory=dict[str, object])
     checks: Sequence[ContactCheck] = ()
     notes: Sequence[str] = ()
+    moments: Sequence[float] = ()
+    looked: float = 0.0
+    driver_end: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
     def column(self, *names: str) -> MetricColumn:
         """Return the first of these metrics that the run has, else an empty column."""
@@ -99,10 +113,6 @@ class RunFacts:
         value = self.config.get(key)
         return value if isinstance(value, str) else None
 
-    def log_end(self, component: str, rank: int) -> list[str]:
-        """Return the last lines of a worker's log, or of the driver's; empty if there is none."""
-        return last_lines(self.path / "logs" / component / f"rank_{rank}.log", _TAIL_LINES)
-
 
 def read_facts(folder: RunFolder) -> RunFacts:
     """Return the facts about a run; what cannot be read becomes a note."""
@@ -111,6 +121,8 @@ def read_facts(folder: RunFolder) -> RunFacts:
     bundles, faults = read_bundles(folder.path)
     notes += faults
     state = folder.state
+    lines = _metrics(folder.metrics_file, notes)
+    driver_log = last_lines(folder.log_file(DRIVER, 0), _TAIL_LINES)
     return RunFacts(
         path=folder.path,
         status=status,
@@ -120,11 +132,32 @@ def read_facts(folder: RunFolder) -> RunFacts:
         ended=state.ended,
         story=story,
         bundles=bundles,
-        columns=_columns(folder.metrics_file, notes),
+        columns=columns_of(lines),
         config=_config(folder.config_file, notes),
-        checks=_checks(folder.path),
+        checks=read_comparisons(folder.path),
         notes=notes,
+        moments=[line.time for line in lines],
+        looked=time.time(),
+        driver_end=_driver_end(state) if status == RunStatus.FAILED and state.status == RunStatus.RUNNING else (),
+        warnings=_warnings(driver_log),
     )
+
+
+def _driver_end(state: RunState) -> list[str]:
+    """Return what this machine knows of the end of a driver that could not write it."""
+    process = state.process
+    if process.boot != boot_id():
+        return [f"{process.host} was restarted since: the kernel's boot is another one than the driver's"]
+    ticks = process.start.rpartition(":")[2]
+    since = int(ticks) / os.sysconf("SC_CLK_TCK") if ticks.isdigit() else math.inf
+    return [f"kernel: {line}" for line in kernel_lines([process.pid], since)]
+
+
+def _warnings(lines: Sequence[str]) -> list[str]:
+    """Return the warnings at the end of a driver's log, after its last line of another level, each once."""
+    newest = takewhile(lambda line: f" INFO [{DRIVER}] " not in line, reversed(lines))
+    texts = [text for line in newest if (text := line.partition(f" WARNING [{DRIVER}] ")[2])]
+    return list(dict.fromkeys(reversed(texts)))
 
 
 def columns_of(lines: Sequence[Metrics]) -> dict[str, MetricColumn]:
@@ -144,7 +177,7 @@ def is_constant(column: MetricColumn, tolerance: float = 0.0) -> bool:
     return bool(values) and all(map(math.isfinite, values)) and max(values) - min(values) <= tolerance
 
 
-def _columns(path: Path, notes: list[str]) -> dict[str, MetricColumn]:
+def _metrics(path: Path, notes: list[str]) -> list[Metrics]:
     lines: list[Metrics] = []
     try:
         with open_regular(path) as file:
@@ -158,10 +191,10 @@ def _columns(path: Path, notes: list[str]) -> dict[str, MetricColumn]:
                 if line is not None:
                     lines.append(line)
     except FileNotFoundError:
-        return {}
+        pass
     except OSError as error:
         notes.append(f"{path.name} cannot be read: it {error.strerror}")
-    return columns_of(lines)
+    return lines
 
 
 def _config(path: Path, notes: list[str]) -> Mapping[str, object]:
@@ -190,7 +223,3 @@ def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
             yield from _leaves(value, f"{path}[{index}]")
     else:
         yield path, data
-
-
-def _checks(path: Path) -> Sequence[ContactCheck]:
-    return read_comparisons(path)

@@ -16,6 +16,10 @@ class FindingKind(StrEnum):
 
     FAILURE = "failure"
     """It ended the run, or sent it back."""
+    INTERRUPTION = "interruption"
+    """Somebody ended the run, and nothing failed."""
+    STANDSTILL = "standstill"
+    """The run is active, and finishes no steps."""
     LEARNING = "learning"
     """The run goes on, or ended well, and does not learn, or not what it should."""
 

@@ -1,23 +1,36 @@
-"""The failures of a run in order, from evidence, events and state: those that sent it back, the one that ended it."""
+"""What happened to a run, in order, from evidence, events and state: what sent it back, holds it up, or ended it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
+from statistics import median
 from typing import Final, NamedTuple
 
-from rlinf_cli.run import run_events
-from rlinf_cli.run.run_events import StoryEvent
+from rlinf_cli.runs import run_events
+from rlinf_cli.runs.run_events import StoryEvent
 from rlinf_cli.why.facts import RunFacts
 from rlinf_core.runners.storage.evidence import FAILURE, FOLDER, Bundle, FailedProcess
 from rlinf_core.runners.storage.run_status import RunStatus
 
-_FAILURES: Final = (run_events.RESTARTED, run_events.RELAUNCHED, run_events.FAILED)
+# The kind of an incident that no event tells of: an active run finishes no steps.
+STALLED: Final = "stalled"
+_ENDS: Final = (run_events.FAILED, run_events.INTERRUPTED)
+_KINDS: Final = (run_events.RESTARTED, run_events.RELAUNCHED, *_ENDS)
+_STATE: Final = "run.json"
+# A step that takes so many times the usual one, and at least this long in seconds, may never end.
+_SLOW: Final = 5.0
+_LEAST_QUIET: Final = 10.0
+_STEPS: Final = 20
+# Words of the driver's warnings about waits.
+_WAITS: Final = ("is stopped", "waiting for", " waits ", "deadlock")
 
 
 class Incident(NamedTuple):
-    """One failure of a run.
+    """One failure of a run, its interruption, or its standstill.
 
     Attributes:
+        kind: that of its event, or `stalled`.
         what: the first failure in one line.
         source: the file that tells of it.
         time: in seconds since 1970; None where only the state tells.
@@ -25,11 +38,10 @@ class Incident(NamedTuple):
         process: the first process that failed, in full, where there is evidence of it.
         others: that failed with it, in words.
         lines: further lines of the event: location, cause, remedy.
-        ended: whether it ended the run; otherwise the run, or what had died, was started again.
         bundle: the evidence of it.
-        alone: whether only what had died was started again, and the others went on.
     """
 
+    kind: str
     what: str
     source: str
     time: float | None
@@ -37,9 +49,22 @@ class Incident(NamedTuple):
     process: FailedProcess | None = None
     others: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
-    ended: bool = True
     bundle: Bundle | None = None
-    alone: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it ended the run."""
+        return self.kind in _ENDS
+
+    @property
+    def alone(self) -> bool:
+        """Whether only what had died was started again, and the others went on."""
+        return self.kind == run_events.RELAUNCHED
+
+    @property
+    def restarted(self) -> bool:
+        """Whether the whole run was started again."""
+        return self.kind == run_events.RESTARTED
 
     @property
     def text(self) -> str:
@@ -54,31 +79,57 @@ class Incident(NamedTuple):
 
 
 def incidents(facts: RunFacts) -> list[Incident]:
-    """Return the failures of a run, oldest first."""
-    events = [event for event in facts.story if event.kind in _FAILURES]
+    """Return what happened to a run, oldest first."""
+    events = [event for event in facts.story if event.kind in _KINDS]
     bundles = {f"{FOLDER}/{bundle.path.name}": bundle for bundle in facts.bundles}
     ordered = [_of_event(event, bundles) for event in events]
     known = {incident.bundle.path for incident in ordered if incident.bundle is not None}
     # A driver that was killed while it failed has evidence without an event.
     ordered += [_of_bundle(bundle) for bundle in facts.bundles if bundle.path not in known]
     ordered.sort(key=lambda incident: incident.time or 0.0)
-    if facts.status == RunStatus.FAILED and not (ordered and ordered[-1].ended):
-        ordered.append(Incident(facts.reason or "the run failed", "run.json", facts.ended, facts.step))
-    return ordered
+    ordered = _of_this_attempt(facts, ordered)
+    if facts.status in _ENDS and not (ordered and ordered[-1].ended):
+        what, lines = facts.reason or f"the run is {facts.status}", tuple(facts.driver_end)
+        ordered.append(Incident(facts.status, what, _STATE, facts.ended, facts.step, lines=lines))
+    standstill = _standstill(facts)
+    return ordered if standstill is None else [*ordered, standstill]
+
+
+def _of_this_attempt(facts: RunFacts, ordered: list[Incident]) -> list[Incident]:
+    """Leave out ends of a run that was resumed since: it went on, and they are no cause of what it is now."""
+    resumed = max((event.time for event in facts.story if event.kind == run_events.RESUMED), default=0.0)
+    return [incident for incident in ordered if not incident.ended or (incident.time or resumed) >= resumed]
+
+
+def _standstill(facts: RunFacts) -> Incident | None:
+    """Return that an active run has not finished a step for much longer than usual while its driver warns of waits."""
+    waits = tuple(line for line in facts.warnings if any(word in line for word in _WAITS))
+    if facts.status != RunStatus.RUNNING or len(facts.moments) < 2 or not waits:
+        return None
+    begun = facts.moments[-_STEPS:]
+    usual = median(after - before for before, after in pairwise(begun))
+    latest = max(facts.moments[-1], *(event.time for event in facts.story), 0.0)
+    quiet = facts.looked - latest
+    if quiet < max(_LEAST_QUIET, _SLOW * usual):
+        return None
+    what = f"no step has finished for {quiet:.0f} s; the last ones took {usual:.2g} s each"
+    return Incident(STALLED, what, "logs/driver/rank_0.log", latest, facts.step, lines=waits)
 
 
 def _of_event(event: StoryEvent, bundles: dict[str, Bundle]) -> Incident:
     bundle = next((bundles[name] for name in _named(event) if name in bundles), None)
     source = run_events.FILE if bundle is None else f"{FOLDER}/{bundle.path.name}/{FAILURE}"
     process, others = _processes(bundle)
-    ended, alone = event.kind == run_events.FAILED, event.kind == run_events.RELAUNCHED
-    return Incident(event.text, source, event.time, event.step, process, others, event.details, ended, bundle, alone)
+    # The event comes when all processes have ended.
+    moment = event.time if bundle is None else bundle.content.time
+    return Incident(event.kind, event.text, source, moment, event.step, process, others, event.details, bundle)
 
 
 def _of_bundle(bundle: Bundle) -> Incident:
     content = bundle.content
     source = f"{FOLDER}/{bundle.path.name}/{FAILURE}"
-    return Incident(content.what, source, content.time, content.step, *_processes(bundle), bundle=bundle)
+    process, others = _processes(bundle)
+    return Incident(run_events.FAILED, content.what, source, content.time, content.step, process, others, (), bundle)
 
 
 def _named(event: StoryEvent) -> Iterator[str]:

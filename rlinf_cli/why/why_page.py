@@ -7,12 +7,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from rlinf_cli.why.diagnosis import Diagnosis
-from rlinf_cli.why.finding import RunFinding
+from rlinf_cli.why.finding import FindingKind, RunFinding
 from rlinf_cli.why.incidents import Incident
 from rlinf_core.runners.storage.run_status import RunStatus
 
 SCHEMA: Final = "rlinf.why/1"
 _MOST_FOLLOWED: Final = 12
+_TITLES: Final = {
+    FindingKind.FAILURE: "what failed first",
+    FindingKind.INTERRUPTION: "what ended it",
+    FindingKind.STANDSTILL: "why it does not go on",
+}
 
 
 def why_text(diagnosis: Diagnosis, name: str) -> str:
@@ -25,7 +30,7 @@ def why_text(diagnosis: Diagnosis, name: str) -> str:
     lines = [f"{name}: {_status(diagnosis)}"]
     if diagnosis.failures:
         incident, first = diagnosis.failures[0]
-        lines += ["", "what failed first", *_finding(first, _moment(incident))]
+        lines += ["", _TITLES[first.kind], *_finding(first, _moment(incident))]
         lines += _followed(diagnosis)
         lines += _last(diagnosis)
     for finding in diagnosis.learning:
@@ -37,6 +42,20 @@ def why_text(diagnosis: Diagnosis, name: str) -> str:
     if facts.notes:
         lines += ["", "what could not be read", *(f"  {note}" for note in facts.notes)]
     return "\n".join(lines)
+
+
+def why_brief(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """Return the causes for the last lines of a run, each a label and one line.
+
+    Failures of a run that finished in spite of them are left out.
+    """
+    lines: list[tuple[str, str]] = []
+    if diagnosis.failures and diagnosis.facts.status != RunStatus.FINISHED:
+        incident, first = diagnosis.failures[0]
+        lines.append(("cause", f"{first.what}{_moment(incident)}"))
+        if _last(diagnosis):
+            lines.append(("at the end", diagnosis.failures[-1][1].what))
+    return [*lines, *(("learning", finding.what) for finding in diagnosis.learning)]
 
 
 def why_record(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -108,7 +127,7 @@ def _followed(diagnosis: Diagnosis) -> list[str]:
 
 def _restarts(failures: Sequence[Incident]) -> list[str]:
     alone = sum(incident.alone for incident in failures)
-    whole = sum(not incident.ended for incident in failures) - alone
+    whole = sum(incident.restarted for incident in failures)
     end = "and then ended" if failures[-1].ended else "and went on"
     lines: list[str] = []
     if alone:
@@ -125,6 +144,8 @@ def _times(count: int) -> str:
 def _last(diagnosis: Diagnosis) -> list[str]:
     """Return in full what ended the run, where that is not what failed first."""
     incident, last = diagnosis.failures[-1]
-    if len(diagnosis.failures) == 1 or not incident.ended or last.code == diagnosis.failures[0][1].code:
+    first = diagnosis.failures[0][1]
+    if len(diagnosis.failures) == 1 or incident.restarted or incident.alone or last.code == first.code:
         return []
-    return ["", "what ended it", *_finding(last, _moment(incident))]
+    title = _TITLES[last.kind] if last.kind is FindingKind.STANDSTILL else "what ended it"
+    return ["", title, *_finding(last, _moment(incident))]

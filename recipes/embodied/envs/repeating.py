@@ -15,6 +15,7 @@ import numpy as np
 
 from recipes.embodied.envs.fault_lines import known_fault
 from rlinf_core import RLinfError, RuntimeFailure
+from rlinf_core.runners.failure_list import position
 
 _LOGGER: Final = logging.getLogger("rlinf")
 # Actions of an episode up to which it is repeated on a new simulator.
@@ -130,5 +131,8 @@ class RepeatingSimulator(ABC):
         """Return what a simulator raised, doing what, and where in its episodes."""
         task, place = self._names()
         if action is not None:
-            doing = f"{doing} {np.array2string(np.asarray(action), precision=4, threshold=16)}"
-        return f"the simulator of `{task}` raised {type(error).__name__}: {error} ({place}, {doing})"
+            shown = np.array2string(np.asarray(action), precision=4, threshold=16)
+            doing = f"{doing} {' '.join(shown.split())}"
+        at = position(error)
+        raised = f"{type(error).__name__}: {error}{f' at {at}' if at else ''}"
+        return f"the simulator of `{task}` raised {raised} ({place}, {doing})"

@@ -37,7 +37,7 @@ def crashed(incident: Incident) -> RunFinding | None:
         incident,
         "crashed",
         f"{_named(process)} crashed in native code: {process.signal}",
-        [f"signal: {process.signal}", *_cause(process)],
+        _cause(process),
         "look at the innermost call of the stack: the library that it is in has the fault, or was given what it cannot"
         " take",
     )
@@ -53,8 +53,8 @@ def killed(incident: Incident) -> RunFinding | None:
         "killed-by-signal",
         f"{_named(process)} was killed by {process.signal}",
         [
-            f"signal: {process.signal}; no line of the kernel tells of a lack of memory of this process",
             *_cause(process),
+            "no line of the kernel tells of a lack of memory of this process",
             *_memory(incident),
         ],
         f"somebody or something on its machine sent it {process.signal}: a person, a scheduler, a watchdog of memory",
@@ -70,7 +70,7 @@ def exited(incident: Incident) -> RunFinding | None:
         incident,
         "exited",
         f"{_named(process)} ended itself with exit code {process.exit_code}",
-        [f"exit code: {process.exit_code}", *_cause(process)],
+        _cause(process),
         "look in its code and libraries for `sys.exit`, `os._exit` or `exit`: a worker raises an exception instead",
     )
 
@@ -85,7 +85,7 @@ def of_ray(incident: Incident) -> RunFinding | None:
         incident,
         "watcher-died",
         f"`{name}`, which the workers of the run depend on, died",
-        [f"signal: {process.signal}" if process.signal else "how it ended is not known", *_cause(process)],
+        _cause(process),
         "`ray/` in the evidence has the end of its log",
         "start the run again with `runner.resume_dir=auto`"
         if incident.ended
@@ -123,25 +123,14 @@ def died(incident: Incident) -> RunFinding | None:
     )
 
 
-def driver_vanished(incident: Incident) -> RunFinding | None:
-    """Tell the end of a run whose driver could not write how it ended."""
-    if "its process vanished" not in incident.what:
-        return None
-    return _finding(
-        incident,
-        "driver-vanished",
-        "the driver of the run ended without a word: it was killed, or its machine went down",
-        ["run.json: the status is still `running`, and the process that it names is gone"],
-        "look at the kernel's log of its machine (`dmesg`, `journalctl -k`) for a kill at that time;"
-        " `runner.resume_dir=auto` goes on from the last checkpoint",
-    )
-
-
-RULES: Final = (out_of_memory, of_ray, crashed, killed, exited, node_lost, died, driver_vanished)
+RULES: Final = (out_of_memory, of_ray, crashed, killed, exited, node_lost, died)
 
 
 def _finding(incident: Incident, code: str, what: str, evidence: list[str], *do: str) -> RunFinding:
     shown = [line for line in evidence if line.strip()]
+    process = incident.process
+    if process is not None and process.component is not None and process.rank is not None:
+        shown.append(f"its log: logs/{process.component}/rank_{process.rank}.log")
     return RunFinding(
         FindingKind.FAILURE,
         code,
@@ -163,7 +152,8 @@ def _named(process: FailedProcess | None) -> str:
 
 
 def _cause(process: FailedProcess) -> list[str]:
-    return process.why.splitlines()[:_SHOWN]
+    ends = [f"signal: {process.signal}"] if process.signal else []
+    return process.why.splitlines()[:_SHOWN] or ends
 
 
 def _memory(incident: Incident) -> list[str]:

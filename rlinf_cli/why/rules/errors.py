@@ -45,7 +45,8 @@ def accelerator_memory(incident: Incident) -> RunFinding | None:
 
 def host_memory(incident: Incident) -> RunFinding | None:
     """Tell that a process was refused memory."""
-    if not incident.is_a("MemoryError") and "Cannot allocate memory" not in incident.text:
+    words = ("Cannot allocate memory", "raised MemoryError")
+    if not incident.is_a("MemoryError") and not any(word in incident.text for word in words):
         return None
     return _finding(
         incident,
@@ -99,6 +100,20 @@ def rewards_failed(incident: Incident) -> RunFinding | None:
         "the reward fails for more answers than `runner.max_failed_fraction` allows",
         _quoted(incident),
         "score one answer by hand with the same function; `rlinf samples` shows answers with the reasons",
+    )
+
+
+def simulator_raised(incident: Incident) -> RunFinding | None:
+    """Tell that the code of an environment raised, and did so again where the episode was repeated."""
+    if not incident.is_a("SimulatorError"):
+        return None
+    return _finding(
+        incident,
+        "simulator-raises",
+        f"{_name(incident)}: {_first_line(incident)}",
+        _quoted(incident),
+        "look at that line of its code: the same episode raises there again",
+        *_help(incident, "the log of the worker has its traceback"),
     )
 
 
@@ -203,6 +218,7 @@ RULES: Final = (
     host_memory,
     weights_not_arrived,
     nothing_to_learn,
+    simulator_raised,
     rewards_failed,
     not_finite,
     deadlock,
@@ -244,7 +260,9 @@ def _quoted(incident: Incident) -> list[str]:
     if process is None:
         return [incident.what, *incident.lines]
     position = [f"at {process.position}"] if process.position else []
-    return [*process.text.strip().splitlines()[:_SHOWN], *position]
+    # The remedy in an error of rlinf's own is shown as such.
+    text = process.text.partition("\n  help: ")[0] if process.help else process.text
+    return [*text.strip().splitlines()[:_SHOWN], *position]
 
 
 def _help(incident: Incident, otherwise: str) -> list[str]:

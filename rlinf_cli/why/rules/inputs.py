@@ -7,6 +7,7 @@ from typing import Final
 
 from rlinf_cli.why.facts import RunFacts
 from rlinf_cli.why.finding import FindingKind, RunFinding
+from rlinf_core.runners.storage.first_contact import ContactCheck
 
 _STEPS: Final = 5
 _SKIPPED: Final = "train/actor/skipped_updates"
@@ -90,7 +91,7 @@ def evaluated_on_training(facts: RunFacts) -> RunFinding | None:
 
 def contact_differs(facts: RunFacts) -> RunFinding | None:
     """Find a comparison before the first step that did not agree."""
-    differing = [check for check in facts.checks if check.verdict == "differs"]
+    differing = [check for check in facts.checks if check.verdict == "differs" and not _is_of_reward(check)]
     if not differing:
         return None
     return RunFinding(
@@ -106,12 +107,31 @@ def contact_differs(facts: RunFacts) -> RunFinding | None:
     )
 
 
+def right_answers_fail(facts: RunFacts) -> RunFinding | None:
+    """Find that the right answers of the data are not right by the reward."""
+    check = next((check for check in facts.checks if check.verdict == "differs" and _is_of_reward(check)), None)
+    if check is None:
+        return None
+    return RunFinding(
+        FindingKind.LEARNING,
+        "right-answers-fail",
+        f"the right answers of `data` are not right by {check.with_}",
+        (f"first_contact.json: {check.note}",),
+        ("score one of them by hand with the same function, called as the run does: with the answer's text",),
+    )
+
+
+def _is_of_reward(check: ContactCheck) -> bool:
+    return check.component == "reward"
+
+
 RULES: Final = (
     numbers_are_not_finite,
     updates_are_skipped,
     observations_are_constant,
     evaluated_on_training,
     contact_differs,
+    right_answers_fail,
 )
 
 

@@ -1,4 +1,4 @@
-"""Policies that change too much, too little, or no longer explore."""
+"""Policies that change too much, too little, no longer explore, or get worse."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ _CLIPPED: Final = "train/actor/clip_fraction"
 _KL: Final = "train/actor/approx_kl"
 _ENTROPY: Final = "train/actor/entropy"
 _MOST_CLIPPED: Final = 0.8
+# Of log-probabilities of a step's samples, in nats: good runs have 0.0001 to 0.05.
+_MOST_KL: Final = 1.0
+# A share of successes that falls below this part of what it was has collapsed.
+_COLLAPSED: Final = 0.25
+_LEAST_PEAK: Final = 0.2
 # Below these a policy does the same as its predecessor, and draws the same token nearly always.
 _NO_CHANGE: Final = 1e-12
 _NO_ENTROPY: Final = 0.01
@@ -35,6 +40,53 @@ def everything_is_clipped(facts: RunFacts) -> RunFinding | None:
         (
             "lower `actor.optim.lr` or `algorithm.update_epoch`; where it is so from the first step on, the"
             " log-probabilities of rollout and training differ",
+        ),
+        step=since,
+    )
+
+
+def policy_jumps(facts: RunFacts) -> RunFinding | None:
+    """Find updates after which the policy hardly gives its own samples any more."""
+    divergence = facts.column(_KL)
+    since = divergence.since(_MOST_KL, float("inf"))
+    if since is None or divergence.steps[-1] - since + 1 < _STEPS:
+        return None
+    return RunFinding(
+        FindingKind.LEARNING,
+        "policy-jumps",
+        "each step moves the policy far away from the one that drew its samples",
+        (
+            f"metrics.jsonl: `{_KL}` is {divergence.values[-1]:.3g} in step {divergence.steps[-1]}; it is below 0.1 in"
+            " good runs",
+        ),
+        (
+            "lower `actor.optim.lr` or `algorithm.update_epoch`, or bound gradients by `actor.optim.clip_grad`; a"
+            " checkpoint before that step is still good",
+        ),
+        step=since,
+    )
+
+
+def reward_collapsed(facts: RunFacts) -> RunFinding | None:
+    """Find a policy that solved tasks and no longer does."""
+    name = next((name for name in ("rollout/correct", "env/success_once") if name in facts.columns), None)
+    column = facts.column(name or "")
+    if name is None or len(column) < 2 * _MANY_STEPS:
+        return None
+    means = [sum(column.values[end - _STEPS : end]) / _STEPS for end in range(_STEPS, len(column) + 1)]
+    best = max(means)
+    since = column.since(0.0, _COLLAPSED * best)
+    if best < _LEAST_PEAK or since is None or column.steps[-1] - since + 1 < _STEPS:
+        return None
+    at = column.steps[means.index(best) + _STEPS - 1]
+    return RunFinding(
+        FindingKind.LEARNING,
+        "reward-collapsed",
+        f"the policy solved {best:.0%} of its tasks until step {at}, and {column.values[-1]:.0%} now",
+        (f"metrics.jsonl: `{name}` is below {_COLLAPSED * best:.2g} since step {since}",),
+        (
+            f"look at the report around step {since}: at `{_ENTROPY}`, `{_KL}` and `train/actor/grad_norm`; go back to"
+            f" a checkpoint of step {at} or before with a smaller `actor.optim.lr`",
         ),
         step=since,
     )
@@ -68,14 +120,16 @@ def entropy_collapsed(facts: RunFacts) -> RunFinding | None:
     # An entropy below 0 is that of a continuous action.
     if since is None or min(entropies.values) < 0 or entropies.steps[-1] - since + 1 < _STEPS:
         return None
-    if entropies.values[0] < _FALL * entropies.values[-1] or _does_well(facts, since):
+    begin = entropies.values[0]
+    # A step without samples has an entropy of 0, too.
+    if begin < max(_NO_ENTROPY, _FALL * entropies.values[-1]) or _does_well(facts, since):
         return None
     return RunFinding(
         FindingKind.LEARNING,
         "entropy-collapsed",
         "the policy no longer explores: its entropy has collapsed",
         (
-            f"metrics.jsonl: `{_ENTROPY}` fell from {entropies.values[0]:.3g} to {entropies.values[-1]:.3g}, and is"
+            f"metrics.jsonl: `{_ENTROPY}` fell from {begin:.3g} to {entropies.values[-1]:.3g}, and is"
             f" below {_NO_ENTROPY:g} since step {since}",
         ),
         (
@@ -120,4 +174,11 @@ def _mean_until(column: MetricColumn, step: int) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-RULES: Final = (everything_is_clipped, nothing_is_clipped, entropy_collapsed, staleness_at_bound)
+RULES: Final = (
+    everything_is_clipped,
+    policy_jumps,
+    nothing_is_clipped,
+    entropy_collapsed,
+    reward_collapsed,
+    staleness_at_bound,
+)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.language.loop.answer_samples import write_samples
-from rlinf_cli.run import run_events
+from rlinf_cli.runs import run_events
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.process.tracing import Taken, TraceSpan
 from rlinf_core.runners.metrics import MetricsWriter

@@ -18,9 +18,9 @@ from urllib.parse import quote
 import pytest
 
 from rlinf_cli.run import report_writing
-from rlinf_cli.run.run_events import read_story
 from rlinf_cli.runs import learning_curve
 from rlinf_cli.runs.provenance import read_provenance
+from rlinf_cli.runs.run_events import read_story
 from rlinf_cli.runs.run_lookup import outcome
 from rlinf_core.errors import RunError
 from rlinf_core.node.node_processes import identity

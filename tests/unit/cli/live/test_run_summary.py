@@ -37,3 +37,8 @@ def test_keys_without_effect_are_named() -> None:
 def test_without_such_keys_there_is_no_line() -> None:
     assert "no effect" not in summary_text(RunProgress(), Path("/runs/one"))
     assert summary_record("finished", "embodied", Path("/runs/one"))["no_effect"] == []
+
+
+def test_summary_tells_why_a_run_did_not_learn() -> None:
+    text = summary_text(RunProgress(), Path("/runs/one"), causes=[("learning", "the learning rate is 0")])
+    assert "  learning    the learning rate is 0\n              `rlinf why /runs/one` shows the evidence" in text

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlinf_cli.run import run_events
+from rlinf_cli.runs import run_events
 from rlinf_cli.why.diagnosis import Diagnosis, diagnose
 from rlinf_cli.why.facts import read_facts
 from rlinf_core.config.sections.runner import RunnerConfig

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlinf_cli.runs import run_events
 from rlinf_cli.why.diagnosis import diagnose
-from rlinf_cli.why.facts import RunFacts, columns_of
+from rlinf_cli.why.facts import RunFacts, columns_of, read_facts
+from rlinf_cli.why.finding import FindingKind
+from rlinf_cli.why.why_page import why_text
+from rlinf_core.node.node_processes import identity
 from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.storage.first_contact import ContactCheck, note_comparisons
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -69,6 +75,11 @@ LEARNING: dict[str, tuple[dict[str, Metric], str, str, int | None]] = {
     "loss is NaN": ({"train/actor/policy_loss": after(6, math.nan, 0.1)}, "", "not-finite", 6),
     "updates skipped": ({"train/actor/skipped_updates": after(6, 4.0, 0.0)}, "", "updates-skipped", 6),
     "black camera": ({"rollout/observations_std": 0.0}, "", "observations-constant", 1),
+    "policy jumps": (
+        {"train/actor/approx_kl": after(9, 4.0, 0.01), "train/actor/clip_fraction": after(9, 0.95, 0.1),
+         "rollout/correct": after(9, 0.0, 0.8)}, "", "policy-jumps", 9,
+    ),
+    "policy forgets": ({"rollout/correct": after(14, 0.02, 0.7)}, "", "reward-collapsed", 14),
     "evaluation on training seeds": (
         {"eval/return": 1.0}, "env: {train: {seed: 7, task: pick}, eval: {seed: 7, task: pick}}\n",
         "evaluated-on-training", None,
@@ -137,6 +148,19 @@ FAILURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         raised("recipes.training.finite.NonFiniteError", "`gradient of actor.0.weight` is nan", "RLinfError"),
         "not-finite", "actor.0.weight",
     ),
+    "environment raises": (
+        "`EnvGroup:0` failed in `interact`",
+        raised("recipes.embodied.envs.repeating.RaisedTwiceError",
+               "the simulator of `pick` raised KeyError: 'joint' at /home/me/env.py:12 in step (environments 0 to 7)",
+               "SimulatorError", "RLinfError"),
+        "simulator-raises", "/home/me/env.py:12 in step",
+    ),
+    "environment without memory": (
+        "`EnvGroup:0` failed in `interact`",
+        raised("recipes.embodied.envs.repeating.RaisedTwiceError",
+               "the simulator of `pick` raised MemoryError: Unable to allocate 8.00 PiB", "SimulatorError"),
+        "host-memory", "8.00 PiB",
+    ),
     "deadlock": (
         "`EnvGroup:0` failed", raised("rlinf_core.errors.DeadlockError", "deadlock among `env:0`, `rollout:0`"),
         "deadlock", "env:0",
@@ -188,19 +212,103 @@ def test_first_failure_comes_before_what_followed(tmp_path: Path) -> None:
     assert first.followed == ("`ActorGroup:0`: ChannelClosed: the channel is closed",)
 
 
-def test_killed_driver_is_told_from_state_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("known", "code"),
+    [
+        ((), "driver-vanished"),
+        (("kernel: Out of memory: Killed process 4711 (rlinf)",), "out-of-memory"),
+        (("robot1 was restarted since: the kernel's boot is another one than the driver's",), "machine-restarted"),
+    ],
+)
+def test_vanished_driver_is_told_by_its_machine(tmp_path: Path, known: tuple[str, ...], code: str) -> None:
     run = made_run(tmp_path)
     run.update(status=RunStatus.RUNNING, boot="", pid=1, start="1:1", ended=None, host="elsewhere")
     assert codes_of(run) == []
-    facts = RunFacts(run.path, RunStatus.FAILED, "its process vanished: it was killed, or its machine went down")
+    vanished = "its process vanished: it was killed, or its machine went down"
+    facts = RunFacts(run.path, RunStatus.FAILED, vanished, driver_end=known)
     ((_, finding),) = diagnose(facts).failures
-    assert finding.code == "driver-vanished"
+    assert finding.code == code
+    assert set(known) <= set(finding.evidence)
+
+
+def test_driver_killed_at_this_moment_is_named(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    lived = identity(process.pid)
+    process.kill()
+    process.communicate()
+    run = made_run(tmp_path)
+    run.update(status=RunStatus.RUNNING, pid=process.pid, start=lived, ended=None)
+    assert codes_of(run) == ["driver-vanished"]
+
+
+INTERRUPTIONS = {
+    "Ctrl-C": ("interrupted", (), "interrupted", "Ctrl-C"),
+    "SIGTERM": ("terminated", (), "terminated", "SIGTERM"),
+    "a warning of the scheduler": ("terminated by SIGUSR1", (), "terminated", "SIGUSR1"),
+    "time limit": ("terminated", ("Slurm job 17 reaches its time limit at 10:00",), "time-limit", "Slurm job 17"),
+    "stop --force": ("killed by `rlinf stop --force`", None, "stopped", "--force"),
+}
+
+
+@pytest.mark.parametrize("planted", INTERRUPTIONS)
+def test_interruption_is_no_failure(tmp_path: Path, planted: str) -> None:
+    reason, details, code, words = INTERRUPTIONS[planted]
+    run = made_run(tmp_path, status=RunStatus.INTERRUPTED, reason=reason)
+    if details is not None:
+        run_events.append_event(run.path, run_events.INTERRUPTED, STEPS, reason, ["saved: global_step_20", *details])
+    diagnosis = diagnosis_of(run)
+    ((incident, finding),) = diagnosis.failures
+    assert (finding.code, finding.kind, incident.ended) == (code, FindingKind.INTERRUPTION, True)
+    assert words in finding.what
+    assert "what failed first" not in why_text(diagnosis, "made")
+
+
+def test_interruption_before_a_resume_is_forgotten(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    run_events.append_event(run.path, run_events.INTERRUPTED, 5, "interrupted")
+    run_events.append_event(run.path, run_events.RESUMED, 5, "resumed from global_step_5 with actor 1")
+    run_events.append_event(run.path, run_events.FINISHED, STEPS, "finished after step 20")
+    assert diagnosis_of(run).clean
+
+
+STOPPED = "`EnvGroup:0` (pid 7) is stopped, as by SIGSTOP; `kill -CONT 7` lets it go on"
+
+
+@pytest.mark.parametrize(
+    ("quiet", "warnings", "codes"),
+    [(40.0, (STOPPED,), ["stalled"]), (40.0, (), []), (8.0, (STOPPED,), []), (40.0, ("2 keys have no effect",), [])],
+)
+def test_standstill_needs_silence_and_a_warning(quiet: float, warnings: tuple[str, ...], codes: list[str]) -> None:
+    moments = [1e9 + 2.0 * step for step in range(10)]
+    looked = moments[-1] + quiet
+    facts = RunFacts(GOOD, RunStatus.RUNNING, "", step=10, moments=moments, looked=looked, warnings=warnings)
+    diagnosis = diagnose(facts)
+    assert [finding.code for _, finding in diagnosis.failures] == codes
+    assert ("why it does not go on" in why_text(diagnosis, "made")) == bool(codes)
+
+
+def test_warnings_after_the_last_step_are_read_once(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    log = run.log_file("driver", 0)
+    log.parent.mkdir(parents=True)
+    old, new = "2026-11-26 07:47:40,000 WARNING [driver] early", f"2026-11-26 07:47:51,000 WARNING [driver] {STOPPED}"
+    log.write_text(f"{old}\n2026-11-26 07:47:43,637 INFO [driver] step 9/20  0:36\n{new}\n{new}\n")
+    assert read_facts(run).warnings == [STOPPED]
 
 
 def test_first_contact_that_differs_is_named(tmp_path: Path) -> None:
     run = made_run(tmp_path)
     note_comparisons(run.path, [ContactCheck("actor", "log-probabilities", "the trainer's", "differs", 0.3, 0.1)])
     assert codes_of(run) == ["first-contact-differs"]
+
+
+def test_reward_that_refuses_right_answers_is_the_cause(tmp_path: Path) -> None:
+    constant: dict[str, Metric] = {"rollout/reward": 0.0, "rollout/reward_std": 0.0, "rollout/correct": 0.0}
+    run = made_run(tmp_path, {**constant, "train/actor/entropy": 0.0, "rollout/groups_equal": 1.0})
+    note = "8 of 8 reference answers do not pass `reward_type: mine:score`"
+    check = ContactCheck("reward", "right answers of `data`", "`reward_type: mine:score`", "differs", note=note)
+    note_comparisons(run.path, [check])
+    assert codes_of(run) == ["right-answers-fail"]
 
 
 def test_planted_causes_are_more_than_promised() -> None:
