@@ -55,10 +55,10 @@ class DecodePlan:
         """See `AttentionPlan`; T is 1."""
         if not self._numbers:
             return self._parts[0].attend(layer, queries, keys, values, rule)
-        results = [
-            part.attend(layer, *(tensor.index_select(0, numbers) for tensor in (queries, keys, values)), rule)
-            for part, numbers in zip(self._parts, self._numbers, strict=True)
-        ]
+        results: list[Tensor] = []
+        for part, numbers in zip(self._parts, self._numbers, strict=True):
+            own = [tensor.index_select(0, numbers) for tensor in (queries, keys, values)]
+            results.append(part.attend(layer, own[0], own[1], own[2], rule))
         return torch.cat(results).index_select(0, self._order)
 
 
@@ -68,12 +68,12 @@ class _Lanes(NamedTuple):
     Attributes:
         rows: int64 [prompts * n], rows of each prompt; those of a prompt with fewer are filled up with row 0.
         places: int64 [rows], where each row is in it.
-        count: n.
+        size: n.
     """
 
     rows: Tensor
     places: Tensor
-    count: int
+    size: int
 
 
 class _BucketLayout:
@@ -161,11 +161,11 @@ class _BucketPlan:
         mask = self._prompt_masks[window]
         if mask is not None and mask.shape[2] > 1:
             mask = mask.repeat_interleave(share, dim=2)
-        laid = queries.index_select(0, lanes.rows).reshape(-1, lanes.count, heads, share, dim).transpose(1, 2)
-        laid = laid.reshape(-1, heads, lanes.count * share, dim)
+        laid = queries.index_select(0, lanes.rows).reshape(-1, lanes.size, heads, share, dim).transpose(1, 2)
+        laid = laid.reshape(-1, heads, lanes.size * share, dim)
         result, normalizers = attention_and_normalizers(laid, keys, values, mask, rule)
-        result = result.reshape(-1, heads, lanes.count, share, values.shape[-1]).transpose(1, 2)
-        normalizers = normalizers.reshape(-1, heads, lanes.count, share).transpose(1, 2)
+        result = result.reshape(-1, heads, lanes.size, share, values.shape[-1]).transpose(1, 2)
+        normalizers = normalizers.reshape(-1, heads, lanes.size, share).transpose(1, 2)
         return (
             result.reshape(-1, heads, share, values.shape[-1]).index_select(0, lanes.places),
             normalizers.reshape(-1, heads, share).index_select(0, lanes.places),
@@ -196,7 +196,7 @@ class _BucketPlan:
         columns = torch.arange(self._layout.prompts.columns, device=lengths.device)
         seen = (columns[None] < lengths[:, None])[:, None]
         if window is not None:
-            newest = self.positions.index_select(0, lanes.rows).reshape(-1, lanes.count)
+            newest = self.positions.index_select(0, lanes.rows).reshape(-1, lanes.size)
             seen = seen & (newest[..., None] - columns < window)
         return seen[:, None]
 

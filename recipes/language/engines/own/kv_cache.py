@@ -58,8 +58,8 @@ class KvBucket:
     def __init__(self, shape: CacheShape) -> None:
         self.rows = KvRows(shape)
         self.prompts = KvPrompts(shape)
-        self.numbers = torch.empty(0, dtype=torch.int64)
-        self.owners = torch.empty(0, dtype=torch.int64)
+        self.numbers: Tensor = torch.empty(0, dtype=torch.int64)
+        self.owners: Tensor = torch.empty(0, dtype=torch.int64)
 
     @property
     def bases(self) -> Tensor:
@@ -84,9 +84,11 @@ class KvBucket:
             return False
         self.rows.keep(kept)
         if self.prompts.count:
-            used, self.owners = self.owners[kept].unique(return_inverse=True)
-            if len(used) < self.prompts.count:
-                self.prompts.keep(used)
+            owners = self.owners[kept]
+            used = owners.bincount(minlength=self.prompts.count) > 0
+            self.owners = used.cumsum(0)[owners] - 1
+            if not bool(used.all()):
+                self.prompts.keep(used.nonzero()[:, 0])
         else:
             self.owners = self.owners[kept]
         return True

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from recipes.language.engines.own.cache_shape import CacheShape
 from recipes.language.engines.own.kv_rows import gathered
+from recipes.training.typed_tensors import integers
 
 Tokens = tuple[int, ...]
 
@@ -68,7 +69,7 @@ class KvPrompts:
 
     def keep(self, numbers: Tensor) -> None:
         """Keep these prompts, int64 [n] on the CPU, in this order."""
-        self._tokens = [self._tokens[number] for number in numbers.tolist()]
+        self._tokens = [self._tokens[number] for number in integers(numbers)]
         self._measure()
         columns = int(self.lengths.max()) if self._tokens else 0
         taken = numbers.to(self.shape.device)
