@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -86,6 +87,7 @@ class RequestQueue:
         self._logprobs = logprobs
         self._heap: list[tuple[int, int, Answer]] = []
         self._numbers = itertools.count()
+        self._prompts: Counter[tuple[int, ...]] = Counter()
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -136,6 +138,11 @@ class RequestQueue:
     def put_back(self, answer: Answer) -> None:
         """Put an answer where it was before it was taken."""
         heapq.heappush(self._heap, (answer.request.priority, answer.number, answer))
+        self._prompts[answer.request.prompt] += 1
+
+    def waiting_for(self, prompt: tuple[int, ...]) -> int:
+        """Return how many of the answers that wait are to a prompt."""
+        return self._prompts[prompt]
 
     def first(self) -> Answer:
         """Return the answer that is next; there must be one."""
@@ -143,7 +150,12 @@ class RequestQueue:
 
     def pop(self) -> Answer:
         """Take the answer that is next; there must be one."""
-        return heapq.heappop(self._heap)[2]
+        answer = heapq.heappop(self._heap)[2]
+        prompt = answer.request.prompt
+        self._prompts[prompt] -= 1
+        if not self._prompts[prompt]:
+            del self._prompts[prompt]
+        return answer
 
     def admit(self, reserved: int) -> Iterator[Answer]:
         """Pop and yield answers that fit beside `reserved` tokens; at least one if that is 0."""
@@ -155,6 +167,7 @@ class RequestQueue:
         """Take all answers and return them, in order, without a token."""
         ordered = [answer for _, _, answer in sorted(self._heap, key=lambda entry: entry[:2])]
         self._heap.clear()
+        self._prompts.clear()
         return [answer.unbegun() for answer in ordered]
 
     def waiting(self) -> list[Sequence]:

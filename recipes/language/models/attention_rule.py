@@ -57,7 +57,8 @@ def attention(
         causal: instead of a mask: each of L = S tokens sees those before it and itself.
     """
     if not rule.is_plain:
-        return _explicit(queries, keys, values, mask, rule, causal=causal)
+        mask = band(queries.shape[2], keys.shape[2], None, queries.device) if causal else mask
+        return _explicit(queries, keys, values, mask, rule)
     if not queries.is_meta:
         shares = keys.shape[1] != queries.shape[1]
         return scaled_dot_product_attention(
@@ -69,18 +70,53 @@ def attention(
     return result
 
 
-def _explicit(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rule: AttentionRule, *, causal: bool
-) -> Tensor:
+def attention_and_normalizers(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rule: AttentionRule
+) -> tuple[Tensor, Tensor]:
+    """Return `attention` to a part of the keys, and by how much it counts beside other parts; without gradients.
+
+    Args:
+        queries, keys, values: as of `attention`, with as many heads of queries as of keys.
+        mask: as of `attention`. A query that sees none of the keys gets finite numbers that count for nothing.
+        rule: its sinks are the caller's, as a part of their own.
+
+    Returns:
+        Attention, [B, H, L, E], and the logarithm of the sum of exponentials of each query's scores, float32 [B, H, L].
+    """
+    if rule.softcap is None and queries.device.type == "cpu" and queries.shape[-1] == values.shape[-1]:
+        added = None
+        if mask is not None:
+            lowest = torch.finfo(queries.dtype).min
+            added = torch.zeros(mask.shape, dtype=queries.dtype).masked_fill_(~mask, lowest)
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        result, normalizers = kernel(queries, keys, values, 0.0, False, attn_mask=added, scale=rule.scale)
+        return result, normalizers
+    scores = _capped(_products(queries, keys) * rule.scale, rule)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    normalizers = scores.logsumexp(dim=-1)
+    return (scores - normalizers[..., None]).exp().to(values.dtype) @ values, normalizers
+
+
+def _products(queries: Tensor, keys: Tensor) -> Tensor:
+    """Return products of queries [B, H, L, D] and keys [B, H, S, D] in float32, [B, H, L, S]."""
+    if queries.dtype is torch.float32 or queries.device.type != "cuda":
+        return queries.float() @ keys.float().transpose(-1, -2)
+    # Keys in half precision are read as they are, and sums keep the precision in which they are formed.
+    flat = torch.bmm(queries.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2), out_dtype=torch.float32)
+    return flat.reshape(*queries.shape[:3], keys.shape[2])
+
+
+def _capped(scores: Tensor, rule: AttentionRule) -> Tensor:
+    return scores if rule.softcap is None else torch.tanh(scores / rule.softcap) * rule.softcap
+
+
+def _explicit(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rule: AttentionRule) -> Tensor:
     """Compute `attention` with the full score matrix: no fused kernel supports caps and sinks."""
     batch, heads, length, dim = queries.shape
     groups, count = keys.shape[1], keys.shape[2]
     grouped = queries.reshape(batch, groups, heads // groups, length, dim)
-    scores = grouped @ keys[:, :, None].transpose(-1, -2) * rule.scale
-    if rule.softcap is not None:
-        scores = torch.tanh(scores / rule.softcap) * rule.softcap
-    if causal:
-        mask = band(length, count, None, queries.device)
+    scores = _capped(grouped @ keys[:, :, None].transpose(-1, -2) * rule.scale, rule)
     if mask is not None:
         seen = mask.expand(batch, heads, length, count).reshape(scores.shape)
         scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from recipes.language.engines.own.kv_cache import DecodePlan, KvCache, StaticDecodePlan
+from recipes.language.engines.own.decode_plan import DecodeLayout, DecodePlan
+from recipes.language.engines.own.kv_cache import KvCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,29 +44,29 @@ class Decoder:
         self._steps = 0
         self._moves = -1
 
-    def logits(self, tokens: Tensor, cache: KvCache, most: int) -> Tensor:
+    def logits(self, tokens: Tensor, cache: KvCache) -> Tensor:
         """Return the logits after a token of each row, float [rows, V], and keep its keys and values.
 
         Args:
             tokens: int64 [rows].
             cache: of the rows.
-            most: tokens that no row will come to more than.
         """
-        cache.reserve(most)
+        cache.reserve()
         if self._moves != cache.moves:
             self.forget()
             self._moves = cache.moves
+            self._layout = DecodeLayout(cache)
         self._steps += 1
         if self._graphs and self._logits is None and self._steps > _PLAIN_STEPS:
             self._record(tokens, cache)
         if self._logits is None:
-            logits = self._pass(tokens, DecodePlan(cache))
+            logits = self._pass(tokens, DecodePlan(self._layout))
         else:
             self._tokens.copy_(tokens)
-            self._end.fill_(cache.end)
             self._graph.replay()
+            self._ends += 1
             logits = self._logits
-        cache.end += 1
+        cache.advance()
         return logits
 
     def _pass(self, tokens: Tensor, plan: Any) -> Tensor:
@@ -81,7 +82,8 @@ class Decoder:
     def _record(self, tokens: Tensor, cache: KvCache) -> None:
         """Record a step. A model that waits for its GPU within a step goes on without."""
         self._tokens = tokens.clone()
-        self._end = torch.tensor([cache.end], device=tokens.device)
+        ends = [bucket.rows.end for bucket in cache.buckets]
+        self._ends = torch.tensor(ends, device=tokens.device)
         here, apart = torch.cuda.current_stream(), torch.cuda.Stream()
         apart.wait_stream(here)
         mode = torch.cuda.get_sync_debug_mode()
@@ -90,7 +92,7 @@ class Decoder:
             with torch.cuda.stream(apart), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype feature")
                 torch.cuda.set_sync_debug_mode("error")
-                self._pass(self._tokens, StaticDecodePlan(cache, self._end))
+                self._pass(self._tokens, DecodePlan(self._layout, self._ends))
         except RuntimeError as error:
             self._graphs = False
             reason = str(error).splitlines()[0]
@@ -101,5 +103,5 @@ class Decoder:
             here.wait_stream(apart)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=None if self._graph is None else self._graph.pool()):
-            self._logits = self._pass(self._tokens, StaticDecodePlan(cache, self._end))
+            self._logits = self._pass(self._tokens, DecodePlan(self._layout, self._ends))
         self._graph = graph

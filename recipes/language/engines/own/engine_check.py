@@ -16,8 +16,9 @@ from rlinf_core.runners.storage.first_contact import Difference
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Prompts of unlike lengths that begin alike, so that prefill, shared prefixes and ragged decoding are all used.
-_LENGTHS, _COMMON, _TOKENS = (9, 31, 20), 8, 12
+# Prompts of unlike lengths that begin alike, two of them with two answers, so that prefill, shared prefixes, prompts
+# that are stored once and ragged decoding are all used.
+_LENGTHS, _GROUPS, _COMMON, _TOKENS = (9, 31, 20), (1, 2, 2), 8, 12
 _LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 _REMEDY = "use a model family listed in docs/engines.md, and report this one"
 
@@ -37,11 +38,11 @@ def check_engine(model: PreTrainedModel) -> Difference:
     params = SamplingParams(temperature=0.0, max_new_tokens=_TOKENS)
     largest = 0.0
     try:
-        engine = TorchEngine(model)
-        for length in _LENGTHS:
+        engine = TorchEngine(model, min_saved=1)
+        for length, group in zip(_LENGTHS, _GROUPS, strict=True):
             # They begin alike, and differ from there on.
             prompt = (*tokens[:_COMMON], *tokens[_COMMON:length][::-1])
-            engine.submit(Request(request_id=str(length), prompt=prompt, params=params))
+            engine.submit(Request(request_id=str(length), prompt=prompt, params=params, group_size=group))
         answers = list(engine.results())
         with torch.no_grad(), plain_attention(model):
             for answer in answers:

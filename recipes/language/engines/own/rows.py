@@ -71,8 +71,6 @@ class Rows:
         self._versions = torch.empty(0, 0, dtype=torch.int64, device=device)
         self._stop_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.int64, device=device)
         self._early = self._truncated = self._texts = self._tempered = False
-        # Most tokens that one of the answers may come to, prompt included.
-        self.longest = 0
         # Numbers that the next tokens are drawn by, [n, _AHEAD], and how many columns of them are used up.
         self._uniforms = torch.empty(0, 0, dtype=torch.float64, device=device)
         self._used = 0
@@ -91,6 +89,10 @@ class Rows:
     def ended(self) -> int:
         """Rows to leave out."""
         return self.count - self._running
+
+    def alive(self) -> list[int]:
+        """Return the numbers of rows that have not ended."""
+        return integers(self._alive.nonzero()[:, 0])
 
     @property
     def newest(self) -> Tensor:
@@ -140,7 +142,6 @@ class Rows:
         self._early = any(params.min_new_tokens for params in every)
         self._truncated = any(params.top_k >= 0 or params.top_p < 1 for params in every)
         self._tempered = any(params.temperature != 1 for params in every)
-        self.longest = max((row.answer.most_tokens for row in self._rows), default=0)
         self._uniforms = self._uniforms[:0]
         self._texts = any(params.stop for params in every)
         extra = {token for row in self._rows for token in row.stops}
@@ -257,11 +258,11 @@ class Rows:
 
     def unfinished(self) -> list[Sequence]:
         """Return copies of all running answers, and continue."""
-        return self._sequences(dict.fromkeys(integers(self._alive.nonzero()[:, 0]), "aborted"))
+        return self._sequences(dict.fromkeys(self.alive(), "aborted"))
 
     def leave_out_ended(self) -> Tensor:
-        """Drop ended rows and return the numbers of the others, int64 [n]."""
-        kept = self._alive.nonzero()[:, 0]
+        """Drop ended rows and return the numbers of the others, int64 [n] on the CPU."""
+        kept = numbers = self._alive.nonzero()[:, 0]
         self._rows = [self._rows[row] for row in integers(kept)]
         self._alive = self._alive[kept]
         kept = kept.to(self._device)
@@ -272,7 +273,7 @@ class Rows:
         self._logprobs = self._logprobs[kept]
         self._versions = self._versions[kept]
         self._look_at_params()
-        return kept
+        return numbers
 
 
 def _grown(tensor: Tensor, rows: int, columns: int) -> Tensor:

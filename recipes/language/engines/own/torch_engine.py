@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from collections.abc import Sequence as SequenceABC
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -12,20 +13,23 @@ from torch import Tensor
 
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.engines.engine import ArrivingTensors, Engine, EngineStats, PauseMode
+from recipes.language.engines.own.cache_shape import cache_shape
 from recipes.language.engines.own.decoder import Decoder
-from recipes.language.engines.own.kv_cache import CacheShape, KvCache, PrefillPlan, SharedPrefix
+from recipes.language.engines.own.kv_cache import MIN_SAVED, KvCache, NewRow
+from recipes.language.engines.own.kv_prompts import Tokens
 from recipes.language.engines.own.merged_adapter import MergedAdapter
+from recipes.language.engines.own.prefill import PackedContexts, PrefillPlan, SharedPrefix
 from recipes.language.engines.own.rows import Rows
 from recipes.language.engines.request_queue import Answer, RequestQueue
 from recipes.language.engines.sampling import draw
-from recipes.language.models.attention import NO_PARENT, PackedPlan, Segment, longest_exact, use_plans
-from recipes.language.models.attention_rule import AttentionRule
+from recipes.language.models.attention import PackedPlan, longest_exact, use_plans
 from recipes.language.models.fingerprint import Fingerprint
 from recipes.language.models.packing import MIN_SHARED, common_prefix
-from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_Entry = tuple[Answer, NewRow]
 
 _PREFILL_TOKENS = 8192
 # Ended rows are carried along until they are this share of the batch: leaving them out copies all others.
@@ -49,6 +53,7 @@ class TorchEngine(Engine):
         adapter_scale: alpha / rank of a LoRA adapter whose weights are loaded.
         seed: added to that of every request.
         graphs: whether a GPU repeats decoding steps from a CUDA graph.
+        min_saved: copies of a prompt's tokens that storing it once for several answers must save.
     """
 
     continues: ClassVar[bool] = True
@@ -65,6 +70,7 @@ class TorchEngine(Engine):
         adapter_scale: float = 1.0,
         seed: int = 0,
         graphs: bool = True,
+        min_saved: int = MIN_SAVED,
     ) -> None:
         use_plans(model)
         self._model = model.eval()
@@ -73,6 +79,7 @@ class TorchEngine(Engine):
         self._limit = max_running_tokens
         self._ended_share = _ENDED_SHARE_GPU if model.device.type == "cuda" else _ENDED_SHARE
         self._share = share_prefixes
+        self._min_saved = min_saved
         self._seed = seed
         self._cache = KvCache(cache_shape(model))
         self._decoder = Decoder(model, graphs=graphs)
@@ -87,6 +94,8 @@ class TorchEngine(Engine):
             stops_at_texts=decode is not None,
         )
         self._paused = False
+        # Whether nothing that waits fits before an answer ends.
+        self._full = False
         # Of weights whose memory was given up.
         self._shapes: dict[str, torch.Size] = {}
         self._version = 0
@@ -97,6 +106,7 @@ class TorchEngine(Engine):
     def submit(self, request: Request) -> None:
         """See `Engine`."""
         self._queue.add(request)
+        self._full = False
 
     @property
     def unfinished(self) -> int:
@@ -124,27 +134,50 @@ class TorchEngine(Engine):
         if not taken:
             return []
         self._leave_out_ended()
+        common = self._common([answer.request.context for answer, _ in taken])
+        taken = self._sharing(taken, common)
         ended: list[Sequence] = []
-        for wave in self._waves(taken):
-            ended += self._prefill(wave)
+        for wave in self._waves(taken, common):
+            ended += self._prefill(wave, common)
         return ended
 
-    def _admitted(self) -> list[Answer]:
+    def _admitted(self) -> list[_Entry]:
         """Return answers that may start now, in batches: every start copies all running answers."""
-        rows, longest = self._rows.running, self._rows.longest
+        if self._full or not self._queue:
+            return []
+        running = self._rows.alive()
         limit = self._limit or self._room()
-        taken: list[Answer] = []
+        reservation = self._cache.reservation(running)
+        stored = self._cache.prompts()
+        taken: list[_Entry] = []
         while self._queue:
-            width = max(longest, self._queue.first().most_tokens)
-            if limit and (rows + len(taken) + 1) * width > limit and (rows or taken):
+            row = self._row(self._queue.first(), stored)
+            reservation.add(row)
+            if limit and (running or taken) and reservation.tokens > limit:
                 break
-            longest = width
-            taken.append(self._queue.pop())
-        if self._queue and len(taken) * self._ended_share < rows:
-            for answer in taken:
+            stored.add(row.shared)
+            taken.append((self._queue.pop(), row))
+        if self._queue and len(taken) * self._ended_share < len(running):
+            for answer, _ in taken:
                 self._queue.put_back(answer)
+            self._full = True
             return []
         return taken
+
+    def _row(self, answer: Answer, stored: Container[Tokens]) -> NewRow:
+        """Return how an answer enters the cache: with a prompt of its own, or one that is stored once."""
+        request = answer.request
+        prompt = request.prompt
+        saved = (self._queue.waiting_for(prompt) - 1) * len(prompt)
+        shared = prompt if self._share and (saved >= self._min_saved or prompt in stored) else ()
+        return NewRow(shared, len(request.context), answer.most_tokens)
+
+    def _sharing(self, taken: list[_Entry], common: Tokens) -> list[_Entry]:
+        """Return what is taken, with what all contexts begin with stored once where that saves enough."""
+        alone = sum(not row.shared for _, row in taken)
+        if (alone - 1) * len(common) < max(1, self._min_saved):
+            return taken
+        return [(answer, row if row.shared else replace(row, shared=common)) for answer, row in taken]
 
     def _room(self) -> int:
         """Return how many tokens a GPU has memory for; 0 on a CPU: any number."""
@@ -155,67 +188,60 @@ class TorchEngine(Engine):
         free += self._cache.nbytes - torch.cuda.memory_allocated(device)
         return max(1, int(_CACHE_SHARE * free) // self._cache.shape.bytes_per_token)
 
-    def _waves(self, taken: list[Answer]) -> Iterable[list[Answer]]:
-        """Yield answers in parts whose distinct prompts fit into one forward pass."""
-        wave: list[Answer] = []
-        seen: set[tuple[int, ...]] = set()
+    def _waves(self, taken: list[_Entry], common: Tokens) -> Iterable[list[_Entry]]:
+        """Yield answers in parts whose distinct contexts fit into one forward pass."""
+        wave: list[_Entry] = []
+        seen: set[Tokens] = set()
         tokens = 0
-        for answer in taken:
-            prompt = answer.request.context
-            if prompt not in seen:
-                if tokens and tokens + len(prompt) > _PREFILL_TOKENS:
+        for answer, row in taken:
+            context = answer.request.context
+            if context not in seen:
+                own = len(context) - len(common)
+                if tokens and tokens + own > _PREFILL_TOKENS:
                     yield wave
-                    wave, seen, tokens = [], set[tuple[int, ...]](), 0
-                seen.add(prompt)
-                tokens += len(prompt)
-            wave.append(answer)
+                    wave, seen, tokens = [], set[Tokens](), 0
+                seen.add(context)
+                tokens += own
+            wave.append((answer, row))
         yield wave
 
-    def _prefill(self, wave: list[Answer]) -> list[Sequence]:
+    def _prefill(self, wave: list[_Entry], common: Tokens) -> list[Sequence]:
         device = self._model.device
-        prompts = list(dict.fromkeys(answer.request.context for answer in wave))
-        common = self._common(prompts)
-        shared, is_known = len(common), bool(common) and common == self._prefix.tokens
-        known = shared if is_known else 0
-        segments, tokens = _packed(prompts, shared)
-        plan = PrefillPlan(PackedPlan(segments, device), self._cache.shape.layers, self._prefix if is_known else None)
-        own = segments[1:] if shared else segments
-        last = torch.tensor([segment.start + segment.length - 1 - known for segment in own], device=device)
+        answers = [answer for answer, _ in wave]
+        contexts = [answer.request.context for answer in answers]
+        packed = PackedContexts.of(contexts, len(common))
+        is_known = bool(common) and common == self._prefix.tokens
+        known = len(common) if is_known else 0
+        plan = PrefillPlan(
+            PackedPlan(packed.segments, device), self._cache.shape.layers, self._prefix if is_known else None
+        )
         logits = self._model(
-            input_ids=torch.tensor([tokens[known:]], device=device),
+            input_ids=torch.tensor([packed.tokens[known:]], device=device),
             position_ids=plan.positions,
             use_cache=False,
-            logits_to_keep=last,
+            logits_to_keep=torch.tensor(packed.last(), device=device) - known,
             attention_plan=plan,
         ).logits[0]
-        if shared and not is_known:
+        if common and not is_known:
             self._prefix = plan.prefix(common)
-        number = {prompt: index for index, prompt in enumerate(prompts)}
-        which = torch.tensor([number[answer.request.context] for answer in wave], device=device)
-        width = max(len(prompt) for prompt in prompts)
-        sources = torch.zeros(len(prompts), width, dtype=torch.int64)
-        for index, (prompt, segment) in enumerate(zip(prompts, own, strict=True)):
-            begin = width - len(prompt)
-            sources[index, begin : begin + shared] = torch.arange(shared)
-            sources[index, begin + shared :] = torch.arange(segment.start, segment.start + segment.length)
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        self._rows.add(wave, self._seed)
-        rows = sources.to(device)[which], lengths.to(device)[which]
-        self._cache.add(plan.keys, plan.values, *rows, self._rows.longest)
-        self._prefilled += len(tokens) - known
-        self._prompted += sum(len(answer.request.context) for answer in wave)
-        return self._draw(logits[which], first=self._rows.count - len(wave))
+        which = [packed.numbers[context] for context in contexts]
+        positions = packed.positions()
+        self._rows.add(answers, self._seed)
+        self._cache.add(plan.keys, plan.values, [row for _, row in wave], [positions[number] for number in which])
+        self._prefilled += len(packed.tokens) - known
+        self._prompted += sum(map(len, contexts))
+        return self._draw(logits[torch.tensor(which, device=device)], first=self._rows.count - len(wave))
 
-    def _common(self, prompts: list[tuple[int, ...]]) -> tuple[int, ...]:
-        """Return the tokens that these prompts share with waiting or earlier ones, and continue after."""
+    def _common(self, contexts: list[Tokens]) -> Tokens:
+        """Return the tokens that these contexts share with waiting or earlier ones, and continue after."""
         if not self._share:
             return ()
         waiting = {answer.request.context for answer in self._queue}
-        longest = common_prefix([*prompts, *waiting])
+        longest = common_prefix(list(waiting.union(contexts)))
         known = self._prefix
-        if known.tokens and longest < len(known.tokens) + MIN_SHARED and all(map(known.begins, prompts)):
+        if known.tokens and longest < len(known.tokens) + MIN_SHARED and all(map(known.begins, contexts)):
             return known.tokens
-        return prompts[0][:longest]
+        return contexts[0][:longest]
 
     def _go_on(self) -> list[Sequence]:
         """Draw one token for every running answer."""
@@ -224,7 +250,7 @@ class TorchEngine(Engine):
             return []
         if self._rows.ended * self._ended_share >= self._rows.count:
             self._leave_out_ended()
-        return self._draw(self._decoder.logits(self._rows.newest, self._cache, self._rows.longest), first=0)
+        return self._draw(self._decoder.logits(self._rows.newest, self._cache), first=0)
 
     def _draw(self, logits: Tensor, first: int) -> list[Sequence]:
         """Draw a token for each row from `first` on, and return the answers that it ends."""
@@ -235,12 +261,13 @@ class TorchEngine(Engine):
         before = rows.running
         ended = rows.put(tokens, logprobs, self._version, first)
         self._generated += before if not first else len(tokens)
+        self._full = self._full and not ended
         return ended
 
     def _leave_out_ended(self) -> None:
         if self._rows.ended:
             kept = self._rows.leave_out_ended()
-            self._cache.keep(kept, self._rows.longest)
+            self._cache.keep(kept)
 
     # Control
 
@@ -253,6 +280,7 @@ class TorchEngine(Engine):
                 done += self._go_on()
         elif mode == "abort":
             done = self._rows.abort()
+            self._full = False
             self._leave_out_ended()
             done += self._queue.abort()
         self._paused = True
@@ -345,7 +373,7 @@ class TorchEngine(Engine):
         return EngineStats(
             running=self._rows.running,
             waiting=len(self._queue),
-            reserved_tokens=self._rows.running * self._rows.longest,
+            reserved_tokens=self._cache.reservation(self._rows.alive()).tokens,
             max_running_tokens=self._limit,
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,
@@ -361,45 +389,3 @@ class TorchEngine(Engine):
         self._cache = KvCache(self._cache.shape)
         self._decoder.forget()
         self._prefix = SharedPrefix()
-
-
-def cache_shape(model: PreTrainedModel) -> CacheShape:
-    """Return the sizes of the keys and values of a model that `use_plans` has prepared, by a pass of one token.
-
-    Raises:
-        ConfigError: its layers have keys and values of unlike sizes.
-    """
-    probe = _ShapeProbe()
-    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    with torch.no_grad():
-        model(input_ids=token, position_ids=token, use_cache=False, attention_plan=probe)
-    sizes = set(probe.sizes)
-    if len(sizes) != 1:
-        raise ConfigError(
-            f"the layers of `{type(model).__name__}` have keys and values of different sizes, or none",
-            help="use a model family listed in docs/engines.md",
-        )
-    return CacheShape(len(probe.sizes), *sizes.pop(), model.dtype, model.device)
-
-
-class _ShapeProbe:
-    """A plan that records the sizes of the layers' keys and values: heads, and numbers per key and value."""
-
-    def __init__(self) -> None:
-        self.sizes: list[tuple[int, int, int]] = []
-
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
-        """See `AttentionPlan`."""
-        self.sizes.append((keys.shape[1], keys.shape[-1], values.shape[-1]))
-        return values.repeat_interleave(queries.shape[1] // values.shape[1], dim=1)
-
-
-def _packed(prompts: SequenceABC[tuple[int, ...]], shared: int) -> tuple[list[Segment], list[int]]:
-    """Return prompts as one row, their common tokens first and once."""
-    tokens = list(prompts[0][:shared])
-    segments = [Segment(0, shared)] if shared else []
-    parent = 0 if shared else NO_PARENT
-    for prompt in prompts:
-        segments.append(Segment(len(tokens), len(prompt) - shared, parent))
-        tokens += prompt[shared:]
-    return segments, tokens
