@@ -166,7 +166,7 @@ class FrankaClient:
                 _log.warning("%s; resuming", error)
 
     def move(self, deltas: Sequence[float] | NDArray[np.floating], close_gripper: bool | None = None) -> ArmState:
-        """Move by `deltas` (7, radians) in one control period, and wait until that has passed.
+        """Move the target by `deltas` (7, radians), and wait until the control period is over. The arm may lag behind.
 
         Args:
             deltas: no joint may be faster than it can be.
