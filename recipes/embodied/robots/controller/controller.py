@@ -94,6 +94,7 @@ class Controller:
         self._gripper: Gripper | None = None
         self._motion = 0  # number of the latest motion
         self._latest: Motion | None = None
+        self._ended = 0  # number of the latest one whose reply was due
         self._interrupted = 0  # of the latest one that was interrupted
         self._silenced = 0  # of the latest one that was interrupted because its holder was silent
         self._operations: dict[str, Callable[[int, ControllerRequest, float], Message | Motion | None]] = {
@@ -146,7 +147,10 @@ class Controller:
 
     def ended(self, motion: Motion, now: float) -> bool:
         """Return whether its reply is due: the control period is over, and the arm there if it waits for that."""
-        return now >= motion.end and not (motion.arrives and self._arm.moves(now))
+        if now >= motion.end and not (motion.arrives and self._arm.moves(now)):
+            # An arm that has arrived may be pushed later on: that is another motion.
+            self._ended = max(self._ended, motion.number)
+        return motion.number <= self._ended
 
     def lost(self, connection: int, reason: str, now: float) -> bool:
         """Return a connection ended. If it held the arm, the arm stops and is free; returns whether it did."""
