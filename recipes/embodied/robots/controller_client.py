@@ -332,8 +332,9 @@ class FrankaClient:
             "the arm's controller does not respond",
             where=self.where,
             why=why,
-            help="switch it on and check `robot_ip`, `robot_port` and the cable; a simulated one is started by"
-            " `python -m recipes.embodied.robots.controller.simulated_controller --host IP --port PORT`",
+            help="start it, and check `robot_ip`, `robot_port` and the cable: `python -m"
+            " recipes.embodied.robots.controller.franka_controller --fci ARM`, or `simulated_controller` there,"
+            " with `--host IP --port PORT`",
         )
 
     def _lost(self, why: str) -> RobotLinkLostError:

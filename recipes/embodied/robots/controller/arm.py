@@ -63,7 +63,7 @@ class Arm(ABC):
 
     @property
     def mode(self) -> str:
-        """What the arm does, in the word of its firmware."""
+        """State of the arm, in the word of its firmware."""
         return "idle" if self.stopped else "move"
 
     @property

@@ -39,7 +39,11 @@ _log = logging.getLogger("rlinf.robots")
 
 
 class Server:
-    """The network around a controller. Use `start`, then `wait` or `close`."""
+    """The network around a controller. Use `start`, then `close`.
+
+    Attributes:
+        watching: the task that looks at the arm, from `start` on.
+    """
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -50,7 +54,6 @@ class Server:
         self._warn = LimitedWarnings(_log.warning)
         self._changed = asyncio.Event()
         self._server: asyncio.Server | None = None
-        self._watching: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen; returns the address, with the actual port if 0 was requested.
@@ -59,7 +62,7 @@ class Server:
             OSError: it cannot.
         """
         self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_LINE)
-        self._watching = asyncio.create_task(self._watch())
+        self.watching = asyncio.create_task(self._watch())
         address = self._server.sockets[0].getsockname()
         return address[0], address[1]
 
@@ -67,7 +70,7 @@ class Server:
         """Stop the arm and end every connection."""
         if self._server is not None:
             self._server.close()
-        ending = [*self._talking, *([self._watching] if self._watching else [])]
+        ending = [*self._talking, self.watching]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -185,7 +188,11 @@ class Server:
 
 
 async def serve(host: str, port: int, controller: Controller) -> int:
-    """Serve until interrupted; returns the exit status."""
+    """Serve until interrupted; returns the exit status.
+
+    Raises:
+        Exception: the watch over the arm failed; nothing may move it without.
+    """
     server = Server(controller)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -201,7 +208,10 @@ async def serve(host: str, port: int, controller: Controller) -> int:
         )
         return 1
     print(f"listening on {address[0]}:{address[1]}", flush=True)
-    await ended.wait()
+    interrupted = asyncio.create_task(ended.wait())
+    await asyncio.wait((interrupted, server.watching), return_when=asyncio.FIRST_COMPLETED)
+    if not interrupted.done():
+        server.watching.result()
     await server.close()
     return 0
 

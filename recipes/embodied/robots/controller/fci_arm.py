@@ -84,7 +84,8 @@ class FciArm(Arm):
     def __init__(self, franka: Any, robot: Any, options: FciOptions) -> None:
         super().__init__()
         self._error: type[Exception] = franka.FrankaError
-        self._robot, self._options = robot, options
+        self._robot: Any = robot
+        self._options = options
         self.firmware = (
             f"{ARMS[robot.fci_version]}, FCI {robot.fci_version}, server {robot.server_version},"
             f" franka-rs {franka.__version__}"
@@ -162,7 +163,10 @@ class FciArm(Arm):
         """See `Arm`: reflexes, and a reset that has arrived or cannot."""
         loop = self._loop
         if loop is not None:
-            self._state = loop.state()
+            try:
+                self._state = loop.state()
+            except self._error as error:
+                self._failed(error)
             if not loop.running and self.stopped is None:
                 reflexes, words = self._reflexes(loop)
                 self.stop(f"the arm ended its motion: {reflexes or words}", now)
@@ -338,7 +342,7 @@ def _library(where: str) -> Any:
             "the controller of a real arm needs the package `franka-rs`",
             where=where,
             why=str(error),
-            help=f"install the extra `rlinf[franka]` for this interpreter: `{install_command('franka')}`",
+            help=f"install the extra `rlinf-cli[franka]` for this interpreter: `{install_command('franka')}`",
         ) from error
     version = str(getattr(franka, "__version__", "unknown"))
     parts = tuple(int(part) for part in version.split(".") if part.isdigit())

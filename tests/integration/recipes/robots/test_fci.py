@@ -4,13 +4,14 @@ python3.11 -m venv V && V/bin/pip install -e . franka-rs==0.4.0 franka-sim==1.1.
 RLINF_TEST_FCI=V/bin/python FR3_MJCF=fr3.xml pytest -m nightly tests/integration/recipes/robots/test_fci.py
 
 `FR3_MJCF` is a model of the arm for MuJoCo. The server imposes the limits of motion and counts lost cycles. All times
-are its simulated ones, so a busy machine changes nothing.
+are its simulated ones, so a busy machine changes nothing; for that the controller is scheduled as one of a real arm is.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -45,6 +46,8 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 STEP = ACTION_STEP[:, 0]
+# The loop of 1 kHz must not wait for the other processes of this machine: 20 ms of that are a reflex.
+REALTIME = ("chrt", "-f", "10") if os.geteuid() == 0 and shutil.which("chrt") else ()
 STARTED = 60.0  # seconds within which a process must have started
 STANDS = 0.2  # simulated seconds of an arm of 0.4 rad/s: 20 lost cycles, and braking
 BRAKES = 0.35  # at twice that speed, by the arm's own stop
@@ -110,7 +113,7 @@ def controller(address: str, *options: str) -> subprocess.Popen[str]:
     words = [PYTHON, "-m", "recipes.embodied.robots.controller.franka_controller", "--fci", address, "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [*words, "--realtime", "ignore", *options],
+        [*REALTIME, *words, "--realtime", "ignore", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -174,16 +177,17 @@ def test_an_arm_without_its_controller_stands_in_cycles(server: Server, control:
     report = server.report()
     assert 0 <= report["still"] - report["command"] <= STANDS, report
     assert report["speed"] < 5e-3
-    process.send_signal(signal.SIGCONT)
     if how == signal.SIGKILL:
-        arm, _ = control()
-    with FrankaClient(arm) as another:
-        if how == signal.SIGSTOP:
-            until(lambda: another.state().stopped is not None, "a stop", 20)
-            assert "communication_constraints_violation" in str(another.state().stopped)
-        another.acquire(10)
-        assert another.reset(HOME).stopped is None
-        assert another.move(np.zeros(7)).mode == "move"
+        client.close()
+        client = FrankaClient(control()[0])
+    else:
+        process.send_signal(signal.SIGCONT)
+        until(lambda: client.state().mode == "reflex", "a reflex", 20)
+        assert "communication_constraints_violation" in str(client.state().stopped)
+    client.acquire()
+    assert client.reset(HOME).stopped is None
+    assert client.move(np.zeros(7)).mode == "move"
+    client.close()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
@@ -206,7 +210,7 @@ def test_an_arm_whose_holder_is_gone_stands(server: Server, control: Control, ho
 
 
 def test_a_violated_limit_is_a_stop_until_a_reset(control: Control) -> None:
-    arm, _ = control("--backend", "robot", "--fraction", "1")
+    arm, _ = control("--backend", "robot")
     with ready(arm) as client:
         with pytest.raises(RobotStoppedError, match=r"the arm ended its motion: \w*(violation|discontinuity)"):
             swing(client, 60, 1.0)
