@@ -12,6 +12,7 @@ _REQUIREMENTS: Final = {
     "PIL": "pillow>=10",
     "altair": "altair>=6,<7",
     "av": "av>=14,<19",
+    "franka": "franka-rs>=0.4,<0.5",
     "gymnasium": "gymnasium>=1.0,<2",
     "h5py": "h5py>=3.11,<4",
     "hydra": "hydra-core>=1.3,<1.4",

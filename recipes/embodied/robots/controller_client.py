@@ -166,7 +166,7 @@ class FrankaClient:
                 _log.warning("%s; resuming", error)
 
     def move(self, deltas: Sequence[float] | NDArray[np.floating], close_gripper: bool | None = None) -> ArmState:
-        """Move by `deltas` (7, radians) in one control period, and wait until that has passed.
+        """Move the target by `deltas` (7, radians), and wait until the control period is over. The arm may lag behind.
 
         Args:
             deltas: no joint may be faster than it can be.
@@ -332,8 +332,9 @@ class FrankaClient:
             "the arm's controller does not respond",
             where=self.where,
             why=why,
-            help="switch it on and check `robot_ip`, `robot_port` and the cable; a simulated one is started by"
-            " `python -m recipes.embodied.robots.controller.simulated_controller --host IP --port PORT`",
+            help="start it, and check `robot_ip`, `robot_port` and the cable: `python -m"
+            " recipes.embodied.robots.controller.franka_controller --fci ARM`, or `simulated_controller` there,"
+            " with `--host IP --port PORT`",
         )
 
     def _lost(self, why: str) -> RobotLinkLostError:

@@ -25,10 +25,13 @@ class ArmState:
     """The position and velocity of an arm.
 
     Attributes:
-        joints: [7], in radians.
+        joints: [7], measured, in radians.
+        target: [7], to which the arm goes or which it holds, in radians.
         gripper_closed: whether it was told to close.
         stopped: why it stands still until a reset; None: it does not.
         holder: name of the holder; None: it is free.
+        mode: what the arm does, in the word of its firmware.
+        success_rate: share of the newest commands that reached the arm in time, from 0 to 1.
         clipped: a limit made the last motion shorter than asked.
         cameras: seconds since the newest frame of each camera that the controller sees, by serial number.
         tick: control periods of the controller's clock.
@@ -37,9 +40,12 @@ class ArmState:
     """
 
     joints: NDArray[np.float64]
+    target: NDArray[np.float64]
     gripper_closed: bool
     stopped: str | None
     holder: str | None
+    mode: str = "idle"
+    success_rate: float = 1.0
     clipped: bool = False
     cameras: Mapping[str, float] = field(default_factory=dict[str, float])
     tick: int = 0
@@ -51,15 +57,18 @@ class ArmState:
         """Return the state that a reply tells.
 
         Raises:
-            ProtocolError: it tells no joints.
+            ProtocolError: it tells no joints, or no target.
         """
         stopped, holder, still = reply.get("stopped"), reply.get("holder"), reply.get("still_tick")
         cameras = cast("dict[str, float]", reply.get("cameras") or {})
         return cls(
             np.array(parse_joints(reply, "joints")),
+            np.array(parse_joints(reply, "target")),
             reply.get("gripper_closed") is True,
             None if stopped is None else str(stopped),
             None if holder is None else str(holder),
+            str(reply.get("mode")),
+            float(reply.get("success_rate") or 0.0),
             reply.get("clipped") is True,
             {str(serial): float(age) for serial, age in cameras.items()},
             int(reply.get("tick") or 0),

@@ -16,7 +16,7 @@ from rlinf_core.hardware.robots.franka import Franka
 
 Verdict: TypeAlias = Literal["ok", "fault", "skipped"]
 # Versions that were tried, by the name of the controller: the first that is supported, and the first that is not.
-CONTROLLERS: Final = {"rlinf-simulated": ((2, 0), (3, 0))}
+CONTROLLERS: Final = {"rlinf-simulated": ((3, 0), (4, 0)), "rlinf-franka": ((3, 0), (4, 0))}
 # Age of a camera's newest frame, in seconds, from which on it counts as frozen.
 FRAME_AGE: Final = 0.5
 _ROUNDS, _QUESTIONS = 3, 40  # of the measurement of the link

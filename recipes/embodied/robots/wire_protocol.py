@@ -13,17 +13,21 @@ repeats the id and says `ok`. Nothing is unpickled or evaluated, and a line that
 | `acquire` | | takes the lease, with a `holder` in words, the `heartbeat` in seconds, `gripper` and `workspace` |
 | `beat` | | has no reply; every line counts as a sign of life, this one is for when there is nothing to say |
 | `reset` | yes | moves to `joints`, opens the gripper, ends a stop; the reply comes when the arm is there |
-| `move` | yes | moves by `deltas` (radians) in one control period; with `close_gripper`, `after` and `waited` |
+| `move` | yes | moves the target by `deltas` (radians); with `close_gripper`, `after` and `waited` |
 | `stop` | | stops the arm at once, for anybody |
 | `release` | yes | gives the lease back |
+
+A `move` sets the target that the arm follows, and is answered at the end of its control period: with the accepted
+`target`, the measured `joints`, which may lag behind it, the `mode` of the arm, and the `success_rate` of its commands.
+No rest is needed between two of them.
 
 `close_gripper` is true, false, or null: it stays. `after` is the `clock` of the reply that a `move` follows, `waited`
 the seconds since that came. A `workspace` is two points [x, y, z] in metres between which the hand must stay. A
 `gripper` is an object of a `type` (`franka`, `robotiq`) and a `connection`, the device that it is attached to, or null
 where it is the arm's own.
 
-A holder that says nothing for its heartbeat, or whose connection ends, loses the lease, and the arm stops. While a
-motion is under way silence of two control periods stops it, too: nothing but the holder's signs of life keeps it going.
+A holder that says nothing for its heartbeat, or whose connection ends, loses the lease, and the arm stops. While the
+arm moves silence of two control periods stops it, too: nothing but the holder's signs of life keeps it going.
 A `move` that was under way for longer than that, from the reply it follows until its arrival less the time that its
 sender waited, is refused as `late`. No two clocks are compared.
 
@@ -41,7 +45,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 
-PROTOCOL = 2
+PROTOCOL = 3
 NAME = "franka"
 MAX_LINE = 4096  # bytes, the newline included
 NUM_JOINTS = 7

@@ -19,9 +19,9 @@ from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.interventions.remote.remote_control import connect
 from recipes.embodied.robots import manual_control
 from recipes.embodied.robots.controller.controller import Controller
+from recipes.embodied.robots.controller.controller_server import Server
 from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
 from recipes.embodied.robots.controller.simulated_cameras import SimulatedCameras
-from recipes.embodied.robots.controller.simulated_controller import Server
 from recipes.embodied.robots.controller_client import FrankaClient, holder_name
 from recipes.embodied.robots.franka_kinematics import HOME
 from rlinf_cli.main import main
@@ -96,7 +96,7 @@ def test_an_arm_from_switching_on_to_a_stop(file: str, arm: Franka, capsys: pyte
         "type": "Franka",
         "node": 0,
         "address": address,
-        "controller": "rlinf-simulated 2.0",
+        "controller": "rlinf-simulated 3.0",
         "state": "stopped: it has just been switched on",
         "holder": None,
     }
@@ -181,7 +181,7 @@ def test_connection_that_says_nothing_first_is_closed(arm: Franka) -> None:
 
 @pytest.fixture
 def short_first_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipes.embodied.robots.controller.simulated_controller.FIRST_SECONDS", 0.01)
+    monkeypatch.setattr("recipes.embodied.robots.controller.controller_server.FIRST_SECONDS", 0.01)
 
 
 def test_arms_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

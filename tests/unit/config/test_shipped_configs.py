@@ -32,6 +32,7 @@ BRING_YOUR_OWN = (
     "metaworld_press_sft",
     "franka_rlpd_sim",
     "franka_hil",
+    "franka_real",
     "success_classifier",
     "franka_vision_sft",
 )

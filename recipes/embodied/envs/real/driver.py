@@ -59,7 +59,8 @@ class RobotDriver(ABC):
         """Execute an action, float32 [A], each number from -1 to 1, and wait until its control period is over.
 
         Returns:
-            What the robot's limits have left of it, likewise.
+            What the robot's limits have left of it, likewise: the change of its target, not that of what is measured.
+            An arm that lags behind its target has executed the action.
 
         Raises:
             RobotStoppedError: the robot stands still until a reset.

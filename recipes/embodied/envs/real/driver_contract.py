@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recipes.embodied.envs.real.driver import RobotDriver
 from recipes.embodied.robots.robot_errors import RobotStoppedError
@@ -12,6 +15,10 @@ from rlinf_core import RLinfError
 
 _STEPS = 5
 _SMALL = 0.1  # share of the largest action
+_WATCHED = 5  # control periods in which a robot is watched that no action is sent to
+_SETTLING = 12  # times that, within which a stopped robot must have come to rest
+_DRIFTS = 3  # times that drift which an observation may change after an action that was refused
+_ROUNDING = 1e-5
 
 
 class DriverContractError(RLinfError):
@@ -21,7 +28,8 @@ class DriverContractError(RLinfError):
 def check_driver(make: Callable[[], RobotDriver]) -> None:
     """Reset a robot, move it slightly, stop it, and check the contract of `RobotDriver`.
 
-    Stand beside the robot, with a hand at its emergency stop.
+    Stand beside the robot, with a hand at its emergency stop. After a stop the robot is compared with itself when no
+    action is sent: sensors have noise, and joints settle.
 
     Args:
         make: connects with the robot anew each time.
@@ -72,7 +80,7 @@ def _check_observation(driver: RobotDriver) -> None:
 
 def _check_stop(driver: RobotDriver) -> None:
     driver.stop()
-    before = driver.observe()
+    still = _settled(driver)
     try:
         driver.move(np.full(driver.spec.action_size, _SMALL, np.float32))
     except RobotStoppedError:
@@ -82,11 +90,48 @@ def _check_stop(driver: RobotDriver) -> None:
             "the robot moves after `stop`",
             "reject actions with a RobotStoppedError until `reset`, ideally in the robot",
         )
-    after = driver.observe()
-    if any(value.dtype.kind == "f" and not np.allclose(value, after[name]) for name, value in before.items()):
-        raise _broken("an action after `stop` changes the observed state", "execute nothing until `reset`")
+    after = _watched(driver, still[-1])
+    for name, spread in _spreads(after).items():
+        allowed = _DRIFTS * _spreads(still)[name] + _ROUNDING * (1 + np.abs(after[0][name]))
+        if (spread > allowed).any():
+            raise _broken(
+                f"an action after `stop` changes `{name}` more than the robot drifts without one",
+                "execute nothing until `reset`",
+            )
     driver.reset(1)
     driver.move(np.zeros(driver.spec.action_size, np.float32))
+
+
+def _settled(driver: RobotDriver) -> list[Mapping[str, NDArray[Any]]]:
+    """Return observations of a stopped robot that no action is sent to, once it does not slow down any further.
+
+    A robot with mass brakes and oscillates for some time after a stop, and its sensors have noise.
+    """
+    before = _watched(driver)
+    for _ in range(_SETTLING):
+        still = _watched(driver, before[-1])
+        spreads = _spreads(before)
+        if all((2 * spread >= spreads[name] - _ROUNDING).all() for name, spread in _spreads(still).items()):
+            return still
+        before = still
+    raise _broken(
+        f"the robot still moves {_SETTLING * _WATCHED / driver.control_hz:.1f} s after `stop`", "stop it at once"
+    )
+
+
+def _watched(driver: RobotDriver, *earlier: Mapping[str, NDArray[Any]]) -> list[Mapping[str, NDArray[Any]]]:
+    """Return the observation of each of some control periods, after earlier ones."""
+    observed = list(earlier)
+    for _ in range(_WATCHED):
+        time.sleep(1 / driver.control_hz)
+        observed.append({name: np.array(value) for name, value in driver.observe().items()})
+    return observed
+
+
+def _spreads(observed: list[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """Return by how much each floating-point number changed within some observations."""
+    names = [name for name, value in observed[0].items() if value.dtype.kind == "f"]
+    return {name: np.ptp(np.stack([one[name] for one in observed]), axis=0) for name in names}
 
 
 def _broken(message: str, help: str) -> DriverContractError:

@@ -32,6 +32,7 @@ from recipes.embodied.robots.franka_arm import (
     write_arm_states,
 )
 from recipes.embodied.robots.franka_kinematics import HOME, hand_pose
+from recipes.embodied.robots.replies import ArmState
 from recipes.embodied.robots.robot_errors import RobotLateError
 from recipes.embodied.robots.robot_session import check_arm, refuse_faults, watch_cameras
 from recipes.embodied.robots.steering import steered
@@ -74,6 +75,9 @@ class FrankaRobotEnv(VectorEnv):
     start moves the arm to its place, within its `workspace`, in which points to reach are, too. Needs the arm's
     controller from the first moment on, and its checks to be good.
 
+    An action moves the target of the arm, which may lag behind it. What counts as executed is the change of the target
+    that the controller accepted: lag is no limit.
+
     An action that was under way for too long is not carried out, and told; `LATE_IN_A_ROW` of them end the run.
     """
 
@@ -91,6 +95,7 @@ class FrankaRobotEnv(VectorEnv):
         self._arm = _arms[self._key]
         self._arm.users.add(id(self))
         self._joints = HOME[:, None].copy()
+        self._accepted = HOME.copy()
         self._target = np.zeros((3, 1))
         self._hand = np.zeros((3, 1))
         self._potential = np.zeros(1)
@@ -118,11 +123,11 @@ class FrankaRobotEnv(VectorEnv):
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
         if self._arm.mover is not self:
             self._take(self._joints[:, 0])
-        begun = self._joints[:, 0]
+        begun = self._accepted
         deltas = np.clip(actions[0], -1, 1) * ACTION_STEP[:, 0]
         self._see(self._moved(deltas))
         # What a limit or a late action left of it.
-        done = ((self._joints[:, 0] - begun) / ACTION_STEP[:, 0]).astype(np.float32)
+        done = ((self._accepted - begun) / ACTION_STEP[:, 0]).astype(np.float32)
         kept = np.abs(done - actions[0]) < _SAME
         executed = np.where(kept, actions[0], np.clip(done, -1, 1))[None]
         before, self._potential = self._potential, reach_potential(self._target, self._hand)
@@ -130,8 +135,8 @@ class FrankaRobotEnv(VectorEnv):
         rewards = (self._potential - before + successes).astype(np.float32)
         return Transition(rewards, successes, None, successes, executed)
 
-    def _moved(self, deltas: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the joints [7] after a motion."""
+    def _moved(self, deltas: NDArray[np.float64]) -> ArmState:
+        """Return the state of the arm after an action."""
         client = self._arm.client
         try:
             state = client.move(deltas)
@@ -143,15 +148,15 @@ class FrankaRobotEnv(VectorEnv):
             _log.warning("%s", error)
             state = client.state()
         watch_cameras(client, self._arm.arm, state)
-        return state.joints
+        return state
 
     def _take(self, joints: NDArray[np.float64]) -> None:
         """Move the arm to the joint positions that this environment expects."""
-        self._see(self._arm.client.reset(joints).joints)
+        self._see(self._arm.client.reset(joints))
         self._arm.mover = self
 
-    def _see(self, joints: NDArray[np.float64]) -> None:
-        self._joints = joints[:, None]
+    def _see(self, state: ArmState) -> None:
+        self._accepted, self._joints = state.target, state.joints[:, None]
         self._hand = hand_pose(self._joints)[0]
 
     def steer(self, motion: HandMotion, row: int) -> FloatArray:

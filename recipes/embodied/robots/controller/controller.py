@@ -1,6 +1,6 @@
 """The decisions of an arm's controller: lease, motion and stops. No sockets, no clock.
 
-The network around it is `simulated_controller.py`, which passes in requests and moments.
+The network around it is `controller_server.py`, which passes in requests and moments; the arm is any `Arm`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
+from recipes.embodied.robots.controller.arm import Arm
 from recipes.embodied.robots.controller.simulated_cameras import SimulatedCameras
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
-from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX
+from recipes.embodied.robots.franka_kinematics import VELOCITY_MAX
 from recipes.embodied.robots.wire_protocol import (
     NAME,
     PROTOCOL,
@@ -32,11 +32,12 @@ from recipes.embodied.robots.wire_protocol import (
     parse_workspace,
 )
 
-CONTROLLER: Final = "rlinf-simulated"
-VERSION: Final = "2.0"
+VERSION: Final = "3.0"
 # Silence of the holder after which an arm on its way stops, and time under way after which an action is too old.
 WATCHDOG_SECONDS: Final = 2 * CONTROL_SECONDS
 LATE_SECONDS: Final = 2 * CONTROL_SECONDS
+# Between two looks at an arm that has not arrived where and when it should have.
+POLL_SECONDS: Final = CONTROL_SECONDS / 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,14 @@ class Motion:
     Attributes:
         id: of the request.
         number: of the motion.
-        end: when the arm is there.
+        end: of the control period of a move; of a reset, when the arm is there at the earliest.
+        arrives: the reply waits until the arm stands at its target, as that of a reset does.
     """
 
     id: int
     number: int
     end: float
+    arrives: bool = False
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not a failure of the controller
@@ -82,9 +85,7 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a failure of the contro
 class Controller:
     """One arm, held by one client at a time. Connections are numbers; times are monotonic seconds."""
 
-    def __init__(
-        self, arm: SimulatedArm, cameras: SimulatedCameras | None = None, workspace: Box | None = None
-    ) -> None:
+    def __init__(self, arm: Arm, cameras: SimulatedCameras | None = None, workspace: Box | None = None) -> None:
         self._arm = arm
         self._cameras = cameras or SimulatedCameras()
         self._workspace = arm.workspace = workspace
@@ -92,6 +93,8 @@ class Controller:
         self._lease: Lease | None = None
         self._gripper: Gripper | None = None
         self._motion = 0  # number of the latest motion
+        self._latest: Motion | None = None
+        self._ended = 0  # number of the latest one whose reply was due
         self._interrupted = 0  # of the latest one that was interrupted
         self._silenced = 0  # of the latest one that was interrupted because its holder was silent
         self._operations: dict[str, Callable[[int, ControllerRequest, float], Message | Motion | None]] = {
@@ -142,11 +145,18 @@ class Controller:
         """Return whether a stop came before its end."""
         return motion.number <= self._interrupted
 
+    def ended(self, motion: Motion, now: float) -> bool:
+        """Return whether its reply is due: the control period is over, and the arm there if it waits for that."""
+        if now >= motion.end and not (motion.arrives and self._arm.moves(now)):
+            # An arm that has arrived may be pushed later on: that is another motion.
+            self._ended = max(self._ended, motion.number)
+        return motion.number <= self._ended
+
     def lost(self, connection: int, reason: str, now: float) -> bool:
         """Return a connection ended. If it held the arm, the arm stops and is free; returns whether it did."""
         if self._lease is None or self._lease.connection != connection:
             return False
-        self._watch(now)
+        self.watch(now)
         self._halt(f"{self._lease.holder} held it, and {reason}", now)
         self._lease = None
         return True
@@ -157,15 +167,25 @@ class Controller:
 
         The arm stops at the moment when the silence was too long, however late that is noticed here.
         """
-        self._watch(now)
+        self.watch(now)
         lease = self._lease
         if lease is None or now < lease.heard + lease.heartbeat:
             return False
         return self.lost(lease.connection, f"sent nothing for {lease.heartbeat:g} s", now)
 
-    def due(self, motion: Motion) -> float:
+    def due(self, motion: Motion, now: float) -> float:
         """Return when to check a motion again: when it ends, or its holder's timeout expires."""
-        return min(motion.end, self._heard + WATCHDOG_SECONDS)
+        return min(motion.end if now < motion.end else now + POLL_SECONDS, self._heard + WATCHDOG_SECONDS)
+
+    def watch(self, now: float) -> None:
+        """Notice what the arm did by itself, and stop it at the moment when its holder had been silent for too long."""
+        self._arm.poll(now)
+        if self._arm.stopped:
+            self._interrupt(now)
+        if self._lease is None or now < (end := self._heard + WATCHDOG_SECONDS) or not self._arm.moves(end):
+            return
+        self._silenced = self._motion
+        self._halt(f"{self._lease.holder} sent nothing for {WATCHDOG_SECONDS:g} s while the arm moved", end)
 
     def silence_allowed(self, connection: int) -> float | None:
         """Return seconds after which the connection counts as lost; None: it holds nothing."""
@@ -173,9 +193,10 @@ class Controller:
         return lease.heartbeat if lease and lease.connection == connection else None
 
     def _ping(self, connection: int, request: ControllerRequest, now: float) -> Message:
-        limits = {"velocity": VELOCITY_MAX.tolist(), "low": JOINT_MIN.tolist(), "high": JOINT_MAX.tolist()}
-        reply = {"robot": NAME, "protocol": PROTOCOL, "controller": CONTROLLER, "version": VERSION}
-        reply |= {"firmware": None, "period": CONTROL_SECONDS, "limits": limits, "holder": self.holder}
+        low, high = self._arm.low.tolist(), self._arm.high.tolist()
+        limits = {"velocity": VELOCITY_MAX.tolist(), "low": low, "high": high}
+        reply = {"robot": NAME, "protocol": PROTOCOL, "controller": self._arm.name, "version": VERSION}
+        reply |= {"firmware": self._arm.firmware, "period": CONTROL_SECONDS, "limits": limits, "holder": self.holder}
         return {"id": request.id, "ok": True, **reply}
 
     def _state(self, connection: int, request: ControllerRequest, now: float) -> Message:
@@ -197,17 +218,18 @@ class Controller:
     def _reset(self, connection: int, request: ControllerRequest, now: float) -> Motion:
         joints = np.array(parse_joints(request.fields, "joints"))
         self._check_holder(connection)
-        self._check_rest(now)
-        if not self._arm.inside(joints.clip(JOINT_MIN, JOINT_MAX)):
+        self._check_answered(now)
+        joints = joints.clip(self._arm.low, self._arm.high)
+        if not self._arm.inside(joints):
             raise Refusal("refused", "the hand would leave its workspace, or go below the table")
-        return self._moving(request, self._arm.reset(joints, now))
+        return self._moving(request, self._arm.reset(joints, now), arrives=True)
 
     def _move(self, connection: int, request: ControllerRequest, now: float) -> Motion:
         deltas, grip = np.array(parse_joints(request.fields, "deltas")), parse_grip(request.fields)
         self._check_holder(connection)
         if self._arm.stopped:
             raise Refusal("stopped", self._arm.stopped)
-        self._check_rest(now)
+        self._check_answered(now)
         delay = parse_delay(request.fields, now)
         if delay > LATE_SECONDS:
             raise Refusal("late", f"it arrived {1000 * delay:.0f} ms late; {1000 * LATE_SECONDS:.0f} are allowed")
@@ -234,28 +256,28 @@ class Controller:
             held = f"{self._lease.holder} holds it" if self._lease else "it is free"
             raise Refusal("no-lease", f"this connection does not hold the arm, {held}")
 
-    def _check_rest(self, now: float) -> None:
-        if self._arm.moves(now):
-            raise Refusal("refused", "the arm is still moving")
+    def _check_answered(self, now: float) -> None:
+        motion = self._latest
+        if motion is not None and not self.interrupted(motion) and not self.ended(motion, now):
+            raise Refusal("refused", "the last motion has not been answered yet")
 
-    def _watch(self, now: float) -> None:
-        """Stop the arm at the moment when its holder had been silent for too long, if that has passed."""
-        if self._lease is None or now < (end := self._heard + WATCHDOG_SECONDS) or not self._arm.moves(end):
-            return
-        self._silenced = self._motion
-        self._halt(f"{self._lease.holder} sent nothing for {WATCHDOG_SECONDS:g} s while the arm moved", end)
-
-    def _moving(self, request: ControllerRequest, end: float) -> Motion:
+    def _moving(self, request: ControllerRequest, end: float, *, arrives: bool = False) -> Motion:
         self._motion += 1
-        return Motion(request.id, self._motion, end)
+        self._latest = Motion(request.id, self._motion, end, arrives)
+        return self._latest
 
     def _halt(self, reason: str, now: float) -> None:
-        if self._arm.moves(now):
-            self._interrupted = self._motion
+        self._interrupt(now)
         self._arm.stop(reason, now)
 
+    def _interrupt(self, now: float) -> None:
+        """Count the latest motion as interrupted, unless its reply is due."""
+        if self._latest is not None and not self.ended(self._latest, now):
+            self._interrupted = self._motion
+
     def _report(self, number: int, now: float) -> Message:
-        report: dict[str, Any] = {"joints": self._arm.joints(now).tolist()}
+        report: dict[str, Any] = {"joints": self._arm.joints(now).tolist(), "target": self._arm.target(now).tolist()}
+        report |= {"mode": self._arm.mode, "success_rate": self._arm.success_rate}
         report |= {"gripper_closed": self._arm.gripper_closed, "stopped": self._arm.stopped, "holder": self.holder}
         report |= {"clock": now, "clipped": self._arm.clipped, "cameras": self._cameras.ages(now)}
         report |= {"tick": to_tick(now), "heard_tick": to_tick(self._heard)}

@@ -2,253 +2,34 @@
 
     python -m recipes.embodied.robots.controller.simulated_controller --host 127.0.0.1 --port 17310
 
-It speaks the protocol of `protocol.py` and moves as fast as a real arm; `--speed 50` makes it fifty times faster. It
-runs until it is interrupted. There is no password, as with the real one: let it listen where only you can reach it.
-
-`stop` is for anybody, so a new connection is always let in. Where there are too many, one that does not hold the arm
-makes room: the one that has been silent longest, of the address that has the most.
+It speaks the protocol of `wire_protocol.py` and moves as fast as a real arm; `--speed 50` makes it fifty times faster.
+It runs until it is interrupted. There is no password, as with the real one: let it listen where only you can reach it.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
-import itertools
 import logging
-import signal
 import sys
-import time
 from collections.abc import Sequence
 
-from recipes.embodied.robots.controller.controller import Controller, Motion
+from recipes.embodied.robots.controller.controller import Controller
+from recipes.embodied.robots.controller.controller_server import controller_arguments, positive, serve
 from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
 from recipes.embodied.robots.controller.simulated_cameras import SimulatedCameras
-from recipes.embodied.robots.wire_protocol import (
-    MAX_LINE,
-    Box,
-    Message,
-    ProtocolError,
-    decode,
-    encode,
-    parse_workspace,
-    request_of,
-)
-from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
-from rlinf_core.hardware.robots.franka import ROBOT_PORT
-
-MAX_CONNECTIONS = 32  # beside that of the holder
-MAX_OF_ONE_ADDRESS = 16
-FIRST_SECONDS = 5.0  # within which a connection must have sent its first request
-IDLE_SECONDS = 60.0  # after which a connection that holds nothing and says nothing is closed
-WRITE_SECONDS = 5.0  # within which a client must take its replies
-_log = logging.getLogger("rlinf.robots")
-
-
-class Server:
-    """The network around a controller. Use `start`, then `wait` or `close`."""
-
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-        self._numbers = itertools.count(1)
-        self._talking: set[asyncio.Task[None]] = set()
-        # Those that do not hold the arm. The holder's is never closed for a newcomer.
-        self._others: Unproven[asyncio.Task[None]] = Unproven(MAX_CONNECTIONS, from_one=MAX_OF_ONE_ADDRESS)
-        self._warn = LimitedWarnings(_log.warning)
-        self._changed = asyncio.Event()
-        self._server: asyncio.Server | None = None
-
-    async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; returns the address, with the actual port if 0 was requested.
-
-        Raises:
-            OSError: it cannot.
-        """
-        self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_LINE)
-        address = self._server.sockets[0].getsockname()
-        return address[0], address[1]
-
-    async def close(self) -> None:
-        """Stop the arm and end every connection."""
-        if self._server is not None:
-            self._server.close()
-        for task in self._talking:
-            task.cancel()
-        await asyncio.gather(*self._talking, return_exceptions=True)
-        self._warn.close()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        origin = origin_of(writer.get_extra_info("peername"))
-        leaving = self._others.admit(task, origin)
-        for other in leaving:
-            other.cancel()
-        if leaving:
-            self._warn(f"a silent connection was closed to make room for one from {origin}")
-        self._talking.add(task)
-        number, why = next(self._numbers), "its connection was closed"
-        try:
-            why = await self._talk(number, reader, writer, task, origin)
-        except OSError as error:
-            why = f"its connection broke: {error.strerror or error}"
-        except asyncio.CancelledError:
-            why = "the controller was switched off"
-        finally:
-            if self._controller.lost(number, why, time.monotonic()):
-                _log.warning("safe stop: the holder's link was lost, %s", why)
-            self._wake()
-            self._talking.discard(task)
-            self._others.remove(task)
-            writer.close()
-
-    async def _talk(
-        self,
-        number: int,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        task: asyncio.Task[None],
-        origin: str,
-    ) -> str:
-        """Answer one client until it is gone; returns why it is.
-
-        Args:
-            number: of its connection.
-            task: that of its connection.
-            origin: address that it counts under.
-        """
-        motions: set[asyncio.Task[None]] = set()
-        idle = FIRST_SECONDS
-        try:
-            while True:
-                allowed = self._controller.silence_allowed(number)
-                try:
-                    line = await asyncio.wait_for(reader.readline(), allowed or idle)
-                except TimeoutError:
-                    return f"it sent nothing for {allowed or idle:g} s"
-                except ValueError:
-                    line = b" " * (MAX_LINE + 1)  # longer than the reader takes: `decode` says so
-                if not line.endswith(b"\n") and len(line) <= MAX_LINE:
-                    return "its connection was closed"
-                try:
-                    request = request_of(decode(line))
-                    answer = self._controller.handle(number, request, time.monotonic())
-                except ProtocolError as error:
-                    self._warn(f"connection {number} from {origin} sent {error}; closed")
-                    await self._send(writer, {"id": 0, "ok": False, "code": "bad-request", "message": str(error)})
-                    return f"it sent {error}"
-                idle = IDLE_SECONDS
-                self._place(number, task, origin)
-                if request.op == "stop":
-                    self._wake()
-                if isinstance(answer, Motion):
-                    task = asyncio.create_task(self._follow(answer, writer))
-                    motions.add(task)
-                    task.add_done_callback(motions.discard)
-                elif answer is not None:
-                    await self._send(writer, answer)
-        finally:
-            for task in motions:
-                task.cancel()
-
-    def _place(self, number: int, task: asyncio.Task[None], origin: str) -> None:
-        """Count a connection that has sent a request among those that make room, unless it holds the arm."""
-        self._others.remove(task)
-        if self._controller.silence_allowed(number) is None:
-            # Behind those that have been silent since.
-            for other in self._others.admit(task, origin):
-                other.cancel()
-
-    async def _follow(self, motion: Motion, writer: asyncio.StreamWriter) -> None:
-        """Reply to a motion when it has ended or is interrupted."""
-        while not self._controller.interrupted(motion) and time.monotonic() < motion.end:
-            changed = self._changed
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), max(self._controller.due(motion) - time.monotonic(), 0))
-            self._controller.expire(time.monotonic())
-        await self._send(writer, self._controller.finish(motion, time.monotonic()))
-
-    def _wake(self) -> None:
-        """Wake the tasks that follow a motion."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def _send(self, writer: asyncio.StreamWriter, message: Message) -> None:
-        try:
-            writer.write(encode(message))
-            await asyncio.wait_for(writer.drain(), WRITE_SECONDS)
-        except (OSError, TimeoutError):
-            # Whoever reads from this connection sees that it is gone.
-            writer.transport.abort()
-
-
-async def _run(host: str, port: int, controller: Controller) -> int:
-    server = Server(controller)
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
-    try:
-        address = await server.start(host, port)
-    except OSError as error:
-        print(
-            f"error: cannot listen on {host}:{port}: {error.strerror or error}\n"
-            "  help: choose an address of this machine and a port that is free, or end what listens there",
-            file=sys.stderr,
-        )
-        return 1
-    print(f"listening on {address[0]}:{address[1]}", flush=True)
-    await ended.wait()
-    await server.close()
-    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until interrupted; returns the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument(
-        "--port", type=_port, default=ROBOT_PORT, help=f"TCP port (default: {ROBOT_PORT}; 0: a free one)"
-    )
-    parser.add_argument("--speed", type=_speed, default=1.0, help="times faster than a real arm (default: 1)")
+    parser = controller_arguments((__doc__ or "").partition("\n")[0])
+    parser.add_argument("--speed", type=positive(1e6), default=1.0, help="times faster than a real arm (default: 1)")
     parser.add_argument(
         "--camera", action="append", default=[], metavar="SERIAL", help="a camera, by its serial number"
-    )
-    parser.add_argument(
-        "--workspace", type=_box, metavar="X,Y,Z,X,Y,Z", help="two opposite corners of the hand's workspace"
     )
     chosen = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     controller = Controller(SimulatedArm(chosen.speed), SimulatedCameras(chosen.camera), chosen.workspace)
-    return asyncio.run(_run(chosen.host, chosen.port, controller))
-
-
-def _port(text: str) -> int:
-    port = int(text) if text.isascii() and text.isdigit() else -1
-    if not 0 <= port < 65536:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a port from 0 to 65535")
-    return port
-
-
-def _box(text: str) -> Box:
-    try:
-        numbers = [float(number) for number in text.split(",")]
-        workspace = parse_workspace({"workspace": [numbers[:3], numbers[3:]]})
-    except (ValueError, ProtocolError):
-        workspace = None
-    if workspace is None:
-        raise argparse.ArgumentTypeError(f"`{text}` is not six numbers, the lower corner first")
-    return workspace
-
-
-def _speed(text: str) -> float:
-    try:
-        speed = float(text)
-    except ValueError:
-        speed = 0.0
-    if not 0 < speed <= 1e6:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a factor above 0, up to 1e6")
-    return speed
+    return asyncio.run(serve(chosen.host, chosen.port, controller))
 
 
 if __name__ == "__main__":

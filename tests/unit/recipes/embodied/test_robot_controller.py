@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipes.embodied.robots.controller.arm import RESET_SPEED
 from recipes.embodied.robots.controller.controller import WATCHDOG_SECONDS, Controller, Motion, within
-from recipes.embodied.robots.controller.simulated_arm import RESET_SPEED, SimulatedArm
+from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
 from recipes.embodied.robots.controller.simulated_cameras import FRAME_SECONDS, SimulatedCameras
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
@@ -222,7 +223,7 @@ def test_silence_stops_a_moving_arm_within_two_periods(a: Client, b: Client) -> 
     now = ready(a)
     motion = a.go(now, "reset", joints=START.tolist())
     a.live(now, now + 0.2)
-    assert a.controller.due(motion) == pytest.approx(now + 0.2 + WATCHDOG_SECONDS)
+    assert a.controller.due(motion, now + 0.2) == pytest.approx(now + 0.2 + WATCHDOG_SECONDS)
     # However late somebody looks, the arm has stopped when the silence was too long.
     state = b.reply(now + 0.9, "state")
     np.testing.assert_allclose(state["joints"], HOME + (0.2 + WATCHDOG_SECONDS) / RESET_TAKES * (START - HOME))

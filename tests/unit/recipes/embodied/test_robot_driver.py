@@ -62,6 +62,32 @@ class Slide(RobotDriver):
         self.closed = True
 
 
+class Massive(Slide):
+    """One with a mass and a noisy sensor: it lags behind its target, and rolls on after a stop."""
+
+    obeys = True
+
+    def __init__(self, robot: Any, options: Any = None) -> None:
+        super().__init__(robot, options)
+        self.control_hz, self.speed, self.noise = 2000.0, 0.0, np.random.default_rng(0)
+
+    def move(self, action: FloatArray) -> FloatArray:
+        if self.stopped:
+            self.at += 0 if self.obeys else float(action[0])
+            raise RobotStoppedError("it was stopped")
+        self.speed = 0.9 * self.speed + 0.1 * float(action[0])
+        return action
+
+    def observe(self) -> Mapping[str, NDArray[Any]]:
+        self.speed *= 0.8 if self.stopped else 1.0
+        self.at += self.speed
+        return {"states": np.array([self.at + 1e-4 * self.noise.uniform(-1, 1)], np.float32)}
+
+
+class Disobedient(Massive):
+    obeys = False
+
+
 class Deaf(Slide):
     def stop(self) -> None:
         pass
@@ -94,6 +120,15 @@ def settings(unit: GenericRobot, **more: Any) -> EnvSettings:
 
 def test_a_driver_that_keeps_its_promises_passes() -> None:
     check_driver(lambda: Slide(robot()))
+
+
+def test_a_robot_with_mass_and_noise_keeps_its_promises() -> None:
+    check_driver(lambda: Massive(robot()))
+
+
+def test_a_motion_beyond_the_drift_after_a_stop_is_told() -> None:
+    with pytest.raises(DriverContractError, match="more than the robot drifts without one"):
+        check_driver(lambda: Disobedient(robot()))
 
 
 def test_a_driver_that_does_not_stop_is_told() -> None:

@@ -198,10 +198,10 @@ class World:
 
     def follow(self, now: float, motion: Motion) -> None:
         self.controller.expire(now)
-        if self.controller.interrupted(motion) or now >= motion.end:
+        if self.controller.interrupted(motion) or self.controller.ended(motion, now):
             self.reply(now, self.controller.finish(motion, now))
         else:
-            self.at(max(self.controller.due(motion), now + 1e-4), lambda then: self.follow(then, motion))
+            self.at(max(self.controller.due(motion, now), now + 1e-4), lambda then: self.follow(then, motion))
 
     def reply(self, now: float, message: Message) -> None:
         if self.connected:

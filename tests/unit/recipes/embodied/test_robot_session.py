@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from recipes.embodied.robots.controller.controller import CONTROLLER, VERSION
+from recipes.embodied.robots.controller.controller import VERSION
 from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import (
@@ -39,10 +39,11 @@ from recipes.embodied.robots.wire_protocol import Box
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
 
+CONTROLLER = SimulatedArm.name
 FACTS = ControllerFacts(
     CONTROLLER, VERSION, None, CONTROL_SECONDS, tuple(VELOCITY_MAX), tuple(JOINT_MIN), tuple(JOINT_MAX), None
 )
-STATE = ArmState(HOME, gripper_closed=False, stopped=None, holder=None, cameras={"c1": 0.01, "c2": 0.9})
+STATE = ArmState(HOME, HOME, gripper_closed=False, stopped=None, holder=None, cameras={"c1": 0.01, "c2": 0.9})
 
 
 def arm(**fields: Any) -> Franka:
@@ -98,10 +99,10 @@ def test_a_workspace_without_points_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "version", "verdict"),
     [
-        (CONTROLLER, "2.0", "ok"),
-        (CONTROLLER, "2.7.1", "ok"),
-        (CONTROLLER, "1.9", "fault"),
-        (CONTROLLER, "3.0", "fault"),
+        (CONTROLLER, "3.0", "ok"),
+        (CONTROLLER, "3.7.1", "ok"),
+        (CONTROLLER, "2.9", "fault"),
+        (CONTROLLER, "4.0", "fault"),
         (CONTROLLER, "newest", "fault"),
         ("my-lab", "1", "skipped"),
     ],

@@ -1,0 +1,136 @@
+"""The arm behind a controller: one interface, with a simulated arm and a real one behind it. No sockets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
+from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
+from recipes.embodied.robots.wire_protocol import Box
+
+# Shares of a motion that are tried where the whole would take the hand out of its workspace.
+_SHARES = (1.0, 0.75, 0.5, 0.25)
+_CLIPPED = 1e-9  # radians
+RESET_SPEED = 0.25  # share of the published joint velocities at which the arm goes to its start
+
+
+class Arm(ABC):
+    """Seven joints and a gripper that follow a target. Times are monotonic seconds. Used by one thread.
+
+    A move sets the target; the arm follows as its dynamics allow, and may lag behind. No method blocks.
+
+    Attributes:
+        name: of the controller of such an arm.
+        firmware: versions of what is behind this class; None: nothing is.
+        low: [7], the lowest target of each joint, in radians.
+        high: [7], the highest, likewise.
+        workspace: the box that the hand must stay in; None: everywhere above the table.
+        clipped: a limit made the last motion shorter than asked.
+        gripper_closed: whether it was told to close.
+        stopped: why the arm stands still until a reset; None: it does not.
+    """
+
+    name: str
+    firmware: str | None = None
+    low: NDArray[np.float64] = JOINT_MIN
+    high: NDArray[np.float64] = JOINT_MAX
+
+    def __init__(self) -> None:
+        self.workspace: Box | None = None
+        self.clipped = False
+        self.gripper_closed = False
+        self.stopped: str | None = "it has just been switched on"
+
+    @abstractmethod
+    def joints(self, now: float) -> NDArray[np.float64]:
+        """Return the measured joints [7], in radians."""
+
+    @abstractmethod
+    def target(self, now: float) -> NDArray[np.float64]:
+        """Return the joints [7] that the arm goes to or holds, in radians."""
+
+    @abstractmethod
+    def moves(self, now: float) -> bool:
+        """Return whether the arm moves, or is about to."""
+
+    @property
+    @abstractmethod
+    def still_since(self) -> float:
+        """The moment since which the arm stands still, where it does not move."""
+
+    @property
+    def mode(self) -> str:
+        """State of the arm, in the word of its firmware."""
+        return "idle" if self.stopped else "move"
+
+    @property
+    def success_rate(self) -> float:
+        """Share of the newest commands that reached the arm in time, from 0 to 1."""
+        return 1.0
+
+    @abstractmethod
+    def reset(self, joints: NDArray[np.float64], now: float) -> float:
+        """Start a slow motion to `joints` [7], within `low` and `high`, open the gripper, and clear a stop.
+
+        Returns:
+            When it is there at the earliest; `moves` is false when it is.
+        """
+
+    def move(self, deltas: NDArray[np.float64], close_gripper: bool | None, now: float) -> float:
+        """Move the target by `deltas` [7], as far as limits and the table allow.
+
+        Returns:
+            When the control period ends.
+
+        Raises:
+            ValueError: a joint would have to be faster than it can be, or the arm refuses the target.
+        """
+        # Differences of numbers that were rounded on the way may be larger by a hair.
+        if (np.abs(deltas) > VELOCITY_MAX * CONTROL_SECONDS * (1 + 1e-6)).any():
+            raise ValueError("a joint cannot move so far in one control period")
+        here = self.target(now)
+        goal = self._allowed(here, deltas, now)
+        end = self._follow(goal, now)
+        if close_gripper is not None:
+            self._grip(close_gripper)
+        self.clipped = bool(np.abs(goal - here - deltas).max() > _CLIPPED)
+        return end
+
+    @abstractmethod
+    def stop(self, reason: str, now: float) -> None:
+        """Stop as fast as the arm can, and stand still until a reset. The first reason is kept."""
+
+    def poll(self, now: float) -> None:  # noqa: B027 - an ideal arm does nothing by itself
+        """Look at what the arm does by itself; sets `stopped` where it has ended its motion."""
+
+    def inside(self, joints: NDArray[np.float64]) -> bool:
+        """Return whether the hand at `joints` [7] is above the table and in the workspace."""
+        hand = hand_pose(joints[:, None])[0][:, 0]
+        box = self.workspace
+        within = box is None or bool((hand >= box.low).all() and (hand <= box.high).all())
+        return within and bool(hand[2] > 0)
+
+    @abstractmethod
+    def _follow(self, goal: NDArray[np.float64], now: float) -> float:
+        """Set the target to `goal` [7]; see `move`."""
+
+    def _grip(self, close: bool) -> None:
+        self.gripper_closed = close
+
+    def _allowed(self, here: NDArray[np.float64], deltas: NDArray[np.float64], now: float) -> NDArray[np.float64]:
+        """Return where a motion from `here` ends: within the limits, and as far as the hand stays where it may be."""
+        for share in _SHARES:
+            goal = self._limited(here + share * deltas, now)
+            if self.inside(goal):
+                return goal
+        return here
+
+    def _limited(self, goal: NDArray[np.float64], now: float) -> NDArray[np.float64]:
+        return np.clip(goal, self.low, self.high)
+
+    def _reset_seconds(self, goal: NDArray[np.float64], now: float) -> float:
+        """Return how long the way of a reset takes."""
+        return float((np.abs(goal - self.joints(now)) / (RESET_SPEED * VELOCITY_MAX)).max())

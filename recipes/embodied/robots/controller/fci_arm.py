@@ -1,0 +1,355 @@
+"""A Franka arm over its control interface (FCI), by franka-rs: a 1 kHz loop on a thread of Rust follows our targets.
+
+Python only sets targets, 10 to 20 a second, so a policy that thinks for long is no fault: the arm comes to rest at its
+last target. Everything that may block runs on a thread of its own. What the interface does by itself stays in force: it
+stops the arm after 20 lost cycles, at a limit of motion, and at a collision; `reset` recovers from that, nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import threading
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.robots.controller.arm import RESET_SPEED, Arm
+from recipes.embodied.robots.controller.worker_thread import WorkerThread
+from recipes.embodied.robots.franka_arm import ACTION_VELOCITY, CONTROL_SECONDS
+from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX
+from recipes.embodied.robots.robot_errors import RobotCheckError, RobotUnreachableError
+from rlinf_core.process.requirements import install_command
+
+# Versions of franka-rs that were tried: the first that is supported, and the first that is not.
+LIBRARY: Final = ((0, 4), (0, 5))
+# Versions of the interface that franka-rs speaks, and their arms. Only that of the Research 3 was tried.
+ARMS: Final = {10: "Franka Research 3", 5: "Franka Emika Panda"}
+CONNECT_SECONDS: Final = 5.0
+CLOSE_SECONDS: Final = 3.0
+# Joint limits of the Research 3 by its data sheet, in radians, and the distance that franka-rs keeps from them.
+_RESEARCH_3_MIN = np.array([-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159])
+_RESEARCH_3_MAX = np.array([2.7437, 1.7837, 2.9007, -0.1518, 2.8065, 4.5169, 3.0159])
+_MARGIN = 0.03
+# The target leads a held arm by no more than what an action of 1 covers in this time.
+_LEAD = 0.6 * ACTION_VELOCITY[:, 0]
+_DEVIATION = 10.0  # radians from where a loop began; our own limits are narrower
+_STILL = 0.02  # radians per second
+_SETTLE_SECONDS = 0.1  # from a new target until its motion shows in the velocities
+_ARRIVED = 0.03  # radians from the target, at most, where a reset ends
+_ARRIVAL_SECONDS = 5.0  # beyond the time that a reset should take
+_ROW_SECONDS = 0.02  # between the targets of a reset
+_FINGERS_SPEED = 0.1  # metres per second
+_FINGERS_WIDTH = 0.08  # metres between open fingers, where the hand does not say it
+_log = logging.getLogger("rlinf.robots")
+
+
+@dataclass(frozen=True, slots=True)
+class FciOptions:
+    """Limits that are set in the arm.
+
+    Attributes:
+        fraction: of the arm's own limits of velocity, acceleration and jerk that its motions keep.
+        torque: of a collision, at each joint, in newton metres.
+        force: of a collision, at the hand, in newtons and newton metres; also the force of a grasp.
+        backend: `impedance` (compliant, by torques) or `robot` (the arm's own controller of positions).
+        realtime: `enforce` a kernel with real-time scheduling, or `ignore` that there is none.
+        gripper: the arm has a Franka Hand.
+    """
+
+    fraction: float = 0.5
+    torque: float = 40.0
+    force: float = 40.0
+    backend: str = "impedance"
+    realtime: str = "enforce"
+    gripper: bool = True
+
+
+class FciArm(Arm):
+    """A connected arm; `connect_arm` makes one.
+
+    Args:
+        franka: the module of franka-rs.
+        robot: its connection.
+        options: the limits.
+    """
+
+    name = "rlinf-franka"
+    low: NDArray[np.float64] = np.maximum(JOINT_MIN, _RESEARCH_3_MIN) + _MARGIN
+    high: NDArray[np.float64] = np.minimum(JOINT_MAX, _RESEARCH_3_MAX) - _MARGIN
+
+    def __init__(self, franka: Any, robot: Any, options: FciOptions) -> None:
+        super().__init__()
+        self._error: type[Exception] = franka.FrankaError
+        self._robot: Any = robot
+        self._options = options
+        self.firmware = (
+            f"{ARMS[robot.fci_version]}, FCI {robot.fci_version}, server {robot.server_version},"
+            f" franka-rs {franka.__version__}"
+        )
+        limits = options.torque, options.torque, options.force, options.force
+        robot.set_collision_behavior_simple(*([limit] * size for limit, size in zip(limits, (7, 7, 6, 6), strict=True)))
+        self._state: Any = robot.read_once()
+        self._loop: Any = None
+        self._lock = threading.Lock()
+        self._turn = 0  # counts resets and stops: what was begun before the latest is given up
+        self._goal: NDArray[np.float64] | None = None  # of a reset that has not arrived
+        self._led = False  # its way was given to the loop
+        self._late = 0.0  # when it must have arrived
+        self._set = self._end = -math.inf  # when the last target was set, and when its control period ends
+        self._moved = 0.0
+        self._worker = WorkerThread("rlinf-fci", self._failed)
+        self._hand: Any = robot.gripper() if options.gripper else None
+        self._fingers = WorkerThread("rlinf-gripper", self._failed)
+
+    def joints(self, now: float) -> NDArray[np.float64]:
+        """See `Arm`."""
+        return np.array(self._state.q, float)
+
+    def target(self, now: float) -> NDArray[np.float64]:
+        """See `Arm`: where the arm is, while it is stopped."""
+        if self._goal is not None:
+            return self._goal.copy()
+        loop = self._loop
+        return self.joints(now) if loop is None or self.stopped else np.array(loop.target(), float)
+
+    def moves(self, now: float) -> bool:
+        """See `Arm`: by the measured velocities; a reset moves until it has arrived."""
+        return self._goal is not None or now < self._set + _SETTLE_SECONDS or self._fast()
+
+    @property
+    def still_since(self) -> float:
+        """See `Arm`."""
+        return self._moved
+
+    @property
+    def mode(self) -> str:
+        """See `Arm`: `RobotState.robot_mode`."""
+        return str(self._state.robot_mode)
+
+    @property
+    def success_rate(self) -> float:
+        """See `Arm`: `RobotState.control_command_success_rate`, of the newest 100 cycles."""
+        return float(self._state.control_command_success_rate)
+
+    def reset(self, joints: NDArray[np.float64], now: float) -> float:
+        """See `Arm`. Recovers from an error first."""
+        goal = self._limited_to_joints(joints)
+        seconds = self._reset_seconds(goal, now)
+        with self._lock:
+            self._turn += 1
+            turn = self._turn
+            self.stopped, self._goal, self._led = None, goal, False
+            self._late = now + seconds + _ARRIVAL_SECONDS
+        self.clipped = False
+        self._grip(False, again=True)
+        self._worker.submit(lambda: self._lead(goal, turn))
+        return now + seconds
+
+    def stop(self, reason: str, now: float) -> None:
+        """See `Arm`: the arm brakes, which takes up to 0.3 s at full speed."""
+        with self._lock:
+            self._turn += 1
+            self._goal = None
+            if self.stopped is not None:
+                return
+            self.stopped = reason
+        self._worker.submit(self._brake)
+
+    def poll(self, now: float) -> None:
+        """See `Arm`: reflexes, and a reset that has arrived or cannot."""
+        loop = self._loop
+        if loop is not None:
+            try:
+                self._state = loop.state()
+            except self._error as error:
+                self._failed(error)
+            if not loop.running and self.stopped is None:
+                reflexes, words = self._reflexes(loop)
+                self.stop(f"the arm ended its motion: {reflexes or words}", now)
+        elif self._worker.idle:
+            self._worker.submit(self._refresh)
+        if self._fast():
+            self._moved = now
+        goal = self._goal
+        if goal is None or not self._led:
+            return
+        if np.abs(self.joints(now) - goal).max() < _ARRIVED and not self._fast():
+            self._goal = None
+        elif now > self._late:
+            self.stop("it did not arrive at its start: something may hold it", now)
+
+    def close(self) -> None:
+        """Stop and disconnect; takes up to `CLOSE_SECONDS`. Idempotent."""
+        self.stop("the controller ends", self._end)
+        done = threading.Event()
+        self._worker.submit(self._forget)
+        self._worker.submit(done.set)
+        done.wait(CLOSE_SECONDS)
+
+    def _follow(self, goal: NDArray[np.float64], now: float) -> float:
+        loop = self._loop
+        if loop is None:
+            raise ValueError("the arm follows no target")
+        try:
+            loop.move_to(goal)
+        except (self._error, ValueError) as error:
+            raise ValueError(str(error)) from None
+        # An action that comes soon after the last period belongs to the next one, so periods have one length.
+        begin = self._end if 0 <= now - self._end < CONTROL_SECONDS / 2 else now
+        self._set, self._end = now, begin + CONTROL_SECONDS
+        return self._end
+
+    def _limited(self, goal: NDArray[np.float64], now: float) -> NDArray[np.float64]:
+        here = self.joints(now)
+        return np.clip(self._limited_to_joints(goal), here - _LEAD, here + _LEAD)
+
+    def _limited_to_joints(self, goal: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.clip(goal, self.low, self.high)
+
+    def _fast(self) -> bool:
+        return bool(np.abs(np.array(self._state.dq, float)).max() > _STILL)
+
+    def _grip(self, close: bool, *, again: bool = False) -> None:
+        changes = close != self.gripper_closed
+        super()._grip(close)
+        if self._hand is not None and (changes or again):
+            self._fingers.submit(lambda: self._grasp(close))
+
+    # On the threads that may block
+
+    def _lead(self, goal: NDArray[np.float64], turn: int) -> None:
+        """Bring the arm to `goal` slowly, with a new loop where none runs."""
+        if self._loop is not None and not self._loop.running:
+            self._reflexes(self._loop)
+            self._loop = None
+        if self._loop is None:
+            self._robot.automatic_error_recovery()
+            if turn != self._turn:
+                return
+            options = self._options
+            self._loop = self._robot.joint_targets(
+                fraction=options.fraction, max_deviation=_DEVIATION, backend=options.backend
+            )
+        begin = np.array(self._loop.target(), float)
+        share = np.abs(goal - begin) / (RESET_SPEED * VELOCITY_MAX * _ROW_SECONDS)
+        way = np.linspace(begin, goal, 1 + max(1, math.ceil(float(share.max()))))[1:]
+        with self._lock:
+            if turn == self._turn:
+                self._loop.follow(way, dt=_ROW_SECONDS)
+                self._led = True
+
+    def _brake(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            if loop.running:
+                self._robot.stop()
+            reflexes = self._reflexes(loop)[0]
+            with self._lock:
+                # It may have ended its motion before anybody asked for a stop.
+                if self.stopped is not None and reflexes not in self.stopped:
+                    self.stopped += f"; the arm ended its motion: {reflexes}"
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._state = self._robot.read_once()
+
+    def _forget(self) -> None:
+        self._loop = self._robot = None  # frees the arm for the next client
+
+    def _grasp(self, close: bool) -> None:
+        if close != self.gripper_closed:
+            return  # the opposite was asked for since
+        if close:
+            width = _FINGERS_WIDTH
+            self._hand.grasp(0.0, _FINGERS_SPEED, self._options.force, epsilon_inner=width, epsilon_outer=width)
+        else:
+            self._hand.move(float(self._hand.read_once().max_width) or _FINGERS_WIDTH, _FINGERS_SPEED)
+
+    def _reflexes(self, loop: Any) -> tuple[str, str]:
+        """End a loop; returns the names of the arm's errors that ended it, if any, and the error in words."""
+        try:
+            loop.stop()
+        except self._error as error:
+            return ", ".join(getattr(error, "errors", ())), str(error)
+        return "", "the loop of targets ended"
+
+    def _failed(self, error: Exception) -> None:
+        """Stop because a call failed on one of the threads."""
+        _log.warning("the arm failed: %s", error)
+        self.stop(f"the arm failed: {error}", self._end)
+
+
+def connect_arm(address: str, options: FciOptions) -> FciArm:
+    """Return the arm at an address, after the versions of library and arm were checked. Moves nothing.
+
+    Raises:
+        RobotCheckError: franka-rs is not there, or of a version that was not tried, or the arm's is not.
+        RobotUnreachableError: nothing answers at the address within `CONNECT_SECONDS`, or another client holds the arm.
+    """
+    where = f"FCI {address}"
+    franka = _library(where)
+    made: list[FciArm] = []
+    failures: list[Exception] = []
+
+    def connect() -> None:
+        try:
+            robot = franka.Robot(address, realtime=options.realtime)
+            if robot.fci_version not in ARMS:
+                raise RobotCheckError(
+                    f"version {robot.fci_version} of the FCI was not tried",
+                    where=where,
+                    help=f"supported: {', '.join(f'{number} ({arm})' for number, arm in ARMS.items())}",
+                )
+            made.append(FciArm(franka, robot, options))
+        except Exception as error:  # noqa: BLE001 - raised by the thread that waits
+            failures.append(error)
+
+    # A second client is not refused by the arm: it waits until the first one leaves.
+    thread = threading.Thread(target=connect, name="rlinf-fci-connect", daemon=True)
+    thread.start()
+    thread.join(CONNECT_SECONDS)
+    if made:
+        return made[0]
+    if not failures:
+        raise RobotUnreachableError(
+            f"the arm did not answer within {CONNECT_SECONDS:g} s",
+            where=where,
+            why="another client of the FCI holds it; it serves one at a time",
+            help="end the other client: a controller of rlinf, libfranka, franka_ros, or a process that was stopped",
+        )
+    error = failures[0]
+    if not isinstance(error, franka.FrankaError):
+        raise error
+    raise RobotUnreachableError(
+        "the arm cannot be connected",
+        where=where,
+        why=str(error),
+        help="unlock the brakes and activate FCI in Desk, and check address and cable;"
+        f" franka-rs {franka.__version__} speaks versions {', '.join(map(str, ARMS))} of the FCI."
+        " `--realtime ignore` tries a kernel without real-time scheduling",
+    )
+
+
+def _library(where: str) -> Any:
+    try:
+        franka: Any = importlib.import_module("franka")
+    except ImportError as error:
+        raise RobotCheckError(
+            "the controller of a real arm needs the package `franka-rs`",
+            where=where,
+            why=str(error),
+            help=f"install the extra `rlinf-cli[franka]` for this interpreter: `{install_command('franka')}`",
+        ) from error
+    version = str(getattr(franka, "__version__", "unknown"))
+    parts = tuple(int(part) for part in version.split(".") if part.isdigit())
+    first, end = LIBRARY
+    if not first <= parts < end:
+        wanted = f"{'.'.join(map(str, first))} or later, before {'.'.join(map(str, end))}"
+        raise RobotCheckError(
+            f"franka-rs {version} was not tried", where=where, help=f"install a supported version: {wanted}"
+        )
+    return franka

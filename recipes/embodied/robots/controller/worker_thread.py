@@ -1,0 +1,41 @@
+"""A thread for calls that block, so that a controller keeps answering meanwhile."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+
+class WorkerThread:
+    """Runs jobs one after the other. A daemon: a job that never returns does not keep the process alive.
+
+    Args:
+        name: of the thread.
+        failed: receives the error of a job, on this thread.
+    """
+
+    def __init__(self, name: str, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
+        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._busy = threading.Event()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job runs or waits."""
+        return self._jobs.empty() and not self._busy.is_set()
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Run a job after those that wait; returns at once."""
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            self._busy.set()
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - told to whoever made the thread
+                self._failed(error)
+            self._busy.clear()
