@@ -1,4 +1,4 @@
-"""Why a key of another project becomes nothing here: the table `foreign_reasons.toml`, by patterns of the key's path."""
+"""Reasons why a key of another project becomes nothing: the table `foreign_reasons.toml`, by the path of the key."""
 
 from __future__ import annotations
 

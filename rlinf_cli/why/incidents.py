@@ -1,4 +1,4 @@
-"""What happened to a run, in order, from evidence, events and state: what sent it back, holds it up, or ended it."""
+"""The incidents of a run in order, from evidence, events and state: setbacks, delays, and its end."""
 
 from __future__ import annotations
 

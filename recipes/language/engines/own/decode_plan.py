@@ -12,7 +12,7 @@ from recipes.language.models.attention_rule import AttentionRule, attention, att
 
 
 class DecodeLayout:
-    """Where the rows of a cache are, for the steps in which it keeps its memory.
+    """The places of a cache's rows, for the steps in which it keeps its memory.
 
     Attributes:
         parts: of each bucket.

@@ -41,7 +41,7 @@ class NewRow:
 
     @cached_property
     def bucket(self) -> tuple[int, int]:
-        """Which bucket it belongs to: by the lengths of shared and own tokens."""
+        """The bucket that it belongs to, by the lengths of shared and own tokens."""
         return (_size(len(self.shared)) + 1 if self.shared else 0), _size(self.own)
 
 
