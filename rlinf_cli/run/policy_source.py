@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from rlinf_core.job.recipe import Recipe
     from rlinf_core.runners.storage.run_folder import RunFolder
 
+# Runs that an error about a folder of runs names.
+_NAMED_RUNS = 2
+
 
 class UsedJob(NamedTuple):
     """A validated job that a command uses.
@@ -68,13 +71,23 @@ def used_job(name: str, overrides: list[str], log_path: Path) -> UsedJob:
 
 
 def find_run_folder(name: str, log_path: Path) -> RunFolder | None:
-    """Return the run folder for a path or a name; None if there is no such run."""
+    """Return the run folder for a path or a name; None if there is no such run.
+
+    Raises:
+        RunError: it is a folder without a run.
+    """
+    from rlinf_core.config.shipped import is_bare_name, shipped_config
+    from rlinf_core.errors import RunError
     from rlinf_core.runners.storage.run_folder import RunFolder
-    from rlinf_core.runners.storage.run_state import STATE
+    from rlinf_core.runners.storage.run_state import STATE, runs_in
 
     for path in (Path(name), log_path / name):
         if os.path.lexists(path / STATE):
             return RunFolder.open(path)
+    if Path(name).is_dir() and not (is_bare_name(name) and shipped_config(name)):
+        newest = [str(path) for path, _ in runs_in(Path(name))][-_NAMED_RUNS:]
+        help = f"name one of its runs, such as {' or '.join(newest)}" if newest else "name a run folder or a job file"
+        raise RunError("this folder is not a run", where=name, help=help)
     return None
 
 

@@ -131,11 +131,12 @@ def _load_source(
         if "\n" in start:
             return decode(name, start.encode(), diagnostics, "stdin")
         name = start
+    shipped = shipped_config(name) if is_bare_name(name) else None
+    # A file of this name comes first; a folder is no job.
+    if shipped is not None and (os.path.isdir(name) or not os.path.exists(name)):
+        return load_source(str(shipped), diagnostics)
     if not is_bare_name(name) or os.path.exists(name):
         return load_source(name, diagnostics, stdin=stdin)
-    shipped = shipped_config(name)
-    if shipped is not None:
-        return load_source(str(shipped), diagnostics)
 
     from rlinf_core.suggest import did_you_mean, quoted
 

@@ -173,9 +173,11 @@ class _Loader:
 
     def _locate(self, scalar: ScalarNode, source: SourceText) -> str | None:
         beside = os.path.normpath(os.path.join(_folder(source), os.path.expanduser(scalar.raw)))
-        if os.path.exists(beside):
+        exists = os.path.exists(beside)
+        if exists and not os.path.isdir(beside):
             return beside
-        return self.find_base(scalar.raw, source.name) if self.find_base else None
+        elsewhere = self.find_base(scalar.raw, source.name) if self.find_base else None
+        return elsewhere or (beside if exists else None)
 
     def _load(self, name: str, real: str, scalar: ScalarNode, path: Path) -> MappingNode | None:
         reports = Diagnostics()

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlinf_cli.file.job_file import without_training_data
+from rlinf_cli.run.policy_source import find_run_folder
+from rlinf_core.errors import RunError
 from rlinf_core.job.load import load_job
 
 
@@ -21,3 +23,13 @@ def test_a_recording_needs_no_file_that_only_training_reads(tmp_path: Path, over
 def test_it_needs_everything_else_of_the_file(override: str) -> None:
     job = load_job("sft_laptop", ("data.train_data_paths=to/be/made", override))
     assert not without_training_data(job).ok
+
+
+def test_a_folder_of_runs_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match="this folder is not a run") as caught:
+        find_run_folder("empty", tmp_path / "runs")
+    assert caught.value.help == "name a run folder or a job file"
+    (tmp_path / "laptop").mkdir()
+    assert find_run_folder("laptop", tmp_path / "runs") is None

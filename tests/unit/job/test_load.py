@@ -16,7 +16,7 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
 from rlinf_core.errors import ConfigError
-from rlinf_core.job.load import Job
+from rlinf_core.job.load import Job, load_job
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.job.report import Report
 from rlinf_core.scalars import Int, Text
@@ -419,3 +419,11 @@ def test_leading_zeros_are_seen_in_a_recipe_and_in_overrides() -> None:
 def test_a_missing_space_after_a_colon_is_one_mistake(key: str, place: str, help: str) -> None:
     job = load(f"cluster:\n  num_nodes: 1\n  {key}\n")
     assert [(str(d.span), d.help) for d in job.diagnostics] == [(place, help)]
+
+
+def test_a_folder_does_not_hide_a_shipped_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("laptop").mkdir()
+    Path("job.yaml").write_text("extends: laptop\n", encoding="utf-8")
+    for name in ("laptop", "job.yaml"):
+        load_job(name, environ={}).raise_if_bad()
