@@ -14,9 +14,9 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import WorkerContext
-from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RuntimeFailure
+from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RuntimeFailure, WorkerDiedError
 from rlinf_core.manager.manager_client import current_client
-from rlinf_core.manager.manager_messages import CloseGroup
+from rlinf_core.manager.manager_messages import CloseGroup, GroupLife
 from rlinf_core.placement.placement import Placement
 from rlinf_core.process.import_path import user_folders, working_folder
 from rlinf_core.waiting import Deadline
@@ -213,6 +213,26 @@ class Relaunch(Launch):
     def _register(self, seconds: float) -> int:
         (placement,) = self._placements
         return self._cluster.client.reopen_worker(str(self._base.get_child_address(placement.rank)), seconds)
+
+
+def running_members(base: WorkerAddress, life: GroupLife, job: str) -> tuple[GroupMember, ...]:
+    """Return the workers of a running group, by rank; `base` is the prefix of their addresses.
+
+    Raises:
+        WorkerDiedError: one of them is dead.
+    """
+    members, hosts = list[GroupMember](), dict[str, Host]()
+    for rank, (node, incarnation, host) in enumerate(zip(life.nodes, life.workers, life.hosts, strict=True)):
+        address = base.get_child_address(rank)
+        try:
+            actor = ray_api().get_actor(host or str(address), namespace=job)
+        except ValueError:
+            raise WorkerDiedError(str(address), node=node or None) from None
+        if host:
+            names = (str(base.get_child_address(n)) for n, other in enumerate(life.hosts) if other == host)
+            actor = HostedActor(hosts.setdefault(host, Host(actor, names)), str(address))
+        members.append(GroupMember(address, actor, node, incarnation))
+    return tuple(members)
 
 
 def waves(nodes: Sequence[int]) -> list[list[int]]:

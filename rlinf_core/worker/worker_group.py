@@ -19,7 +19,7 @@ from rlinf_core.cluster.engine import on_disconnect
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.context import WorkerInfo, current_session
-from rlinf_core.errors import InvalidNameError, RLinfError, RuntimeFailure, WorkerDiedError
+from rlinf_core.errors import InvalidNameError, RLinfError, RuntimeFailure
 from rlinf_core.failures import WorkerGroupError, raise_unseen
 from rlinf_core.manager.manager_client import current_client
 from rlinf_core.manager.manager_messages import Dismiss
@@ -30,10 +30,9 @@ from rlinf_core.process.tracing import Taken
 from rlinf_core.suggest import did_you_mean
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.communication import Communication
-from rlinf_core.worker.forked.hosted_actor import Host, HostedActor
 from rlinf_core.worker.group_view import NO_PICKLE, GroupMethod, GroupView
 from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle, unpicklable, wait_together
-from rlinf_core.worker.launch import Launch, Relaunch, close_group, kill, release_name
+from rlinf_core.worker.launch import Launch, Relaunch, close_group, kill, release_name, running_members
 
 # Covariant, so that a loop can declare the methods it calls by a protocol.
 W = TypeVar("W", covariant=True)
@@ -210,26 +209,13 @@ class WorkerGroup(Generic[W]):
             UnknownGroupError: no group of the name runs.
             WorkerDiedError: one of its workers is dead.
         """
-        ray = ray_api()
         session, client = current_session(), current_client()
         group = WorkerGroup(worker_class, (), {})
         if session is None or client is None:
             raise RuntimeFailure("this process belongs to no job", help="make a `Cluster` and launch a group first")
-        base = WorkerAddress.from_name(name)
-        members, hosts = list[GroupMember](), dict[str, Host]()
         life = client.group_life(name, env_vars.CONNECT_TIMEOUT.get())
-        for rank, (node, incarnation) in enumerate(zip(life.nodes, life.workers, strict=True)):
-            address = base.get_child_address(rank)
-            host = life.hosts[rank]
-            try:
-                actor = ray.get_actor(host or str(address), namespace=session.job)
-            except ValueError:
-                raise WorkerDiedError(str(address), node=node or None) from None
-            if host:
-                names = (str(base.get_child_address(n)) for n, other in enumerate(life.hosts) if other == host)
-                actor = HostedActor(hosts.setdefault(host, Host(actor, names)), str(address))
-            members.append(GroupMember(address, actor, node, incarnation))
-        group._name, group._members, group._incarnation = name, tuple(members), life.incarnation
+        members = running_members(WorkerAddress.from_name(name), life, session.job)
+        group._name, group._members, group._incarnation = name, members, life.incarnation
         return group
 
     def __getattr__(self, name: str) -> GroupMethod:
