@@ -24,6 +24,8 @@ from rlinf_core.suggest import quoted
 
 # Enough for every divisor of ten thousand million, and fast for any number that a user may write.
 _TRIED_DIVISORS: Final = 100_000
+# Adam moves a weight by up to the rate in each step; weights are mostly below 0.1.
+_LARGEST_RATE: Final = 0.05
 
 WorldSizes: TypeAlias = Mapping[str, int | None]
 
@@ -85,8 +87,8 @@ def check_fsdp(fsdp: FsdpConfig, report: Report) -> None:
     )
 
 
-def check_half_precision(config: BaseModel, components: tuple[str, ...], report: Report) -> None:
-    """Report components that would train in half precision: a loss that is not scaled has gradients that vanish in it.
+def check_training(config: BaseModel, components: tuple[str, ...], report: Report) -> None:
+    """Report how components cannot train, or hardly: in half precision, and at learning rates far off.
 
     Args:
         config: the job.
@@ -95,6 +97,22 @@ def check_half_precision(config: BaseModel, components: tuple[str, ...], report:
     """
     if _value(config, ("runner", "only_eval")):
         return
+    _check_half_precision(config, components, report)
+    for component in components:
+        for name in ("lr", "value_lr"):
+            rate, path = _value(config, (component, "optim", name)), (component, "optim", name)
+            if isinstance(rate, float) and rate > _LARGEST_RATE:
+                report(
+                    path,
+                    "unusual-value",
+                    f"`{name}: {rate:g}` lets each step move every weight by about {rate:g}",
+                    "Adam's usual rates are 1e-6 to 1e-2",
+                    severity=Severity.WARNING,
+                )
+
+
+def _check_half_precision(config: BaseModel, components: tuple[str, ...], report: Report) -> None:
+    """Report training in half precision: a loss that is not scaled has gradients that vanish in it."""
     keys = (
         ("model", "precision"),
         *(("fsdp_config", "mixed_precision", name) for name in ("param_dtype", "reduce_dtype")),

@@ -23,8 +23,8 @@ from recipes.sections.checks import (
     check_folders,
     check_fsdp,
     check_group_names,
-    check_half_precision,
     check_loggers,
+    check_training,
     near_multiples,
 )
 from recipes.sections.imports import check_import
@@ -102,7 +102,7 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     names = {name: getattr(config, name).group_name for name in ("actor", *EVALUATING)}
     check_group_names(config, names, report)
     check_fsdp(config.actor.fsdp_config, report)
-    check_half_precision(config, ("actor",), report)
+    check_training(config, ("actor",), report)
     check_loggers(config.runner, report)
     check_folders(config.runner, report, facts(config))
     check_model_options(config, report)

@@ -18,8 +18,8 @@ from recipes.sections.checks import (
     check_folders,
     check_fsdp,
     check_group_names,
-    check_half_precision,
     check_loggers,
+    check_training,
 )
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object, require_folder
@@ -40,7 +40,7 @@ def check(config: ChatConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_components(config.cluster, config.recipe, ("actor",), report)
     check_group_names(config, {"actor": config.actor.group_name}, report)
     check_fsdp(config.actor.fsdp_config, report)
-    check_half_precision(config, ("actor",), report)
+    check_training(config, ("actor",), report)
     check_loggers(config.runner, report)
     check_folders(config.runner, report, facts(config))
     _check_source(config, report)

@@ -33,8 +33,8 @@ from recipes.sections.checks import (
     check_folders,
     check_fsdp,
     check_group_names,
-    check_half_precision,
     check_loggers,
+    check_training,
     is_given,
     near_multiples,
 )
@@ -49,7 +49,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     names = {"actor": config.actor.group_name, "rollout": config.rollout.group_name, "env": config.env.group_name}
     check_group_names(config, names, report)
     check_fsdp(config.actor.fsdp_config, report)
-    check_half_precision(config, ("actor",), report)
+    check_training(config, ("actor",), report)
     check_loggers(config.runner, report)
     _check_robots_used(config, report)
     check_algorithm_options(config, report)

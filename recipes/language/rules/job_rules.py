@@ -21,8 +21,8 @@ from recipes.sections.checks import (
     check_folders,
     check_fsdp,
     check_group_names,
-    check_half_precision,
     check_loggers,
+    check_training,
 )
 from rlinf_core.job.recipe import Trial
 
@@ -50,7 +50,7 @@ def check_job(
     names = {name: getattr(config, name).group_name for name in (*components, *optional)}
     check_group_names(config, names, report)
     check_fsdp(config.actor.fsdp_config, report)
-    check_half_precision(config, ("actor", "critic"), report)
+    check_training(config, ("actor", "critic"), report)
     check_loggers(config.runner, report)
     check_folders(config.runner, report, facts(config))
     check_minibatches(config, report)

@@ -614,6 +614,13 @@ def test_half_precision_serves_an_evaluation() -> None:
     assert not [each for each in job.diagnostics if "would lose gradients" in each.message]
 
 
+@pytest.mark.parametrize(("rate", "is_usual"), [("10", False), ("0.06", False), ("0.01", True), ("1e-7", True)])
+def test_learning_rates_far_off_are_reported(rate: str, is_usual: bool) -> None:
+    job = load_with_lint("math_laptop", [f"actor.optim.lr={rate}"], environ={})
+    assert ("unusual-value" not in {problem.code for problem in job.diagnostics}) == is_usual
+    assert job.ok
+
+
 MODEL, OWN = {"model_path": "/models/m"}, {"model_path": "/models/n"}
 RATE = {"optim": {"lr": 5e-4}}
 
