@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -52,13 +53,13 @@ class VllmAdapter:
         Raises:
             RuntimeError: vLLM did not take it.
         """
-        from safetensors.torch import save_file
-        from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports] - optional
+        import safetensors.torch
 
+        adapter_request: Any = importlib.import_module("vllm.lora.request").LoRARequest
         renamed = {name.replace(".default.weight", ".weight"): value for name, value in weights.items()}
         # Copies, since safetensors refuses tensors that share memory, as those of one message do.
         tensors = {name: value.to("cpu", self._dtype, copy=True).contiguous() for name, value in renamed.items()}
-        save_file(tensors, self._folder / "adapter_model.safetensors")
+        cast("Any", safetensors.torch).save_file(tensors, self._folder / "adapter_model.safetensors")
         layers = {name.partition(".lora_")[0].rpartition(".")[2] for name in tensors}
         settings = {
             "peft_type": "LORA",
@@ -70,7 +71,7 @@ class VllmAdapter:
         }
         (self._folder / "adapter_config.json").write_text(json.dumps(settings))
         # vLLM finds an adapter by its number, and reads the folder again only where it is asked to.
-        asked = LoRARequest(_NAME, _NUMBER, str(self._folder), load_inplace=True)
+        asked = adapter_request(_NAME, _NUMBER, str(self._folder), load_inplace=True)
         if not llm_engine.add_lora(asked):
             raise RuntimeError("vLLM did not load the LoRA adapter")
-        self.request = LoRARequest(_NAME, _NUMBER, str(self._folder))
+        self.request = adapter_request(_NAME, _NUMBER, str(self._folder))
