@@ -1,6 +1,6 @@
 """Our generation engine against transformers, in one run: uneven and equal lengths, shared prefixes, weight sync.
 
-    python benchmarks/bench_generation.py [--quick] [--only lengths|equal|prefix|weights] [--model FOLDER]
+    python benchmarks/bench_generation.py [--quick] [--only lengths|equal|prefix|memory|weights] [--model FOLDER]
 
 Figures of generation are tokens per CPU second, on one thread; those of weights are seconds against a copy of as many
 bytes in memory. Rounds of both sides take turns; each line is the ratio of medians, with the quarters of single ratios.
@@ -34,7 +34,7 @@ VOCABULARY, PROMPT, SHORTEST, LONGEST, MEAN = 64, 16, 8, 256, 60
 Tokens = tuple[int, ...]
 
 
-def tiny() -> Any:
+def tiny(positions: int = 1024) -> Any:
     """Return a Qwen2 of 128 numbers and 2 layers."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -47,7 +47,7 @@ def tiny() -> Any:
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
-            max_position_embeddings=1024,
+            max_position_embeddings=positions,
             bos_token_id=None,
             eos_token_id=None,
             pad_token_id=0,
@@ -184,6 +184,33 @@ def prefix(rounds: int) -> list[Result]:
     return [line("few-shot prefix of 400 tokens, shared against not", mine, theirs, 3)]
 
 
+def memory() -> list[Result]:
+    """Keys and values of a long prompt, against what its tokens need: with many answers, and beside short prompts."""
+    model = tiny(8192)
+    [long], short = prompts(1, VOCABULARY, own=6000), prompts(64, VOCABULARY, own=20)
+    return [
+        kept("prompt of 6,000, 64 answers of 20: keys and values", model, [(long, 64)]),
+        kept("prompt of 6,000 beside 64 of 20, answers of 20", model, [(prompt, 1) for prompt in (long, *short)]),
+    ]
+
+
+def kept(what: str, model: Any, asked: Sequence[tuple[Tokens, int]]) -> Result:
+    """Return the most memory of keys and values while prompts get answers of 20 tokens, as a line."""
+    engine = TorchEngine(model)
+    for index, (prompt, count) in enumerate(asked):
+        params = SamplingParams(max_new_tokens=20)
+        engine.submit(Request(request_id=str(index), prompt=prompt, params=params, group_size=count))
+    config = model.config
+    token = 2 * 4 * config.num_hidden_layers * config.hidden_size // config.num_attention_heads
+    needed = token * config.num_key_value_heads * sum(len(prompt) + 20 * count for prompt, count in asked)
+    most = 0
+    while engine.unfinished:
+        engine.step()
+        most = max(most, engine.stats().cache_bytes)
+    ratio = most / needed
+    return Result(what, f"{most / MB:.1f} of {needed / MB:.1f} MB needed", f"{ratio:.2f}x", "<= 3x", ratio <= 3)
+
+
 def real(rounds: int, folder: str) -> list[Result]:
     """Measure a real model: uneven lengths, equal ones, and a few-shot prefix."""
     from recipes.language.models.load_model import load_model
@@ -298,7 +325,7 @@ def adapter(rank: int) -> Result:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few rounds")
-    parser.add_argument("--only", choices=["lengths", "equal", "prefix", "weights", "real"])
+    parser.add_argument("--only", choices=["lengths", "equal", "prefix", "memory", "weights", "real"])
     parser.add_argument("--model", default="", help="folder of a real model")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -307,6 +334,7 @@ def main() -> int:
         "lengths": lambda: uneven(rounds),
         "equal": lambda: equal(rounds),
         "prefix": lambda: prefix(rounds),
+        "memory": memory,
         "weights": lambda: weights(5 if args.quick else 11),
     }
     if args.model:

@@ -12,7 +12,7 @@ from recipes.language.config import (
     LanguageReferenceConfig,
     LanguageTeacherConfig,
 )
-from recipes.language.config.engine_facts import BACKENDS
+from recipes.language.config.engine_facts import BACKENDS, MIN_SAVED
 from recipes.language.config.frozen_models import judge_job, reference_model, teacher_model
 from recipes.language.loop.worker_groups import optional_components
 from recipes.language.model_sizes import LanguageModelSizes, model_sizes
@@ -248,16 +248,23 @@ def _rollout(sizes: Sizes) -> ProcessForecast:
     if BACKENDS[rollout.backend].name != "torch":
         return sizes.process("rollout", parts, *_notes_of_engine(config, model))
     rows = -(-sizes.answers * (1 + runner.max_staleness) // count)
+    group = config.algorithm.group_size
     if runner.val_check_interval != NEVER or runner.only_eval:
-        rows = max(rows, -(-min(data.val_size, data.val_rollout_batch_size) * data.val_samples // count))
+        judged = -(-min(data.val_size, data.val_rollout_batch_size) * data.val_samples // count)
+        rows, group = (judged, data.val_samples) if judged > rows else (rows, group)
+    # A prompt whose copies take much is stored once for its group.
+    stored = (group - 1) * sizes.prompt >= MIN_SAVED
+    own = sizes.drawn if stored else longest
+    kept = rows * own + (-(-rows // group) * sizes.prompt if stored else 0)
     if rollout.max_running_tokens:
-        rows = max(1, min(rows, rollout.max_running_tokens // longest))
+        kept = min(kept, max(longest, rollout.max_running_tokens))
+        rows = max(1, min(rows, rollout.max_running_tokens // own))
     prompts = rows * sizes.prompt // config.algorithm.group_size
     parts |= {
         "weights": model.engine,
         "merged adapter": model.adapted,
         "received weights": model.pieces,
-        "keys and values": rows * (longest * model.token + sizes.drawn * _ROW_TOKEN),
+        "keys and values": kept * model.token + rows * sizes.drawn * _ROW_TOKEN,
         "activations": min(_PREFILL_TOKENS, prompts) * model.predicting + model.logits(rows),
     }
     notes = (_ON_CPU,) if config.actor.model.precision != "fp32" else ()

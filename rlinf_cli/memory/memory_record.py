@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rlinf_core.job.process_forecast import DEVICE_PARTS
 
 if TYPE_CHECKING:
     from rlinf_core.config.machines.cluster import ClusterConfig
     from rlinf_core.job.process_forecast import ProcessForecast
-    from rlinf_core.placement.placement import Placement
     from rlinf_core.process.process_memory import Peak
+
+
+class HasPlace(Protocol):
+    """A process that is placed: by its node, and by the first of its accelerators there, None without one."""
+
+    @property
+    def cluster_node_rank(self) -> int: ...
+    @property
+    def local_accelerator_rank(self) -> int | None: ...
 
 
 class NodeMemory(NamedTuple):
@@ -41,7 +49,7 @@ def _least(sizes: Sequence[float | None]) -> int | None:
 
 
 def node_needs(
-    forecasts: Sequence[ProcessForecast], placements: Mapping[str, Sequence[Placement]]
+    forecasts: Sequence[ProcessForecast], placements: Mapping[str, Sequence[HasPlace]]
 ) -> dict[int, tuple[int, int]]:
     """Return the most bytes that the processes of each node hold of its host and of its fullest accelerator, by rank.
 
@@ -63,7 +71,7 @@ def node_needs(
 
 def memory_record(
     forecasts: Sequence[ProcessForecast],
-    placements: Mapping[str, Sequence[Placement]],
+    placements: Mapping[str, Sequence[HasPlace]],
     nodes: Mapping[int, NodeMemory],
     peaks: Mapping[tuple[str, int], Mapping[str, Peak]],
 ) -> dict[str, Any]:

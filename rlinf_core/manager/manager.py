@@ -47,12 +47,14 @@ class Peer:
     acquaintances: set[str] = field(default_factory=set[str])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Pending:
     stream: PeerStream
     serial: int
     name: str
     sizes_only: bool = False
+    # The last notice that its process was sent.
+    said: str = ""
 
 
 @dataclass(slots=True)
@@ -164,9 +166,9 @@ class Manager:
             elif isinstance(body, m.ReopenWorker):
                 self._reply(stream, request.serial, self._reopen(body))
             elif isinstance(body, m.Lookup):
-                self._try_pending(_Pending(stream, request.serial, body.address), first=True)
+                self._try_pending(_Pending(stream, request.serial, body.address))
             elif isinstance(body, m.GroupSize):
-                self._try_pending(_Pending(stream, request.serial, body.name, sizes_only=True), first=True)
+                self._try_pending(_Pending(stream, request.serial, body.name, sizes_only=True))
             elif isinstance(body, m.GroupMembers):
                 workers = self._registry.workers(body.name)
                 nodes = tuple(worker.node or "" for worker in workers)
@@ -191,7 +193,7 @@ class Manager:
     def _refuse(self, stream: PeerStream, serial: int, error: Exception) -> None:
         self._control.send(stream, m.Reply(serial, error=PackedError.of(error)))
 
-    def _try_pending(self, pending: _Pending, *, first: bool = False) -> None:
+    def _try_pending(self, pending: _Pending) -> None:
         try:
             peer = self._find(pending)
         except RLinfError as error:
@@ -199,7 +201,8 @@ class Manager:
             return
         if isinstance(peer, NotYet):
             self._pending.append(pending)
-            if first:
+            if peer.message != pending.said:
+                pending.said = peer.message
                 self._control.send(pending.stream, m.NotYetNotice(pending.serial, peer.message, peer.help))
             return
         self._reply(pending.stream, pending.serial, peer)

@@ -46,7 +46,7 @@ from rlinf_core.manager.wait_edges import ChannelView
 from rlinf_core.manager.watch import is_long_wait
 from rlinf_core.node.process_end import EndWatch
 from rlinf_core.process.inflight_ops import InflightOps
-from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
+from rlinf_core.waiting import FIRST_WORD_AFTER, Operation, OperationKind, Publication, PublishedOperation
 
 _log = logging.getLogger("rlinf.job")
 _REPORT_EVERY = 1.0
@@ -100,6 +100,7 @@ class ManagerClient(Resolver):
         self._serials = itertools.count(1)
         self._requests: dict[int, Work[object]] = {}
         self._notices: dict[int, m.NotYetNotice] = {}
+        self._warned: set[int] = set()
         self._failures: dict[int, Exception] = {}
         self._deaths: dict[str, m.Died] = {}
         self._news = threading.Condition()
@@ -171,6 +172,7 @@ class ManagerClient(Resolver):
         finally:
             self._requests.pop(serial, None)
             self._notices.pop(serial, None)
+            self._warned.discard(serial)
 
     def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
         name = address.get_name()
@@ -233,7 +235,8 @@ class ManagerClient(Resolver):
         elif isinstance(message, m.Cancelled):
             self.on_cancel(message.calls)
         elif isinstance(message, m.NotYetNotice):
-            self._warn(message)
+            if message.serial in self._requests:
+                self._notices[message.serial] = message
         elif isinstance(message, m.PostmortemQuestion):
             cause = postmortem.describe_end(message.hello.log)
             self.tell(m.Postmortem(message.name, cause))
@@ -243,16 +246,15 @@ class ManagerClient(Resolver):
         bound = {stream.incarnation for stream in self.endpoint.streams() if stream.peer == died.address}
         return bool(bound - {None, died.endpoint})
 
-    def _warn(self, notice: m.NotYetNotice) -> None:
-        work = self._requests.get(notice.serial)
-        if work is None:
-            return
-        self._notices[notice.serial] = notice
-        if notice.help:
-            _log.warning("%s: %s; waiting up to %.3g s", notice.message, notice.help, work.seconds)
-        else:
-            # Expected: groups and channels start in parallel.
-            _log.debug("%s; waiting up to %.3g s", notice.message, work.seconds)
+    def _warn_of_names(self) -> None:
+        """Log once that a name may be misspelt: not at once, since groups start in parallel."""
+        for serial, notice in list(self._notices.items()):
+            work = self._requests.get(serial)
+            if work is None or serial in self._warned or time.monotonic() - work.since < FIRST_WORD_AFTER:
+                continue
+            self._warned.add(serial)
+            if notice.help:
+                _log.warning("%s: %s; waiting up to %.3g s", notice.message, notice.help, work.seconds)
 
     def lost_manager(self) -> WorkerDiedError | None:
         """Return the death of the job's manager, as its driver sees it; None while it lives, and in other processes."""
@@ -285,6 +287,7 @@ class ManagerClient(Resolver):
         if now < self._next_report or self._closed:
             return
         self._next_report = now + _REPORT_EVERY
+        self._warn_of_names()
         publication = self.operations.publication()
         if any(is_long_wait(operation, is_worker=bool(self.me.ranks)) for operation in publication.operations):
             self.tell(m.WaitReport(publication))

@@ -54,22 +54,34 @@ class ModelFolder:
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(file.get_slice(name).get_shape()) for file in self._files() for name in file.keys()}  # noqa: SIM118
 
-    def checked(self, weights: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-        """Return a whole set of weights.
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check that these are the shapes of a whole set of weights, by name.
 
         Raises:
             ValueError: a name or a shape is not the model's, or a weight is missing.
         """
-        for name, value in weights.items():
+        for name, arriving in shapes.items():
             shape = self._shapes.get(name)
             if shape is None and not (name == "lm_head.weight" and self._config.get("tie_word_embeddings")):
                 raise ValueError(f"the engine's model has no weight `{name}`")
-            if shape is not None and shape != tuple(value.shape):
-                raise ValueError(f"weight `{name}` is {list(value.shape)}, the engine's model has {list(shape)}")
-        missing = [name for name in self._shapes if name not in weights]
+            if shape is not None and shape != arriving:
+                raise ValueError(f"weight `{name}` is {list(arriving)}, the engine's model has {list(shape)}")
+        missing = [name for name in self._shapes if name not in shapes]
         if missing and not (missing == ["lm_head.weight"] and self._config.get("tie_word_embeddings")):
             raise ValueError(f"weight `{missing[0]}` of the engine's model has no value")
+
+    def checked(self, weights: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+        """Return a whole set of weights, after `check`."""
+        self.check({name: tuple(value.shape) for name, value in weights.items()})
         return list(weights.items())
+
+    def check_adapter(self, adapter: Mapping[str, Tensor]) -> None:
+        """Check that an adapter is one of this model.
+
+        Raises:
+            ValueError: a name is none of an adapter's, or a shape is not the model's.
+        """
+        adapted_layers(adapter, self._shapes)
 
     def merged(self, adapter: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Return the weights of the folder with an adapter added, one by one, in the precision of the engine.

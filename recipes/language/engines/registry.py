@@ -88,7 +88,8 @@ def _of_folder(config: LanguageConfig, folder: str, dtype: torch.dtype, common: 
 
         if rollout.enable_offload:
             shared["options"] = {"enable_sleep_mode": True, **rollout.engine_options}
-        return VllmEngine(folder, owner=owner, **shared)
+        lora = config.actor.model.adapter()
+        return VllmEngine(folder, owner=owner, adapter_rank=lora.rank if lora else 0, **shared)
     from recipes.language.engines.sglang_engine import SglangEngine
 
     return SglangEngine(folder, **shared)

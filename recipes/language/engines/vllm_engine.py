@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +14,13 @@ from torch import Tensor
 
 from recipes.language.answers.sequences import FinishReason, Request, Sequence
 from recipes.language.config.engine_facts import last_line, missing_package
-from recipes.language.engines.engine import Engine, EngineStats, PauseMode
+from recipes.language.engines.engine import ArrivingTensors, Engine, EngineStats, PauseMode
 from recipes.language.engines.model_folder import ModelFolder
 from recipes.language.engines.request_queue import Answer, RequestQueue
 from recipes.language.engines.sampling import prompt_key, stream_key
 from recipes.language.engines.stop_texts import StopTexts
-from recipes.language.models.fingerprint import fingerprint
+from recipes.language.engines.vllm_adapter import VllmAdapter
+from recipes.language.models.fingerprint import Fingerprint
 from rlinf_core import ConfigError, WorkerDiedError
 
 # Memory of the KV cache on a CPU without a configured token limit.
@@ -55,6 +56,7 @@ class VllmEngine(Engine):
         max_running_tokens: bound on prompt and answer tokens of the answers that run at once; 0: what fits.
         max_sequence_tokens: longest prompt and answer together; 0: what the model's positions allow.
         adapter_scale: alpha / rank of a LoRA adapter whose weights are loaded.
+        adapter_rank: of the adapter; 0: none is loaded.
         temperature: of most requests. 1, the default, lets `top_k`, `top_p` and `min_new_tokens` be used: vLLM gives
             log-probabilities either before it looks at any of them, or after all.
         tensor_parallel_size: GPUs that share the model.
@@ -78,6 +80,7 @@ class VllmEngine(Engine):
         max_running_tokens: int = 0,
         max_sequence_tokens: int = 0,
         adapter_scale: float = 1.0,
+        adapter_rank: int = 0,
         temperature: float = 1.0,
         tensor_parallel_size: int = 1,
         gpu_memory_utilization: float = 0.9,
@@ -118,12 +121,17 @@ class VllmEngine(Engine):
             "logprobs_mode": f"{logprobs}_logprobs",
             "tensor_parallel_size": tensor_parallel_size,
         }
+        options = options or {}
+        self._adapter: VllmAdapter | None = None
+        if VllmAdapter.serves(adapter_rank, options):
+            self._adapter = VllmAdapter(adapter_rank, adapter_scale, dtype)
+            arguments |= self._adapter.arguments()
         if on_cpu:
             arguments["kv_cache_memory_bytes"] = self._cache_bytes
         else:
             arguments["gpu_memory_utilization"] = gpu_memory_utilization
         try:
-            self._llm: Any = vllm.LLM(str(folder), **{**arguments, **(options or {})})
+            self._llm: Any = vllm.LLM(str(folder), **{**arguments, **options})
         except (ValueError, RuntimeError, OSError, TypeError) as error:
             raise ConfigError(f"vLLM cannot load the model in `{folder}`", why=last_line(error)) from error
         self._vllm = vllm
@@ -152,6 +160,7 @@ class VllmEngine(Engine):
                 {"prompt_token_ids": list(request.context)},
                 self._params(request, answer.sample),
                 priority=request.priority,
+                lora_request=None if self._adapter is None else self._adapter.request,
             )
             begun = request.begun
             self._running[name] = _Running(answer, list(begun.tokens), list(begun.logprobs), list(begun.versions))
@@ -263,19 +272,43 @@ class VllmEngine(Engine):
         self._paused = False
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
-        """See `Engine`. An adapter is merged into the weights of the model's folder, which vLLM then gets whole."""
+        """See `Engine`. Of weights of the whole model, one at a time is held beside those of vLLM.
+
+        vLLM adds an adapter itself; one that it cannot take is merged into the weights of the model's folder.
+        """
         self._check_awake("weights")
-        weights = dict(tensors)
-        digest = fingerprint(weights.items())
-        named = self._folder.merged(weights, self._dtype) if adapter_only else self._folder.checked(weights)
-        # Processes that share a model are sent a list; this one alone can take weights one by one.
-        iterator = named if self._processes == 1 else list(named)
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
+        digest = Fingerprint()
+        if adapter_only:
+            weights = dict(_noted(tensors, digest))
+            if self._adapter is None:
+                self._reload(self._folder.merged(weights, self._dtype))
+            else:
+                self._load_adapter(self._adapter, weights)
+        else:
+            if not isinstance(tensors, ArrivingTensors):
+                named = dict(tensors)
+                shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
+                tensors = ArrivingTensors(shapes, iter(named.items()))
+            # All is looked at before anything is changed.
+            self._folder.check(tensors.shapes)
+            self._reload(_noted(tensors, digest))
         # Keys and values of other weights must not be found; answers that run are computed again.
         if not self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not clear its prefix cache")
         self._version = version
-        return digest
+        return digest.text()
+
+    def _reload(self, named: Iterator[tuple[str, Tensor]]) -> None:
+        """Hand vLLM all weights."""
+        # Processes that share a model are sent a list; this one alone can take weights one by one.
+        iterator = named if self._processes == 1 else list(named)
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
+
+    def _load_adapter(self, adapter: VllmAdapter, weights: Mapping[str, Tensor]) -> None:
+        self._folder.check_adapter(weights)
+        if adapter.request is None and self._running:
+            raise ValueError("answers run that began without the LoRA adapter: pause the engine first")
+        adapter.load(self._llm.llm_engine, weights)
 
     def sleep(self, level: int = 1) -> None:
         """See `Engine`."""
@@ -322,6 +355,13 @@ class VllmEngine(Engine):
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
+
+
+def _noted(tensors: Iterable[tuple[str, Tensor]], digest: Fingerprint) -> Iterator[tuple[str, Tensor]]:
+    """Yield named tensors, and add each to a fingerprint on its way."""
+    for name, tensor in tensors:
+        digest.add(name, tensor)
+        yield name, tensor
 
 
 def _reason(reason: str) -> FinishReason:

@@ -171,13 +171,18 @@ def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) ->
     count = config.actor.warm_start.steps * data.rollout_batch_size
     writer = cast("Any", tokenizer)
     examples: list[Answer] = []
+    # An epoch repeats the problems of the one before.
+    known: dict[int, Answer | None] = {}
     for index in training_order(len(problems), 0, count, seed=config.actor.seed, shuffle=True):
-        problem = problems[index]
-        prompt = encoder.encode(problem)
-        # As in training, a prompt that is too long is left out; an empty one predicts nothing.
-        if prompt:
+        if index not in known:
+            problem = problems[index]
+            prompt = encoder.encode(problem)
             answer = writer.encode(problem.answer, add_special_tokens=False)
-            examples.append(example(prompt, (*answer, writer.eos_token_id)))
+            # As in training, a prompt that is too long is left out; an empty one predicts nothing.
+            known[index] = example(prompt, (*answer, writer.eos_token_id)) if prompt else None
+        shown = known[index]
+        if shown is not None:
+            examples.append(shown)
     if not examples:
         raise ConfigError(
             f"each of the first {count} prompts is empty or longer than `data.max_prompt_length`"
@@ -197,11 +202,8 @@ def warm_start(policy: LanguagePolicy, examples: Sequence[Answer], batch_size: i
     )
     device = next(policy.parameters()).device
     for start in range(0, len(examples) - batch_size + 1, batch_size):
-        pieces = [
-            RolloutBatch.of([one_example], number, [0.0])
-            for number, one_example in enumerate(examples[start : start + batch_size])
-        ]
-        batch = RolloutBatch.joined(pieces)
+        shown = examples[start : start + batch_size]
+        batch = RolloutBatch.of(shown, 0, [0.0] * len(shown))
         logprobs = policy(pack(batch, device=device)).logprobs
         loss = -logprobs[batch.trained.to(device)].mean()
         optimizer.zero_grad()

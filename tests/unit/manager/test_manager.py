@@ -96,6 +96,29 @@ def test_what_cannot_be_found(join: Join) -> None:
         driver.lookup(WorkerAddress("actro", 0), 5)
 
 
+@pytest.mark.parametrize("launches", [True, False])
+def test_only_a_name_that_stays_unknown_is_warned_of(
+    join: Join, launches: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver, other = join("driver"), join("other")
+    driver.open_group("actor", 1, 5)
+    looking = threading.Thread(target=lambda: other.lookup(WorkerAddress("actro", 0), 30), daemon=True)
+    looking.start()
+    assert _eventually(lambda: bool(other._notices))
+    # Groups start in parallel: nothing is said of one whose launch begins a moment later.
+    assert not caplog.records
+    incarnation = driver.open_group("actro", 1, 5) if launches else 0
+    assert _eventually(lambda: any(("launching" in notice.message) == launches for notice in other._notices.values()))
+    monkeypatch.setattr("rlinf_core.manager.manager_client.FIRST_WORD_AFTER", 0.0)
+    assert _eventually(lambda: bool(other._warned))
+    warnings = [record.getMessage() for record in caplog.records if "may still be launched" in record.getMessage()]
+    assert len(warnings) == (0 if launches else 1)
+    incarnation = incarnation if launches else driver.open_group("actro", 1, 5)
+    join("actro:0", incarnation)
+    looking.join(10)
+    assert not looking.is_alive()
+
+
 def test_name_without_a_possible_launch_is_refused_early(join: Join) -> None:
     driver = join("driver")
     worker = join("actor:0", driver.open_group("actor", 1, 5))

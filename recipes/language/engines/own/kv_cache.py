@@ -14,8 +14,6 @@ from recipes.language.engines.own.kv_prompts import KvPrompts, Tokens
 from recipes.language.engines.own.kv_rows import KvRows
 from recipes.training.typed_tensors import integers
 
-# Copies of a prompt's tokens that storing it once must save: attention in two parts costs a small model some time.
-MIN_SAVED = 512
 # Lengths up to this share a bucket; beyond it a bucket takes lengths that differ by less than a factor of 2.
 _SHORT = 256
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from recipes.language.answers.sequences import Request, Sequence
+from recipes.language.config.engine_facts import MIN_SAVED
 from recipes.language.engines.engine import ArrivingTensors, Engine, EngineStats, PauseMode
 from recipes.language.engines.own.cache_shape import cache_shape
 from recipes.language.engines.own.decoder import Decoder
-from recipes.language.engines.own.kv_cache import MIN_SAVED, KvCache, NewRow
+from recipes.language.engines.own.kv_cache import KvCache, NewRow
 from recipes.language.engines.own.kv_prompts import Tokens
 from recipes.language.engines.own.merged_adapter import MergedAdapter
 from recipes.language.engines.own.prefill import PackedContexts, PrefillPlan, SharedPrefix

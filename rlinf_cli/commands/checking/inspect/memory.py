@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +11,9 @@ from rlinf_cli.arguments import completion
 from rlinf_cli.arguments.options import Assume, LogPath, Output, OutputOption, Overrides, Quiet, Verbose, assumed
 from rlinf_cli.console import console
 from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
+
+if TYPE_CHECKING:
+    from rlinf_cli.memory.memory_record import HasPlace
 
 
 def memory(
@@ -33,8 +37,9 @@ def memory(
 ) -> None:
     """Forecast the memory of each process of a job by use, and check that it fits on the nodes.
 
-    Nothing is started, and no weights are read. For a RUN, its measured peaks are shown beside the forecast. The exit
-    status is 1 if a node has too little memory; what reduces it is suggested.
+    Nothing is started, and no weights are read. For a RUN, its processes are taken to be where they
+    were, and their measured peaks are shown beside the forecast. The exit status is 1 if a node has too little memory;
+    what reduces it is suggested.
     """
     from rlinf_cli.exit_codes import ExitCode
     from rlinf_cli.file.job_file import load, sound
@@ -42,7 +47,9 @@ def memory(
     from rlinf_cli.memory.memory_record import memory_record, node_memory
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.render.memory_table import memory_text
+    from rlinf_cli.report.recorded_places import recorded_places
     from rlinf_cli.run.policy_source import find_run_folder
+    from rlinf_cli.run.run_documents import PLACEMENT
     from rlinf_core.errors import RLinfError
 
     run = find_run_folder(file, log_path)
@@ -53,7 +60,11 @@ def memory(
     if forecast is None:
         what = "a file without a recipe" if job.recipe is None else f"recipe `{job.recipe.name}`"
         raise RLinfError(f"{what} has no memory forecast")
-    placements = lay_out(parts, "memory", name, arguments=(*(overrides or ()), *assumed(assume))).placements
+    placements: Mapping[str, Sequence[HasPlace]] = {}
+    if run is not None and not overrides and not assume:
+        placements = recorded_places(run.path / PLACEMENT)
+    if not placements:
+        placements = lay_out(parts, "memory", file, arguments=(*(overrides or ()), *assumed(assume))).placements
     forecasts = forecast(job.config, {component: len(processes) for component, processes in placements.items()})
     ranks = {process.cluster_node_rank for processes in placements.values() for process in processes}
     here = machine_memory()

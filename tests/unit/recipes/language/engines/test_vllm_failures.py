@@ -34,7 +34,7 @@ class Core:
         self.ended: list[str] = []
         self.engine_core = SimpleNamespace(shutdown=lambda: None)
 
-    def add_request(self, name: str, prompt: Any, params: Any, priority: int) -> None:
+    def add_request(self, name: str, prompt: Any, params: Any, priority: int, lora_request: Any) -> None:
         self.added.append(name)
 
     def abort_request(self, names: list[str]) -> None:
