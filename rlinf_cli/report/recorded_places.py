@@ -1,4 +1,4 @@
-"""Where the processes of a run were, as its `placement.json` says."""
+"""The places of a run's processes, from its `placement.json`."""
 
 from __future__ import annotations
 
