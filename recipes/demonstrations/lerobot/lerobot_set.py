@@ -19,6 +19,7 @@ from recipes.demonstrations.lerobot.lerobot_cameras import EncodedCamera, VideoC
 from recipes.demonstrations.lerobot.lerobot_tables import RowTable, read_instructions, read_rows
 from recipes.demonstrations.lerobot.set_info import STATISTICS, DatasetInfo, read_info
 from recipes.demonstrations.names import Role, column_of
+from rlinf_core.foreign.files import read_bounded
 
 
 def read_lerobot(
@@ -138,7 +139,7 @@ def read_statistics(folder: Path) -> dict[str, Statistics] | None:
     if not file.is_file():
         return None
     try:
-        said = cast("dict[str, dict[str, Any]]", json.loads(file.read_text(encoding="utf-8")))
+        said = cast("dict[str, dict[str, Any]]", json.loads(read_bounded(file)))
         return {name: {key: np.asarray(value) for key, value in entries.items()} for name, entries in said.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise DatasetError(
