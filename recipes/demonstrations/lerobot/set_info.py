@@ -240,6 +240,8 @@ def read_info(folder: Path) -> DatasetInfo:
         fps = float(said["fps"])
         if not 0 < fps < math.inf:
             raise ValueError(f"`fps` is {said['fps']}")
+        if not isinstance(said["features"], dict):
+            raise ValueError("`features` is not a mapping of columns")
         described = {name: value for name, value in said["features"].items() if name not in INDICES}
         return DatasetInfo(
             fps=int(fps) if fps.is_integer() else fps,
@@ -259,7 +261,7 @@ def read_info(folder: Path) -> DatasetInfo:
         raise DatasetError(
             "the description of the data set is invalid",
             where=str(file),
-            why=f"{type(error).__name__}: {error}",
+            why=str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}",
             help="record or convert the data set again",
         ) from error
 
