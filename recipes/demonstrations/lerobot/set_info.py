@@ -242,7 +242,8 @@ def read_info(folder: Path) -> DatasetInfo:
             raise ValueError(f"`fps` is {said['fps']}")
         if not isinstance(said["features"], dict):
             raise ValueError("`features` is not a mapping of columns")
-        described = {name: value for name, value in said["features"].items() if name not in INDICES}
+        columns = cast("dict[str, Any]", said["features"])
+        described = {name: value for name, value in columns.items() if name not in INDICES}
         return DatasetInfo(
             fps=int(fps) if fps.is_integer() else fps,
             features={name: _feature(value) for name, value in described.items()},
