@@ -16,6 +16,7 @@ ACTION: Final = "action"
 STATE: Final = "observation.state"
 REWARD: Final = "next.reward"
 SUCCESS: Final = "next.success"
+DONE: Final = "next.done"
 INTERVENTION: Final = "intervention"
 IMAGES: Final = "observation.images."
 

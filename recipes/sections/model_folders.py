@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core import ConfigError
+from rlinf_core.foreign.files import open_regular, read_bounded
 from rlinf_core.foreign.strict_json import BadJsonError, load_json, load_json_object
 
 SETTINGS = "config.json"
@@ -49,7 +50,7 @@ def fault_of_weights(file: Path) -> FolderFault | None:
     """Return the reason why a file is not a complete safetensors file, by its header; no tensor is read."""
     copy = "copy the file again"
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             size = opened.seek(0, 2)
             opened.seek(0)
             length = int.from_bytes(opened.read(8), "little")
@@ -72,7 +73,7 @@ def fault_of_weights(file: Path) -> FolderFault | None:
 def read_object(file: Path) -> Mapping[str, Any]:
     """Return the object in a JSON file; empty if there is none."""
     try:
-        content = load_json(file.read_bytes(), non_finite=True)
+        content = load_json(read_bounded(file), non_finite=True)
     except (OSError, ValueError):
         return {}
     return cast("Mapping[str, Any]", content) if isinstance(content, dict) else {}
@@ -85,7 +86,7 @@ def read_settings(file: Path) -> dict[str, Any]:
         ConfigError: it cannot be read as one.
     """
     try:
-        return load_json_object(file.read_bytes(), non_finite=True)
+        return load_json_object(read_bounded(file), non_finite=True)
     except OSError as error:
         why = error.strerror or str(error)
     except BadJsonError as error:

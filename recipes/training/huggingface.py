@@ -26,6 +26,7 @@ from recipes.sections.actor import LoraSettings
 from recipes.sections.model_folders import read_object
 from recipes.training.without_memory import seemingly_on_host
 from rlinf_core import ConfigError
+from rlinf_core.foreign.files import read_bounded
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -64,7 +65,7 @@ def refuse_kernels(folder: str) -> None:
         ConfigError: it does.
     """
     try:
-        pending: list[Any] = [json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))]
+        pending: list[Any] = [json.loads(read_bounded(Path(folder) / "config.json"))]
     except (OSError, ValueError, RecursionError):
         # Whoever reads it next says so.
         return
@@ -169,15 +170,24 @@ def load_pretrained(
 
 
 def check_folder(folder: str) -> None:
-    """Check that a model folder is there.
+    """Check that a model folder is there, and holds files alone.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not, or has a pipe, a socket or a device in it.
     """
     if not os.path.isdir(folder):
         raise ConfigError(
             f"the model folder `{folder}` does not exist",
             help="name a folder on the worker's node; nothing is downloaded",
+        )
+    with os.scandir(folder) as entries:
+        others = [entry for entry in entries if not entry.is_file() and not entry.is_dir()]
+    odd = next((entry.name for entry in others if os.path.exists(entry)), None)
+    if odd is not None:
+        raise ConfigError(
+            f"the model folder `{folder}` cannot be read",
+            why=f"`{odd}` is a pipe, a socket or a device, for which its reader would wait",
+            help="copy the folder again",
         )
 
 

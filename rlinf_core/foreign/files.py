@@ -46,6 +46,15 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
         raise
 
 
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Check that a path names a regular file, or a link to one, for readers that open it by themselves.
+
+    Raises:
+        OSError: there is nothing, or a folder, a pipe, a socket or a device.
+    """
+    _check_regular(path, os.stat(path))
+
+
 def read_bounded(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
     """Return the content of a regular file of at most `most` bytes.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from recipes.agent.tools.bm25 import BM25
 from recipes.agent.tools.tool import Tool, ToolError
 from rlinf_core import ConfigError
+from rlinf_core.foreign.files import read_bounded
 
 NOTHING_FOUND: Final = "nothing found"
 
@@ -53,7 +53,7 @@ def read_corpus(path: str) -> list[str]:
         ConfigError: the file cannot be read, or holds none.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_bounded(path, 1 << 32).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"the corpus `{path}` cannot be read", why=why) from None

@@ -13,6 +13,7 @@ from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Camera, Rows
 from recipes.demonstrations.lerobot.set_files import WHOLE
 from recipes.demonstrations.pictures import decoded, read_video
+from rlinf_core.foreign.files import read_bounded
 
 
 class EncodedCamera(Camera):
@@ -52,7 +53,7 @@ class EncodedCamera(Camera):
         file = (self._folder / path).resolve()
         if not file.is_relative_to(self._folder.resolve()):
             raise DatasetError(f"`{path}` lies outside the data set")
-        return file.read_bytes()
+        return read_bounded(file)
 
 
 class VideoCamera(Camera):

@@ -18,7 +18,8 @@ from recipes.demonstrations.lerobot.episode_list import Episode, read_episodes
 from recipes.demonstrations.lerobot.lerobot_cameras import EncodedCamera, VideoCamera
 from recipes.demonstrations.lerobot.lerobot_tables import RowTable, read_instructions, read_rows
 from recipes.demonstrations.lerobot.set_info import STATISTICS, DatasetInfo, read_info
-from recipes.demonstrations.names import Role, column_of
+from recipes.demonstrations.names import DONE, Role, column_of
+from rlinf_core.foreign.files import read_bounded
 
 
 def read_lerobot(
@@ -46,6 +47,7 @@ def read_lerobot(
     episodes = read_episodes(folder, info)
     rows = read_rows(folder, info, episodes, pictures=pictures)
     bounds = np.cumsum([0, *(episode.length for episode in episodes)])
+    _check_ends(rows, info, bounds)
     actions = _actions(rows, info, info.action(where, chosen))
     states = [rows.numbers(key) for key in info.states(where, state_keys)]
     tasks, task_of = read_instructions(folder, info, rows, episodes)
@@ -100,6 +102,26 @@ def _truths(
     return None if name is None else truths(rows.numbers(name)[:, 0], name, rows.place)
 
 
+def _check_ends(rows: RowTable, info: DatasetInfo, bounds: NDArray[np.int64]) -> None:
+    """Check that no episode goes on after a row that says it is done.
+
+    Two episodes listed as one would be learned from across the reset between them.
+    """
+    if DONE not in _single(info):
+        return
+    done = truths(rows.numbers(DONE)[:, 0], DONE, rows.place)
+    goes_on = done[:-1] & ~done[1:]
+    goes_on[bounds[1:-1] - 1] = False
+    if goes_on.any():
+        row = int(np.flatnonzero(goes_on)[0])
+        raise DatasetError(
+            f"`{DONE}` of a row is true, but its episode goes on in the list of episodes",
+            where=rows.place(row),
+            why=f"{int(goes_on.sum())} rows contradict the list",
+            help="correct the column or the list of episodes, or convert the data set again",
+        )
+
+
 def _single(info: DatasetInfo) -> list[str]:
     """Return the features with one number in a row."""
     return [name for name, feature in info.features.items() if not feature.is_camera and feature.size == 1]
@@ -138,7 +160,7 @@ def read_statistics(folder: Path) -> dict[str, Statistics] | None:
     if not file.is_file():
         return None
     try:
-        said = cast("dict[str, dict[str, Any]]", json.loads(file.read_text(encoding="utf-8")))
+        said = cast("dict[str, dict[str, Any]]", json.loads(read_bounded(file)))
         return {name: {key: np.asarray(value) for key, value in entries.items()} for name, entries in said.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise DatasetError(

@@ -17,6 +17,7 @@ from recipes.demonstrations.lerobot.set_info import (
     TASKS,
     DatasetInfo,
 )
+from rlinf_core.foreign.files import open_regular
 
 WHOLE: Final = "copy the complete data set again"
 AGREE: Final = "correct the invalid file, or convert the data set again"
@@ -82,7 +83,7 @@ def check_hdf5(file: Path) -> None:
         DatasetError: it does not, or cannot be read.
     """
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             begin = opened.read(_HDF5_OFFSETS[-1] + len(_HDF5))
     except OSError as error:
         raise _unreadable(file, error) from error
@@ -94,7 +95,7 @@ def check_hdf5(file: Path) -> None:
 
 def _check_parquet(file: Path) -> None:
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             begin = opened.read(len(_PARQUET))
             end = opened.seek(0, 2)
             opened.seek(max(0, end - len(_PARQUET)))
@@ -114,7 +115,7 @@ def _fault_of_mp4(file: Path) -> str | None:
     """Return why a file is not a complete mp4, by its boxes (ISO/IEC 14496-12); None: no fault was detected."""
     kinds: set[bytes] = set()
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             at, size = 0, opened.seek(0, 2)
             while at < size:
                 opened.seek(at)

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.names import ACTION, STATE, Role, camera_names, column_of, is_depth, state_of
 from recipes.demonstrations.shape import DatasetShape
+from rlinf_core.foreign.files import read_bounded
 
 VERSION: Final = "v3.0"
 # Episodes have files of their own, and are listed as JSON lines.
@@ -228,7 +229,7 @@ def read_info(folder: Path) -> DatasetInfo:
             help="name the folder that contains `meta` and `data`",
         )
     try:
-        said = cast("dict[str, Any]", json.loads(file.read_text(encoding="utf-8")))
+        said = cast("dict[str, Any]", json.loads(read_bounded(file)))
         version = f"v{str(said['codebase_version']).removeprefix('v')}"
         if not version.startswith("v3") and version not in _LISTED:
             raise DatasetError(
@@ -239,7 +240,10 @@ def read_info(folder: Path) -> DatasetInfo:
         fps = float(said["fps"])
         if not 0 < fps < math.inf:
             raise ValueError(f"`fps` is {said['fps']}")
-        described = {name: value for name, value in said["features"].items() if name not in INDICES}
+        if not isinstance(said["features"], dict):
+            raise ValueError("`features` is not a mapping of columns")
+        columns = cast("dict[str, Any]", said["features"])
+        described = {name: value for name, value in columns.items() if name not in INDICES}
         return DatasetInfo(
             fps=int(fps) if fps.is_integer() else fps,
             features={name: _feature(value) for name, value in described.items()},
@@ -258,7 +262,7 @@ def read_info(folder: Path) -> DatasetInfo:
         raise DatasetError(
             "the description of the data set is invalid",
             where=str(file),
-            why=f"{type(error).__name__}: {error}",
+            why=str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}",
             help="record or convert the data set again",
         ) from error
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from recipes.demonstrations.data_errors import DatasetError, needed
 from recipes.demonstrations.lerobot.set_files import WHOLE
+from rlinf_core.foreign.files import read_bounded
 
 
 def entry_of(row: Mapping[str, Any], name: str, file: Path) -> Any:
@@ -30,14 +31,16 @@ def read_json_lines(file: Path) -> list[Mapping[str, Any]]:
     """
     rows: list[Mapping[str, Any]] = []
     try:
-        for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1):
+        for number, line in enumerate(read_bounded(file, 1 << 32).decode("utf-8-sig").splitlines(), 1):
             row: object = json.loads(line) if line.strip() else {}
             if not isinstance(row, dict):
                 raise DatasetError("a line is not a JSON object", where=f"{file}:{number}", help=WHOLE)
             if row:
                 rows.append(cast("Mapping[str, Any]", row))
-    except OSError as error:
+    except FileNotFoundError as error:
         raise DatasetError("a file of the data set is missing", where=str(file), help=WHOLE) from error
+    except OSError as error:
+        raise DatasetError("a file cannot be read", where=str(file), why=error.strerror, help=WHOLE) from error
     except ValueError as error:
         raise DatasetError("a file cannot be read as JSON lines", where=str(file), why=str(error)) from error
     return rows

@@ -214,7 +214,7 @@ def without_rewards(data: Demonstrations) -> DatasetError:
     return DatasetError(
         f"the demonstrations {what}: {' and '.join(missing)} {is_are} missing",
         where=data.where,
-        help="`rlinf record` writes them, and `data.columns: {{reward: NAME, success: NAME}}` names other columns;"
+        help="`rlinf record` writes them, and `data.columns: {reward: NAME, success: NAME}` names other columns;"
         " recipe `sft` learns without them",
     )
 

@@ -18,6 +18,7 @@ from recipes.embodied.learning.reductions import fold_chunks, unfold_chunks
 from recipes.embodied.learning.running_states import alone
 from recipes.training.typed_tensors import floats
 from rlinf_core import CheckpointError
+from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 FOLDER: Final = "returns"
@@ -105,7 +106,7 @@ class RunningReturns:
         same = len(files) == world_size
         file = folder / FOLDER / f"{rank if same else 0}.json"
         try:
-            about: dict[str, Any] = load_json_object(file.read_bytes())
+            about: dict[str, Any] = load_json_object(read_bounded(file))
             self._count, self._mean, self._squares = int(about["count"]), float(about["mean"]), float(about["squares"])
             running = about["running"] if same else None
             self._running = None if running is None else torch.tensor(running, dtype=torch.float64)

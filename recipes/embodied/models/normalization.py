@@ -21,6 +21,7 @@ from torch import Tensor
 
 from recipes.embodied.models.folder_facts import STATISTICS
 from rlinf_core import ConfigError
+from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 Scheme: TypeAlias = Literal["mean_std", "quantile"]
@@ -179,7 +180,7 @@ class Normalization:
         if not path.is_file():
             return None
         try:
-            return cls.of_data(load_json_object(path.read_bytes(), non_finite=True))
+            return cls.of_data(load_json_object(read_bounded(path), non_finite=True))
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
                 f"`{path}` holds no statistics",

@@ -30,6 +30,7 @@ from recipes.embodied.models.folder_facts import DESCRIPTION, SHARDS, STATISTICS
 from recipes.embodied.models.normalization import Normalization
 from recipes.training.reading.adapter_names import beneath_adapters, new_adapters
 from rlinf_core import ConfigError
+from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _check_statistics(folder: Path, normalization: Normalization) -> None:
         ConfigError: they are missing, or others.
     """
     try:
-        expected = load_json_object((folder / DESCRIPTION).read_bytes())["statistics"]
+        expected = load_json_object(read_bounded(folder / DESCRIPTION))["statistics"]
     except (OSError, ValueError, KeyError, TypeError):
         return  # an earlier version did not write them down; what else is broken is told with the weights
     if expected in (None, normalization.digest()):
@@ -136,7 +137,7 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
     """
     file = folder / DESCRIPTION
     try:
-        about = load_json_object(file.read_bytes())
+        about = load_json_object(read_bounded(file))
         if about.get("format") != _FORMAT:
             raise ValueError(f"`format` is {json.dumps(about.get('format'))}, and this rlinf reads {_FORMAT}")
         return _part(about, "model"), _spec(_part(about, "observations_and_actions"))
@@ -225,7 +226,7 @@ def _different(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str 
 
 def _settings(folder: str) -> str:
     try:
-        about: dict[str, Any] = load_json_object((Path(folder) / DESCRIPTION).read_bytes())
+        about: dict[str, Any] = load_json_object(read_bounded(Path(folder) / DESCRIPTION))
         model = about["model"]
         names = ("model_type", "hidden_dim", "num_action_chunks", "add_value_head")
         return ", ".join(f"{name}: {json.dumps(model[name])}" for name in names)

@@ -13,6 +13,7 @@ from recipes.embodied.models.normalization import Normalization, Scheme, Statist
 from recipes.training.huggingface import first_line
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
+from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _lerobot(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
     from safetensors.torch import load_file
 
     pipeline = folder / _PIPELINE
-    steps: list[Any] = load_json_object(pipeline.read_bytes())["steps"] if pipeline.is_file() else []
+    steps: list[Any] = load_json_object(read_bounded(pipeline))["steps"] if pipeline.is_file() else []
     none: dict[str, Any] = {}
     step: dict[str, Any] = next((step for step in steps if step.get("registry_name") == "normalizer_processor"), none)
     named = [folder / Path(step["state_file"]).name] if step.get("state_file") else []
@@ -139,7 +140,7 @@ def _lerobot(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
 
 def _mapping(folder: Path) -> Mapping[str, str]:
     """Return the modes in lerobot's `config.json`; by moments where it says none."""
-    about = load_json_object((folder / "config.json").read_bytes(), non_finite=True)
+    about = load_json_object(read_bounded(folder / "config.json"), non_finite=True)
     return about.get("normalization_mapping") or {"STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
 
 
@@ -165,7 +166,7 @@ def _openpi(folder: Path, file: str | None, scheme: Scheme, spec: EnvSpec) -> tu
     if len(files) > 1:
         names = ", ".join(f"`{path.relative_to(folder)}`" for path in files)
         raise ValueError(f"there are several: {names}; name one as `actor.model.options.statistics`")
-    about: dict[str, Any] = load_json_object(files[0].read_bytes())
+    about: dict[str, Any] = load_json_object(read_bounded(files[0]))
     about = about.get("norm_stats", about)
     kept = [
         None if about.get(name) is None else _Numbers(scheme, _cut(about[name], size, scheme))
@@ -188,7 +189,7 @@ def _transformers(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
     file = folder / _PROCESSOR
     if not file.is_file():
         return None, None
-    about = load_json_object(file.read_bytes(), non_finite=True)
+    about = load_json_object(read_bounded(file), non_finite=True)
     kept: list[_Numbers | None] = []
     for name in ("state", "actions"):
         mean, deviation = about.get(f"{name}_mean"), about.get(f"{name}_std")

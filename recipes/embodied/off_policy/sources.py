@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from recipes.embodied.config.data_config import DemonstrationsConfig
 
+_LOGGER = logging.getLogger(__name__)
 # Arrays [T, B, ...] of T steps of B environments; observations before and after a step by these prefixes.
 Steps = dict[str, NDArray[Any]]
 _BEFORE, _AFTER = "observations/", "next_observations/"
@@ -156,6 +158,7 @@ def demonstrations_buffer(
         raise without_rewards(data)
     data = fitted_actions(data, spec, clips=config.clip_actions)
     tell_notes(data)
+    _tell_undone(data, successes)
     columns, rows = transition_spec(spec), len(data) + data.episodes + 4
     # Twice what images take as they are: none is ever forgotten.
     bound = 2 * columns.bound(rows) if compresses else None
@@ -168,6 +171,19 @@ def demonstrations_buffer(
             observed[STATES] = data.states[rows]
         _add_episode(buffer, data, rows, observed, rewards, successes)
     return buffer
+
+
+def _tell_undone(data: Demonstrations, successes: NDArray[np.bool_]) -> None:
+    """Log how many episodes solve the task, but not at their end: these count as not solved."""
+    solved = np.logical_or.reduceat(successes, data.bounds[:-1])
+    undone = np.flatnonzero(solved & ~successes[data.bounds[1:] - 1])
+    if len(undone):
+        message = (
+            "%d of %d demonstrations solve the task before their last step, but not at it; they count as not solved"
+        )
+        _LOGGER.warning(
+            f"{message} (first: %s)", len(undone), data.episodes, data.place_of(int(data.bounds[undone[0]]))
+        )
 
 
 def _add_episode(

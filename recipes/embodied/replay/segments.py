@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.replay.disk import disk_error, take_room
 from recipes.embodied.replay.replay_types import ReplayError
+from rlinf_core.foreign.files import open_regular
 from rlinf_core.foreign.strict_json import load_json
 
 MAGIC: Final = b"RLRSEG\x00\x01"
@@ -128,7 +129,7 @@ def segments_of(folder: Path) -> list[Path]:
 def _records(file: Path) -> Iterator[tuple[Damage, Record | None]]:
     """Yield every record with its successor; the last one with None."""
     size = file.stat().st_size
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         good = len(MAGIC) if stream.read(len(MAGIC)) == MAGIC else 0
         while good:
             record = _next_record(stream, size)
@@ -303,7 +304,7 @@ class SegmentWriter:
 
 def _is_zero(file: Path, offset: int) -> bool:
     """Return whether the rest of a file was never written to."""
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         stream.seek(offset)
         while part := stream.read(2**20):
             if part.strip(b"\0"):

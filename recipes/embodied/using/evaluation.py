@@ -24,6 +24,7 @@ from recipes.embodied.models.folder_facts import STATISTICS
 from recipes.embodied.rules.env_rules import options_of_simulator
 from recipes.training.state.state_checkpoint import ACTOR
 from rlinf_core import ConfigError, Job
+from rlinf_core.foreign.files import open_regular
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions
 from rlinf_core.runners.storage.first_contact import note_comparisons
@@ -246,7 +247,7 @@ def digest(files: Sequence[Path], folder: Path) -> str | None:
     hasher = hashlib.sha256()
     for file in existing:
         hasher.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             while chunk := stream.read(_DIGESTED):
                 hasher.update(chunk)
     return hasher.hexdigest() if existing else None

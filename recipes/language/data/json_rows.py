@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlinf_core import ConfigError
+from rlinf_core.foreign.files import open_regular
 from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
 _GZIP = b"\x1f\x8b"
@@ -46,16 +47,17 @@ def json_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         ConfigError: the file is compressed otherwise or no UTF-8, or a row is no JSON object or holds a NaN.
         OSError: it cannot be read.
     """
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         start = opened.read(8)
     other = next((name for signature, name in _COMPRESSIONS.items() if start.startswith(signature)), None)
     if other is not None:
         raise ConfigError(f"the data file `{file}` is compressed by {other}", help="unpack it, or compress it by gzip")
-    binary = gzip.open(file, "rb") if start.startswith(_GZIP) else file.open("rb")  # noqa: SIM115 - closed below
     try:
-        # A byte order mark is skipped.
-        with binary, io.TextIOWrapper(cast("io.BufferedReader", binary), encoding="utf-8-sig") as lines:
-            yield from _rows(file, lines)
+        with open_regular(file) as raw:
+            binary = gzip.open(raw, "rb") if start.startswith(_GZIP) else raw  # noqa: SIM115 - closed below
+            # A byte order mark is skipped.
+            with io.TextIOWrapper(cast("io.BufferedReader", binary), encoding="utf-8-sig") as lines:
+                yield from _rows(file, lines)
     except UnicodeDecodeError:
         raise ConfigError(f"the data file `{file}` is not UTF-8 text", help="convert it: `iconv -t UTF-8`") from None
     except (EOFError, gzip.BadGzipFile) as error:

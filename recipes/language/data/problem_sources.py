@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 from recipes.language.data.json_rows import json_rows
 from recipes.language.data.problems import Problem, ProblemSet
 from rlinf_core import ConfigError
+from rlinf_core.foreign.files import check_regular
 
 # Types of numbers whose decimal forms are shorter than those of the floats that Python makes of them.
 _FEW_BITS: Final = {"float": "f", "halffloat": "e"}
@@ -117,7 +118,7 @@ class FileProblems:
                     why=f"it is {_shown(prompt)}",
                     help='give a text, or a list of {"role": ..., "content": ...}',
                 )
-            if not prompt:
+            if not prompt or (isinstance(prompt, str) and not prompt.strip()):
                 raise ConfigError(f"{place}: the prompt under `{prompt_key}` is empty", help="remove the row")
             if not isinstance(answer, str | float | int | Decimal | date) or not _is_value(answer):
                 raise ConfigError(
@@ -243,8 +244,8 @@ def _parquet(file: Path, most: int | None = None) -> list[Mapping[str, Any]]:
         raise ConfigError(
             f"reading `{file}` needs the package pyarrow", help="pip install pyarrow, or give the rows as .jsonl lines"
         ) from None
-    if not file.exists():
-        raise ConfigError(f"the data file `{file}` cannot be read", why="No such file or directory")
+    # Whoever reads a pipe waits.
+    check_regular(file)
     try:
         if most is None:
             return _rows(parquet.read_table(file))

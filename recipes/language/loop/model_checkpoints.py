@@ -10,6 +10,7 @@ from typing import Any, Final
 from recipes.language.config import ModelRunnerConfig
 from recipes.language.loop.prompt_plan import PromptPlan, Restored
 from rlinf_core import CheckpointError
+from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.worker.handle import wait_together
 
@@ -63,7 +64,7 @@ def read_plan(folder: Path, plan: PromptPlan, step: int, version: int) -> Restor
     """
     file = folder / _DATA_FILE
     try:
-        return plan.restore(load_json_object(file.read_bytes(), non_finite=True), step, version)
+        return plan.restore(load_json_object(read_bounded(file), non_finite=True), step, version)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             "the checkpoint does not record which problems were used",

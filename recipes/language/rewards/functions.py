@@ -14,10 +14,12 @@ from recipes.language.rewards.rules import Verdict
 from recipes.language.rewards.scoring import Item
 from recipes.language.rewards.signatures import Signature, detect_convention, to_numbers
 from rlinf_core import ConfigError
+from rlinf_core.suggest import excerpt
 
 # The names under which functions say whether an answer is right, apart from its reward.
 _CORRECT: Final = ("correct", "acc")
 _LARGEST: Final = 3.4e38
+_LONGEST_NAME: Final = 100
 
 
 class RewardAdapter:
@@ -140,7 +142,7 @@ def to_verdict(result: Any) -> Verdict:
 
     Raises:
         TypeError: it is neither a number nor a mapping with `reward` (or `score`) and further numbers.
-        ValueError: a number in it is not finite.
+        ValueError: a number in it is not finite, or the name of a figure is not printable, empty or too long.
     """
     if not isinstance(result, Mapping):
         return Verdict(_finite("reward", result), "by the function")
@@ -150,6 +152,12 @@ def to_verdict(result: Any) -> Verdict:
         raise TypeError("the mapping that the reward function returned has no `reward`")
     reward = _finite(key, entries.pop(key))
     right = next((_truth(name, entries.pop(name)) for name in _CORRECT if name in entries), None)
+    # Names are those of metrics, in files, on terminals and in backends.
+    odd = next((name for name in entries if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable()), None)
+    if odd is not None:
+        raise ValueError(
+            f"a figure is called {excerpt(ascii(odd), 40)}: a name has 1 to {_LONGEST_NAME} printable characters"
+        )
     texts = [value for value in entries.values() if isinstance(value, str)]
     figures = {name: _finite(name, value) for name, value in entries.items() if not isinstance(value, str | None)}
     return Verdict(reward, ", ".join(["by the function", *texts])[:200], figures, right)

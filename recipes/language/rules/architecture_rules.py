@@ -69,6 +69,16 @@ REFUSED: Final = frozenset(
         "xmod",
     )
 )
+# Sizes that are at least 1 in every family that has them.
+_SIZES: Final = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
+# Ends of the names of classes that judge, sort or embed texts, and write none.
+_OTHER_HEADS: Final = (
+    *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"),
+    *("ForMultipleChoice", "RewardModel"),
+)
 _LAYERS: Final = frozenset(("full_attention", "sliding_attention"))
 _REMEDY: Final = "use a model family listed in docs/engines.md"
 
@@ -86,18 +96,27 @@ class ArchitectureFault(NamedTuple):
     limits_length: bool = False
 
 
-def fault_of_architecture(settings: Mapping[str, Any], seq_length: int) -> ArchitectureFault | None:
+def fault_of_architecture(
+    settings: Mapping[str, Any], seq_length: int, *, writes: bool = True
+) -> ArchitectureFault | None:
     """Return why a model cannot be trained; None where nothing is known against it.
 
     Args:
         settings: config.json of its folder.
         seq_length: tokens of the longest sequence.
+        writes: whether it is to write text; a critic may come from a reward model.
     """
     kind = settings.get("model_type")
     if kind in REFUSED:
         return ArchitectureFault(f"models of type `{kind}` are not supported", _REMEDY)
+    fault = (_fault_of_head(settings) if writes else None) or _fault_of_weights(settings)
+    if fault is not None:
+        return fault
     text = settings.get("text_config")
     text = cast("Mapping[str, Any]", text) if isinstance(text, dict) else settings
+    fault = _fault_of_sizes(text)
+    if fault is not None:
+        return fault
     layers = text.get("layer_types")
     if isinstance(layers, list):
         unknown = sorted({str(layer) for layer in cast("list[object]", layers)} - _LAYERS)
@@ -111,6 +130,43 @@ def fault_of_architecture(settings: Mapping[str, Any], seq_length: int) -> Archi
             f"write {longest} or less",
             limits_length=True,
         )
+    return None
+
+
+def _fault_of_head(settings: Mapping[str, Any]) -> ArchitectureFault | None:
+    """Tell a model that writes no text, such as a reward model: its family's language model would be loaded instead."""
+    written = settings.get("architectures")
+    names = [str(name) for name in cast("list[object]", written)] if isinstance(written, list) else []
+    if names and all(name.endswith(_OTHER_HEADS) for name in names):
+        return ArchitectureFault(
+            f"the model in the folder is a `{names[0]}`, which writes no text", "name a language model"
+        )
+    return None
+
+
+def _fault_of_weights(settings: Mapping[str, Any]) -> ArchitectureFault | None:
+    about = settings.get("quantization_config")
+    if not isinstance(about, dict):
+        return None
+    method = str(cast("dict[str, Any]", about).get("quant_method", "unknown"))
+    return ArchitectureFault(
+        f"the model's weights are quantized (`{method}`), and quantized weights are not trained",
+        "use the folder of the model before it was quantized",
+    )
+
+
+def _fault_of_sizes(text: Mapping[str, Any]) -> ArchitectureFault | None:
+    remedy = "copy config.json again from its source"
+    sizes = {name: text[name] for name in _SIZES if text.get(name) is not None}
+    for name, size in sizes.items():
+        # Some families have a size for each layer.
+        listed = cast("list[object]", size) if isinstance(size, list) else [size]
+        if any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in listed):
+            return ArchitectureFault(f"`{name}` of config.json is `{size}`; it should be a whole number from 1", remedy)
+    heads, shared = sizes.get("num_attention_heads"), sizes.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
+        message = f"`num_attention_heads` of config.json is {heads}, no multiple of `num_key_value_heads`, {shared}"
+        return ArchitectureFault(message, remedy)
     return None
 
 

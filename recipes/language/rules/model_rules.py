@@ -123,7 +123,8 @@ def architecture_faults(config: LanguageConfig) -> list[Fault]:
     reported: list[Fault] = []
     length = config.runner.seq_length
     for path, folder in _folders(config).items():
-        fault = fault_of_architecture(read_object(FilePath(folder) / SETTINGS), length)
+        settings = read_object(FilePath(folder) / SETTINGS)
+        fault = fault_of_architecture(settings, length, writes=path[0] != "critic")
         if fault is not None:
             reported.append(Fault(_LENGTH if fault.limits_length else path, fault.message, fault.help))
     return reported

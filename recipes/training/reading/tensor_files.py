@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from rlinf_core.foreign.files import open_regular, read_bounded
+
 # Bytes of the longest description that is read, as in the package safetensors.
 _LONGEST: Final = 100_000_000
 _DTYPES: Final[Mapping[str, torch.dtype]] = {
@@ -76,7 +78,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
     try:
         if single.is_file():
             return _of_file(single)
-        named: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+        named: dict[str, str] = json.loads(read_bounded(index))["weight_map"]
         files = {name: _of_file(folder / name) for name in set(named.values()) if Path(name).name == name}
         return {tensor: files[name][tensor] for tensor, name in named.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -107,7 +109,7 @@ def _of_file(path: Path) -> dict[str, StoredTensor]:
         ValueError, KeyError, TypeError: it is no such file, or has tensors of another type.
     """
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(size - 8, _LONGEST):
             raise ValueError("no safetensors file")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlinf_core.errors import CheckpointError, ConfigError
+from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import Job, load_job
@@ -64,7 +65,7 @@ def _run_of(folder: Path) -> RunFolder | None:
 def _recipe_of(folder: Path) -> str:
     """Return the recipe's name of a policy folder outside of a run."""
     try:
-        return str(load_json_object((folder / _DESCRIPTION).read_bytes())["recipe"])
+        return str(load_json_object(read_bounded(folder / _DESCRIPTION))["recipe"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             "there is no policy in the folder",

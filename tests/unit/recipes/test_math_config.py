@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 from pathlib import Path
@@ -421,6 +422,7 @@ def test_missing_folder_may_be_elsewhere_until_a_run_starts() -> None:
         ("", "has no rows"),
         ('{"prompt": "1+1"}\n', "there is no key `answer`: the row has `prompt`"),
         ('{"prompt": "1+1", "answer": "2"}\n{"prompt": \n', ":2: the line is not JSON"),
+        ('{"prompt": " ", "answer": "2"}\n', "the prompt under `prompt` is empty"),
         ('{"prompt": "1+1", "answer": null}\n', "there is no answer under `answer`"),
     ],
 )
@@ -433,6 +435,28 @@ def test_files_of_problems_are_looked_into(findings: Any, model: Path, tmp_path:
 
     assert [each[0] for each in found] == ["unusable-path"]
     assert words in found[0][2]
+
+
+@pytest.mark.parametrize("name", ["some.jsonl", "some.parquet"])
+def test_a_pipe_in_the_place_of_data_is_not_waited_for(findings: Any, model: Path, tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+
+    options = (f"data.train_data_paths={tmp_path / name}", f"actor.model.model_path={model}")
+    told = findings(LAPTOP, *options, messages=True)
+
+    assert "is a pipe, not a regular file" in told[0][2]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
+def test_a_pipe_in_a_model_folder_is_not_waited_for(findings: Any, model: Path, name: str) -> None:
+    save_tokenizer(model, NO_SYSTEM)
+    (model / name).unlink(missing_ok=True)
+    os.mkfifo(model / name)
+
+    chat = LAPTOP + "data:\n  apply_chat_template: true\n"
+    told = findings(chat, f"actor.model.model_path={model}", messages=True)
+
+    assert f"`{name}` is a pipe" in told[0][2]
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,8 @@ class Writer:
         if not isinstance(space, spaces.Box):
             raise ConfigError(f"unsupported action space of `{task}`: {space}", help=OWN)
         self.size, self._shape, self._type = _length(space), space.shape, space.dtype
+        if not self.size:
+            raise ConfigError(f"unsupported action space of `{task}`: it has no numbers: {space}", help=OWN)
         low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
         self.whole = np.dtype(space.dtype).kind in "iub"
         if self.whole and (high - low >= _MOST_WHOLE).any():

@@ -30,6 +30,7 @@ from recipes.training.huggingface import check_folder, first_line
 from recipes.training.reading.tensor_files import stored_shapes
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
+from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 DINO, SIGLIP = "vision_backbone.featurizer", "vision_backbone.fused_featurizer"
@@ -126,7 +127,7 @@ def read_shape(folder: str) -> OpenVlaShape:
     """
     check_folder(folder)
     try:
-        about = load_json_object((Path(folder) / SETTINGS).read_bytes(), non_finite=True)
+        about = load_json_object(read_bounded(Path(folder) / SETTINGS), non_finite=True)
         if "sizes" in about:
             return OpenVlaShape.of_plain(about)
         heads = [_heads(str(name)) for name in about["timm_model_ids"]]
@@ -225,9 +226,9 @@ def load_statistics(folder: str, wanted: str, key: str | None, spec: EnvSpec) ->
     try:
         file = Path(folder) / STATISTICS
         about: dict[str, Any] = (
-            load_json_object(file.read_bytes(), non_finite=True)
+            load_json_object(read_bounded(file), non_finite=True)
             if file.is_file()
-            else load_json_object((Path(folder) / SETTINGS).read_bytes(), non_finite=True).get("norm_stats") or {}
+            else load_json_object(read_bounded(Path(folder) / SETTINGS), non_finite=True).get("norm_stats") or {}
         )
         chosen = key or (next(iter(about)) if len(about) == 1 else None)
         if chosen not in about:

@@ -19,6 +19,7 @@ from recipes.training.huggingface import check_folder, first_line
 from recipes.training.reading.tensor_files import stored_shapes
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
+from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 # Beginnings of names there, and those of the network here. The first that fits is taken; None: it is not used.
@@ -59,7 +60,7 @@ def shape_of_folder(folder: str, kind: str) -> Pi05Shape:
     """
     check_folder(folder)
     try:
-        about = load_json_object((Path(folder) / SETTINGS).read_bytes(), non_finite=True)
+        about = load_json_object(read_bounded(Path(folder) / SETTINGS), non_finite=True)
         shapes = _shapes(Path(folder))
         if not shapes and are_shapes_only():
             return _published_shape(about)

@@ -21,6 +21,7 @@ from torch.nn import functional
 from recipes.embodied.models.vla.vision_language import initialize_narrow
 from recipes.training.huggingface import require_transformers
 from rlinf_core import ConfigError
+from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 KIND: Final = "pi05"
@@ -86,7 +87,7 @@ class Pi05Shape:
             ConfigError: there is none.
         """
         try:
-            about: dict[str, Any] = load_json_object((folder / "config.json").read_bytes())
+            about: dict[str, Any] = load_json_object(read_bounded(folder / "config.json"))
             del about["model_type"]
             about |= {name: GemmaSizes(**about[name]) for name in ("language", "expert")}
             about |= {name: tuple(about[name]) for name in ("vision", "beta", "periods")}

@@ -22,6 +22,7 @@ from recipes.training.huggingface import (
 )
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
+from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def check_pi0(folder: str) -> None:
     check_folder(folder)
     path = Path(folder) / "config.json"
     try:
-        about: dict[str, Any] = load_json_object(path.read_bytes(), non_finite=True)
+        about: dict[str, Any] = load_json_object(read_bounded(path), non_finite=True)
         kind = about.get("model_type", about.get("type"))
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"`{folder}` has no model", why=first_line(error)) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,7 @@ def describe(**changes: Any) -> Callable[[Path], None]:
         (remove("videos/*/*/*.mp4"), "the video of episode 0, camera `main`, is missing", "file-000.mp4"),
         (damage("videos/*/*/*.mp4"), "a video cannot be decoded", "file-001.mp4"),
         (blot("videos/*/*/*.mp4"), "a video cannot be decoded", "file-001.mp4"),
+        (describe(features=["action"]), "is invalid.*`features` is not a mapping of columns", "info.json"),
         (describe(fps=30), "30 rows per second would put it at", "file-000.parquet, row 1"),
         (describe(codebase_version="v1.6"), "version v1.6", "info.json"),
         (describe(total_frames=99), "claims 99 rows", "set"),
@@ -201,10 +203,24 @@ def describe(**changes: Any) -> Callable[[Path], None]:
 def test_what_is_wrong_is_named(tmp_path: Path, spoil: Callable[[Path], None], message: str, place: str) -> None:
     write(tmp_path / "set", "video")
     spoil(tmp_path / "set")
-    with pytest.raises(DatasetError, match=message) as raised:
+    with pytest.raises(DatasetError, match=f"(?s){message}") as raised:
         read_lerobot(tmp_path / "set").cameras["main"].read(np.arange(sum(LENGTHS)))
     assert raised.value.where is not None
     assert raised.value.where.endswith(place)
+
+
+@pytest.mark.parametrize(("done", "refused"), [(1, True), (-2, False)])
+def test_an_episode_does_not_go_on_after_it_is_done(tmp_path: Path, done: int, refused: bool) -> None:
+    """A column that stays true to the end contradicts nothing."""
+    rows = episode(0, 5)
+    rows["next.done"][:] = False
+    rows["next.done"][done : 2 if refused else None] = True
+    with DatasetWriter(tmp_path / "set", 10, features(), robot_type="panda", origin={"env": "test"}) as writer:
+        writer.add(rows, "pick it up")
+        writer.add(episode(1, 3), "pick it up")
+
+    with pytest.raises(DatasetError, match="its episode goes on") if refused else nullcontext():
+        assert read_lerobot(tmp_path / "set").episodes == 2
 
 
 def test_version_may_stand_without_its_letter(tmp_path: Path) -> None:

@@ -117,6 +117,17 @@ def test_demonstrations_end_at_success_or_are_truncated(solved: bool, monkeypatc
     np.testing.assert_allclose(found.actions, found.observations["states"] / 12)
 
 
+def test_demonstrations_solved_before_their_end_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    early = replace(shown(False), successes=np.array([False, True, False, False, False]))
+    monkeypatch.setattr(sources, "read_data", lambda config: early)
+
+    demonstrations_buffer(SET, SPEC)
+
+    assert "1 of 2 demonstrations solve the task before their last step, but not at it" in caplog.text
+
+
 def test_demonstrations_without_rewards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(config: object) -> Demonstrations:
         return shown(True, rewards=False)

@@ -116,6 +116,9 @@ def trl_where_known(completions, solution):
 def beyond_float32(text):
     return 10.0**39 if text == "float" else 10**400
 
+def names_figures(text):
+    return {"reward": 1.0, text: 2.0}
+
 def trl_bare(completions):
     return [len(each) for each in completions]
 
@@ -393,6 +396,14 @@ def test_a_reward_beyond_float32_is_none(functions: str, kind: str) -> None:
         score = scorer.score(Item(text=kind, answer=""))
     assert score.failure == "error"
     assert "float32" in score.reason
+
+
+@pytest.mark.parametrize("name", ["\x1b[2Jlength", "", "x" * 101, "two\nlines"])
+def test_a_figure_has_a_name_that_can_be_printed(functions: str, name: str) -> None:
+    with Scorer(f"{functions}:names_figures") as scorer:
+        odd, plain = scorer.score(Item(text=name, answer="")), scorer.score(Item(text="length", answer=""))
+    assert (odd.failure, dict(plain.parts)) == ("error", {"length": 2.0})
+    assert "\x1b" not in odd.reason
 
 
 def test_a_conversation_is_handed_to_trl_as_messages(functions: str) -> None:

@@ -160,6 +160,16 @@ class TestLongRope:
         ({"model_type": "mamba"}, "models of type `mamba`"),
         ({"model_type": "new", "layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
         ({"model_type": "new", "text_config": {"layer_types": ["chunked_attention"]}}, "chunked_attention"),
+        ({"model_type": "qwen2", "quantization_config": {"quant_method": "awq"}}, "quantized (`awq`)"),
+        ({"model_type": "qwen2", "architectures": ["Qwen2ForSequenceClassification"]}, "writes no text"),
+        ({"model_type": "qwen2", "num_hidden_layers": -1}, "`num_hidden_layers` of config.json is `-1`"),
+        ({"model_type": "qwen2", "vocab_size": "300"}, "`vocab_size` of config.json is `300`"),
+        ({"model_type": "qwen2", "hidden_size": True}, "`hidden_size` of config.json is `True`"),
+        (
+            {"model_type": "new", "text_config": {"num_attention_heads": 0}},
+            "`num_attention_heads` of config.json is `0`",
+        ),
+        ({"model_type": "qwen2", "num_attention_heads": 6, "num_key_value_heads": 4}, "no multiple of"),
     ],
 )
 def test_validate_names_what_is_not_computed(settings: dict[str, Any], words: str) -> None:
