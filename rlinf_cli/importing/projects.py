@@ -76,11 +76,7 @@ def recipe_of(project: Project, tree: MappingNode) -> tuple[str, str]:
     """
     if project is Project.VERL:
         if tree.entry("actor_rollout_ref") is None:
-            raise ConfigError(
-                "fine-tuning files of verl are not converted",
-                why="it has no `actor_rollout_ref`, so nothing generates answers",
-                help="write a file for recipe `sft_chat`, which learns from given answers",
-            )
+            return "sft_chat", "a file of verl without `actor_rollout_ref`: nothing generates answers"
         return "math", "a file of verl with `actor_rollout_ref`"
     task = find(tree, ("runner", "task_type"))
     written = task.raw if isinstance(task, ScalarNode) else ""
