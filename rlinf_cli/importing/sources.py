@@ -78,12 +78,19 @@ def _opened(tree: MappingNode, path: TreePath, environ: Mapping[str, str]) -> Ma
 
 def _with(node: MappingNode, path: TreePath, section: MappingNode) -> MappingNode:
     """Return a mapping with a section in place of the value at a path."""
-    entries = [
-        Entry(entry.key, section if len(path) == 1 else _with(entry.value, path[1:], section))
-        if entry.key.raw == path[0] and (len(path) == 1 or isinstance(entry.value, MappingNode))
-        else entry
-        for entry in node.entries
-    ]
+    entries: list[Entry] = []
+    for entry in node.entries:
+        if entry.key.raw == path[0]:
+            below = entry.value
+            value = (
+                section
+                if len(path) == 1
+                else _with(below, path[1:], section)
+                if isinstance(below, MappingNode)
+                else below
+            )
+            entry = Entry(entry.key, value)
+        entries.append(entry)
     return MappingNode(node.span, tuple(entries))
 
 
