@@ -39,7 +39,7 @@ FOLDER_BY_VARIABLE: Final = {
 }
 _TASKS: Final = {"embodied": "embodied", "sft": "sft", "math": "math", "reasoning": "math"}
 # What marks files of agents, whose loops and tools are programs of RLinf.
-_AGENT_SECTIONS: Final = ("agentloop", "tools", "agentlightning")
+_AGENT_SECTIONS: Final = ("agentloop", "tools", "rollout_server", "eval")
 _AGENT_TASKS: Final = ("coding_online_rl", "reasoning_eval")
 # Sections that mark a job file, not a fragment.
 JOB_SECTIONS: Final = ("actor_rollout_ref", "trainer", "runner")

@@ -82,14 +82,11 @@ def _with(node: MappingNode, path: TreePath, section: MappingNode) -> MappingNod
     for entry in node.entries:
         if entry.key.raw == path[0]:
             below = entry.value
-            value = (
-                section
-                if len(path) == 1
-                else _with(below, path[1:], section)
-                if isinstance(below, MappingNode)
-                else below
-            )
-            entry = Entry(entry.key, value)
+            if len(path) == 1:
+                below = section
+            elif isinstance(below, MappingNode):
+                below = _with(below, path[1:], section)
+            entry = Entry(entry.key, below)
         entries.append(entry)
     return MappingNode(node.span, tuple(entries))
 
