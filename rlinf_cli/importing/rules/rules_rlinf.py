@@ -167,6 +167,13 @@ def _false_is_default(key: str, instead: str) -> Rule:
     return rule
 
 
+def _reward_model(leaf: Leaf, values: Values) -> Result:
+    """Keep a model that rewards: the result is wrong until somebody decides."""
+    if values.of(leaf):
+        return same("reward.use_reward_model", leaf)
+    return LeftOut("`use_reward_model: false` is the only option", quiet=True)
+
+
 def _engine_option(engine: str, name: str) -> Rule:
     def rule(leaf: Leaf, values: Values) -> Result:
         used = values.get("rollout.backend", values.get("rollout.rollout_backend", ""))
@@ -199,9 +206,7 @@ RLINF: Final[Table] = {
     "critic.use_critic_model": _false_is_default(
         "use_critic_model", "place a group `critic`, with `algorithm.adv_type: gae`"
     ),
-    "reward.use_reward_model": _false_is_default(
-        "use_reward_model", "write a function that queries a model: `reward.reward_type: package.module:function`"
-    ),
+    "reward.use_reward_model": _reward_model,
 }
 EMBODIED: Final[Table] = {
     **RLINF,

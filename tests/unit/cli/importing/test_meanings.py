@@ -149,6 +149,11 @@ def test_what_rlinf_cannot_train_makes_the_result_wrong(tmp_path: Path, override
     assert [".".join(map(str, error.path)) for error in errors] == [path]
 
 
+def test_a_reward_model_of_rlinf_makes_the_result_wrong(tmp_path: Path) -> None:
+    errors = converted(tmp_path, f"{TRAINING}reward: {{use_reward_model: true}}\n").errors
+    assert [".".join(map(str, error.path)) for error in errors] == ["reward"]
+
+
 def test_fine_tuning_of_verl_becomes_a_chat_job(tmp_path: Path) -> None:
     result = converted(tmp_path, FINE_TUNING)
     assert (result.recipe, result.errors) == ("sft_chat", [])
