@@ -11,7 +11,7 @@ from rlinf_cli.importing.hydra_defaults import DEFAULTS, named_files
 from rlinf_cli.importing.hydra_files import HydraFile, compose_hydra
 from rlinf_cli.importing.omegaconf_references import References
 from rlinf_cli.importing.projects import JOB_SECTIONS
-from rlinf_cli.importing.scripts import is_script, read_script
+from rlinf_cli.importing.shell.job_scripts import is_script, read_script
 from rlinf_core.config.composing.overrides import apply_overrides, parse_overrides
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.tree import Entry, MappingNode, ScalarNode, find
