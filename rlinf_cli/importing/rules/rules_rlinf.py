@@ -167,6 +167,17 @@ def _false_is_default(key: str, instead: str) -> Rule:
     return rule
 
 
+def _of_training(path: str) -> Rule:
+    """Return the rule for a key that an evaluation does not need."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        if values.get("runner.only_eval", False):
+            return LeftOut("an evaluation trains nothing", quiet=True)
+        return same(path, leaf)
+
+    return rule
+
+
 def _reward_model(leaf: Leaf, values: Values) -> Result:
     """Keep a model that rewards: the result is wrong until somebody decides."""
     if values.of(leaf):
@@ -214,6 +225,8 @@ EMBODIED: Final[Table] = {
     "actor.model.model_type": _model_type,
     "actor.model.model_path": _model_path,
     "rollout.model_dir": _model_path,
+    "actor.global_batch_size": _of_training("actor.global_batch_size"),
+    "actor.micro_batch_size": _of_training("actor.micro_batch_size"),
     "actor.model.openpi.num_steps": _flow_option("steps"),
     "actor.model.openpi.noise_level": _flow_option("noise"),
     "actor.model.denoising_steps": _flow_option("steps"),
