@@ -19,8 +19,11 @@ from rlinf_cli.importing.projects import RLINF_SECTIONS, VERL_SECTIONS, Project,
 from rlinf_cli.importing.rules.evaluations import EVALUATION, acts_alone, evaluation_needs, plain
 from rlinf_cli.importing.rules.evaluations import SECTIONS as EVALUATION_SECTIONS
 from rlinf_cli.importing.rules.machine_places import reward_place, verl_places, verl_rules
+from rlinf_cli.importing.rules.rules_off_policy import SAC, is_off_policy
 from rlinf_cli.importing.rules.rules_rlinf import EMBODIED, MATH, SFT, cameras
 from rlinf_cli.importing.rules.rules_verl import VERL
+from rlinf_cli.importing.rules.rules_verl_sft import SECTIONS as VERL_SFT_SECTIONS
+from rlinf_cli.importing.rules.rules_verl_sft import VERL_SFT, sft_places
 from rlinf_cli.importing.rules.shared_rules import Table, Values
 from rlinf_cli.importing.writing import written
 from rlinf_cli.lint.load import load_with_lint
@@ -43,6 +46,10 @@ _NEVER_LEFT_OUT: Final = frozenset(
         "recipe",
         "total_num_envs",
         "group_size",
+        "image_key",
+        "video_key",
+        "enabled",
+        "use_reward_model",
     )
 )
 _SIZES: Final = frozenset(("batch-not-divisible", "envs-not-divisible", "groups-not-divisible", "missing-key"))
@@ -93,7 +100,7 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
     project = project_of(file.tree)
     recipe, why = recipe_of(project, file.tree)
     references = References(file.tree, environ)
-    rules, sections = _rules(project, recipe, file.tree)
+    rules, sections = _rules(project, recipe, file.tree, Values(references))
     model = find_recipe(recipe).config_model()
     header, comments = header_of(file.main), CommentFinder(file.script)
     conversion = Conversion(file, project, recipe, model, rules, sections, references, header, comments)
@@ -111,12 +118,15 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
         conversion.refused |= refusals
 
 
-def _rules(project: Project, recipe: str, tree: MappingNode) -> tuple[Table, Mapping[Path, Path]]:
+def _rules(project: Project, recipe: str, tree: MappingNode, values: Values) -> tuple[Table, Mapping[Path, Path]]:
     """Return the rules for a file, and the sections that are others here."""
     if project is Project.VERL:
-        return {**VERL, **verl_rules()}, VERL_SECTIONS
+        is_sft = recipe == "sft_chat"
+        return (VERL_SFT, VERL_SFT_SECTIONS) if is_sft else ({**VERL, **verl_rules()}, VERL_SECTIONS)
     if recipe == "embodied" and acts_alone(tree):
         return EVALUATION, {**RLINF_SECTIONS, **EVALUATION_SECTIONS}
+    if recipe == "embodied" and is_off_policy(values):
+        return SAC, RLINF_SECTIONS
     return {"embodied": EMBODIED, "sft": SFT}.get(recipe, MATH), RLINF_SECTIONS
 
 
@@ -140,7 +150,9 @@ def _additions(conversion: Conversion) -> Iterator[Added]:
     """Yield values that the recipe needs and the old file does not set."""
     values, tree = Values(conversion.references), conversion.file.tree
     written_paths = {put.path for step in conversion.steps for put in puts(step.result)}
-    if conversion.project is Project.VERL:
+    if conversion.project is Project.VERL and conversion.recipe == "sft_chat":
+        yield from sft_places(values)
+    elif conversion.project is Project.VERL:
         yield from verl_places(values)
         if ("data", "answer_key") not in written_paths:
             yield Added(("data", "answer_key"), "reward_model.ground_truth", "where verl's rows have the right answer")

@@ -18,11 +18,11 @@ from rlinf_cli.importing.foreign_names import (
     other_names_of,
     unavailable_keys,
 )
-from rlinf_cli.importing.foreign_reasons import reason_of
 from rlinf_cli.importing.hydra_files import HydraFile
 from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
 from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue, ReferenceText
 from rlinf_cli.importing.projects import ENGINE_OPTIONS, Project
+from rlinf_cli.importing.rules.foreign_reasons import reason_of
 from rlinf_cli.importing.rules.machine_places import without_inner
 from rlinf_cli.importing.rules.rules_verl import engine, needs_values
 from rlinf_cli.importing.rules.shared_rules import Table, Values

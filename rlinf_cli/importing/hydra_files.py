@@ -137,13 +137,15 @@ def _search_path(tree: MappingNode, folder: str, environ: Mapping[str, str], dia
             if not os.path.isabs(rest):
                 # Hydra resolves it against the current folder; an imported file is often read from elsewhere.
                 yield os.path.join(folder, rest)
+                guessed = _guessed(rest, "", folder)
+                yield from [guessed] if guessed is not None else []
 
 
 def _beside(tree: MappingNode, folder: str, diagnostics: Diagnostics) -> Iterator[str]:
     """Return the folder of the checkout that the launch scripts search for a file without a search path."""
     listed = tree.entry(DEFAULTS)
     named = [name for name, _ in named_files(tree) if "/" in name]
-    guessed = _guessed("/config", "EMBODIED_PATH", folder)
+    guessed = _guessed("/config", "EMBODIED_PATH", folder, named=True)
     if listed is None or guessed is None or all(os.path.isfile(os.path.join(folder, f"{name}.yaml")) for name in named):
         return
     message = f"files are missing beside this one: `{guessed}` is searched, too, by the file's place"
@@ -151,13 +153,20 @@ def _beside(tree: MappingNode, folder: str, diagnostics: Diagnostics) -> Iterato
     yield guessed
 
 
-def _guessed(raw: str, variable: str, folder: str) -> str | None:
-    """Return the folder that an unset variable of the search path means in the checkout that holds the file."""
+def _guessed(raw: str, variable: str, folder: str, *, named: bool = False) -> str | None:
+    """Return the folder that an unset variable of the search path means in the checkout that holds the file.
+
+    Args:
+        raw: the item of the search path.
+        variable: the variable, or another name.
+        folder: that of the file.
+        named: only where the table has the variable.
+    """
     rest = raw.rpartition("}")[2].strip("/")
     below = os.path.join(FOLDER_BY_VARIABLE.get(variable, ""), rest)
     here = os.path.abspath(folder)
     while here != (above := os.path.dirname(here)):
-        for relative in (below, rest):
+        for relative in (below,) if named else (below, rest):
             if relative and os.path.isdir(path := os.path.join(here, relative)):
                 return path
         here = above

@@ -131,6 +131,17 @@ class References:
             node, path = resolved, target
         return node
 
+    def section(self, node: ScalarNode, path: Path) -> MappingNode:
+        """Return the section that a value refers to; an empty one where it refers to none."""
+        try:
+            match = _RESOLVER.match(node.raw.removeprefix("${"))
+            arguments = _arguments(node.raw[2:-1][match.end() :]) if match is not None else []
+            of = ScalarNode(node.span, f"${{{arguments[0]}}}", None) if arguments else node
+            target = self.followed(of, path)
+        except UnresolvableError:
+            target = node
+        return target if isinstance(target, MappingNode) else MappingNode(node.span, ())
+
     def value(self, node: Node, path: Path, depth: int = 0) -> Node:
         """Return a value with all references resolved.
 

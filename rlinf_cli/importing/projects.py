@@ -39,7 +39,7 @@ FOLDER_BY_VARIABLE: Final = {
 }
 _TASKS: Final = {"embodied": "embodied", "sft": "sft", "math": "math", "reasoning": "math"}
 # What marks files of agents, whose loops and tools are programs of RLinf.
-_AGENT_SECTIONS: Final = ("agentloop", "tools", "agentlightning")
+_AGENT_SECTIONS: Final = ("agentloop", "tools", "rollout_server", "eval")
 _AGENT_TASKS: Final = ("coding_online_rl", "reasoning_eval")
 # Sections that mark a job file, not a fragment.
 JOB_SECTIONS: Final = ("actor_rollout_ref", "trainer", "runner")
@@ -76,11 +76,7 @@ def recipe_of(project: Project, tree: MappingNode) -> tuple[str, str]:
     """
     if project is Project.VERL:
         if tree.entry("actor_rollout_ref") is None:
-            raise ConfigError(
-                "fine-tuning files of verl are not converted",
-                why="it has no `actor_rollout_ref`, so nothing generates answers",
-                help="write a file for recipe `sft_chat`, which learns from given answers",
-            )
+            return "sft_chat", "a file of verl without `actor_rollout_ref`: nothing generates answers"
         return "math", "a file of verl with `actor_rollout_ref`"
     task = find(tree, ("runner", "task_type"))
     written = task.raw if isinstance(task, ScalarNode) else ""

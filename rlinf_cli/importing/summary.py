@@ -10,6 +10,8 @@ from rlinf_cli.importing.outcomes import Fate, KeyOutcome
 from rlinf_core.config.diagnostics import Diagnostic
 from rlinf_core.config.tree import format_path
 
+# Keys of one reason that have a line each; `--output json` lists all.
+_LISTED: Final = 4
 SCHEMA: Final = "rlinf.import/1"
 
 
@@ -34,8 +36,8 @@ def lines_of(converted: Converted, target: str | None) -> Iterator[str]:
     yield f"  {len(converted.outcomes)} keys: {listed}"
     yield from _block("Renamed", _pairs(converted))
     yield from _block("Meaning changed", _notes(converted))
-    yield from _block("Not needed", _reasons(converted, Fate.NOT_NEEDED))
-    yield from _block("Not available", _reasons(converted, Fate.LEFT_OUT))
+    for title, fate in (("Not needed", Fate.NOT_NEEDED), ("Not available", Fate.LEFT_OUT)):
+        yield from _block(title, _reasons(converted, fate), number[fate])
     yield from _block("Added", [(format_path(extra.path), f"{extra.value}: {extra.why}") for extra in converted.added])
     yield from _block("Wrong", _findings(converted.errors))
     yield from _block("Missing on this machine", _findings(converted.lacking))
@@ -43,11 +45,11 @@ def lines_of(converted: Converted, target: str | None) -> Iterator[str]:
     yield f"{target or 'the result'}: {verdict(converted)}"
 
 
-def _block(title: str, pairs: list[tuple[str, str]]) -> Iterator[str]:
+def _block(title: str, pairs: list[tuple[str, str]], number: int | None = None) -> Iterator[str]:
     if not pairs:
         return
     yield ""
-    yield f"{title} ({len(pairs)})"
+    yield f"{title} ({len(pairs) if number is None else number})"
     width = min(max(len(name) for name, _ in pairs), 64)
     for name, words in pairs:
         yield f"  {name.ljust(width)}  {words}".rstrip()
@@ -66,7 +68,18 @@ def _notes(converted: Converted) -> list[tuple[str, str]]:
 
 
 def _reasons(converted: Converted, fate: Fate) -> list[tuple[str, str]]:
-    return [(outcome.source, outcome.reason or "") for outcome in converted.outcomes if outcome.fate is fate]
+    """Return keys with their reason; many keys of one reason are one line."""
+    keys_by_reason: dict[str, list[str]] = {}
+    for outcome in converted.outcomes:
+        if outcome.fate is fate:
+            keys_by_reason.setdefault(outcome.reason or "", []).append(outcome.source)
+    pairs: list[tuple[str, str]] = []
+    for reason, keys in keys_by_reason.items():
+        if len(keys) <= _LISTED:
+            pairs += [(key, reason) for key in keys]
+        else:
+            pairs.append((f"{keys[0]} and {len(keys) - 1} more", reason))
+    return pairs
 
 
 def _findings(diagnostics: list[Diagnostic]) -> list[tuple[str, str]]:

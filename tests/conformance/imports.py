@@ -26,7 +26,7 @@ FOLDERS = {"RLinf": ("examples", "tests", "evaluations"), "verl": ("examples",)}
 RISING = ("valid", "valid or refused for one thing", "evaluations imported")
 FALLING = ("keys without a reason",)
 # Errors that name a thing that rlinf does not have.
-_LACKING = ("unknown-choice", "unknown-key")
+_LACKING = ("unknown-choice", "not-available", "unknown-key", "process-spans-nodes")
 # Reasons that help nobody to decide.
 _BARE = ("rlinf has nothing that this key could set", "it steers verl's own programs")
 

@@ -53,11 +53,12 @@ def import_(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Convert job files of RLinf and verl to rlinf files.
+    """Convert job files of RLinf and verl, and verl's shell scripts, to rlinf files.
 
     Hydra's defaults lists, packages, overrides, search path and references are composed into one file. Comments are
     kept; a key without a counterpart becomes a comment with the reason. The summary lists every renamed or omitted key,
-    and the result of `rlinf validate`. KEY=VALUE is a Hydra override.
+    and the result of `rlinf validate`. KEY=VALUE is a Hydra override. Of a shell script the command that starts verl is
+    read, with its variables; no command of it is run.
 
     With a FOLDER, every job file in it and below is converted, and a table is printed.
     """
@@ -82,6 +83,7 @@ app = command(
     examples=(
         "rlinf import examples/config/libero_grpo.yaml",
         "rlinf import ppo_trainer.yaml algorithm.adv_estimator=grpo trainer.nnodes=2",
+        "rlinf import verl/examples/grpo_trainer/run_qwen3_8b_fsdp.sh",
         "rlinf import examples/config --out configs",
     ),
     no_args_is_help=True,

@@ -20,6 +20,8 @@ _NEVER: Final = drop("an evaluation trains nothing", quiet=True)
 EVALUATION: Final[Table] = {
     **EMBODIED,
     **{key.replace("actor.", "rollout.", 1): rule for key, rule in EMBODIED.items() if key.startswith("actor.model.")},
+    "actor.global_batch_size": _NEVER,
+    "actor.micro_batch_size": _NEVER,
     "runner.max_epochs": _NEVER,
     "runner.max_steps": _NEVER,
     "runner.save_interval": _NEVER,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Final
+from typing import Any, Final
 
 from rlinf_cli.importing.outcomes import Added, Leaf, LeftOut
 from rlinf_cli.importing.rules.shared_rules import (
@@ -30,7 +30,7 @@ from rlinf_core.config.tree import Path
 _POLICIES: Final = {
     "openpi": (
         "pi0",
-        "becomes `pi0`, which reads HuggingFace and lerobot folders; openpi checkpoints are not supported",
+        "becomes `pi0`, which reads folders of HuggingFace, lerobot and openpi's PyTorch",
     ),
     "gr00t": (
         "flow_policy",
@@ -48,9 +48,41 @@ _SEEING: Final = ("cnn_policy", "vlm_policy", "openvla", "openvla_oft", "pi0")
 _BLIND: Final = ("metaworld", "robosuite", "gymnasium_robotics", "maniskill")
 
 
+def _of_model(values: Values, key: str) -> Any:
+    """Return a value of the policy; an evaluation has it in `rollout`."""
+    return values.get(f"actor.model.{key}", values.get(f"rollout.model.{key}", ""))
+
+
 def _kind(values: Values) -> str:
-    """Return the policy; an evaluation names it in `rollout`."""
-    return str(values.get("actor.model.model_type", values.get("rollout.model.model_type", "")))
+    return str(_of_model(values, "model_type"))
+
+
+def _flow_option(name: str) -> Rule:
+    """Return the rule for an option of a policy by flow matching; other policies have none of it."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        if _kind(values) not in ("openpi", "flow_policy", "gr00t"):
+            return LeftOut("it belongs to policies by flow matching", quiet=True)
+        return same(f"actor.model.options.{name}", leaf)
+
+    return rule
+
+
+def _loss_type(leaf: Leaf, values: Values) -> Result:
+    if values.of(leaf) == "decoupled_actor_critic":
+        note = "`decoupled_actor_critic` becomes `actor_critic`: ratios are to the policy that acted, however old"
+        return new("algorithm.loss_type", "actor_critic", note)
+    return same("algorithm.loss_type", leaf)
+
+
+def _lr_scheduler(path: str) -> Rule:
+    """Return the rule for a schedule, which the original also names as torch does."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        written = str(values.of(leaf))
+        return new(path, written.removeprefix("torch_")) if written.startswith("torch_") else same(path, leaf)
+
+    return rule
 
 
 def _model_type(leaf: Leaf, values: Values) -> Result:
@@ -58,12 +90,14 @@ def _model_type(leaf: Leaf, values: Values) -> Result:
     if written not in _POLICIES:
         return same("actor.model.model_type", leaf)
     ours, note = _POLICIES[written]
+    if written == "openpi" and "pi05" in str(_of_model(values, "openpi.config_name")):
+        ours, note = "pi05", str(note).replace("`pi0`", "`pi05`")
     return new("actor.model.model_type", ours, note and f"`{written}` {note}")
 
 
 def _model_path(leaf: Leaf, values: Values) -> Result:
     kind = _kind(values)
-    if kind in _POLICIES and _POLICIES[kind][1]:
+    if kind == "gr00t":
         return LeftOut(f"`{kind}` {_POLICIES[kind][1]}")
     return same("actor.model.model_path", leaf)
 
@@ -133,6 +167,24 @@ def _false_is_default(key: str, instead: str) -> Rule:
     return rule
 
 
+def _of_training(path: str) -> Rule:
+    """Return the rule for a key that an evaluation does not need."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        if values.get("runner.only_eval", False):
+            return LeftOut("an evaluation trains nothing", quiet=True)
+        return same(path, leaf)
+
+    return rule
+
+
+def _reward_model(leaf: Leaf, values: Values) -> Result:
+    """Keep a model that rewards: the result is wrong until somebody decides."""
+    if values.of(leaf):
+        return same("reward.use_reward_model", leaf)
+    return LeftOut("`use_reward_model: false` is the only option", quiet=True)
+
+
 def _engine_option(engine: str, name: str) -> Rule:
     def rule(leaf: Leaf, values: Values) -> Result:
         used = values.get("rollout.backend", values.get("rollout.rollout_backend", ""))
@@ -158,14 +210,14 @@ RLINF: Final[Table] = {
     "runner.max_epochs": steps_or_never("runner.max_epochs"),
     "runner.max_steps": steps_or_never("runner.max_steps"),
     "algorithm.adv_type": _adv_type,
+    "actor.optim.lr_scheduler": _lr_scheduler("actor.optim.lr_scheduler"),
+    "actor.fsdp_config.mixed_precision.reduce_dtype": precision("actor.fsdp_config.mixed_precision.reduce_dtype"),
     "rollout.model.model_path": drop("the rollout receives its weights from the actor: `actor.model.model_path`"),
     "rollout.model.precision": drop("the rollout uses `actor.model.precision`"),
     "critic.use_critic_model": _false_is_default(
         "use_critic_model", "place a group `critic`, with `algorithm.adv_type: gae`"
     ),
-    "reward.use_reward_model": _false_is_default(
-        "use_reward_model", "write a function that queries a model: `reward.reward_type: package.module:function`"
-    ),
+    "reward.use_reward_model": _reward_model,
 }
 EMBODIED: Final[Table] = {
     **RLINF,
@@ -173,6 +225,14 @@ EMBODIED: Final[Table] = {
     "actor.model.model_type": _model_type,
     "actor.model.model_path": _model_path,
     "rollout.model_dir": _model_path,
+    "actor.global_batch_size": _of_training("actor.global_batch_size"),
+    "actor.micro_batch_size": _of_training("actor.micro_batch_size"),
+    "actor.model.openpi.num_steps": _flow_option("steps"),
+    "actor.model.openpi.noise_level": _flow_option("noise"),
+    "actor.model.denoising_steps": _flow_option("steps"),
+    "actor.fsdp_config.mixed_precision.param_dtype": precision("actor.fsdp_config.mixed_precision.param_dtype"),
+    "algorithm.loss_type": _loss_type,
+    "algorithm.staleness_threshold": to("runner.max_staleness", "counts versions of the weights"),
     "algorithm.ratio_clip_eps": _both_clips,
     "env.train.video_cfg.save_video": drop("only evaluations are recorded: `env.eval.video_cfg.save_video`"),
     "runner.seq_length": drop("the policy decides how many tokens it reads"),

@@ -24,11 +24,19 @@ from rlinf_cli.importing.rules.shared_rules import (
     top_k,
     training_backend,
 )
+from rlinf_core.config.tree import format_path
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _MODEL: Final = "actor_rollout_ref.model"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 _REF: Final = "actor_rollout_ref.ref"
+# Sections that moved between verl's versions.
+_SCORERS: Final = ("custom_reward_function", "reward.custom_reward_function")
+_OVERLONG: Final = (
+    "reward_model.overlong_buffer",
+    "reward_model.reward_kwargs.overlong_buffer_cfg",
+    "reward.reward_kwargs.overlong_buffer_cfg",
+)
 _BY_SEQUENCE: Final = "seq-mean-token-mean"
 # Engine arguments that verl mixes with its own keys.
 _VLLM_OPTIONS: Final = (
@@ -126,9 +134,11 @@ def _refills(leaf: Leaf, values: Values) -> Result:
     return new("algorithm.max_refills", batches - 1, "counts the batches after the first")
 
 
-def _lora(path: str) -> Rule:
+def lora_of(path: str, section: str = _MODEL) -> Rule:
+    """Return the rule for a setting of adapters, which are off with rank 0."""
+
     def rule(leaf: Leaf, values: Values) -> Result:
-        if not values.get(f"{_MODEL}.lora_rank", 0):
+        if not values.get(f"{section}.lora_rank", 0):
             return LeftOut("`lora_rank: 0` trains all weights", quiet=True)
         if values.of(leaf) == "all-linear":
             return LeftOut("all linear layers are the default of `actor.model.lora.target_modules`", quiet=True)
@@ -137,11 +147,11 @@ def _lora(path: str) -> Rule:
     return rule
 
 
-def _nested_lora(name: str) -> Rule:
+def nested_lora(name: str, section: str = _MODEL) -> Rule:
     """Return the rule for `model.lora`, the section of verl's Megatron trainer, which is off with rank 0."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
-        if not values.get(f"{_MODEL}.lora.rank", 0):
+        if not values.get(f"{section}.lora.rank", 0):
             return LeftOut("`lora.rank: 0` trains all weights", quiet=True)
         if name == "target_modules":
             return LeftOut("the names are of Megatron's layers; all linear layers are the default here", quiet=True)
@@ -163,7 +173,9 @@ def _dual_clip(leaf: Leaf, values: Values) -> Result:
     return same("algorithm.clip_ratio_c", leaf)
 
 
-def _model_path(path: str) -> Rule:
+def model_folder(path: str) -> Rule:
+    """Return the rule for the folder of a model."""
+
     def rule(leaf: Leaf, values: Values) -> Result:
         return same(path, leaf, "a folder here: nothing is downloaded from HuggingFace or HDFS")
 
@@ -197,9 +209,23 @@ def _vllm_option(name: str) -> Rule:
     return rule
 
 
-def _overlong(leaf: Leaf, values: Values) -> Result:
-    on = values.get("reward_model.overlong_buffer.enable", False)
-    return same("reward.soft_overlong", leaf) if on else LeftOut("the overlong buffer is not enabled", quiet=True)
+def _overlong(section: str) -> Rule:
+    """Return the rule for the tokens over which an answer near the limit is punished."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        if not values.get(f"{section}.enable", False):
+            return LeftOut("the overlong buffer is not enabled", quiet=True)
+        factor = values.get(f"{section}.penalty_factor", 1)
+        note = f"the punishment grows to 1 here, to {factor} in verl" if factor != 1 else None
+        return same("reward.soft_overlong", leaf, note)
+
+    return rule
+
+
+def _reward_model(leaf: Leaf, values: Values) -> Result:
+    if values.of(leaf):
+        return same("reward.use_reward_model", leaf)
+    return LeftOut("no model rewards", quiet=True)
 
 
 def _resume(leaf: Leaf, values: Values) -> Result:
@@ -217,7 +243,8 @@ def _resume_mode(leaf: Leaf, values: Values) -> Result:
 
 
 def _scorer(leaf: Leaf, values: Values) -> Result:
-    path, name = values.of(leaf), values.get("custom_reward_function.name", "compute_score")
+    path, section = values.of(leaf), format_path(leaf.path[:-1])
+    name = values.get(f"{section}.name", "compute_score")
     if not path:
         return LeftOut("null: there is none", quiet=True)
     module = str(path).removesuffix(".py").removeprefix("./")
@@ -236,7 +263,7 @@ def _ppo_micro_batch(leaf: Leaf, values: Values) -> Result:
     return LeftOut("`actor.micro_batch_size` counts the answers of a pass on one rank, not on all ranks")
 
 
-def _steps(path: str, otherwise: str) -> Rule:
+def steps_of(path: str, otherwise: str) -> Rule:
     """Return the rule for a number of steps that may be negative, which means `otherwise`."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
@@ -249,11 +276,36 @@ def _steps(path: str, otherwise: str) -> Rule:
 
 
 def _warmup_steps(path: str) -> Rule:
-    return _steps(path, "a negative number leaves it to `lr_warmup_steps_ratio`")
+    return steps_of(path, "a negative number leaves it to `lr_warmup_steps_ratio`")
 
 
 def _total_steps(path: str) -> Rule:
-    return _steps(path, "the run's last step is the default")
+    return steps_of(path, "the run's last step is the default")
+
+
+def _of_pictures(leaf: Leaf, values: Values) -> Result:
+    """Keep a column of pictures that somebody names: the result is wrong until somebody decides."""
+    if leaf.node.span.source.kind == "overrides":
+        return same(leaf.name, leaf)
+    return LeftOut("models of text alone are trained", quiet=True)
+
+
+def _distills(leaf: Leaf, values: Values) -> Result:
+    if values.of(leaf):
+        return same(leaf.name, leaf)
+    return LeftOut("no teacher is distilled from", quiet=True)
+
+
+def _tis(leaf: Leaf, values: Values) -> Result:
+    if values.get("algorithm.rollout_correction.rollout_is") is None:
+        return LeftOut("without `rollout_is` samples count as they are", quiet=True)
+    return same("algorithm.tis_cap", leaf, "bounds the ratio of each token; verl's may be of sequences")
+
+
+def _rejects(leaf: Leaf, values: Values) -> Result:
+    if values.of(leaf) is None:
+        return LeftOut("null rejects no sample", quiet=True)
+    return LeftOut("samples are weighted by `algorithm.tis_cap`, and none is rejected")
 
 
 VERL: Final[Table] = {
@@ -288,13 +340,13 @@ VERL: Final[Table] = {
     "critic.model.tokenizer_path": drop("the critic reads the tokens of the actor"),
     "critic.model.enable_gradient_checkpointing": to("critic.fsdp_config.gradient_checkpointing"),
     f"{_REF}.fsdp_config.param_offload": drop("the reference model stays on its accelerator"),
-    f"{_MODEL}.path": _model_path("actor.model.model_path"),
-    f"{_MODEL}.tokenizer_path": _model_path("actor.tokenizer.tokenizer_model"),
+    f"{_MODEL}.path": model_folder("actor.model.model_path"),
+    f"{_MODEL}.tokenizer_path": model_folder("actor.tokenizer.tokenizer_model"),
     f"{_MODEL}.enable_gradient_checkpointing": to("actor.fsdp_config.gradient_checkpointing"),
-    f"{_MODEL}.lora_rank": _lora("actor.model.lora.rank"),
-    f"{_MODEL}.lora_alpha": _lora("actor.model.lora.alpha"),
-    f"{_MODEL}.target_modules": _lora("actor.model.lora.target_modules"),
-    **{f"{_MODEL}.lora.{name}": _nested_lora(name) for name in ("rank", "alpha", "target_modules")},
+    f"{_MODEL}.lora_rank": lora_of("actor.model.lora.rank"),
+    f"{_MODEL}.lora_alpha": lora_of("actor.model.lora.alpha"),
+    f"{_MODEL}.target_modules": lora_of("actor.model.lora.target_modules"),
+    **{f"{_MODEL}.lora.{name}": nested_lora(name) for name in ("rank", "alpha", "target_modules")},
     f"{_ROLLOUT}.name": _rollout_name,
     f"{_ROLLOUT}.top_k": top_k("rollout.sampling_params.top_k"),
     f"{_ROLLOUT}.val_kwargs.n": to("data.val_samples", "1 decodes greedily; more are sampled as in training"),
@@ -314,7 +366,14 @@ VERL: Final[Table] = {
     "algorithm.filter_groups.enable": to("algorithm.filter_groups"),
     "algorithm.filter_groups.max_num_gen_batches": _refills,
     "algorithm.filter_groups.metric": drop("groups whose rewards are all equal are dropped"),
-    "reward_model.overlong_buffer.len": _overlong,
+    **{f"{section}.len": _overlong(section) for section in _OVERLONG},
+    "reward_model.enable": _reward_model,
+    "reward.reward_model.enable": _reward_model,
+    "data.image_key": _of_pictures,
+    "data.video_key": _of_pictures,
+    "distillation.enabled": _distills,
+    "algorithm.rollout_correction.rollout_is_threshold": _tis,
+    "algorithm.rollout_correction.rollout_rs": _rejects,
     "trainer.logger": loggers("runner.logger.logger_backends"),
     "trainer.save_freq": steps_or_never("runner.save_interval", SAVING),
     "trainer.test_freq": steps_or_never("runner.val_check_interval", EVALUATING),
@@ -322,8 +381,8 @@ VERL: Final[Table] = {
     "trainer.default_local_dir": drop("every run gets its own folder below `runner.logger.log_path`"),
     "trainer.resume_from_path": _resume,
     "trainer.resume_mode": _resume_mode,
-    "custom_reward_function.path": _scorer,
-    "custom_reward_function.name": lambda leaf, values: LeftOut("part of `reward.reward_type`", quiet=True),
+    **{f"{section}.path": _scorer for section in _SCORERS},
+    **{f"{section}.name": drop("part of `reward.reward_type`", quiet=True) for section in _SCORERS},
     "data.train_files": to("data.train_data_paths"),
     "data.val_files": to("data.val_data_paths"),
 }

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias, cast
 from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
 from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue
 from rlinf_core.config.composing.paths import parse_path, to_path
-from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, to_data
+from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, to_data
 
 # Notes on keys whose meaning differs here.
 LOG_PATH: Final = "holds one folder per run; relative to where `rlinf train` starts"
@@ -71,7 +71,11 @@ def same(path: str, leaf: Leaf, note: str | None = None) -> NewValue:
 
 def to(path: str, note: str | None = None) -> Rule:
     """Return the rule that moves a value to another path."""
-    return lambda leaf, values: same(path, leaf, note)
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        return LeftOut("it is empty", quiet=True) if isinstance(leaf.node, MappingNode) else same(path, leaf, note)
+
+    return rule
 
 
 def drop(reason: str, *, quiet: bool = False) -> Rule:

@@ -21,13 +21,11 @@ from rlinf_core.config.tree import MappingNode, Node, ScalarNode, SequenceNode, 
 
 DATA = Path(__file__).parents[3] / "data" / "import"
 JOBS = [file for kind in ("embodied", "reasoning", "verl") for file in job_files(DATA / kind)[0]]
-# What no recipe does is refused, and what would train something else stays wrong until somebody decides.
-REFUSED = {"sft_language"}
+# What would train something else stays wrong until somebody decides.
 UNDECIDED = {
     "behavior_unsupported": {"env.train.env_type", "env.eval.env_type"},
     "turns_multi_node": {"algorithm.adv_type"},
 }
-CONVERTED = [file for file in JOBS if file.stem not in REFUSED]
 ENVIRON = {"SHARED_CONFIGS": str(DATA / "shared")}
 
 
@@ -55,7 +53,7 @@ def leaves(node: Node, path: tuple[str | int, ...] = ()) -> Iterator[str]:
         yield format_path(path)
 
 
-by_name = pytest.mark.parametrize("file", CONVERTED, ids=[f"{file.parent.name}/{file.stem}" for file in CONVERTED])
+by_name = pytest.mark.parametrize("file", JOBS, ids=[f"{file.parent.name}/{file.stem}" for file in JOBS])
 
 
 def test_there_are_files_of_many_kinds() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from rlinf_cli.importing.shell.grammar import ScriptError
 from rlinf_cli.importing.shell.script import UNKNOWN, Launch, find_launch
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.source import SourceText, Span
+from rlinf_core.config.yaml.reader import read
 from rlinf_core.errors import ConfigError
 
 SCRIPT_ENDINGS: Final = (".sh", ".bash")
@@ -88,20 +90,32 @@ def _overrides(launch: Launch, source: SourceText, diagnostics: Diagnostics) -> 
             number = _option(launch.before, option.replace("_", "-")) or _option(launch.before, option)
             if number.isdigit():
                 yield f"{key}={number}"
+            elif number:
+                _warn(launch, source, diagnostics, f"`--{option}` of torchrun", "is no number in the script", key)
     for word in launch.words:
         key, sign, value = word.partition("=")
         if key.startswith("--") or not sign:
             continue
         if UNKNOWN in value:
-            start = sum(len(line) + 1 for line in source.text.splitlines()[: launch.line - 1])
-            message = f"`{key}` is the output of a command, and no command of the script is run"
-            help = f"give it to the import: `{key.lstrip('+')}=VALUE`"
-            span = Span(source, start, start)
-            diagnostics.add(Diagnostic("unknown-variable", Severity.WARNING, message, span, (), help))
+            why = "is the output of a command, and no command of the script is run"
+            _warn(launch, source, diagnostics, f"`{key}`", why, key.lstrip("+"))
             value = UNKNOWN
-        # The command line takes quotes off; a list, a mapping and a reference are YAML again, other text is text.
-        is_text = value != "" and value[:1] not in "[{\"'" and (": " in value or " #" in value)
-        yield f'{key}="{value}"' if is_text else f"{key}={value}"
+        # The command line takes quotes off; what is no YAML without them is text, such as Hydra's `{a.\\{*\\}:{}}`.
+        yield f"{key}={value if _is_yaml(value) else json.dumps(value)}"
+
+
+def _warn(launch: Launch, source: SourceText, diagnostics: Diagnostics, what: str, why: str, key: str) -> None:
+    """Warn of a value that only running the script would tell."""
+    start = sum(len(line) + 1 for line in source.text.splitlines()[: launch.line - 1])
+    help = f"give it to the import: `{key}=VALUE`"
+    span = Span(source, start, start)
+    diagnostics.add(Diagnostic("unknown-variable", Severity.WARNING, f"{what} {why}", span, (), help))
+
+
+def _is_yaml(value: str) -> bool:
+    quiet = Diagnostics()
+    read(SourceText("", f"value: {value}\n"), quiet)
+    return quiet.ok and "\n" not in value and " #" not in value
 
 
 def _option(words: tuple[str, ...], name: str) -> str:

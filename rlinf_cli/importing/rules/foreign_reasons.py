@@ -1,4 +1,4 @@
-"""Reasons why a key of another project becomes nothing: the table `foreign_reasons.toml`, by the path of the key."""
+"""Why a key of another project becomes nothing here, by patterns of its path: the table `foreign_reasons.toml`."""
 
 from __future__ import annotations
 
