@@ -9,6 +9,7 @@ import torch
 
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners.events import (
+    CheckpointSaved,
     Event,
     PhaseStarted,
     RunRestarted,
@@ -72,6 +73,17 @@ def test_a_killed_actor_costs_a_restart_and_changes_nothing(train: Train, spanni
     assert {"waits.json", "stacks.txt", "memory.json", "versions.json", "config.yaml", "in_flight.json"} <= names
     assert any(name.startswith("ray/") for name in names)
     assert len(run.of(RunStarted)) == 1
+    check_is_alike(run, spanning)
+
+
+@pytest.mark.nightly
+def test_killed_actor_goes_back_to_the_snapshot(train: Train, spanning: Run) -> None:
+    snapshots = ("runner.save_interval=3", "runner.snapshot_interval=0.01s")
+    run = train(*SPANNING, *snapshots, during=Killer("actor", 3, "generate_rollouts"))
+    (restart,) = run.of(RunRestarted)
+    assert restart.step in [saved.step for saved in run.of(CheckpointSaved) if saved.snapshot]
+    assert [saved.step for saved in run.of(CheckpointSaved) if not saved.snapshot] == [3]
+    assert [checkpoint.step for checkpoint in run.folder.checkpoints.complete()] == [3]
     check_is_alike(run, spanning)
 
 
