@@ -45,7 +45,7 @@ RECIPES = {
 }
 SNAPSHOTS = "snapshots"
 GOAL_SHARE = 0.01
-_SNAPSHOT_STEPS, _INTERVAL = 100, 2.0
+_SNAPSHOT_STEPS, _INTERVAL = 60, 2.0
 # Steps before the first death, and between two deaths.
 _STEPS = 2
 
