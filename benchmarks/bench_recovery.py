@@ -4,9 +4,7 @@ Workers are killed with -9 in the midst of a step. "One start" is the launch and
 in the same session. The restart is that after the death of an actor, which cannot be started again alone, with a
 checkpoint after every step.
 
-`snapshots` is what saving by time costs in a run of the default job, and what the death of its actor costs then.
-
-    python benchmarks/bench_recovery.py [embodied|math|agent|snapshots] [--rounds 3]
+    python benchmarks/bench_recovery.py [embodied|math|agent] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -43,9 +41,6 @@ RECIPES = {
     "math": ("recipes.math.program", "math_laptop", ("reward", "rollout"), ("runner.save_format=dcp",)),
     "agent": ("recipes.agent.program", "agent_calculator", ("agent", "reward"), ("runner.save_format=dcp",)),
 }
-SNAPSHOTS = "snapshots"
-GOAL_SHARE = 0.01
-_SNAPSHOT_STEPS, _INTERVAL = 60, 2.0
 # Steps before the first death, and between two deaths.
 _STEPS = 2
 
@@ -175,70 +170,16 @@ def results(recipe: str, rounds: int) -> Iterator[Result]:
         yield Result(f"{recipe}: finished steps done again", f"{len(own)} deaths", str(again), "0", not again)
 
 
-class Snapshots:
-    """Measures the snapshots of a run whose actor is killed at a late step."""
-
-    def __init__(self) -> None:
-        self.runner: Any = None
-        self.spent, self.number, self.lost, self.unsaved = 0.0, 0, 0.0, 0.0
-        self._saving = self._began = time.monotonic()
-        self.seconds = 0.0
-
-    def __call__(self, event: Event) -> None:
-        now = time.monotonic()
-        match event:
-            case events.RunStarted():
-                self._began = now
-            case events.PhaseStarted(phase=events.SAVE_CHECKPOINT):
-                self._saving = now
-            case events.CheckpointSaved(snapshot=True):
-                self.spent, self.number, self.unsaved = self.spent + now - self._saving, self.number + 1, now
-            case events.PhaseStarted(step=step, phase=events.GENERATE_ROLLOUTS) if step == _SNAPSHOT_STEPS:
-                if not self.seconds:
-                    self.seconds, self.lost = now - self._began, now - self.unsaved
-                    os.kill(self.runner.groups["actor"]._members[0].pid, signal.SIGKILL)
-            case _:
-                pass
-
-
-def snapshot_results() -> Iterator[Result]:
-    """Measure the cost of snapshots, and of a death with them."""
-    module, file, *_ = RECIPES["embodied"]
-    program: Any = importlib.import_module(module)
-    taken = Snapshots()
-
-    def launch(config: Any, cluster: Cluster, record: RunRecord) -> Any:
-        taken.runner = program.launch(config, cluster, record)
-        return taken.runner
-
-    with tempfile.TemporaryDirectory() as folder:
-        overrides = (f"runner.max_steps={_SNAPSHOT_STEPS}", "runner.val_check_interval=-1", "runner.max_restarts=1")
-        timed = f"runner.snapshot_interval={_INTERVAL:g}s"
-        job = load_job(file, (f"runner.logger.log_path={folder}", timed, *overrides), environ={})
-        job.raise_if_bad()
-        config: Any = job.config
-        run_job(job, RunFolder.create(config.runner, config.recipe), taken, launch)
-    share, each = taken.spent / taken.seconds, taken.spent / max(taken.number, 1)
-    measured = f"{taken.number} of {1000 * each:.0f} ms in {taken.seconds:.0f} s, at least {_INTERVAL:g} s apart"
-    yield Result("embodied: time that snapshots take", measured, f"{share:.2%}", "< 1 %", share < GOAL_SHARE)
-    allowed = max(_INTERVAL, 100 * each) + 2 * taken.seconds / _SNAPSHOT_STEPS
-    yield Result(
-        *("embodied: death of actor, work done again", f"of {taken.seconds:.0f} s", f"{taken.lost:.1f} s"),
-        *(f"<= {allowed:.1f} s", taken.lost <= allowed),
-    )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("only", nargs="?", choices=[*RECIPES, SNAPSHOTS])
+    parser.add_argument("only", nargs="?", choices=list(RECIPES))
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
 
     def part(recipe: str) -> Iterable[Result]:
         return results(recipe, chosen.rounds)
 
-    parts = {recipe: lambda recipe=recipe: part(recipe) for recipe in RECIPES}
-    return run_parts({**parts, SNAPSHOTS: snapshot_results}, chosen.only)
+    return run_parts({recipe: lambda recipe=recipe: part(recipe) for recipe in RECIPES}, chosen.only)
 
 
 if __name__ == "__main__":
