@@ -56,6 +56,11 @@ class ChatRunner(Runner):
         self.record.emit(events.PhaseStarted(step, events.EVALUATE))
         return self._actor.evaluate().wait()[0]
 
+    @property
+    def keeps_state(self) -> bool:
+        """See `Runner`."""
+        return self._settings.saves_state
+
     def write_checkpoint(self, folder: Path) -> None:
         """Write weights and optimizer, a folder that transformers loads, or both."""
         save_parts(self._actor, folder, self._settings)

@@ -64,7 +64,7 @@ def line_of(event: Event, progress: RunProgress) -> str | None:
         case Evaluated():
             return f"evaluated at step {event.step}: {labels.figures_text(labels.headlines(event.metrics, 'eval'))}"
         case CheckpointSaved():
-            return f"saved {event.path.name}"
+            return None if event.snapshot else f"saved {event.path.name}"
         case RunRestarted():
             back = f"back to step {event.step}" if event.step else "from the beginning, without a checkpoint"
             return f"restart {event.restart} of {event.max_restarts}, {back}: {event.reason}"

@@ -104,6 +104,7 @@ _INCIDENTAL: Final = (
     "runner.logger",
     "runner.resume_dir",
     "runner.save_interval",
+    "runner.snapshot_interval",
     "runner.keep_checkpoints",
     "runner.save_on_interrupt",
     "runner.trace",

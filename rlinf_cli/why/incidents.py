@@ -120,9 +120,9 @@ def _of_event(event: StoryEvent, bundles: dict[str, Bundle]) -> Incident:
     bundle = next((bundles[name] for name in _named(event) if name in bundles), None)
     source = run_events.FILE if bundle is None else f"{FOLDER}/{bundle.path.name}/{FAILURE}"
     process, others = _processes(bundle)
-    # The event comes when all processes have ended.
-    moment = event.time if bundle is None else bundle.content.time
-    return Incident(event.kind, event.text, source, moment, event.step, process, others, event.details, bundle)
+    # The event comes when all processes have ended; that of a restart has the step that the run went back to.
+    time, step = (event.time, event.step) if bundle is None else (bundle.content.time, bundle.content.step)
+    return Incident(event.kind, event.text, source, time, step, process, others, event.details, bundle)
 
 
 def _of_bundle(bundle: Bundle) -> Incident:

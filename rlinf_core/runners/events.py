@@ -66,10 +66,11 @@ class Evaluated(NamedTuple):
 
 
 class CheckpointSaved(NamedTuple):
-    """Training after `step` can be resumed from `path`."""
+    """Training after `step` can be resumed from `path`; from a snapshot, until the next checkpoint is saved."""
 
     step: int
     path: Path
+    snapshot: bool = False
 
 
 class ClusterReady(NamedTuple):

@@ -254,9 +254,15 @@ class RunRecord:
         self.emit(events.Evaluated(step, metrics))
 
     def save(
-        self, step: int, write: Callable[[Path], Any], *, weight_version: int, world_sizes: Mapping[str, int]
+        self,
+        step: int,
+        write: Callable[[Path], Any],
+        *,
+        weight_version: int,
+        world_sizes: Mapping[str, int],
+        snapshot: bool = False,
     ) -> None:
-        """Make a checkpoint from the files that `write` writes into the given folder.
+        """Make a checkpoint from the files that `write` writes into the given folder; a snapshot lasts until the next.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -270,6 +276,7 @@ class RunRecord:
             metrics=self.newest,
             weight_version=weight_version,
             world_sizes=world_sizes,
+            snapshot=snapshot,
         )
         work = store.begin(step)
         try:
@@ -280,7 +287,7 @@ class RunRecord:
             raise
         self._saved = step
         self._worked()
-        self.emit(events.CheckpointSaved(step, path))
+        self.emit(events.CheckpointSaved(step, path, snapshot))
 
     def has_unsaved(self, step: int) -> bool:
         """Return whether `step` is the last finished one, without a checkpoint."""

@@ -6,6 +6,7 @@ A loop of your own is a subclass with a `train_step`: docs/write-a-recipe.md bui
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping
@@ -13,12 +14,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
+from rlinf_core.errors import CheckpointError
 from rlinf_core.runners import events
 from rlinf_core.runners.record import RunConfig, RunRecord
+from rlinf_core.runners.snapshots import SnapshotSchedule
 from rlinf_core.runners.standalone import StandaloneRecord
 from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.worker_group import WorkerGroup
 
+LOGGER = logging.getLogger("rlinf")
 NEVER: Final = -1
 
 
@@ -48,6 +52,7 @@ class Runner(ABC):
         self.record: RunRecord = record or cast("RunRecord", self._own_record)
         self.weight_version = 0
         self._times: dict[str, float] = {}
+        self._snapshots = SnapshotSchedule(None)
 
     # To be implemented by loops
 
@@ -69,6 +74,11 @@ class Runner(ABC):
     @abstractmethod
     def read_checkpoint(self, folder: Path) -> None:
         """Restore the state from `write_checkpoint`."""
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether training can be resumed from what `write_checkpoint` writes."""
+        return True
 
     def finish(self) -> None:  # noqa: B027 - the last checkpoint may suffice
         """Save further results besides the checkpoints, after the last step."""
@@ -107,6 +117,8 @@ class Runner(ABC):
 
     def _run(self) -> None:
         record, last = self.record, self.last_step
+        if self.config.save_interval != NEVER and self.keeps_state:
+            self._snapshots = SnapshotSchedule(self.config.snapshot_seconds)
         record.started(record.step if self.config.only_eval else last, self.world_sizes)
         if self.config.only_eval:
             self.evaluate(record.step)
@@ -122,6 +134,8 @@ class Runner(ABC):
                     self.evaluate(step)
                 if self._is_due(self.config.save_interval, step):
                     self.save_checkpoint(step)
+                elif self._snapshots.due:
+                    self._save_snapshot(step)
             except (KeyboardInterrupt, SystemExit):
                 # Until the next step's training, the actor is in this step's state.
                 if self.config.save_on_interrupt and record.has_unsaved(step):
@@ -152,10 +166,24 @@ class Runner(ABC):
         if metrics is not None:
             self.record.evaluated(step, {**metrics, "time/evaluate": time.perf_counter() - began})
 
-    def save_checkpoint(self, step: int | None = None) -> None:
-        """Save everything needed to train on after `step`, by default the last one."""
+    def save_checkpoint(self, step: int | None = None, *, snapshot: bool = False) -> None:
+        """Save everything needed to train on after `step`, by default the last one; a `snapshot` until the next is."""
         step = self.record.step if step is None else step
-        self.record.save(step, self.write_checkpoint, weight_version=self.weight_version, world_sizes=self.world_sizes)
+        with self._snapshots.saving():
+            self.record.save(
+                step,
+                self.write_checkpoint,
+                weight_version=self.weight_version,
+                world_sizes=self.world_sizes,
+                snapshot=snapshot,
+            )
+
+    def _save_snapshot(self, step: int) -> None:
+        try:
+            self.save_checkpoint(step, snapshot=True)
+        except CheckpointError as error:
+            self._snapshots.stop()
+            LOGGER.warning("no snapshots are saved from now on: %s", str(error).replace("\n", " "))
 
     @contextmanager
     def phase(self, step: int, name: str) -> Generator[None, None, None]:

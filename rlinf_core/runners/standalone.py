@@ -104,7 +104,8 @@ class _Reporter:
                 self.say(f"evaluated at step {event.step}{_headlines(event.metrics, 'eval/')}")
             case events.CheckpointSaved():
                 self._folder.update(step=event.step)
-                self.say(f"saved {event.path.name}")
+                if not event.snapshot:
+                    self.say(f"saved {event.path.name}")
             case events.RunFinished():
                 self.say(f"finished after step {event.step}: {self._folder.path}")
             case _:

@@ -367,6 +367,11 @@ class ReasoningRunner(RolloutRunner):
 
     # Checkpoints
 
+    @property
+    def keeps_state(self) -> bool:
+        """See `Runner`."""
+        return self._settings.saves_state
+
     def write_checkpoint(self, folder: Path) -> None:
         """Write weights, optimizer, the problems used, buffered groups and unfinished answers; or a folder that
         transformers loads; or both, by `runner.save_format`.

@@ -81,15 +81,13 @@ def of_ray(incident: Incident) -> RunFinding | None:
     name = next((name for name in _ENGINE if process is not None and process.name == name), None)
     if process is None or name is None:
         return None
+    do = "start the run again with `runner.resume_dir=auto`" if incident.ended else "nothing: the run was started again"
     return _finding(
         incident,
         "watcher-died",
         f"`{name}`, which the workers of the run depend on, died",
         _cause(process),
-        "`ray/` in the evidence has the end of its log",
-        "start the run again with `runner.resume_dir=auto`"
-        if incident.ended
-        else "nothing else: the run was started again",
+        f"{do}; `ray/` in the evidence has the end of its log",
     )
 
 

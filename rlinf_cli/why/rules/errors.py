@@ -110,7 +110,7 @@ def simulator_raised(incident: Incident) -> RunFinding | None:
     return _finding(
         incident,
         "simulator-raises",
-        f"{_name(incident)}: {_first_line(incident)}",
+        f"{_name(incident)}: {_first_line(incident).partition(' (environment')[0]}",
         _quoted(incident),
         "look at that line of its code: the same episode raises there again",
         *_help(incident, "the log of the worker has its traceback"),

@@ -98,7 +98,7 @@ class RunnerConfig(ConfigModel):
         NoEffect(
             (
                 *("max_epochs", "max_steps", "val_check_interval", "val_before_train"),
-                *("save_interval", "save_on_interrupt", "keep_checkpoints"),
+                *("save_interval", "snapshot_interval", "save_on_interrupt", "keep_checkpoints"),
             ),
             lambda runner, sizes: runner.only_eval,
             "`only_eval` evaluates once and trains nothing",
@@ -113,6 +113,13 @@ class RunnerConfig(ConfigModel):
             "remove it, or write `val_check_interval: 10`",
             because=("val_check_interval",),
             severity=Severity.NOTE,
+        ),
+        NoEffect(
+            ("snapshot_interval",),
+            lambda runner, sizes: runner.save_interval == -1,
+            "the run saves nothing before its end: `save_interval` is -1",
+            "remove it, or write `save_interval: 100`",
+            because=("save_interval",),
         ),
         NoEffect(
             ("keep_checkpoints",),
@@ -148,6 +155,11 @@ class RunnerConfig(ConfigModel):
         " `rlinf stop`).",
     )
     keep_checkpoints: StepsOrNever = Field(default=3, description="Number of newest checkpoints to keep; -1: all.")
+    snapshot_interval: Duration | None = Field(
+        default="1m",
+        description="Time between snapshots, as in `30s`: checkpoints between those of `save_interval`, each replaced"
+        " by the next. They are further apart where they would take more than 1 % of the time. null: none.",
+    )
     resume_dir: OptionalWrittenPath = Field(
         default=None,
         description="Checkpoint to continue from: a `global_step_N` folder, or `auto` for the newest of"
@@ -180,6 +192,11 @@ class RunnerConfig(ConfigModel):
     logger: LoggerConfig = Field(
         default_factory=LoggerConfig, description="Where metrics and logs go: log_path, names, logger_backends."
     )
+
+    @property
+    def snapshot_seconds(self) -> float | None:
+        """Seconds between snapshots; None for none."""
+        return None if self.snapshot_interval is None else duration_seconds(self.snapshot_interval)
 
     @property
     def last_step(self) -> int | None:

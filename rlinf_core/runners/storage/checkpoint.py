@@ -59,6 +59,7 @@ class Manifest(NamedTuple):
         files: size in bytes of every file, by its path within the checkpoint. `CheckpointStore.commit` fills it in.
         digests: SHA-256 of every file in hexadecimal digits, by the same paths; empty where an rlinf wrote it that kept
             none. `CheckpointStore.commit` fills it in.
+        snapshot: whether the next checkpoint replaces it.
     """
 
     step: int
@@ -71,6 +72,7 @@ class Manifest(NamedTuple):
     time: float = 0.0
     files: Mapping[str, int] = {}
     digests: Mapping[str, str] = {}
+    snapshot: bool = False
 
 
 class Checkpoint(NamedTuple):
@@ -118,7 +120,7 @@ class CheckpointStore:
 
     Args:
         folder: their folder; created with the first one.
-        keep: how many of the newest complete ones to keep; -1: all.
+        keep: how many of the newest complete ones to keep, besides a snapshot; -1: all.
     """
 
     def __init__(self, folder: Path, keep: int = KEEP_ALL) -> None:
@@ -168,7 +170,7 @@ class CheckpointStore:
                 durable.rename(final, self.folder / f"{_REPLACED}{final.name}")
             durable.rename(work, final)
             durable.write_whole(self.folder / LATEST, f"{final.name}\n")
-            self._retain()
+            self._retain(final)
         except OSError as error:
             raise _unwritable(self.folder, error) from error
         return final
@@ -209,11 +211,14 @@ class CheckpointStore:
             elif path.name.startswith(".") and path.name.endswith(".part"):
                 path.unlink(missing_ok=True)
 
-    def _retain(self) -> None:
-        """Remove surplus checkpoints, each renamed first so that it vanishes atomically."""
-        if self.keep != KEEP_ALL:
-            for old in self.complete()[: -self.keep]:
-                durable.rename(old.path, self.folder / f"{_DISCARDED}{old.path.name}")
+    def _retain(self, newest: Path) -> None:
+        """Remove surplus checkpoints and earlier snapshots, each renamed first so that it vanishes atomically."""
+        done = self.complete()
+        lasting = [checkpoint for checkpoint in done if not checkpoint.manifest.snapshot]
+        surplus = lasting[: -self.keep] if self.keep != KEEP_ALL else []
+        replaced = [checkpoint for checkpoint in done if checkpoint.manifest.snapshot and checkpoint.path != newest]
+        for old in (*surplus, *replaced):
+            durable.rename(old.path, self.folder / f"{_DISCARDED}{old.path.name}")
         for path in self._entries():
             if path.name.startswith((_REPLACED, _DISCARDED)):
                 durable.remove_tree(path)

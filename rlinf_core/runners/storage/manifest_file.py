@@ -39,5 +39,6 @@ class ManifestFile(FileModel):
     world_sizes: dict[str, Rank] = Field(default_factory=dict[str, int])
     versions: dict[str, str] = Field(default_factory=dict[str, str])
     time: Moment = 0.0
+    snapshot: bool = False
     files: dict[Annotated[Name, AfterValidator(_inside)], Bytes] = Field(default_factory=dict[str, int])
     digests: dict[Annotated[Name, AfterValidator(_inside)], Name] = Field(default_factory=dict[str, str])

@@ -31,7 +31,7 @@ FREE_KEYS: Final = (
     ),
     *("runner.only_eval", "runner.skip_checks"),
     *("runner.val_check_interval", "runner.val_before_train", "runner.sample_interval"),
-    *("runner.save_interval", "runner.save_on_interrupt", "runner.keep_checkpoints"),
+    *("runner.save_interval", "runner.snapshot_interval", "runner.save_on_interrupt", "runner.keep_checkpoints"),
     *("runner.logger.log_path", "runner.logger.project_name", "runner.logger.logger_backends"),
 )
 _MOST_CANDIDATES: Final = 5

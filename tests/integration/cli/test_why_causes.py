@@ -105,12 +105,12 @@ def near() -> Mapping[str, str]:
 
 @pytest.fixture
 def endless(home: Path, request: pytest.FixtureRequest) -> Any:
-    """A run without an end, after its second step."""
+    """A run without an end, after a step at least."""
     task, limited = request.param
-    environ = near() if limited else {}
+    environ: Mapping[str, str] = near() if limited else {}
     job = (*EMBODIED, *((fault(task),) if task else ()), "runner.max_steps=-1")
     process = subprocess.Popen([RLINF, "train", *job], stderr=subprocess.DEVNULL, env={**os.environ, **environ})
-    until(lambda: (run := RunFolder.latest("runs")) is not None and run.refresh().step >= 2, "a step", 100, 0.2)
+    until(lambda: (run := RunFolder.latest("runs")) is not None and run.refresh().step >= 1, "a step", 100, 0.2)
     yield process
     if process.poll() is None:
         process.kill()

@@ -9,6 +9,7 @@ import torch
 
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners.events import (
+    CheckpointSaved,
     Event,
     PhaseStarted,
     RunRestarted,
@@ -33,6 +34,11 @@ def same(one: Run, other: Run) -> None:
 def check_is_alike(run: Run, undisturbed: Run) -> None:
     """The weights after step 3 are those of the run that nothing happened to, and each step was finished once."""
     assert [each.step for each in run.of(StepFinished)] == [1, 2, 3]
+    check_ends_alike(run, undisturbed)
+
+
+def check_ends_alike(run: Run, undisturbed: Run) -> None:
+    """The weights after step 3 are those of the run that nothing happened to, whatever was done again."""
     assert [each.step for each in run.metrics] == [1, 2, 3]
     (there,) = [each.path for each in undisturbed.folder.checkpoints.complete() if each.step == 3]
     weights, mine = read_weights(there), run.weights()
@@ -73,6 +79,17 @@ def test_a_killed_actor_costs_a_restart_and_changes_nothing(train: Train, spanni
     assert any(name.startswith("ray/") for name in names)
     assert len(run.of(RunStarted)) == 1
     check_is_alike(run, spanning)
+
+
+@pytest.mark.nightly
+def test_killed_actor_goes_back_to_the_snapshot(train: Train, spanning: Run) -> None:
+    snapshots = ("runner.save_interval=3", "runner.snapshot_interval=0.01s")
+    run = train(*SPANNING, *snapshots, during=Killer("actor", 3, "generate_rollouts"))
+    (restart,) = run.of(RunRestarted)
+    assert restart.step in [saved.step for saved in run.of(CheckpointSaved) if saved.snapshot]
+    assert [saved.step for saved in run.of(CheckpointSaved) if not saved.snapshot] == [3]
+    assert [checkpoint.step for checkpoint in run.folder.checkpoints.complete()] == [3]
+    check_ends_alike(run, spanning)
 
 
 @pytest.mark.nightly

@@ -58,12 +58,12 @@ def killed_before(number: int) -> Iterator[list[str]]:
         patch.undo()
 
 
-def save(store: CheckpointStore, step: int, content: str = "") -> Path:
+def save(store: CheckpointStore, step: int, content: str = "", *, snapshot: bool = False) -> Path:
     work = store.begin(step)
     (work / "actor").mkdir()
     (work / "actor" / "weights").write_text(content or f"weights of step {step}")
     (work / "rank_0").write_text("random state")
-    return store.commit(step, Manifest(step, facts={"actor.model.hidden_dim": 128}))
+    return store.commit(step, Manifest(step, facts={"actor.model.hidden_dim": 128}, snapshot=snapshot))
 
 
 def steps(store: CheckpointStore) -> list[int]:
@@ -98,6 +98,18 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
         save(store, step)
     assert steps(store) == [10, 100]
     assert not (tmp_path / "global_step_5").exists()
+
+
+def test_snapshot_lasts_until_the_next_checkpoint(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    for step, snapshot in ((5, False), (7, True), (8, True), (10, False), (12, True), (11, True)):
+        save(store, step, snapshot=snapshot)
+    assert steps(store) == [5, 10, 11]
+    latest = store.latest()
+    assert latest is not None
+    assert (latest.step, latest.manifest.snapshot) == (11, True)
+    save(store, 15)
+    assert steps(store) == [10, 15]
 
 
 def test_a_step_that_is_done_again_is_replaced(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
+from rlinf_core.errors import CheckpointError
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Event
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
@@ -68,6 +70,46 @@ def test_what_is_evaluated_and_kept(
     assert told.of(events.Evaluated) == evaluated
     assert told.of(events.CheckpointSaved) == saved
     assert told.of(events.StepFinished) == ([] if keys.get("only_eval") else [1, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize(
+    ("keys", "snapshots"),
+    [({}, [1, 2, 4]), ({"snapshot_interval": None}, []), ({"save_interval": -1}, []), ({"save_interval": 1}, [])],
+)
+def test_snapshots_lie_between_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], snapshots: list[int]
+) -> None:
+    monkeypatch.setattr("rlinf_core.runners.snapshots._REST", 0.0)
+    told = Told()
+    loop, folder = made(
+        tmp_path, told, **{"max_steps": 5, "save_interval": 3, "snapshot_interval": "0.000001s", **keys}
+    )
+    loop.init_workers()
+    loop.run()
+    saved = [event for event in told if isinstance(event, events.CheckpointSaved)]
+    assert [event.step for event in saved if event.snapshot] == snapshots
+    assert not any(checkpoint.manifest.snapshot for checkpoint in folder.checkpoints.complete())
+
+
+def test_snapshot_that_cannot_be_written_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Told()
+    loop, _ = made(tmp_path, told, max_steps=4, save_interval=4, snapshot_interval="0.000001s")
+    monkeypatch.setattr(loop, "write_checkpoint", full_disk_until(loop, 4))
+    loop.init_workers()
+    loop.run()
+    assert told.of(events.CheckpointSaved) == [4]
+    assert [record.message for record in caplog.records if "no snapshots are saved" in record.message] != []
+
+
+def full_disk_until(loop: Counting, step: int) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        if loop.record.step < step:
+            raise CheckpointError("a checkpoint cannot be written", why="No space left on device")
+        (folder / "count").write_text("1")
+
+    return write
 
 
 def test_a_step_has_the_times_of_its_phases(tmp_path: Path) -> None:

@@ -179,7 +179,8 @@ def test_a_simulator_that_hangs_is_ended(how: str, closed: Any) -> None:
 
 def test_an_exception_and_an_exit_are_told(closed: Any, capfd: pytest.CaptureFixture[str]) -> None:
     env = closed(made(1, num_envs=1, breaks="raise", at="reset", after=0))
-    with pytest.raises(SimulatorError, match=r"raised ValueError: the mesh has 0 faces \(environment 0") as caught:
+    words = r"raised ValueError: the mesh has 0 faces at \S+/fake_simulators.py:\d+ in \w+ \(environment 0"
+    with pytest.raises(SimulatorError, match=words) as caught:
         moved(env)
     assert "a new simulator that began the episode again raised as well" in str(caught.value)
     env.close()
