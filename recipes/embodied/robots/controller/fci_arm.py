@@ -11,6 +11,7 @@ import importlib
 import logging
 import math
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,6 +42,7 @@ _STILL = 0.02  # radians per second
 _SETTLE_SECONDS = 0.1  # from a new target until its motion shows in the velocities
 _ARRIVED = 0.03  # radians from the target, at most, where a reset ends
 _ARRIVAL_SECONDS = 5.0  # beyond the time that a reset should take
+_REST_SECONDS = 3.0  # within which an arm has braked
 _ROW_SECONDS = 0.02  # between the targets of a reset
 _FINGERS_SPEED = 0.1  # metres per second
 _FINGERS_WIDTH = 0.08  # metres between open fingers, where the hand does not say it
@@ -228,6 +230,7 @@ class FciArm(Arm):
             self._loop = None
         if self._loop is None:
             self._robot.automatic_error_recovery()
+            self._rest()
             if turn != self._turn:
                 return
             options = self._options
@@ -253,6 +256,15 @@ class FciArm(Arm):
                 if self.stopped is not None and reflexes not in self.stopped:
                     self.stopped += f"; the arm ended its motion: {reflexes}"
         self._refresh()
+
+    def _rest(self) -> None:
+        """Wait until the arm stands: a loop that begins while it still brakes is a discontinuity."""
+        deadline = time.monotonic() + _REST_SECONDS
+        self._refresh()
+        while self._fast():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"it moves {_REST_SECONDS:g} s after its motion ended")
+            self._refresh()
 
     def _refresh(self) -> None:
         self._state = self._robot.read_once()
