@@ -11,6 +11,7 @@ import importlib
 import logging
 import math
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,7 +41,8 @@ _DEVIATION = 10.0  # radians from where a loop began; our own limits are narrowe
 _STILL = 0.02  # radians per second
 _SETTLE_SECONDS = 0.1  # from a new target until its motion shows in the velocities
 _ARRIVED = 0.03  # radians from the target, at most, where a reset ends
-_ARRIVAL_SECONDS = 5.0  # beyond the time that a reset should take
+_ARRIVAL_SECONDS = 5.0  # beyond twice the time that a reset should take, and that of braking before it
+_REST_SECONDS = 3.0  # within which an arm has braked
 _ROW_SECONDS = 0.02  # between the targets of a reset
 _FINGERS_SPEED = 0.1  # metres per second
 _FINGERS_WIDTH = 0.08  # metres between open fingers, where the hand does not say it
@@ -55,7 +57,6 @@ class FciOptions:
         fraction: of the arm's own limits of velocity, acceleration and jerk that its motions keep.
         torque: of a collision, at each joint, in newton metres.
         force: of a collision, at the hand, in newtons and newton metres; also the force of a grasp.
-        backend: `impedance` (compliant, by torques) or `robot` (the arm's own controller of positions).
         realtime: `enforce` a kernel with real-time scheduling, or `ignore` that there is none.
         gripper: the arm has a Franka Hand.
     """
@@ -63,7 +64,6 @@ class FciOptions:
     fraction: float = 0.5
     torque: float = 40.0
     force: float = 40.0
-    backend: str = "impedance"
     realtime: str = "enforce"
     gripper: bool = True
 
@@ -143,7 +143,7 @@ class FciArm(Arm):
             self._turn += 1
             turn = self._turn
             self.stopped, self._goal, self._led = None, goal, False
-            self._late = now + seconds + _ARRIVAL_SECONDS
+            self._late = now + _REST_SECONDS + 2 * seconds + _ARRIVAL_SECONDS
         self.clipped = False
         self._grip(False, again=True)
         self._worker.submit(lambda: self._lead(goal, turn))
@@ -177,10 +177,11 @@ class FciArm(Arm):
         goal = self._goal
         if goal is None or not self._led:
             return
-        if np.abs(self.joints(now) - goal).max() < _ARRIVED and not self._fast():
+        away = float(np.abs(self.joints(now) - goal).max())
+        if away < _ARRIVED and not self._fast():
             self._goal = None
         elif now > self._late:
-            self.stop("it did not arrive at its start: something may hold it", now)
+            self.stop(f"it is {away:.2f} rad away from its start when it should be there: something may hold it", now)
 
     def close(self) -> None:
         """Stop and disconnect; takes up to `CLOSE_SECONDS`. Idempotent."""
@@ -228,12 +229,11 @@ class FciArm(Arm):
             self._loop = None
         if self._loop is None:
             self._robot.automatic_error_recovery()
+            self._rest()
             if turn != self._turn:
                 return
             options = self._options
-            self._loop = self._robot.joint_targets(
-                fraction=options.fraction, max_deviation=_DEVIATION, backend=options.backend
-            )
+            self._loop = self._robot.joint_targets(fraction=options.fraction, max_deviation=_DEVIATION)
         begin = np.array(self._loop.target(), float)
         share = np.abs(goal - begin) / (RESET_SPEED * VELOCITY_MAX * _ROW_SECONDS)
         way = np.linspace(begin, goal, 1 + max(1, math.ceil(float(share.max()))))[1:]
@@ -253,6 +253,15 @@ class FciArm(Arm):
                 if self.stopped is not None and reflexes not in self.stopped:
                     self.stopped += f"; the arm ended its motion: {reflexes}"
         self._refresh()
+
+    def _rest(self) -> None:
+        """Wait until the arm stands: a loop that begins while it still brakes is a discontinuity."""
+        deadline = time.monotonic() + _REST_SECONDS
+        self._refresh()
+        while self._fast():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"it moves {_REST_SECONDS:g} s after its motion ended")
+            self._refresh()
 
     def _refresh(self) -> None:
         self._state = self._robot.read_once()

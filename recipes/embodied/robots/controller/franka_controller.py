@@ -44,12 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"collision threshold of the hand, and force of a grasp, in N (default: {standard.force:g})",
     )
     parser.add_argument(
-        "--backend",
-        choices=("impedance", "robot"),
-        default=standard.backend,
-        help="who tracks targets: a compliant law of torques (default), or the arm's own controller",
-    )
-    parser.add_argument(
         "--realtime",
         choices=("enforce", "ignore"),
         default=standard.realtime,
@@ -58,9 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-gripper", action="store_true", help="the arm has no Franka Hand")
     chosen = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    options = FciOptions(
-        chosen.fraction, chosen.torque, chosen.force, chosen.backend, chosen.realtime, not chosen.no_gripper
-    )
+    options = FciOptions(chosen.fraction, chosen.torque, chosen.force, chosen.realtime, not chosen.no_gripper)
     try:
         arm = connect_arm(chosen.fci, options)
     except RobotError as error:

@@ -32,7 +32,7 @@ from recipes.embodied.envs.real.driver_contract import check_driver
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import ACTION_STEP
 from recipes.embodied.robots.franka_kinematics import HOME
-from recipes.embodied.robots.robot_errors import RobotError, RobotRefusedError, RobotStoppedError
+from recipes.embodied.robots.robot_errors import RobotError, RobotRefusedError
 from rlinf_core import GenericRobot
 from rlinf_core.hardware.robots.franka import Franka
 from tests.waiting import until
@@ -207,18 +207,6 @@ def test_an_arm_whose_holder_is_gone_stands(server: Server, control: Control, ho
     assert 0 <= report["still"] - report["command"] <= BRAKES, report
     assert report["errors"] == []
     assert f"process {holder.pid}" in str(why)
-
-
-def test_a_violated_limit_is_a_stop_until_a_reset(control: Control) -> None:
-    arm, _ = control("--backend", "robot")
-    with ready(arm) as client:
-        with pytest.raises(RobotStoppedError, match=r"the arm ended its motion: \w*(violation|discontinuity)"):
-            swing(client, 60, 1.0)
-        with pytest.raises(RobotStoppedError):
-            client.move(np.zeros(7))
-        assert client.state().mode == "reflex"
-        client.reset(HOME)
-        assert client.move(np.zeros(7)).mode == "move"
 
 
 def test_a_policy_that_thinks_for_long_is_no_reflex(server: Server, control: Control) -> None:

@@ -82,6 +82,18 @@ def test_a_reset_recovers_and_goes_slowly(arm: FciArm) -> None:
     assert arm.stopped is None
 
 
+def test_a_reset_waits_until_the_arm_has_braked(arm: FciArm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fci_arm, "_REST_SECONDS", 0.05)
+    robot().dq = np.full(7, 0.5)
+    arm.reset(HOME, 0.0)
+    settle(arm)
+    assert robot().ways == []
+    assert "it moves 0.05 s after its motion ended" in str(arm.stopped)
+    robot().dq = np.zeros(7)
+    ready(arm)
+    assert arm.stopped is None
+
+
 def test_a_reset_that_does_not_arrive_stops_the_arm(arm: FciArm) -> None:
     robot().q, robot().held = HOME - 0.5, True
     settle(arm)
