@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, cast
+from typing import IO, Any, BinaryIO, Final, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,7 +141,7 @@ def _records(file: Path) -> Iterator[tuple[Damage, Record | None]]:
     yield Damage(file, good, size - good, torn), None
 
 
-def _next_record(stream: BinaryIO, size: int) -> Record | None:
+def _next_record(stream: IO[bytes], size: int) -> Record | None:
     head = stream.read(_RECORD.size)
     if len(head) < _RECORD.size:
         return None
@@ -157,7 +157,7 @@ def _next_record(stream: BinaryIO, size: int) -> Record | None:
         return None
 
 
-def _is_torn(stream: BinaryIO, offset: int, size: int) -> bool:
+def _is_torn(stream: IO[bytes], offset: int, size: int) -> bool:
     """Return whether the remainder is one unfinished record: no complete record starts after the one at `offset`."""
     stream.seek(offset)
     head = stream.read(_RECORD.size)
