@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from rlinf_core.collective.connections.connection import NO_ANSWER
 from rlinf_core.errors import WorkerDiedError
@@ -10,6 +11,8 @@ from rlinf_core.manager.manager_client import current_client
 
 _NODE_LEFT = "its node left the cluster"
 _EXIT_CODE = re.compile(r"exit code (-?\d+)")
+# A forked process without a status.
+GONE: Final = "its process is gone"
 
 
 class ProcessGone(Exception):  # noqa: N818 - a vehicle, as `RemoteFailure`: seen as `WorkerDiedError`
@@ -37,6 +40,8 @@ def took_its_node(error: WorkerDiedError) -> bool:
 def _ray_says(text: str) -> str | None:
     if "NODE_OUT_OF_MEMORY" in text or "running low on memory" in text:
         return "it was killed because its node ran out of memory"
+    if text.startswith(GONE):
+        return text
     code = _EXIT_CODE.search(text)
     if code and code[1] != "0":
         return f"its process ended with exit code {code[1]}"

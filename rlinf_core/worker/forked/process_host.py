@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from rlinf_core.cluster.ray_api import ray_api, session_folder
 from rlinf_core.node.fork_server import ForkClient, Settings
 from rlinf_core.process.import_path import add_user_folders, add_working_folder
-from rlinf_core.worker.death import ProcessGone
+from rlinf_core.worker.death import GONE, ProcessGone
 from rlinf_core.worker.forked.forked_process import LENGTH, Answer, Ask, main
 
 # After the end of a process is known: what it has sent before may still be read.
@@ -63,17 +63,24 @@ class _Line:
 
 
 class _Process:
-    """A process as its host knows it."""
+    """A process as its host knows it.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    Args:
+        reader, writer: the connection to it.
+        ended: gets its wait status as of `os.waitpid`, or the reason why it has none.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ended: asyncio.Future[int | str]
+    ) -> None:
         self._writer = writer
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._lines: dict[str, _Line] = {}
         self._count = 0
         self._reading = asyncio.create_task(self._read(reader))
-        # Its wait status, or the reason why there is none.
-        self.ended: asyncio.Future[int | str] = asyncio.get_running_loop().create_future()
+        self.ended = ended
         self._ending: asyncio.Task[None] | None = None
+        ended.add_done_callback(self._begin_to_end)
 
     def call(self, order: Order, ask: Callable[[int], Ask]) -> asyncio.Future[Answer]:
         """Send a call in its turn; return its future answer."""
@@ -92,11 +99,8 @@ class _Process:
         self._lines.setdefault(order.caller, _Line()).take(order.number, send)
         return answer
 
-    def end(self, status: int | str) -> None:
-        """Record the process's end: its status as of `os.waitpid`, or the reason why it has none."""
-        if not self.ended.done():
-            self.ended.set_result(status)
-            self._ending = asyncio.create_task(self._fail(status))
+    def _begin_to_end(self, ended: asyncio.Future[int | str]) -> None:
+        self._ending = asyncio.create_task(self._fail(ended.result()))
 
     async def _fail(self, status: int | str) -> None:
         # Its own children may hold the connection open.
@@ -152,10 +156,9 @@ class ProcessHost:
             arguments=(str(context.gcs_address), str(context.namespace), concurrency),
         )
         self._server = ForkClient(settings)
-        self._server.socket.setblocking(False)
         self._context = context
         self._processes: dict[str, asyncio.Task[_Process]] = {}
-        self._by_name: dict[str, _Process] = {}
+        self._ends: dict[str, asyncio.Future[int | str]] = {}
         self._listens = False
 
     def __repr__(self) -> str:
@@ -169,30 +172,30 @@ class ProcessHost:
         return await asyncio.shield(self._processes[name])
 
     async def _start(self, name: str) -> _Process:
+        loop = asyncio.get_running_loop()
+        # Its end may be reported before the connection to it stands.
+        ended = self._ends[name] = loop.create_future()
+        if not self._listens:
+            self._listens = True
+            loop.add_reader(self._server.socket, self._listen)
         try:
             connection = self._server.start(name)
         except OSError as error:
             raise _gone(str(error)) from None
-        process = _Process(*await asyncio.open_connection(sock=connection))
-        self._by_name[name] = process
-        if not self._listens:
-            self._listens = True
-            asyncio.get_running_loop().add_reader(self._server.socket, self._listen)
-        return process
+        return _Process(*await asyncio.open_connection(sock=connection), ended)
 
     def _listen(self) -> None:
         try:
             message = self._server.receive()
-        except BlockingIOError:
-            return
         except OSError:
             message = None
         if message is None:
             asyncio.get_running_loop().remove_reader(self._server.socket)
-            for process in self._by_name.values():
-                process.end("the one that had forked it has ended")
+            for ended in self._ends.values():
+                if not ended.done():
+                    ended.set_result("the one that had forked it has ended")
         elif "end" in message:
-            self._by_name[message["name"]].end(message["end"])
+            self._ends[message["name"]].set_result(message["end"])
 
     async def call(
         self, name: str, order: Order, method: str, arguments: bytes, positions: tuple[int, ...], *values: Any
@@ -229,6 +232,6 @@ class ProcessHost:
 
 def _gone(status: int | str) -> ProcessGone:
     if isinstance(status, str):
-        return ProcessGone(f"its process is gone: {status}")
+        return ProcessGone(f"{GONE}: {status}")
     code = os.waitstatus_to_exitcode(status)
     return ProcessGone(f"its process ended with exit code {code}")

@@ -216,6 +216,14 @@ def test_their_lines_have_their_names(pair: WorkerGroup[Light], capfd: pytest.Ca
     until(came)
 
 
+def test_a_process_that_cannot_be_forked_fails_the_launch(cluster: Cluster) -> None:
+    # Not at the head of this module, which other servers import.
+    from tests.integration.runtime.forkless import Forkless
+
+    with pytest.raises(WorkerGroupError, match=r"its process is gone: .*no room for a process"):
+        Forkless.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="forkless")
+
+
 @pytest.mark.nightly
 def test_many_start_in_waves_and_it_is_told_how_many_have(cluster: Cluster) -> None:
     told: list[tuple[int, int]] = []
