@@ -24,7 +24,7 @@ _MESSAGE_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Settings:
+class ForkSettings:
     """The settings of a server.
 
     Attributes:
@@ -52,7 +52,7 @@ class ForkClient:
         OSError: the server could not be started.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ForkSettings) -> None:
         self.socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             number = other.fileno()
@@ -84,7 +84,7 @@ class ForkClient:
 
 
 class _Server:
-    def __init__(self, host: socket.socket, settings: Settings) -> None:
+    def __init__(self, host: socket.socket, settings: ForkSettings) -> None:
         self._host, self._settings = host, settings
         self._selector = selectors.DefaultSelector()
         self._selector.register(host, selectors.EVENT_READ)
@@ -176,7 +176,7 @@ class _Server:
             self._host.send(json.dumps(message).encode())
 
 
-def run(name: str, connection: int, settings: Settings) -> NoReturn:
+def run(name: str, connection: int, settings: ForkSettings) -> NoReturn:
     """Run the entry in this process, and end it."""
     status = 1
     try:
@@ -207,7 +207,7 @@ def _write_to(folder: str, job: str, name: str) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Run as the server, or, where it cannot fork, as one of the processes."""
-    settings = Settings(**json.loads(arguments[-1]))
+    settings = ForkSettings(**json.loads(arguments[-1]))
     if arguments[0] == "alone":
         sys.path[:] = settings.path
         run(arguments[2], int(arguments[1]), settings)

@@ -21,7 +21,7 @@ from rlinf_core.placement.placement import Placement
 from rlinf_core.process.import_path import user_folders, working_folder
 from rlinf_core.waiting import Deadline
 from rlinf_core.worker.calls import unanswered
-from rlinf_core.worker.forked.hosted_actor import Host, HostedActor
+from rlinf_core.worker.forked.hosted_actor import HostedActor, HostHandle
 from rlinf_core.worker.forked.process_host import CONCURRENCY, ProcessHost
 from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle
 from rlinf_core.worker.process import Birth, WorkerProcess
@@ -150,7 +150,7 @@ class Launch:
                 max_concurrency=CONCURRENCY,
                 args=(name, modules, max_concurrency, user_folders(), working_folder()),
             )
-            host = Host(actor, map(self._name, placements))
+            host = HostHandle(actor, map(self._name, placements))
             for placement in placements:
                 hosted[placement.rank] = HostedActor(host, self._name(placement))
                 self._hosts[placement.rank] = name
@@ -221,7 +221,7 @@ def running_members(base: WorkerAddress, life: GroupLife, job: str) -> tuple[Gro
     Raises:
         WorkerDiedError: one of them is dead.
     """
-    members, hosts = list[GroupMember](), dict[str, Host]()
+    members, hosts = list[GroupMember](), dict[str, HostHandle]()
     for rank, (node, incarnation, host) in enumerate(zip(life.nodes, life.workers, life.hosts, strict=True)):
         address = base.get_child_address(rank)
         try:
@@ -230,7 +230,7 @@ def running_members(base: WorkerAddress, life: GroupLife, job: str) -> tuple[Gro
             raise WorkerDiedError(str(address), node=node or None) from None
         if host:
             names = (str(base.get_child_address(n)) for n, other in enumerate(life.hosts) if other == host)
-            actor = HostedActor(hosts.setdefault(host, Host(actor, names)), str(address))
+            actor = HostedActor(hosts.setdefault(host, HostHandle(actor, names)), str(address))
         members.append(GroupMember(address, actor, node, incarnation))
     return tuple(members)
 

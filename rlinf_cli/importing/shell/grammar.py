@@ -50,7 +50,7 @@ class Branches:
 
 
 @dataclass(frozen=True)
-class Choice:
+class CaseChoice:
     """`case`: a word, and patterns with their bodies."""
 
     word: str
@@ -67,11 +67,11 @@ class Loop:
 
 
 Body: TypeAlias = "tuple[Statement, ...]"
-Statement: TypeAlias = "Command | Chain | Branches | Choice | Loop | Block"
+Statement: TypeAlias = "Command | Chain | Branches | CaseChoice | Loop | CommandBlock"
 
 
 @dataclass(frozen=True)
-class Block:
+class CommandBlock:
     """`{ ...; }` or `( ... )`."""
 
     body: Body
@@ -273,7 +273,7 @@ class _Parser:
             close = "}" if word == "{" else ")"
             body = self.body(close)
             self.take(close)
-            return Block(body)
+            return CommandBlock(body)
         if word == "function" or (self.at + 1 < len(self.tokens) and self.tokens[self.at + 1][0] == "("):
             raise ScriptError(f"line {self.line}: functions of a script are not followed")
         return self.command()
@@ -301,7 +301,7 @@ class _Parser:
             self.take("fi")
         return Branches(tuple(cases), otherwise)
 
-    def choice(self) -> Choice:
+    def choice(self) -> CaseChoice:
         self.take("case")
         word = self.here
         self.at += 1
@@ -318,7 +318,7 @@ class _Parser:
             cases.append((tuple(patterns), self.body(";;", "esac")))
             self.skip(";;", "\n")
         self.take("esac")
-        return Choice(str(word), tuple(cases))
+        return CaseChoice(str(word), tuple(cases))
 
     def loop(self) -> Loop:
         kind = self.take("for", "while", "until")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from rlinf_cli.importing.shell.grammar import ScriptError
-from rlinf_cli.importing.shell.script import UNKNOWN, Launch, find_launch
+from rlinf_cli.importing.shell.script import UNKNOWN, ScriptLaunch, find_launch
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.yaml.reader import read
@@ -84,7 +84,7 @@ def read_script(source: SourceText, environ: Mapping[str, str], diagnostics: Dia
     return ScriptJob(_main_file(launch, source), tuple(_overrides(launch, source, diagnostics)), source)
 
 
-def _overrides(launch: Launch, source: SourceText, diagnostics: Diagnostics) -> Iterator[str]:
+def _overrides(launch: ScriptLaunch, source: SourceText, diagnostics: Diagnostics) -> Iterator[str]:
     if "torchrun" in launch.before:
         for option, key in (("nnodes", "trainer.nnodes"), ("nproc_per_node", "trainer.n_gpus_per_node")):
             number = _option(launch.before, option.replace("_", "-")) or _option(launch.before, option)
@@ -104,7 +104,7 @@ def _overrides(launch: Launch, source: SourceText, diagnostics: Diagnostics) -> 
         yield f"{key}={value if _is_yaml(value) else json.dumps(value)}"
 
 
-def _warn(launch: Launch, source: SourceText, diagnostics: Diagnostics, what: str, why: str, key: str) -> None:
+def _warn(launch: ScriptLaunch, source: SourceText, diagnostics: Diagnostics, what: str, why: str, key: str) -> None:
     """Warn of a value that only running the script would tell."""
     start = sum(len(line) + 1 for line in source.text.splitlines()[: launch.line - 1])
     help = f"give it to the import: `{key}=VALUE`"
@@ -127,7 +127,7 @@ def _option(words: tuple[str, ...], name: str) -> str:
     return ""
 
 
-def _main_file(launch: Launch, source: SourceText) -> str:
+def _main_file(launch: ScriptLaunch, source: SourceText) -> str:
     name = _option(launch.words, "config-name") or _FILE_BY_MODULE[launch.module]
     folder = _option(launch.words, "config-path") or "config"
     package = launch.module.rpartition(".")[0].replace(".", "/")

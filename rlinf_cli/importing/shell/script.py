@@ -15,12 +15,12 @@ from typing import Final, NamedTuple
 from rlinf_cli.importing.shell.arithmetic import computed
 from rlinf_cli.importing.shell.grammar import (
     Array,
-    Block,
     Body,
     Branches,
+    CaseChoice,
     Chain,
-    Choice,
     Command,
+    CommandBlock,
     Loop,
     ScriptError,
     Statement,
@@ -40,7 +40,7 @@ _MOST_STEPS: Final = 20_000
 _MOST_TEXT: Final = 1_000_000
 
 
-class Launch(NamedTuple):
+class ScriptLaunch(NamedTuple):
     """The command that starts a job.
 
     Attributes:
@@ -57,7 +57,7 @@ class Launch(NamedTuple):
 
 
 class _LaunchReached(Exception):  # noqa: N818 - no error: it ends the reading
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: ScriptLaunch) -> None:
         self.launch = launch
 
 
@@ -66,7 +66,7 @@ class _Ended(Exception):  # noqa: N818 - no error: the script says `exit`
         self.line = line
 
 
-def find_launch(text: str, environ: Mapping[str, str], is_job: Callable[[str], bool]) -> Launch | None:
+def find_launch(text: str, environ: Mapping[str, str], is_job: Callable[[str], bool]) -> ScriptLaunch | None:
     """Return the first command of a script that runs a module for which `is_job` is true; None if there is none.
 
     Raises:
@@ -106,7 +106,7 @@ class _Reader:
         match statement:
             case Command():
                 return self.command(statement)
-            case Block(body):
+            case CommandBlock(body):
                 return self.run(body)
             case Chain(first, rest):
                 status = self.statement(first)
@@ -119,7 +119,7 @@ class _Reader:
                     if self.run(condition):
                         return self.run(body)
                 return self.run(otherwise)
-            case Choice(word, cases):
+            case CaseChoice(word, cases):
                 text = self.text(word)
                 for patterns, body in cases:
                     if any(fnmatch.fnmatchcase(text, self.text(pattern)) for pattern in patterns):
@@ -183,7 +183,7 @@ class _Reader:
             return True
         for index, word in enumerate(fields):
             if self.is_job(word):
-                raise _LaunchReached(Launch(word, tuple(fields[index + 1 :]), tuple(fields[:index]), line))
+                raise _LaunchReached(ScriptLaunch(word, tuple(fields[index + 1 :]), tuple(fields[:index]), line))
         return name in ("true", ":", "set", "shift", "echo", "printf", "cd", "mkdir")
 
     def variable(self, name: str) -> str:

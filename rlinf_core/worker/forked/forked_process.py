@@ -26,7 +26,7 @@ from rlinf_core.worker.process import WorkerProcess
 LENGTH: Final = struct.Struct("!Q")
 
 
-class Ask(NamedTuple):
+class HostedCall(NamedTuple):
     """A call.
 
     Attributes:
@@ -46,7 +46,7 @@ class Ask(NamedTuple):
     values: dict[int, Any]
 
 
-class Answer(NamedTuple):
+class HostedAnswer(NamedTuple):
     """The answer to a call: its pickled result, or the pickled `RemoteFailure`."""
 
     number: int
@@ -57,7 +57,7 @@ class Answer(NamedTuple):
 class _CurrentTask(threading.local):
     """The call that the current thread answers; in the place of Ray's runtime context."""
 
-    ask: Ask | None = None
+    ask: HostedCall | None = None
 
     def get_task_name(self) -> str:
         return self.ask.task if self.ask is not None else ""
@@ -71,11 +71,11 @@ class _ForkedProcess:
         self._connection, self._name = connection, name
         self._task = _CurrentTask()
         self._process = WorkerProcess(name, self._task)
-        self._asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[HostedCall] = queue.SimpleQueue()
         self._sending = threading.Lock()
 
     def serve(self, concurrency: int | None) -> None:
-        """Answer calls on this thread, or several at once on others, until the host ends this process."""
+        """HostedAnswer calls on this thread, or several at once on others, until the host ends this process."""
         threading.Thread(target=self._receive, name="rlinf-calls", daemon=True).start()
         if concurrency is None:
             while True:
@@ -93,7 +93,7 @@ class _ForkedProcess:
                 self._asked.put(pickle.loads(_exactly(stream, length)))  # noqa: S301
         os._exit(1)  # the host has ended
 
-    def _answer_or_end(self, ask: Ask) -> None:
+    def _answer_or_end(self, ask: HostedCall) -> None:
         try:
             self._answer(ask)
         except SystemExit as end:
@@ -102,7 +102,7 @@ class _ForkedProcess:
                 stream.flush()
             os._exit(end.code if isinstance(end.code, int) else 1)
 
-    def _answer(self, ask: Ask) -> None:
+    def _answer(self, ask: HostedCall) -> None:
         self._task.ask = ask
         failed = True
         try:
@@ -112,17 +112,17 @@ class _ForkedProcess:
             content = pickle.dumps(error)
         except Exception as error:  # noqa: BLE001 - told to the caller
             content = pickle.dumps(RemoteFailure(PackedError.of(error, self._name)))
-        frame = pickle.dumps(Answer(ask.number, failed, content))
+        frame = pickle.dumps(HostedAnswer(ask.number, failed, content))
         with self._sending:
             self._connection.sendall(LENGTH.pack(len(frame)) + frame)
 
-    def _result(self, ask: Ask) -> Any:
+    def _result(self, ask: HostedCall) -> Any:
         positional, named = pickle.loads(ask.arguments)  # noqa: S301 - from a process of the job, through Ray
         for position, value in ask.values.items():
             positional[position] = value
         return getattr(self._process, ask.method)(*positional, **named)
 
-    def _pickled(self, ask: Ask, result: Any) -> bytes:
+    def _pickled(self, ask: HostedCall, result: Any) -> bytes:
         try:
             try:
                 return pickle.dumps(result, protocol=5)

@@ -8,10 +8,10 @@ from itertools import count
 from typing import Any
 
 from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.worker.forked.process_host import Order
+from rlinf_core.worker.forked.process_host import CallTurn
 
 
-class Host:
+class HostHandle:
     """A host, and the names of those of its processes that this caller has not ended."""
 
     def __init__(self, actor: Any, names: Iterable[str]) -> None:
@@ -30,7 +30,7 @@ class Host:
 class HostedActor:
     """The methods of one forked process, called as those of an actor: `actor.METHOD.remote(...)`."""
 
-    def __init__(self, host: Host, name: str) -> None:
+    def __init__(self, host: HostHandle, name: str) -> None:
         self._host, self._name = host, name
         self._caller, self._numbers = secrets.token_hex(8), count()
 
@@ -53,7 +53,7 @@ class HostedActor:
         positional = [None if position in values else value for position, value in enumerate(args)]
         pickled = ray.cloudpickle.dumps((positional, kwargs))
         # Numbered last: one that is never sent would be waited for.
-        order = Order(self._caller, next(self._numbers))
+        order = CallTurn(self._caller, next(self._numbers))
         carried = self._host.actor.call.options(name=task)
         return carried.remote(self._name, order, method, pickled, tuple(values), *values.values())
 

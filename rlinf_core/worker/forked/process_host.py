@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from rlinf_core.cluster.ray_api import ray_api, session_folder
-from rlinf_core.node.fork_server import ForkClient, Settings
+from rlinf_core.node.fork_server import ForkClient, ForkSettings
 from rlinf_core.process.import_path import add_user_folders, add_working_folder
 from rlinf_core.worker.death import GONE, ProcessGone
-from rlinf_core.worker.forked.forked_process import LENGTH, Answer, Ask, main
+from rlinf_core.worker.forked.forked_process import LENGTH, HostedAnswer, HostedCall, main
 
 # After the end of a process is known: what it has sent before may still be read.
 _LAST_ANSWERS_SECONDS: Final = 1.0
@@ -25,7 +25,7 @@ _LAST_ANSWERS_SECONDS: Final = 1.0
 CONCURRENCY: Final = 1 << 16
 
 
-class Order(NamedTuple):
+class CallTurn(NamedTuple):
     """The place of a call among those that one caller makes on one process: Ray does not keep the order.
 
     Attributes:
@@ -74,7 +74,7 @@ class _Process:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ended: asyncio.Future[int | str]
     ) -> None:
         self._writer = writer
-        self._answers: dict[int, asyncio.Future[Answer]] = {}
+        self._answers: dict[int, asyncio.Future[HostedAnswer]] = {}
         self._lines: dict[str, _Line] = {}
         self._count = 0
         self._reading = asyncio.create_task(self._read(reader))
@@ -82,9 +82,9 @@ class _Process:
         self._ending: asyncio.Task[None] | None = None
         ended.add_done_callback(self._begin_to_end)
 
-    def call(self, order: Order, ask: Callable[[int], Ask]) -> asyncio.Future[Answer]:
+    def call(self, order: CallTurn, ask: Callable[[int], HostedCall]) -> asyncio.Future[HostedAnswer]:
         """Send a call in its turn; return its future answer."""
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[HostedAnswer] = asyncio.get_running_loop().create_future()
 
         def send() -> None:
             number = self._count
@@ -116,7 +116,7 @@ class _Process:
             while True:
                 (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                 # From a process that this one has made; what it holds of the worker stays pickled.
-                answer: Answer = pickle.loads(await reader.readexactly(length))  # noqa: S301
+                answer: HostedAnswer = pickle.loads(await reader.readexactly(length))  # noqa: S301
                 future = self._answers.pop(answer.number, None)
                 if future is not None and not future.done():
                     future.set_result(answer)
@@ -146,7 +146,7 @@ class ProcessHost:
         add_user_folders(folders)
         add_working_folder(working_folder)
         context = ray_api().get_runtime_context()
-        settings = Settings(
+        settings = ForkSettings(
             entry=f"{main.__module__}:{main.__name__}",
             # A class of the driver's script comes by value, which needs the library that pickled it.
             modules=(main.__module__, *("ray.cloudpickle" if name == "__main__" else name for name in modules)),
@@ -198,7 +198,7 @@ class ProcessHost:
             self._ends[message["name"]].set_result(message["end"])
 
     async def call(
-        self, name: str, order: Order, method: str, arguments: bytes, positions: tuple[int, ...], *values: Any
+        self, name: str, order: CallTurn, method: str, arguments: bytes, positions: tuple[int, ...], *values: Any
     ) -> Pickled:
         """Have a process call a method of its `WorkerProcess`; return its result.
 
@@ -217,7 +217,7 @@ class ProcessHost:
         serial, task = self._context.get_task_id(), self._context.get_task_name()
         resolved = dict(zip(positions, values, strict=True))
         process = await self._process(name)
-        answer = await process.call(order, lambda number: Ask(number, serial, method, task, arguments, resolved))
+        answer = await process.call(order, lambda number: HostedCall(number, serial, method, task, arguments, resolved))
         if answer.failed:
             raise pickle.loads(answer.content)  # noqa: S301 - as Ray would
         return Pickled(answer.content)

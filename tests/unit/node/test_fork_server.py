@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.node.fork_server import ForkClient, Settings
+from rlinf_core.node.fork_server import ForkClient, ForkSettings
 
 ENTRY = """
 import json, os, random, socket, sys
@@ -38,7 +38,7 @@ class Host:
         (folder / "entry.py").write_text(ENTRY)
         (folder / "heavy.py").write_text(heavy)
         path = (str(folder), *sys.path)
-        self.client = ForkClient(Settings("entry:begin", ("heavy",), path, str(folder), "01", ("$HOME", 2)))
+        self.client = ForkClient(ForkSettings("entry:begin", ("heavy",), path, str(folder), "01", ("$HOME", 2)))
         self.client.socket.settimeout(60)
         self.connections: dict[str, socket.socket] = {}
 

@@ -99,6 +99,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "judge.template": "Is {text} right?",
     "algorithm.ratio_clip_eps": 0.3,
     "runner.max_restarts.within": "10m",
+    "runner.snapshot_interval": "2m",
 }
 # What a rule reports at a key that it refuses.
 REFUSALS: Final = ("not-available", "no-effect", "conflicting-settings")

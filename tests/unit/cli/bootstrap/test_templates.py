@@ -113,12 +113,15 @@ cluster:
     )
     file = f"it's {evil}\nrm.yaml"
     script = checked_shell(templates.slurm("x", file, nodes, [f"a.b={evil}"]))
-    # Run for what it would do, with everything that it calls replaced.
+    # Run for what it would do, with everything that it calls replaced. Some calls are in the background: each process
+    # has a file of its own.
     stubs = (
-        "srun() { printf '%s\\n' \"$@\"; }; trap() { :; }; hostname() { :; }; test() { :; }; "
+        'srun() { printf "%s\\n" "$@" >> "$HOME/srun.$BASHPID"; }; '
+        "trap() { :; }; hostname() { :; }; test() { :; }; "
         f"SLURM_JOB_ID=1 SLURM_NODEID=0 HOME={tmp_path}\n"
     )
-    said = subprocess.run(["bash"], input=stubs + script, text=True, capture_output=True, check=True, timeout=60).stdout
+    subprocess.run(["bash"], input=stubs + script, text=True, capture_output=True, check=True, timeout=60)
+    said = "".join(file.read_text(encoding="utf-8") for file in tmp_path.glob("srun.*"))
     assert not mark.exists()
     assert f"\n{file}\na.b={evil}\n" in said
     assert f"/opt/it's $(touch {mark})/python" in said
