@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Annotated, Final, NamedTuple, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
@@ -121,8 +122,13 @@ def places_of(model: type[BaseModel], name: str) -> list[str]:
     return [place for place, section in sections(model) if name in written_fields(section)]
 
 
-def sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+@cache  # each unknown key is looked for in all of them
+def sections(model: type[BaseModel]) -> tuple[tuple[str, type[BaseModel]], ...]:
     """Return all sections of a file with their paths, shallowest first; the path of `model` itself is empty."""
+    return tuple(_sections(model))
+
+
+def _sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
     # With the enclosing models, so that recursion stops.
     level: list[tuple[str, object, frozenset[object]]] = [("", model, frozenset())]
     while level:

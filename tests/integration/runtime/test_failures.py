@@ -255,7 +255,8 @@ def test_who_is_killed_for_memory_is_told_to_have_been(
 
 def test_missing_group_is_named_with_a_suggestion(waiters: WorkerGroup[Peer]) -> None:
     ((lines, seconds, error),) = waiters.execute_on(0).look_for("waitres").wait(timeout=20)
-    assert any("no group is named `waitres`" in line and "did you mean `waiters`?" in line for line in lines)
+    # It is logged when it lasts for seconds: groups start in parallel.
+    assert not lines
     assert seconds > 0.4
     assert "`waitres:0` did not appear within 0.5 s" in error
     assert "did you mean `waiters`?" in error
