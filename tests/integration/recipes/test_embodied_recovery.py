@@ -61,6 +61,7 @@ def test_a_killed_worker_alone_is_started_again(train: Train, spanning: Run, com
     check_is_alike(run, spanning)
 
 
+@pytest.mark.nightly
 def test_a_killed_actor_costs_a_restart_and_changes_nothing(train: Train, spanning: Run) -> None:
     run = train(*SPANNING, "runner.save_interval=1", during=Killer("actor", 3, "generate_rollouts"))
     (restart,) = run.of(RunRestarted)
