@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from rlinf_core.job.recipe import Recipe
     from rlinf_core.runners.storage.run_folder import RunFolder
 
-# Runs that an error about a folder of runs names.
-_NAMED_RUNS = 2
-
 
 class UsedJob(NamedTuple):
     """A validated job that a command uses.
@@ -76,19 +73,13 @@ def find_run_folder(name: str, log_path: Path) -> RunFolder | None:
     Raises:
         RunError: it is a folder without a run.
     """
-    from rlinf_core.config.shipped import is_bare_name, shipped_config
-    from rlinf_core.errors import RunError
-    from rlinf_core.runners.storage.run_folder import RunFolder
-    from rlinf_core.runners.storage.run_state import STATE, runs_in
+    from rlinf_cli.runs.run_lookup import folder_without_run, run_at
+    from rlinf_core.config.shipped import meant_config
 
-    for path in (Path(name), log_path / name):
-        if os.path.lexists(path / STATE):
-            return RunFolder.open(path)
-    if Path(name).is_dir() and not (is_bare_name(name) and shipped_config(name)):
-        newest = [str(path) for path, _ in runs_in(Path(name))][-_NAMED_RUNS:]
-        help = f"name one of its runs, such as {' or '.join(newest)}" if newest else "name a run folder or a job file"
-        raise RunError("this folder is not a run", where=name, help=help)
-    return None
+    run = run_at(name, log_path)
+    if run is None and Path(name).is_dir() and meant_config(name) is None:
+        raise folder_without_run(name)
+    return run
 
 
 def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:

@@ -15,6 +15,7 @@ from rlinf_core.node.process_identity import Presence
 from rlinf_core.runners.storage.run_status import RunStatus
 
 if TYPE_CHECKING:
+    from rlinf_core.errors import RunError
     from rlinf_core.runners.storage.run_folder import RunFolder
     from rlinf_core.runners.storage.run_state import RunState, UnreadableRun
 
@@ -22,6 +23,8 @@ DEFAULT_LOG_PATH = Path("runs")
 # The process is gone without writing an end status.
 _VANISHED: Final = "its process vanished: it was killed, or its machine went down"
 _MOST_UNREADABLE: Final = 5
+# Runs that an error about a folder of runs names.
+_NAMED_RUNS: Final = 2
 
 
 def find_run(run: str | None, log_path: Path, *, ask: bool = True) -> RunFolder:
@@ -125,15 +128,35 @@ def _asked(running: list[RunFolder]) -> RunFolder:
         console.error(f"a number from 1 to {len(running)}")
 
 
-def _named(run: str, log_path: Path) -> RunFolder:
-    from rlinf_core.errors import RunError
+def run_at(name: str, log_path: Path) -> RunFolder | None:
+    """Return the run folder for a path, or for a name in `log_path`; None if there is none."""
     from rlinf_core.runners.storage.run_folder import RunFolder
     from rlinf_core.runners.storage.run_state import STATE
-    from rlinf_core.suggest import did_you_mean
 
-    for path in (Path(run), log_path / run):
+    for path in (Path(name), log_path / name):
         if os.path.lexists(path / STATE):
             return RunFolder.open(path)
+    return None
+
+
+def folder_without_run(folder: str) -> RunError:
+    """Return the error for a folder named in the place of a run."""
+    from rlinf_core.errors import RunError
+
+    newest = [str(Path(folder) / run.path.name) for run in sorted(all_runs(Path(folder)), key=_age)[-_NAMED_RUNS:]]
+    help = f"name one of its runs, such as {' or '.join(newest)}" if newest else "name a run folder or a job file"
+    return RunError("this folder is not a run", where=folder, help=help)
+
+
+def _named(run: str, log_path: Path) -> RunFolder:
+    from rlinf_core.errors import RunError
+    from rlinf_core.suggest import did_you_mean
+
+    folder = run_at(run, log_path)
+    if folder is not None:
+        return folder
+    if Path(run).is_dir():
+        raise folder_without_run(run)
     names = [folder.path.name for folder in all_runs(log_path)]
     raise RunError(
         f"there is no run `{run}`",

@@ -24,6 +24,13 @@ def shipped_config(name: str) -> Path | None:
     return shipped_configs().get(name)
 
 
+def meant_config(name: str) -> Path | None:
+    """Return the shipped configuration that a job's name means: a file of the same name comes first, a folder is no
+    job."""
+    is_file = os.path.exists(name) and not os.path.isdir(name)
+    return shipped_config(name) if is_bare_name(name) and not is_file else None
+
+
 def is_bare_name(name: str) -> bool:
     """Return whether `name` could be a shipped configuration's: no folder, no extension."""
     return bool(name) and os.path.basename(name) == name and "." not in name and name != "-"

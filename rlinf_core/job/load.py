@@ -20,7 +20,7 @@ from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.rules import environment, groups, hardware
 from rlinf_core.config.rules.site import Site
 from rlinf_core.config.secrets import environment_secrets, secret_values
-from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
+from rlinf_core.config.shipped import is_bare_name, meant_config, shipped_config, shipped_configs
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find
 from rlinf_core.config.validating.pruning import Validated
@@ -131,9 +131,8 @@ def _load_source(
         if "\n" in start:
             return decode(name, start.encode(), diagnostics, "stdin")
         name = start
-    shipped = shipped_config(name) if is_bare_name(name) else None
-    # A file of this name comes first; a folder is no job.
-    if shipped is not None and (os.path.isdir(name) or not os.path.exists(name)):
+    shipped = meant_config(name)
+    if shipped is not None:
         return load_source(str(shipped), diagnostics)
     if not is_bare_name(name) or os.path.exists(name):
         return load_source(name, diagnostics, stdin=stdin)

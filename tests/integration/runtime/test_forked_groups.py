@@ -208,15 +208,15 @@ def test_processes_end_with_their_host(pair: WorkerGroup[Light]) -> None:
 
 def test_their_lines_have_their_names(pair: WorkerGroup[Light], capfd: pytest.CaptureFixture[str]) -> None:
     pair.greet().wait()
-    shown = ""
+    greetings: list[tuple[str, ...]] = []
 
-    def came() -> bool:
-        nonlocal shown
-        shown += capfd.readouterr().out
-        lines = ((0, "first"), (1, "second"))
-        return all(re.search(rf"\(light:{rank} pid=\d+\) a greeting of the {word}", shown) for rank, word in lines)
+    def both_came() -> bool:
+        greetings.extend(re.findall(r"\((light:\d) pid=(\d+)\) a greeting of the (\w+)", capfd.readouterr().out))
+        return len(greetings) >= 2
 
-    until(came)
+    until(both_came, "a line of each process")
+    first, second = map(str, pids_of(pair))
+    assert sorted(greetings) == [("light:0", first, "first"), ("light:1", second, "second")]
 
 
 def test_a_process_that_cannot_be_forked_fails_the_launch(cluster: Cluster) -> None:

@@ -423,7 +423,9 @@ def test_a_missing_space_after_a_colon_is_one_mistake(key: str, place: str, help
 
 def test_a_folder_does_not_hide_a_shipped_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("laptop").mkdir()
     Path("job.yaml").write_text("extends: laptop\n", encoding="utf-8")
-    for name in ("laptop", "job.yaml"):
-        load_job(name, environ={}).raise_if_bad()
+    without = [load_job(name, environ={}) for name in ("laptop", "job.yaml")]
+    Path("laptop").mkdir()
+    beside = [load_job(name, environ={}) for name in ("laptop", "job.yaml")]
+    assert all(job.ok for job in (*without, *beside))
+    assert [job.config for job in beside] == [job.config for job in without]
