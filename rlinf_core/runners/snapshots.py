@@ -1,4 +1,4 @@
-"""When a run saves a snapshot: a checkpoint by time, which the next one replaces.
+"""The schedule of a run's snapshots: checkpoints by time, each of which the next one replaces.
 
 It bounds what the death of an actor costs, and what saving costs: at most 1 % of the time, however long one takes.
 """

@@ -15,8 +15,9 @@ _OPERATIONS: Final[dict[type, Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.FloorDiv: lambda one, other: one // other,
-    ast.Mod: operator.mod,
+    # A shell rounds toward 0, and a remainder has the sign of the dividend.
+    ast.FloorDiv: lambda one, other: _quotient(one, other),
+    ast.Mod: lambda one, other: one - other * _quotient(one, other),
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
@@ -38,6 +39,11 @@ def computed(expression: str, variable: Callable[[str], str]) -> int:
         return _value(ast.parse(text.strip() or "0", mode="eval").body, variable, 0)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError) as error:
         raise ScriptError(f"`{expression.strip()}` cannot be computed") from error
+
+
+def _quotient(one: int, other: int) -> int:
+    magnitude = abs(one) // abs(other)
+    return magnitude if (one < 0) == (other < 0) else -magnitude
 
 
 def _value(node: ast.expr, variable: Callable[[str], str], depth: int) -> int:

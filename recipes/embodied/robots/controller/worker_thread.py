@@ -18,24 +18,29 @@ class WorkerThread:
     def __init__(self, name: str, failed: Callable[[Exception], None]) -> None:
         self._failed = failed
         self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._busy = threading.Event()
+        # Jobs that wait or run. Not whether the queue is empty: a job that was just taken from it has not begun.
+        self._left = 0
+        self._lock = threading.Lock()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     @property
     def idle(self) -> bool:
         """Whether no job runs or waits."""
-        return self._jobs.empty() and not self._busy.is_set()
+        with self._lock:
+            return self._left == 0
 
     def submit(self, job: Callable[[], object]) -> None:
         """Run a job after those that wait; returns at once."""
+        with self._lock:
+            self._left += 1
         self._jobs.put(job)
 
     def _run(self) -> None:
         while True:
             job = self._jobs.get()
-            self._busy.set()
             try:
                 job()
-            except Exception as error:  # noqa: BLE001 - told to whoever made the thread
+            except Exception as error:  # noqa: BLE001 - reported to the owner of the thread
                 self._failed(error)
-            self._busy.clear()
+            with self._lock:
+                self._left -= 1

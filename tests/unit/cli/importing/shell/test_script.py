@@ -22,6 +22,7 @@ def words(script: str, environ: dict[str, str] | None = None) -> list[str]:
     [
         ("python -m a.job x=1 \\\n  y='a b' \"z=$HOME/d\"\n", ["x=1", "y=a b", "z=${oc.env:HOME}/d"]),
         ("N=3\npython -m a.job n=$N m=${M:-4} o=$((N * 2 - 1))\n", ["n=3", "m=4", "o=5"]),
+        ("python -m a.job $((-7 / 2)) $((7 / -2)) $((-7 % 2)) $((7 % -2))\n", ["-3", "-3", "-1", "1"]),
         ('A=(x=1\n # no\n \'y=[1, 2]\')\nA+=(z=3)\npython -m a.job "${A[@]}" "$@"\n', ["x=1", "y=[1, 2]", "z=3"]),
         ('A=()\npython -m a.job "${A[@]}" x=1 > log 2>&1 | tee f\n', ["x=1"]),
         ("S='x=1 y=2'\npython -m a.job $S \"$S\"\n", ["x=1", "y=2", "x=1 y=2"]),
