@@ -12,8 +12,8 @@ import socket
 import struct
 import sys
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from rlinf_core.cluster import engine
@@ -85,13 +85,17 @@ class _ForkedProcess:
                 pool.submit(self._answer_or_end, self._asked.get())
 
     def _receive(self) -> None:
-        with suppress(OSError, EOFError):
+        try:
             stream = self._connection.makefile("rb")
             while True:
                 (length,) = LENGTH.unpack(_exactly(stream, LENGTH.size))
                 # From the host, through a socket that only these two processes have.
                 self._asked.put(pickle.loads(_exactly(stream, length)))  # noqa: S301
-        os._exit(1)  # the host has ended
+        except (OSError, EOFError):
+            pass  # the host has ended
+        except Exception:  # noqa: BLE001 - without this thread every caller would wait for ever
+            traceback.print_exc()
+        os._exit(1)
 
     def _answer_or_end(self, ask: HostedCall) -> None:
         try:

@@ -92,8 +92,12 @@ class _Process:
             if self.ended.done():
                 answer.set_exception(_gone(self.ended.result()))
                 return
+            try:
+                frame = pickle.dumps(ask(number))
+            except Exception as error:  # noqa: BLE001 - a value of this call; it may be another one's turn
+                answer.set_exception(error)
+                return
             self._answers[number] = answer
-            frame = pickle.dumps(ask(number))
             self._writer.write(LENGTH.pack(len(frame)) + frame)
 
         self._lines.setdefault(order.caller, _Line()).take(order.number, send)
