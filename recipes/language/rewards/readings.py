@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 from recipes.language.rewards.cleaning import TEXT_COMMAND, cleaned, closing_brace, unwrapped, without_blanks
 from recipes.language.rewards.numbers import Number, number_in_clean, same_number
+from recipes.language.rewards.numerals import numeral_in_clean
 
 Begin: TypeAlias = Literal["", "(", "[", r"\{"]
 
@@ -382,6 +383,10 @@ def _same_members(gold: Sequence[Reading], guess: Sequence[Reading], compare: Co
 def _same_expression(gold: Reading, guess: Reading, compare: Compare) -> bool:
     """Compare expressions; if only one side has `x =`, its right-hand side is compared."""
     texts = [text_of(gold), text_of(guess)]
+    # math-verify does not read a base.
+    numerals = [numeral_in_clean(text) for text in texts]
+    if numerals[0] and numerals[1]:
+        return numerals[0] == numerals[1]
     variables = [_VARIABLE.match(text) for text in texts]
     if variables[0] and variables[1]:
         if without_blanks(variables[0].group(1)) != without_blanks(variables[1].group(1)):
