@@ -182,7 +182,7 @@ def test_an_arm_whose_cable_is_pulled_stands_still(cell: Cell) -> None:
         until(lambda: cell.count("ended") == 1, "what the holder is told", seconds=30)
     said = cell.last("ended")
     assert cell.name in said
-    assert f"no answer within {CALL_SECONDS:g} s" in said
+    assert f"no response within {CALL_SECONDS:g} s" in said
     assert "check the controller and the cable" in said
     cell.check_recordings()
 
