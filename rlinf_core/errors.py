@@ -31,6 +31,7 @@ read in the driver.
 
 from __future__ import annotations
 
+import signal as signals
 from typing import Any, NamedTuple
 
 
@@ -47,6 +48,16 @@ class ProcessEnd(NamedTuple):
     signal: str | None = None
     exit_code: int | None = None
     out_of_memory: str | None = None
+
+    @classmethod
+    def from_exit_code(cls, code: int) -> ProcessEnd:
+        """Return the end that an exit code stands for, where a signal's is its number below 0."""
+        if code >= 0:
+            return cls(None, code)
+        try:
+            return cls(signals.Signals(-code).name)
+        except ValueError:
+            return cls(f"signal {-code}")
 
     @property
     def words(self) -> str:

@@ -63,11 +63,9 @@ class EndWatch:
         status = wait_status(watched.descriptor) if watched is not None else None
         if watched is None or status is None:
             return None
-        if not os.WIFSIGNALED(status):
-            return ProcessEnd(None, os.WEXITSTATUS(status), None)
-        number = os.WTERMSIG(status)
-        memory = self._memory(watched) if number == signal.SIGKILL else None
-        return ProcessEnd(_signal_name(number), None, memory)
+        code = os.waitstatus_to_exitcode(status)
+        end = ProcessEnd.from_exit_code(code)
+        return end._replace(out_of_memory=self._memory(watched)) if code == -signal.SIGKILL else end
 
     def _memory(self, watched: _Watched) -> str | None:
         """Return the kernel's words on a kill for memory, of this pid or in this process's own control group."""
@@ -91,10 +89,3 @@ def wait_status(descriptor: int) -> int | None:
         return None
     mask, *_, status = _INFO.unpack(info)
     return int(status) if mask & _EXIT else None
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

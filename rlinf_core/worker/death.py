@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from rlinf_core.collective.connections.connection import NO_ANSWER
-from rlinf_core.errors import WorkerDiedError
+from rlinf_core.errors import ProcessEnd, WorkerDiedError
 from rlinf_core.manager.manager_client import current_client
 
 _NODE_LEFT = "its node left the cluster"
@@ -21,14 +21,18 @@ class ProcessGone(Exception):  # noqa: N818 - a vehicle, as `RemoteFailure`: see
 
 def describe_death(error: BaseException, address: str, node: str, incarnation: int) -> WorkerDiedError:
     """Return the error for a worker that Ray reports dead; waits briefly for the manager's findings."""
-    ray_reason = _ray_says(str(error))
+    text = str(error)
     client = current_client()
     news = client.news_of_death(address, incarnation) if client is not None else None
     known_cause, end = (news.cause, news.end) if news is not None else (None, None)
-    if end is not None and ray_reason is not None and "exit code" in ray_reason:
-        ray_reason = None  # the kernel's word says the same
-    cause = "; ".join(part for part in (ray_reason, known_cause) if part) or None
-    return WorkerDiedError(address, node=node, cause=cause, end=end)
+    reported_end = _end_in(text)
+    if reported_end is None:
+        reason = _ray_says(text)
+    else:
+        # Where the kernel's word is known, it says the same.
+        reason = reported_end.words if end is None else None
+    cause = "; ".join(part for part in (reason, known_cause) if part) or None
+    return WorkerDiedError(address, node=node, cause=cause, end=end or reported_end)
 
 
 def took_its_node(error: WorkerDiedError) -> bool:
@@ -37,14 +41,23 @@ def took_its_node(error: WorkerDiedError) -> bool:
     return cause.startswith(NO_ANSWER) or _NODE_LEFT in cause
 
 
+def _end_in(text: str) -> ProcessEnd | None:
+    """Return the end that Ray, or the host of forked processes, reports; None if it is none, or a guess."""
+    code = _EXIT_CODE.search(text)
+    if code is None or code[1] == "0" or text.startswith(GONE) or _ran_out_of_memory(text):
+        return None
+    return ProcessEnd.from_exit_code(int(code[1]))
+
+
+def _ran_out_of_memory(text: str) -> bool:
+    return "NODE_OUT_OF_MEMORY" in text or "running low on memory" in text
+
+
 def _ray_says(text: str) -> str | None:
-    if "NODE_OUT_OF_MEMORY" in text or "running low on memory" in text:
+    if _ran_out_of_memory(text):
         return "it was killed because its node ran out of memory"
     if text.startswith(GONE):
         return text
-    code = _EXIT_CODE.search(text)
-    if code and code[1] != "0":
-        return f"its process ended with exit code {code[1]}"
     if "ray.kill" in text:
         return "it was ended by its group's shutdown"
     if "NODE_DIED" in text or "node has died" in text or "node which the actor" in text:

@@ -237,5 +237,4 @@ class ProcessHost:
 def _gone(status: int | str) -> ProcessGone:
     if isinstance(status, str):
         return ProcessGone(f"{GONE}: {status}")
-    code = os.waitstatus_to_exitcode(status)
-    return ProcessGone(f"its process ended with exit code {code}")
+    return ProcessGone(f"exit code {os.waitstatus_to_exitcode(status)}")
