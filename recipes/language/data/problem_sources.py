@@ -18,6 +18,7 @@ from recipes.language.data.json_rows import json_rows
 from recipes.language.data.problems import Problem, ProblemSet
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import check_regular
+from rlinf_core.foreign.strict_json import load_json
 
 # Types of numbers whose decimal forms are shorter than those of the floats that Python makes of them.
 _FEW_BITS: Final = {"float": "f", "halffloat": "e"}
@@ -171,7 +172,7 @@ def _prompt(value: Any) -> Any:
     """Return a prompt; messages given as JSON text are parsed."""
     if isinstance(value, str) and value.lstrip().startswith("[") and '"role"' in value:
         try:
-            messages = json.loads(value)
+            messages = load_json(value)
         except ValueError:
             return value
         return messages if _is_messages(messages) else value
