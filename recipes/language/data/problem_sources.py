@@ -120,7 +120,7 @@ class FileProblems:
                 raise ConfigError(
                     f"{place}: the prompt under `{prompt_key}` is neither a text nor messages",
                     why=f"it is {_shown(written)}"
-                    + (", no JSON" if isinstance(written, str) and prompt is None else ""),
+                    + (", no list of messages in JSON" if isinstance(written, str) else ""),
                     help='give a text, or a list of {"role": ..., "content": ...}',
                 )
             if not prompt or (isinstance(prompt, str) and not prompt.strip()):
