@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from recipes.demonstrations.demonstrations import Camera, Demonstrations, Rows
 from recipes.demonstrations.flags import truths
 from recipes.demonstrations.hdf5_contents import check_contents, check_numbers
 from recipes.demonstrations.names import Flip, Role, column_of, is_depth
+from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
 # What makes up the states where nothing else is said: of LIBERO, of robomimic with a Panda, of Isaac Lab.
 _STATES: Final = (
@@ -298,8 +298,8 @@ def _orientation(convention: Any) -> Flip | None:
 
 def _json(value: Any) -> dict[str, Any]:
     try:
-        parsed: object = json.loads(value) if value is not None else {}
-    except (TypeError, ValueError):
+        parsed = load_json(value, non_finite=True) if isinstance(value, str | bytes) else {}
+    except BadJsonError:
         return {}
     return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
 

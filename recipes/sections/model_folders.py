@@ -10,8 +10,10 @@ from typing import Any, Final, NamedTuple, cast
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import open_regular, read_bounded
 from rlinf_core.foreign.strict_json import BadJsonError, load_json, load_json_object
+from rlinf_core.suggest import excerpt
 
 SETTINGS = "config.json"
+GENERATION = "generation_config.json"
 # Bytes that safetensors itself allows.
 _MOST_HEADER: Final = 100_000_000
 
@@ -92,6 +94,25 @@ def read_settings(file: Path) -> dict[str, Any]:
     except BadJsonError as error:
         why = f"it {error}"
     raise ConfigError(f"`{file}` cannot be read", why=why, help="copy the file again from its source")
+
+
+def named_stops(folder: Path) -> tuple[int, ...]:
+    """Return the tokens that end an answer, as far as `generation_config.json` in a model's folder names them.
+
+    Raises:
+        ConfigError: it names something else: no text would ever end by it.
+    """
+    file = folder / GENERATION
+    named = read_settings(file).get("eos_token_id") if file.is_file() else None
+    listed = cast("list[object]", named) if isinstance(named, list) else [] if named is None else [named]
+    for stop in listed:
+        if isinstance(stop, bool) or not isinstance(stop, int) or stop < 0:
+            raise ConfigError(
+                f"`eos_token_id` of `{file}` is `{excerpt(repr(stop), 40)}`",
+                why="it should be the number of a token, or a list of them",
+                help="copy the file again from its source",
+            )
+    return tuple(cast("list[int]", listed))
 
 
 def require_folder(folder: Path | str, kind: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Final, cast
 from recipes.language.data.problem_sources import Sums, located_rows
 from recipes.sft_chat.config import ChatDataConfig
 from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import load_json
 
 ASSISTANT: Final = "assistant"
 # Turns of a generated conversation at most, and how many of them evaluation takes.
@@ -172,7 +172,7 @@ def _checked(conversation: ChatRow) -> ChatRow:
 
 def _json_list(text: str, place: str, key: str) -> list[Any]:
     try:
-        value = json.loads(text)
+        value = load_json(text)
     except ValueError:
         value = None
     if not isinstance(value, list):

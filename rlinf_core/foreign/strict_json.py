@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, cast
 
+from rlinf_core.foreign.encodings import wide_encoding
+
 # Levels of lists and objects within each other: whatever walks through a value calls itself for each.
 MAX_DEPTH: Final = 100
 
@@ -34,6 +36,8 @@ def load_json(text: str | bytes, *, non_finite: bool = False, number: Callable[[
             (`"\\ud800"`).
     """
     if isinstance(text, bytes):
+        if (other := wide_encoding(text)) is not None:
+            raise BadJsonError(f"is {other} text, not UTF-8")
         try:
             text = text.decode("utf-8")
         except UnicodeDecodeError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from recipes.agent.endpoint import chat, messages, responses
 from recipes.agent.endpoint.chats import Ask, Chats, SaidTurn
 from recipes.agent.endpoint.fields import RequestError, bad_request
 from rlinf_core import ConfigError
+from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 from rlinf_core.process.requirements import install_command, missing_modules
 
 if missing := missing_modules(["starlette", "uvicorn"]):
@@ -119,22 +119,9 @@ def _counted(chats: Chats) -> Callable[[Request], Awaitable[Response]]:
 async def _json_body(request: Request) -> dict[str, Any]:
     body = await read_body(request)
     try:
-        asked: Any = json.loads(body, parse_constant=_no_number)
-        # Half a character can be written as JSON, and nowhere else.
-        json.dumps(asked, ensure_ascii=False).encode()
-    except RecursionError:
-        raise bad_request("the body is nested too deeply") from None
-    except UnicodeEncodeError:
-        raise bad_request("the body contains a lone surrogate") from None
-    except ValueError:
-        raise bad_request("the body is not JSON") from None
-    if not isinstance(asked, dict):
-        raise bad_request("the body is not a JSON object")
-    return cast("dict[str, Any]", asked)
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is not a JSON number")
+        return load_json_object(body)
+    except BadJsonError as error:
+        raise bad_request(f"the body {error}") from None
 
 
 def _refused(request: Request, error: RequestError) -> Response:

@@ -8,7 +8,8 @@ from typing import Final
 from recipes.agent.tools.bm25 import BM25
 from recipes.agent.tools.tool import Tool, ToolError
 from rlinf_core import ConfigError
-from rlinf_core.foreign.files import read_bounded
+from rlinf_core.foreign.encodings import wide_encoding
+from rlinf_core.foreign.files import BadFileError, read_bounded
 
 NOTHING_FOUND: Final = "nothing found"
 
@@ -53,7 +54,10 @@ def read_corpus(path: str) -> list[str]:
         ConfigError: the file cannot be read, or holds none.
     """
     try:
-        lines = read_bounded(path, 1 << 32).decode("utf-8").splitlines()
+        content = read_bounded(path, 1 << 32)
+        if (other := wide_encoding(content)) is not None:
+            raise BadFileError(path, f"is {other} text, not UTF-8")
+        lines = content.decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"the corpus `{path}` cannot be read", why=why) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +19,7 @@ from recipes.demonstrations.lerobot.lerobot_tables import RowTable, read_instruc
 from recipes.demonstrations.lerobot.set_info import STATISTICS, DatasetInfo, read_info
 from recipes.demonstrations.names import DONE, Role, column_of
 from rlinf_core.foreign.files import read_bounded
+from rlinf_core.foreign.strict_json import load_json_object
 
 
 def read_lerobot(
@@ -160,7 +160,7 @@ def read_statistics(folder: Path) -> dict[str, Statistics] | None:
     if not file.is_file():
         return None
     try:
-        said = cast("dict[str, dict[str, Any]]", json.loads(read_bounded(file)))
+        said = cast("dict[str, dict[str, Any]]", load_json_object(read_bounded(file), non_finite=True))
         return {name: {key: np.asarray(value) for key, value in entries.items()} for name, entries in said.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise DatasetError(

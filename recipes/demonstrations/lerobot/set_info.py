@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.names import ACTION, STATE, Role, camera_names, column_of, is_depth, state_of
 from recipes.demonstrations.shape import DatasetShape
 from rlinf_core.foreign.files import read_bounded
+from rlinf_core.foreign.strict_json import load_json_object
 
 VERSION: Final = "v3.0"
 # Episodes have files of their own, and are listed as JSON lines.
@@ -229,7 +229,7 @@ def read_info(folder: Path) -> DatasetInfo:
             help="name the folder that contains `meta` and `data`",
         )
     try:
-        said = cast("dict[str, Any]", json.loads(read_bounded(file)))
+        said = cast("dict[str, Any]", load_json_object(read_bounded(file), non_finite=True))
         version = f"v{str(said['codebase_version']).removeprefix('v')}"
         if not version.startswith("v3") and version not in _LISTED:
             raise DatasetError(

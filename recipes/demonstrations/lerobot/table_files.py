@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from recipes.demonstrations.data_errors import DatasetError, needed
 from recipes.demonstrations.lerobot.set_files import WHOLE
+from rlinf_core.foreign.encodings import wide_encoding
 from rlinf_core.foreign.files import read_bounded
+from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
 
 def entry_of(row: Mapping[str, Any], name: str, file: Path) -> Any:
@@ -31,8 +32,11 @@ def read_json_lines(file: Path) -> list[Mapping[str, Any]]:
     """
     rows: list[Mapping[str, Any]] = []
     try:
-        for number, line in enumerate(read_bounded(file, 1 << 32).decode("utf-8-sig").splitlines(), 1):
-            row: object = json.loads(line) if line.strip() else {}
+        content = read_bounded(file, 1 << 32)
+        if (other := wide_encoding(content)) is not None:
+            raise BadJsonError(f"the file is {other} text, not UTF-8")
+        for number, line in enumerate(content.decode("utf-8-sig").splitlines(), 1):
+            row = load_json(line, non_finite=True) if line.strip() else {}
             if not isinstance(row, dict):
                 raise DatasetError("a line is not a JSON object", where=f"{file}:{number}", help=WHOLE)
             if row:

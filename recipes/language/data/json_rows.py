@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlinf_core import ConfigError
+from rlinf_core.foreign.encodings import wide_encoding
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
@@ -55,6 +56,12 @@ def json_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         with open_regular(file) as raw:
             binary = gzip.open(raw, "rb") if start.startswith(_GZIP) else raw  # noqa: SIM115 - closed below
+            wide = wide_encoding(cast("io.BufferedReader", binary).peek(4))
+            if wide is not None:
+                raise ConfigError(
+                    f"the data file `{file}` is {wide} text, not UTF-8",
+                    help=f"convert it: `iconv -f {wide} -t UTF-8`",
+                )
             # A byte order mark is skipped.
             with io.TextIOWrapper(cast("io.BufferedReader", binary), encoding="utf-8-sig") as lines:
                 yield from _rows(file, lines)

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import random
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -18,10 +19,13 @@ from recipes.language.data.json_rows import json_rows
 from recipes.language.data.problems import Problem, ProblemSet
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import check_regular
+from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
 # Types of numbers whose decimal forms are shorter than those of the floats that Python makes of them.
 _FEW_BITS: Final = {"float": "f", "halffloat": "e"}
 _MOST_DIGITS: Final = 9
+# How a text of messages begins: as JSON, or as Python writes a list.
+_MESSAGES: Final = re.compile(r"\s*\[\s*\{\s*(?:\"|')(?:role|content)(?:\"|')\s*:")
 
 
 class Sums:
@@ -111,11 +115,12 @@ class FileProblems:
             prompt, answer = (
                 _value(row, key, place, purpose) for purpose, key in zip(("prompt", "answer"), self._keys, strict=True)
             )
-            prompt = _prompt(prompt)
+            written, prompt = prompt, _prompt(prompt)
             if not isinstance(prompt, str) and not _is_messages(prompt):
                 raise ConfigError(
                     f"{place}: the prompt under `{prompt_key}` is neither a text nor messages",
-                    why=f"it is {_shown(prompt)}",
+                    why=f"it is {_shown(written)}"
+                    + (", no list of messages in JSON" if isinstance(written, str) else ""),
                     help='give a text, or a list of {"role": ..., "content": ...}',
                 )
             if not prompt or (isinstance(prompt, str) and not prompt.strip()):
@@ -168,13 +173,12 @@ def _value(row: Mapping[str, Any], key: str, place: str, purpose: str) -> Any:
 
 
 def _prompt(value: Any) -> Any:
-    """Return a prompt; messages given as JSON text are parsed."""
-    if isinstance(value, str) and value.lstrip().startswith("[") and '"role"' in value:
+    """Return a prompt; messages given as JSON text are parsed. A text that begins like them and is none is `None`."""
+    if isinstance(value, str) and _MESSAGES.match(value):
         try:
-            messages = json.loads(value)
-        except ValueError:
-            return value
-        return messages if _is_messages(messages) else value
+            return load_json(value)
+        except BadJsonError:
+            return None
     return value
 
 

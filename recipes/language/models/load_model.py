@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from recipes.language.config import SYMBOLS
-from recipes.sections.model_folders import read_settings
+from recipes.sections.model_folders import named_stops
 from recipes.training.dtypes import cast_weights
 from recipes.training.huggingface import first_line, load_pretrained, load_tokenizer, require_transformers
 from recipes.training.initial.pretrained import hollow_pretrained
@@ -121,13 +121,14 @@ def built_model(
 
 
 def stop_token_ids(tokenizer: PreTrainedTokenizerBase, folder: str | None) -> tuple[int, ...]:
-    """Return the tokens that end an answer: the tokenizer's, and those that the model's folder names."""
+    """Return the tokens that end an answer: the tokenizer's, and those that the model's folder names.
+
+    Raises:
+        ConfigError: the folder names something else.
+    """
     made: Any = tokenizer
     ids: list[int] = [made.eos_token_id] if made.eos_token_id is not None else []
-    settings = Path(folder or "") / "generation_config.json"
-    if folder and settings.is_file():
-        named = read_settings(settings).get("eos_token_id")
-        ids += named if isinstance(named, list) else [] if named is None else [named]
+    ids += named_stops(Path(folder)) if folder else ()
     return tuple(dict.fromkeys(ids))
 
 

@@ -41,6 +41,13 @@ _DIGIT: Final = re.compile(r"[-+]?[0-9]")
 _THOUSANDS: Final = re.compile(r"[-+]?[1-9][0-9]{0,2}(?: [0-9]{3})*")
 _THREE: Final = re.compile(r"[0-9]{3}(?![0-9])")
 _LISTED: Final = re.compile(r"[-+]?[0-9][0-9.,]*,$")
+_MEMBER: Final = re.compile(r"[-+]?[0-9]|[A-Za-z]$|[A-Za-z]=")
+_UNDECIDED: Final = re.compile(r"(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\\[bp]?mod(?![A-Za-z])")
+_JOINS: Final = ("or", "and")
+# Of what is none, and of several statements, a right side is only a part.
+_NO_EQUATION: Final = re.compile(
+    r"\\(?:ne|not)(?![A-Za-z])|!=|=.*(?:(?<![A-Za-z])(?:or|and)(?![A-Za-z])|\\lor(?![A-Za-z])).*="
+)
 
 
 def answered(text: str) -> str:
@@ -97,29 +104,36 @@ def answer_number(text: str) -> Number | None:
     last equation equals; else the last number. An expression that is no number by itself, as `(1,2)` or `2^3`, is none
     in any of these places.
     """
+    expression = _answer_expression(text)
+    return None if expression is None else _right_side(expression)
+
+
+def is_undecided(text: str) -> bool:
+    """Return whether the answer of a text is several numbers, as in `1 or 2`, or one of a residue class."""
+    expression = _answer_expression(text)
+    return expression is not None and _UNDECIDED.search(expression) is not None
+
+
+def _answer_expression(text: str) -> str | None:
     boxed = boxed_content(text)
     if boxed is not None:
-        return _right_side(unwrapped(cleaned(boxed))[0])
-    whole = number_in_clean(unwrapped(cleaned(text))[0])
-    if whole is not None:
+        return unwrapped(cleaned(boxed))[0]
+    whole = unwrapped(cleaned(text))[0]
+    if number_in_clean(whole) is not None:
         return whole
     said = said_answer(text)
-    if said is not None:
-        runs = list(_runs(said, bullets=False))
-        if runs:
-            return _right_side(runs[0])
+    runs = [] if said is None else list(_runs(said, bullets=False))
+    if runs:
+        return runs[0]
     runs = list(_runs(text))
-    for run in reversed(runs):
-        if "=" in run:
-            return _right_side(run)
-    return _right_side(runs[-1]) if runs else None
+    return next((run for run in reversed(runs) if "=" in run), runs[-1] if runs else None)
 
 
 def _right_side(run: str) -> Number | None:
     """Return the number that an expression is, or that it says something is equal to, or about."""
     run = run.replace(r"\approx", "=")
     whole = number_in_clean(run)
-    if whole is not None or "=" not in run:
+    if whole is not None or "=" not in run or _NO_EQUATION.search(run):
         return whole
     return number_in_clean(unwrapped(run.rpartition("=")[2])[0])
 
@@ -164,6 +178,8 @@ def _end_of_run(chunks: list[str], at: int, *, bullets: bool) -> int:
             or ("\\" in before + after and _is_formula(before) and _is_formula(after))
             or (_WHOLE.fullmatch(before) and _FRACTION.match(after))
             or (_LISTED.match(before) and _DIGIT.match(after))
+            or (before[-1:].isdigit() and after in _JOINS and _MEMBER.match("".join(chunks[end + 1 : end + 3])))
+            or (before in _JOINS and end - 1 > at)
             or (_THOUSANDS.fullmatch(run) and _THREE.match(after))
             or _OPERATOR_ENDS.search(before)
             or _OPERATOR_BEGINS.match(after)
@@ -176,7 +192,7 @@ def _end_of_run(chunks: list[str], at: int, *, bullets: bool) -> int:
 
 def _is_formula(chunk: str) -> bool:
     """Return whether a chunk is no word: it has a command or a digit, or is the name of a variable."""
-    return bool(re.search(r"\\\\[A-Za-z]|[0-9]", chunk)) or (len(chunk) == 1 and chunk not in "aAI")
+    return bool(re.search(r"\\[A-Za-z]|[0-9]", chunk)) or (len(chunk) == 1 and chunk not in "aAI")
 
 
 def _trimmed(run: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
-import json
 import os
 import re
 import secrets
@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 from recipes.language.rewards.rules import Verdict
 from recipes.language.rewards.scoring import Item
 from recipes.language.sandbox import sandbox
+from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.suggest import excerpt
 
 # A block of Markdown in three backticks, with or without the name of a language.
@@ -75,11 +76,13 @@ class ProgramTests:
         statements = (text,) if written is None else _texts(written)
         if not statements or not any(statement.strip() for statement in statements):
             raise ValueError("there are no tests")
-        for statement in statements:
-            try:
-                compile(statement, "<test>", "exec")
-            except (SyntaxError, ValueError) as error:
-                raise ValueError(f"a test is no Python: {error}") from None
+        try:
+            nodes = [node for statement in statements for node in ast.walk(ast.parse(statement))]
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise ValueError(f"a test is no Python: {error}") from None
+        # Such as `{'inputs': ...}`, which is Python and no JSON: every program would pass it.
+        if not any(isinstance(node, ast.Assert | ast.Raise | ast.Call) for node in nodes):
+            raise ValueError("the tests check nothing: there is no `assert`; JSON has double quotes, and a key once")
         return cls(statements=statements)
 
 
@@ -179,7 +182,7 @@ def _lines(text: str) -> list[str]:
 def _json(text: str) -> object:
     """Return the list or mapping that a text is in JSON; None if it is none."""
     try:
-        written = json.loads(text)
+        written = load_json(text)
     except ValueError:
         return None
     return cast("object", written) if isinstance(written, list | dict) else None

@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from recipes.language.rewards.cleaning import boxed_content, cleaned, unwrapped, without_blanks
-from recipes.language.rewards.final_answer import answer_number, answered, candidates, said_answer
+from recipes.language.rewards.final_answer import answer_number, answered, candidates, is_undecided, said_answer
 from recipes.language.rewards.numbers import Number, same_number
 from recipes.language.rewards.readings import Other, as_choice, chosen, chosen_in_prose, equal, read, text_of
+from recipes.language.rewards.regions import same_region
 from rlinf_core import ConfigError
 from rlinf_core.suggest import excerpt
 
@@ -97,6 +98,11 @@ def math(text: str, answer: str) -> Verdict:
         reading = read(guess)
         if not text_of(reading).strip():
             continue
+        same = same_region(_spelled(wanted), _spelled(guess))
+        if same:
+            return Verdict(1.0, f"region `{excerpt(guess, 40)}`")
+        if same is False:
+            continue
         # Letters of prose would be read as variables.
         if content is None and isinstance(reading, Other) and (len(guess) > _LONGEST or _PROSE.search(guess)):
             continue
@@ -108,8 +114,9 @@ def math(text: str, answer: str) -> Verdict:
         number_said = answer_number(text)
         if isinstance(gold, Number) and number_said is not None:
             return Verdict(float(same_number(gold, number_said)), f"number {excerpt(str(number_said.value), 40)}")
-        # math-verify would take a part of what is no number as a whole, such as a time or a date.
-        if isinstance(gold, Number) and re.search(r"[0-9][:-][0-9]", said_answer(text) or shown):
+        # math-verify would take a part of what is no number as a whole, such as a time, a date, or two numbers.
+        parted = is_undecided(text) or re.search(r"[0-9][:-][0-9]", said_answer(text) or shown)
+        if isinstance(gold, Number) and parted:
             return Verdict(0.0, f"read `{excerpt(shown, 40)}`")
         # Prose: math-verify looks for the expression.
         return _in_prose(text, text_of(gold))
@@ -192,4 +199,8 @@ RULES: Final[Mapping[str, Rule]] = {"exact": exact, "boxed": boxed, "number": nu
 
 
 def _plain(text: str) -> str:
-    return without_blanks(unwrapped(cleaned(text))[0])
+    return without_blanks(_spelled(text))
+
+
+def _spelled(text: str) -> str:
+    return unwrapped(cleaned(text))[0]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, cast
 
+from recipes.language.rules.known_models import known_model_types
+from rlinf_core.suggest import excerpt
+
 # Model types whose attention transformers does not let be replaced, or that hold state other than keys and values.
 # The nightly sweep over the installed transformers compares this list with what it sees.
 REFUSED: Final = frozenset(
@@ -72,14 +75,25 @@ REFUSED: Final = frozenset(
 # Sizes that are at least 1 in every family that has them.
 _SIZES: Final = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window"),
 )
 # Ends of the names of classes that judge, sort or embed texts, and write none.
 _OTHER_HEADS: Final = (
     *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"),
     *("ForMultipleChoice", "RewardModel"),
 )
+# A positive number, and switches: as text, `"false"` would be on.
+_POSITIVE: Final = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+_SWITCHES: Final = ("tie_word_embeddings", "attention_bias", "use_sliding_window")
+# Ways to compute rotary angles; the second line has older names of them.
+ROPES: Final = frozenset(
+    (
+        *("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"),
+        *("su", "mrope"),
+    )
+)
 _LAYERS: Final = frozenset(("full_attention", "sliding_attention"))
+_COPY: Final = "copy config.json again from its source"
 _REMEDY: Final = "use a model family listed in docs/engines.md"
 
 
@@ -109,12 +123,15 @@ def fault_of_architecture(
     kind = settings.get("model_type")
     if kind in REFUSED:
         return ArchitectureFault(f"models of type `{kind}` are not supported", _REMEDY)
+    fault = _fault_of_type(settings, writes)
+    if fault is not None:
+        return fault
     fault = (_fault_of_head(settings) if writes else None) or _fault_of_weights(settings)
     if fault is not None:
         return fault
     text = settings.get("text_config")
     text = cast("Mapping[str, Any]", text) if isinstance(text, dict) else settings
-    fault = _fault_of_sizes(text)
+    fault = _fault_of_sizes(text) or _fault_of_rope(text)
     if fault is not None:
         return fault
     layers = text.get("layer_types")
@@ -130,6 +147,29 @@ def fault_of_architecture(
             f"write {longest} or less",
             limits_length=True,
         )
+    return None
+
+
+def _fault_of_type(settings: Mapping[str, Any], writes: bool) -> ArchitectureFault | None:
+    """Tell a model of a type that the installed transformers does not know, or has no language model of."""
+    if not settings:
+        return None  # that config.json cannot be read is told elsewhere
+    kind = settings.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        shown = "no `model_type`" if kind is None else f"`model_type: {excerpt(repr(kind), 40)}`"
+        return ArchitectureFault(f"config.json has {shown}, so that the kind of model is unknown", _COPY)
+    known = known_model_types()
+    if known is None:
+        return None
+    if kind not in known.all:
+        message = f"models of type `{excerpt(kind, 40)}` are unknown to the installed transformers"
+        if "auto_map" in settings:
+            return ArchitectureFault(f"{message}, and the folder's own code is not run", _REMEDY)
+        return ArchitectureFault(message, f"update transformers, or {_REMEDY}")
+    text = settings.get("text_config")
+    inner = cast("dict[str, Any]", text).get("model_type") if isinstance(text, dict) else None
+    if writes and kind not in known.writing and inner not in known.writing:
+        return ArchitectureFault(f"a model of type `{kind}` is not a causal language model", "name a language model")
     return None
 
 
@@ -156,18 +196,47 @@ def _fault_of_weights(settings: Mapping[str, Any]) -> ArchitectureFault | None:
 
 
 def _fault_of_sizes(text: Mapping[str, Any]) -> ArchitectureFault | None:
-    remedy = "copy config.json again from its source"
     sizes = {name: text[name] for name in _SIZES if text.get(name) is not None}
     for name, size in sizes.items():
         # Some families have a size for each layer.
         listed = cast("list[object]", size) if isinstance(size, list) else [size]
         if any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in listed):
-            return ArchitectureFault(f"`{name}` of config.json is `{size}`; it should be a whole number from 1", remedy)
+            return _wrong_value(name, size, "a whole number from 1")
+    for name in _POSITIVE:
+        value = text.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+            return _wrong_value(name, value, "a number above 0")
+    for name in _SWITCHES:
+        if not isinstance(text.get(name, False), bool | None):
+            return _wrong_value(name, text[name], "true or false")
     heads, shared = sizes.get("num_attention_heads"), sizes.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
         message = f"`num_attention_heads` of config.json is {heads}, no multiple of `num_key_value_heads`, {shared}"
-        return ArchitectureFault(message, remedy)
+        return ArchitectureFault(message, _COPY)
     return None
+
+
+def _wrong_value(name: str, value: object, wanted: str) -> ArchitectureFault:
+    return ArchitectureFault(f"`{name}` of config.json is `{excerpt(repr(value), 40)}`; it should be {wanted}", _COPY)
+
+
+def _fault_of_rope(text: Mapping[str, Any]) -> ArchitectureFault | None:
+    unknown = sorted(_kinds_of_rope(text) - ROPES)
+    if not unknown:
+        return None
+    return ArchitectureFault(
+        f"`rope_type` of config.json is `{excerpt(unknown[0], 40)}`, which is none that transformers computes",
+        f"known are {', '.join(sorted(ROPES))}; {_COPY}",
+    )
+
+
+def _kinds_of_rope(text: Mapping[str, Any]) -> set[str]:
+    """Return the ways to compute rotary angles that a model names, for all layers or for kinds of them."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    whole = cast("dict[str, Any]", rope) if isinstance(rope, dict) else {}
+    parts = [whole, *(cast("dict[str, Any]", part) for part in whole.values() if isinstance(part, dict))]
+    named = [part.get("rope_type", part.get("type")) for part in parts]
+    return {str(kind) for kind in named if kind is not None}
 
 
 def _longest_exact(text: Mapping[str, Any]) -> int | None:
@@ -175,9 +244,7 @@ def _longest_exact(text: Mapping[str, Any]) -> int | None:
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if not isinstance(rope, dict):
         return None
-    whole = cast("dict[str, Any]", rope)
-    parts = [whole, *(cast("dict[str, Any]", part) for part in whole.values() if isinstance(part, dict))]
-    kinds = {str(part.get("rope_type", part.get("type"))) for part in parts}
+    whole, kinds = cast("dict[str, Any]", rope), _kinds_of_rope(text)
     limits: list[object] = []
     # `su` and `yarn` of the first Phi-3 folders are names of `longrope`.
     if kinds & {"longrope", "su"}:

@@ -15,7 +15,7 @@ from recipes.language.rules.template_rules import ChatFault, template_fault
 from recipes.language.rules.vocabularies import stored_vocabulary, vocabulary_difference
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
-from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object, require_folder
+from recipes.sections.model_folders import SETTINGS, fault_of_model, named_stops, read_object, require_folder
 from recipes.training.chat_template import ChatTemplate
 from rlinf_core import ConfigError, Severity
 from rlinf_core.config.tree import Path
@@ -151,6 +151,10 @@ def faults(config: LanguageConfig) -> list[Fault]:
         settings = read_object(FilePath(model) / SETTINGS)
         fault = fault_of_model(FilePath(model))
         reported += [] if fault is None else [Fault(_MODEL, *fault)]
+        try:
+            named_stops(FilePath(model))
+        except ConfigError as error:
+            reported.append(Fault(_MODEL, f"{error.message}: {error.why}", error.help or ""))
     if tokenizer is not None:
         at = _TOKENIZER if config.actor.tokenizer.tokenizer_model else _MODEL
         faults = faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=config.data.apply_chat_template)

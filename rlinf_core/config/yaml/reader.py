@@ -17,6 +17,7 @@ from rlinf_core.config.yaml.composer import Composer, LimitError, Limits
 from rlinf_core.config.yaml.yaml_layout import Indentation
 from rlinf_core.config.yaml.yaml_scanner import YamlSyntaxError, version_directives
 from rlinf_core.config.yaml.yaml_types import resolve_plain
+from rlinf_core.foreign.encodings import wide_encoding
 
 __all__ = ["Limits", "decode", "load_source", "read", "read_document", "read_value", "resolve_plain"]
 
@@ -26,7 +27,6 @@ _BOM = "\ufeff"
 # suffices for most files, and compiles quickly.
 _CONTROL = "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 _ASCII_CONTROL = "[^\t\n\r\x20-\x7e]"
-_UTF_16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def load_source(
@@ -174,8 +174,8 @@ def _not_utf8(name: str, data: bytes, kind: Literal["file", "stdin"], error: Uni
     text = (before + data[error.start :].decode("utf-8", "replace")).removeprefix(_BOM)
     at = len(before.removeprefix(_BOM))
     help = "save the file as UTF-8"
-    if data.startswith(_UTF_16_BOMS):
-        message = "the file is UTF-16, but a configuration is UTF-8"
+    if (other := wide_encoding(data)) is not None:
+        message = f"the file is {other}, but a configuration is UTF-8"
     elif b"\0" in data:
         message, help = "this is a binary file, not text", "is this the right file?"
     else:

@@ -1,6 +1,6 @@
 """Code planted in runs of several recipes, and beside their files, and commands that start Ray: nothing of it runs.
 
-`test_planted_payloads.py` has every command over every file of an embodied checkpoint.
+`test_planted_payloads.py` has every command over every file of a checkpoint of PPO.
 """
 
 from __future__ import annotations
@@ -38,6 +38,14 @@ JOBS = {
 SHORT = ("runner.max_steps=1", "runner.save_interval=1", "runner.val_check_interval=-1", "runner.max_restarts=0")
 LONGER = ("runner.max_steps=2", "runner.val_check_interval=-1", "runner.max_restarts=0")
 STEP = "checkpoints/global_step_1"
+USES = {
+    "train": ("train", *LONGER, "runner.resume_dir={run}"),
+    "report": ("report", "{run}"),
+    "memory": ("inspect", "memory", "{run}/config.yaml"),
+    "eval": ("eval", "{run}"),
+    "play": ("play", "{run}", "--out", "{out}.mp4"),
+    "export": ("export", "{run}", "--out", "{out}"),
+}
 # Which reader a file is meant for, by its suffix; the others get pickles.
 KINDS = {".pt": "archive", ".distcp": "archive", ".npz": "numbers", ".npy": "numbers"}
 
@@ -48,7 +56,7 @@ def rlinf(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=280, check=False)
 
 
-@pytest.fixture(scope="module", params=JOBS)
+@pytest.fixture(scope="module")
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """The name of a job, and the folder of its run."""
     home = tmp_path_factory.mktemp(request.param)
@@ -59,12 +67,15 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return request.param, run.path
 
 
-def test_no_run_that_goes_on_runs_code_of_its_checkpoint(trained: tuple[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("trained", ["off_policy", "math"], indirect=True)
+def test_no_run_that_goes_on_runs_code_of_its_checkpoint(trained: tuple[str, Path], part: int, tmp_path: Path) -> None:
+    """Every file in one of three parts of the test."""
     name, original = trained
     files = sorted(path.relative_to(original) for path in (original / STEP).rglob("*") if path.is_file())
     assert len(files) > 3
     marker = tmp_path / "marker"
-    for number, file in enumerate(files):
+    for number, file in enumerate(files[part::3]):
         run = tmp_path / str(number) / "runs" / original.name
         shutil.copytree(original, run)
         plant(run, str(file), PAYLOADS[KINDS.get(file.suffix, "pickle")](marker))
@@ -73,22 +84,20 @@ def test_no_run_that_goes_on_runs_code_of_its_checkpoint(trained: tuple[str, Pat
         assert "Traceback" not in done.stderr, (file, done.stderr)
 
 
-def test_no_command_imports_modules_of_a_run(trained: tuple[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["", STEP], ids=["run", "checkpoint"])
+@pytest.mark.parametrize(
+    ("trained", "use"),
+    [(name, use) for name in JOBS for use in (USES if name == "embodied" else ("train", "report", "memory"))],
+    indirect=["trained"],
+)
+def test_no_command_imports_modules_of_a_run(trained: tuple[str, Path], use: str, place: str, tmp_path: Path) -> None:
     """Started within the folder that was received, workers and other children included."""
     name, original = trained
     marker, run = tmp_path / "marker", tmp_path / "runs" / original.name
-    uses: list[tuple[str | Path, ...]] = [("train", *JOBS[name], *LONGER, f"runner.resume_dir={run}")]
-    uses += [("report", run), ("inspect", "memory", run / "config.yaml")]
-    if name == "embodied":
-        uses += [("eval", run), ("play", run, "--out", tmp_path / "video.mp4")]
-        uses += [("export", run, "--out", tmp_path / "exported")]
-    for place in ("", STEP):
-        for use in uses:
-            shutil.rmtree(tmp_path / "runs", ignore_errors=True)
-            shutil.rmtree(tmp_path / "exported", ignore_errors=True)
-            (tmp_path / "video.mp4").unlink(missing_ok=True)
-            shutil.copytree(original, run)
-            plant_neighbours(run / place, marker)
-            done = rlinf(*use, cwd=run / place)
-            assert not marker.exists(), (place, use)
-            assert done.returncode == 0, (place, use, done.stderr)
+    shutil.copytree(original, run)
+    plant_neighbours(run / place, marker)
+    job = JOBS[name] if use == "train" else ()
+    words = (word.format(run=run, out=tmp_path / "out") for word in USES[use])
+    done = rlinf(next(words), *job, *words, cwd=run / place)
+    assert not marker.exists()
+    assert done.returncode == 0, done.stderr

@@ -179,13 +179,14 @@ class TestBytes:
         assert (finding.code, str(finding.span.begin)) == ("not-utf8", place)
         assert f"0x{content[offset]:02x} at offset {offset}" in finding.message
 
-    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
-    def test_utf_16(self, encoding: str) -> None:
-        content = "\ufeffa: 1\n".encode(encoding) if encoding != "utf-16" else "a: 1\n".encode(encoding)
+    @pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32"])
+    @pytest.mark.parametrize("order", ["-le", "-be"])
+    def test_wide_text_is_refused_by_its_name(self, encoding: str, order: str) -> None:
+        content = "\ufeffa: 1\n".encode(encoding + order)
         found = Diagnostics()
         assert decode("a", content, found) is None
         (finding,) = found
-        assert (finding.code, finding.message) == ("not-utf8", "the file is UTF-16, but a configuration is UTF-8")
+        assert (finding.code, finding.message) == ("not-utf8", f"the file is {encoding}, but a configuration is UTF-8")
 
     @pytest.mark.parametrize("character", ["\0", "\x01", "\x1b", "\x7f", "\x80", "\ufffe"])
     def test_control_characters(self, character: str) -> None:

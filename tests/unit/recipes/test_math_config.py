@@ -269,7 +269,7 @@ def model(tmp_path: Path) -> Path:
     """Return the folder of a model with all that is looked at before a run; its weights are one number."""
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text('{"vocab_size": 3}')
+    (folder / "config.json").write_text('{"model_type": "qwen2", "vocab_size": 3}')
     (folder / "model.safetensors").write_bytes(WEIGHTS)
     (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2}]}')
     return folder
@@ -286,7 +286,11 @@ def test_a_whole_folder_is_well(findings: Any, model: Path) -> None:
         ("model.safetensors", None, "has no weights"),
         ("model.safetensors.index.json", '{"weight_map": {"w": "model-2.safetensors"}}', "lacks `model-2.safetensors`"),
         ("tokenizer.json", None, "has no tokenizer"),
-        ("config.json", '{"vocab_size": 2}', "has 3 tokens, but the model only 2"),
+        ("config.json", '{"model_type": "qwen2", "vocab_size": 2}', "has 3 tokens, but the model only 2"),
+        ("config.json", '{"vocab_size": 3}', "config.json has no `model_type`"),
+        ("config.json", '{"model_type": "qwen2", "sliding_window": "8"}', "`sliding_window` of config.json is `'8'`"),
+        ("generation_config.json", '{"eos_token_id": "2"}', "generation_config.json` is `'2'`"),
+        ("generation_config.json", '{"eos_token_id": [2, null]}', "generation_config.json` is `None`"),
     ],
 )
 def test_what_a_folder_lacks_is_found_before_a_run(
@@ -398,7 +402,7 @@ def save_tokenizer(folder: Path, template: str) -> None:
     tokenizer: Any = built_tokenizer("".join(map(chr, range(32, 127))))
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
-    (folder / "config.json").write_text(f'{{"vocab_size": {len(tokenizer)}}}')
+    (folder / "config.json").write_text(f'{{"model_type": "qwen2", "vocab_size": {len(tokenizer)}}}')
 
 
 def yaml_section(text: str) -> dict[str, Any]:

@@ -142,6 +142,10 @@ def test_a_parquet_file_has_a_problem_in_each_row(tmp_path: Path) -> None:
         ({"prompt": "is it?", "answer": True}, "there is no answer"),
         ({"prompt": "", "answer": "2"}, "the prompt under `prompt` is empty"),
         ({"prompt": [], "answer": "2"}, "neither a text nor messages"),
+        # Messages that a table of texts holds as Python writes them, or cut off.
+        ({"prompt": "[{'role': 'user', 'content': 'a'}]", "answer": "2"}, "neither a text nor messages"),
+        ({"prompt": ' [{"role": "user", "content": "a"}', "answer": "2"}, "neither a text nor messages"),
+        ({"prompt": '[{"content": [{"text": "a"}], "role": "user"}]', "answer": "2"}, "neither a text nor messages"),
     ],
 )
 def test_a_row_that_is_no_problem_is_told(tmp_path: Path, row: dict[str, object], words: str) -> None:

@@ -36,14 +36,18 @@ def test_encodings_of_others_are_read(content: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (TEXT.encode("utf-16"), "not UTF-8"),
+        (TEXT.encode("utf-16"), "is UTF-16 text, not UTF-8"),
+        (TEXT.encode("utf-16-be"), "is UTF-16 text, not UTF-8"),
+        (TEXT.encode("utf-32"), "is UTF-32 text, not UTF-8"),
+        (gzip.compress(TEXT.encode("utf-32-le")), "is UTF-32 text, not UTF-8"),
+        (TEXT.encode() + b"\xff", "not UTF-8 text"),
         (b"\x28\xb5\x2f\xfdrest", "compressed by zstd"),
         (gzip.compress(TEXT.encode())[:-9], "damaged"),
         (b'{"prompt": "a", "answer": NaN}', "holds NaN"),
         (b'[{"prompt": "a"', "the list is not JSON"),
         (b'["a"]', "item 0: the row is not a JSON object"),
     ],
-    ids=["utf16", "zstd", "cut", "nan", "open-list", "no-object"],
+    ids=["utf16", "unmarked", "utf32", "gzip-utf32", "latin", "zstd", "cut", "nan", "open-list", "no-object"],
 )
 def test_what_cannot_be_read_is_named(content: bytes, message: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"

@@ -53,5 +53,10 @@ def test_a_corpus_is_the_lines_of_a_file(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_corpus(str(file))
+    file.write_text("one", "utf-16-le")
+    with pytest.raises(ConfigError, match="is UTF-16 text, not UTF-8"):
+        read_corpus(str(file))
+    file.write_text("one", "utf-8-sig")
+    assert read_corpus(str(file)) == ["one"]
     with pytest.raises(ConfigError, match="No such file"):
         read_corpus(str(tmp_path / "none"))

@@ -17,7 +17,8 @@ from recipes.language.models.attention import PackedPlan, Segment, longest_exact
 from recipes.language.models.packing import PackedRow
 from recipes.language.models.plain_check import check_policy, plain_attention
 from recipes.language.models.policy import LanguagePolicy
-from recipes.language.rules.architecture_rules import REFUSED, fault_of_architecture
+from recipes.language.rules.architecture_rules import REFUSED, ROPES, fault_of_architecture
+from recipes.language.rules.known_models import known_model_types
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.language.models.architectures import VOCABULARY, architectures, tiny
 
@@ -158,15 +159,27 @@ class TestLongRope:
     ("settings", "words"),
     [
         ({"model_type": "mamba"}, "models of type `mamba`"),
-        ({"model_type": "new", "layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
-        ({"model_type": "new", "text_config": {"layer_types": ["chunked_attention"]}}, "chunked_attention"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"model_type": "llama4", "text_config": {"layer_types": ["chunked_attention"]}}, "chunked_attention"),
         ({"model_type": "qwen2", "quantization_config": {"quant_method": "awq"}}, "quantized (`awq`)"),
         ({"model_type": "qwen2", "architectures": ["Qwen2ForSequenceClassification"]}, "writes no text"),
         ({"model_type": "qwen2", "num_hidden_layers": -1}, "`num_hidden_layers` of config.json is `-1`"),
-        ({"model_type": "qwen2", "vocab_size": "300"}, "`vocab_size` of config.json is `300`"),
+        ({"model_type": "qwen2", "vocab_size": "300"}, "`vocab_size` of config.json is `'300'`"),
+        ({"model_type": "mistral", "sliding_window": "8"}, "`sliding_window` of config.json is `'8'`"),
+        ({"model_type": "mistral", "sliding_window": 0}, "`sliding_window` of config.json is `0`"),
+        ({"model_type": "llama", "rms_norm_eps": "1e-6"}, "`rms_norm_eps` of config.json is `'1e-6'`"),
+        ({"model_type": "llama", "rope_theta": -1}, "`rope_theta` of config.json is `-1`"),
+        ({"model_type": "llama", "tie_word_embeddings": "false"}, "`tie_word_embeddings` of config.json is `'false'`"),
+        ({"model_type": "llama", "rope_scaling": {"type": "spiral"}}, "`rope_type` of config.json is `spiral`"),
+        ({"model_type": "llama", "rope_parameters": {"full_attention": {"rope_type": "x"}}}, "is `x`"),
+        ({"model_type": "qwen2x"}, "`qwen2x` are unknown to the installed transformers"),
+        ({"model_type": "qwen2x", "auto_map": {}}, "the folder's own code is not run"),
+        ({"model_type": "vit"}, "a model of type `vit` is not a causal language model"),
+        ({"model_type": 2}, "config.json has `model_type: 2`"),
+        ({"hidden_size": 8}, "config.json has no `model_type`"),
         ({"model_type": "qwen2", "hidden_size": True}, "`hidden_size` of config.json is `True`"),
         (
-            {"model_type": "new", "text_config": {"num_attention_heads": 0}},
+            {"model_type": "gemma3", "text_config": {"num_attention_heads": 0}},
             "`num_attention_heads` of config.json is `0`",
         ),
         ({"model_type": "qwen2", "num_attention_heads": 6, "num_key_value_heads": 4}, "no multiple of"),
@@ -176,6 +189,21 @@ def test_validate_names_what_is_not_computed(settings: dict[str, Any], words: st
     fault = fault_of_architecture(settings, 100)
     assert fault is not None
     assert words in fault.message
+
+
+def test_known_types_are_those_of_transformers() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known = known_model_types()
+    assert known is not None
+    assert known.writing == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert known.all > known.writing
+
+
+def test_known_rope_types_are_those_of_transformers() -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    assert set(ROPE_INIT_FUNCTIONS) | {"default", "su", "mrope"} == ROPES
 
 
 @pytest.mark.parametrize("name", COMPUTED)

@@ -57,6 +57,12 @@ def test_tests_are_python_or_pairs() -> None:
         ("assert f(1", "no Python"),
         ('{"inputs": ["1"], "outputs": []}', "as many texts"),
         ('{"inputs": [1], "outputs": ["1"]}', "as many texts"),
+        # Python that asserts nothing: every program would pass it.
+        ("{'inputs': ['1'], 'outputs': ['1']}", "the tests check nothing"),
+        ('{"inputs": ["1"], "inputs": ["2"], "outputs": ["1"]}', "the tests check nothing"),
+        ("['assert f(1)']", "the tests check nothing"),
+        ('["x = 1"]', "the tests check nothing"),
+        ("(" * 5000, "no Python"),
     ],
 )
 def test_what_is_no_test_is_reported(text: str, fault: str) -> None:
