@@ -250,9 +250,7 @@ def learner_parts(config: PolicyJob, policy: PolicySizes, count: int, *, sends: 
     actor, behind = config.actor, config.runner.staleness > 0
     parts = {
         "base": policy.base + TRAINING,
-        **shard_parts(
-            policy.weights, policy.trained, actor.fsdp_config, count, half_state=actor.optim.state_dtype == "bf16"
-        ),
+        **shard_parts(policy.weights, policy.trained, actor.fsdp_config, count, state_dtype=actor.optim.state_dtype),
         "sent weights": 0 if not sends else 2 * policy.acting if behind else min(policy.acting, _PIECES * PIECE_BYTES),
     }
     if count > 1 and actor.fsdp_config.sharding_strategy != "no_shard":

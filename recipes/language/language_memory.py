@@ -154,7 +154,7 @@ def _learning(
     tokens, several = sizes.micro(component, most, sizes.config.minibatches)
     parts = {
         "base": _BASE + TRAINING,
-        **shard_parts(model.weights, model.trained, fsdp, count, half_state=optim.state_dtype == "bf16"),
+        **shard_parts(model.weights, model.trained, fsdp, count, state_dtype=optim.state_dtype),
         "answers": sizes.batch(component),
         "activations": tokens * model.learning + (model.logits(tokens) if component == "actor" else 0),
     }

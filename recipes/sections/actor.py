@@ -113,10 +113,10 @@ class OptimConfig(ConfigModel):
     adam_beta2: Decay = Field(default=0.999, description="Adam's beta 2: decay of the mean of squared gradients.")
     adam_eps: PositiveFloat = Field(default=1e-8, description="Adam's epsilon, added to the denominator.")
     weight_decay: NonNegativeFloat = Field(default=0.0, description="Decoupled weight decay.")
-    state_dtype: Literal["fp32", "bf16"] = Field(
+    state_dtype: Literal["fp32", "bf16", "int8"] = Field(
         default="fp32",
-        description="Type of Adam's two moments: fp32, or bf16 in half the memory, rounded at random so that small"
-        " changes are not lost on average.",
+        description="Type of Adam's two moments: fp32, bf16 in half the memory, or int8 in a quarter, with a scale for"
+        " each block of 256 numbers; both are rounded at random so that small changes are not lost on average.",
     )
     clip_grad: NonNegativeFloat = Field(default=1.0, description="Maximum gradient norm; 0: no clipping.")
 

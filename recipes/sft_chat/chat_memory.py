@@ -25,7 +25,7 @@ def forecast(config: ChatConfig, world_sizes: Mapping[str, int | None]) -> list[
     tokens = min(max(actor.max_tokens_per_micro_batch, longest), actor.global_batch_size * longest)
     parts = {
         "base": WORKER + TORCH + TRANSFORMERS + TRAINING,
-        **shard_parts(model.weights, model.trained, fsdp, count, half_state=actor.optim.state_dtype == "bf16"),
+        **shard_parts(model.weights, model.trained, fsdp, count, state_dtype=actor.optim.state_dtype),
         "conversations": _READ * sum(file.stat().st_size for file in files if file.is_file()),
         "activations": tokens * model.learning + model.logits(tokens),
     }

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import unwrap
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from recipes.sections.actor import OptimConfig
-from recipes.training.typed_tensors import local_part
+from recipes.training.state.small_moments import ByteStateAdamW, HalfStateAdamW
 
 # Parts of the names of weights that only values depend on: they may have a learning rate of their own.
 VALUE_PARTS = frozenset({"critic", "value_head"})
-_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 
 
 class EagerAdamW(torch.optim.AdamW):
@@ -41,79 +39,11 @@ class EagerAdamW(torch.optim.AdamW):
 _unwrapped_step: Callable[..., float | None] = unwrap(torch.optim.AdamW.step)  # pyright: ignore[reportUnknownArgumentType]
 
 
-class HalfStateAdamW(torch.optim.Optimizer):
-    """AdamW (Loshchilov & Hutter, arXiv 1711.05101, algorithm 2) whose two moments are kept in bfloat16.
-
-    A step computes in float32 and rounds each moment up or down at random, by how near either is: with beta2 = 0.999 a
-    second moment falls by less than half a step of bfloat16, and rounded to the nearest it would never fall. What is
-    drawn depends on the number of the step, the weight and the rank alone, so that a run goes on to the bit.
-
-    Args:
-        groups: of weights, as `torch.optim.AdamW` takes them.
-        lr, betas, eps, weight_decay: see `torch.optim.AdamW`.
-    """
-
-    def __init__(
-        self,
-        groups: list[dict[str, Any]],
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-    ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take a step; see `torch.optim.AdamW.step`."""
-        loss = None if closure is None else closure()
-        number = 0
-        for group in self.param_groups:
-            for weight in group["params"]:
-                number += 1
-                if weight.grad is not None:
-                    self._update(weight, group, number)
-        return loss
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See `torch.optim.Optimizer.load_state_dict`, which gives moments the type of their weights."""
-        super().load_state_dict(state_dict)
-        for state in self.state.values():
-            for name in _MOMENTS:
-                state[name] = state[name].to(torch.bfloat16)
-
-    def _update(self, weight: nn.Parameter, group: dict[str, Any], number: int) -> None:
-        state: dict[str, Tensor] = self.state[weight]
-        if not state:
-            state["step"] = torch.zeros(())
-            for name in _MOMENTS:
-                state[name] = torch.zeros_like(weight, dtype=torch.bfloat16)
-        state["step"] += 1
-        count = int(state["step"])
-        beta1, beta2 = group["betas"]
-        mine, gradient = local_part(weight.detach()), local_part(cast("Tensor", weight.grad)).float()
-        mean, square = (local_part(state[name]) for name in _MOMENTS)
-        exact_mean = mean.float().lerp_(gradient, 1 - beta1)
-        exact_square = square.float().mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        divisor = exact_square.sqrt().div_(math.sqrt(1 - beta2**count)).add_(group["eps"])
-        mine.mul_(1 - group["lr"] * group["weight_decay"])
-        mine.addcdiv_(exact_mean, divisor, value=-group["lr"] / (1 - beta1**count))
-        generator = torch.Generator(mine.device).manual_seed((count * 1_000_003 + number) * 4096 + _rank())
-        round_at_random(exact_mean, mean, generator)
-        round_at_random(exact_square, square, generator)
-
-
-def round_at_random(exact: Tensor, into: Tensor, generator: torch.Generator) -> None:
-    """Round float32 numbers to bfloat16, up or down at random, by how near either is. `exact` is used up."""
-    bits = exact.view(torch.int32)
-    bits.add_(torch.randint(1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator))
-    # What is left below is cut off; the upper half is bfloat16.
-    into.copy_(bits.bitwise_and_(-(1 << 16)).view(torch.float32))
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+_ADAMS: Final[Mapping[str, Any]] = {
+    "fp32": partial(EagerAdamW, fused=True),
+    "bf16": HalfStateAdamW,
+    "int8": ByteStateAdamW,
+}
 
 
 def make_optimizer(policy: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
@@ -126,8 +56,7 @@ def make_optimizer(policy: nn.Module, config: OptimConfig) -> torch.optim.Optimi
     values = [weight for name, weight in named if of_values(name)]
     if values:
         groups.append({"params": values, "lr": config.rate_of_values})
-    made: Any = partial(EagerAdamW, fused=True) if config.state_dtype == "fp32" else HalfStateAdamW
-    return made(
+    return _ADAMS[config.state_dtype](
         groups,
         lr=config.lr,
         betas=(config.adam_beta1, config.adam_beta2),

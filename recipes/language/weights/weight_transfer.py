@@ -8,6 +8,7 @@ copied once, by their sender.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, cast
 
 from torch import Tensor
@@ -48,10 +49,21 @@ def messages(
     )
     yield WeightHeader(version, pieces, adapter_only)
     digest = Fingerprint()
-    for places, piece in zip(pieces, weights.tensors(), strict=True):
+
+    def read(places: tuple[Place, ...], piece: Tensor) -> None:
         for place in places:
             digest.add(place.name, place.of(piece))
-        yield piece
+
+    # A piece is read while it is copied to its receivers; both take about as long.
+    with ThreadPoolExecutor(1, "rlinf-fingerprint") as reader:
+        reading: Future[None] | None = None
+        for places, piece in zip(pieces, weights.tensors(), strict=True):
+            if reading is not None:
+                reading.result()
+            reading = reader.submit(read, places, piece)
+            yield piece
+        if reading is not None:
+            reading.result()
     yield digest.text()
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from recipes.training.reading.adapter_names import beneath_adapters, new_adapters
+from recipes.training.state.small_moments import SmallStateAdamW
 from rlinf_core import CheckpointError
 
 if TYPE_CHECKING:
@@ -148,7 +149,11 @@ def _complete(optimizer: torch.optim.Optimizer) -> None:
     """
     states: list[dict[str, torch.Tensor]] = list(optimizer.state.values())
     for weight in [parameter for group in optimizer.param_groups for parameter in group["params"]] if states else ():
-        if not optimizer.state[weight]:
+        if optimizer.state[weight]:
+            continue
+        if isinstance(optimizer, SmallStateAdamW):
+            optimizer.state[weight] = optimizer.begin(weight)
+        else:
             # Steps are counted by a number, the rest is of the weight's shape.
             optimizer.state[weight] = {
                 name: torch.zeros_like(weight if value.dim() else value, dtype=value.dtype)

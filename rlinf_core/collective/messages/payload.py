@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CHUNK = 1 << 20
+# Without the interpreter's lock other threads run anyway; whoever takes it back may wait milliseconds for it.
+_UNLOCKED_CHUNK = 64 << 20
 _HUGE_PAGE = 2 << 20
 
 # From a tensor on an accelerator to the part that stands for it, or None: through host memory.
@@ -57,13 +60,23 @@ class HostPart(Part):
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:
-    """Copy piece by piece, so that other threads of this process run in between."""
+    """Copy flat bytes while other threads of this process run.
+
+    Memory that may be written to has an address for ctypes, which copies without the interpreter's lock. What is
+    read-only is copied piece by piece, so that others run in between.
+    """
     size = source.nbytes
     if size <= _CHUNK:
         target[:size] = source
-        return
-    for start in range(0, size, _CHUNK):
-        target[start : start + _CHUNK] = source[start : start + _CHUNK]
+    elif source.readonly:
+        for start in range(0, size, _CHUNK):
+            target[start : start + _CHUNK] = source[start : start + _CHUNK]
+    else:
+        # Refuses what `target` has no room for, as a slice does.
+        there, here = ((ctypes.c_char * size).from_buffer(view) for view in (target, source))
+        for start in range(0, size, _UNLOCKED_CHUNK):
+            length = min(_UNLOCKED_CHUNK, size - start)
+            ctypes.memmove(ctypes.addressof(there) + start, ctypes.addressof(here) + start, length)
 
 
 def private_memory(size: int) -> memoryview:
