@@ -67,9 +67,9 @@ def _member(member: object) -> tuple[str, Sequence[int] | None]:
     name, ranks = parts[0], parts[1]
     if isinstance(ranks, int):
         return name, (ranks,)
-    if not isinstance(ranks, Sequence) or isinstance(ranks, str | bytes):
+    if not isinstance(ranks, Iterable) or isinstance(ranks, str | bytes):
         raise _not_members(parts, f"write `({name!r}, [{ranks!r}])`")
-    return name, cast("Sequence[int]", ranks)
+    return name, cast("Sequence[int]", ranks if isinstance(ranks, Sequence) else tuple(ranks))
 
 
 def _not_members(groups: object, help: str | None) -> InvalidNameError:
