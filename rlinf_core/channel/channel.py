@@ -22,6 +22,7 @@ from rlinf_core.channel.queue_state import KeyStatistics
 from rlinf_core.channel.wire import DEFAULT_KEY, Query
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed, ChannelError
+from rlinf_core.suggest import quoted
 
 
 class Channel:
@@ -216,7 +217,12 @@ class Channel:
         self, batch_weight: float, key: Key = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None
     ) -> Any: ...
     def get_batch(
-        self, batch_weight: float, key: Key = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None
+        self,
+        batch_weight: float = 0,
+        key: Key = DEFAULT_KEY,
+        async_op: bool = False,
+        timeout: float | None = None,
+        **unknown: object,
     ) -> Any:
         """Return the next items of a key until their weights reach or exceed `batch_weight`, as a list.
 
@@ -224,8 +230,11 @@ class Channel:
         closed, the remaining items are a batch even if they weigh less.
 
         Raises:
+            TypeError: there is an unknown argument, such as RLinf's `target_weight`.
             ValueError: `batch_weight` is not a finite number above 0.
         """
+        if unknown:
+            raise TypeError(f"get_batch() has no argument {quoted(unknown)}: the weight of a batch is `batch_weight`")
         weight, key, timeout = checked_batch_weight(batch_weight), checked_key(key), checked_timeout(timeout)
         work = self._backend.get(key, weight, wait=True, timeout=timeout, detached=async_op)
         return GetHandle(work) if async_op else work.wait()

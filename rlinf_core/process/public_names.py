@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 
-def public_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions `__getattr__` and `__dir__` of a package, whose `__init__.py` is `file`."""
+def public_names(
+    package: str, file: str, of_others: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the functions `__getattr__` and `__dir__` of a package, whose `__init__.py` is `file`.
+
+    `of_others`: names of related projects that the package lacks, each with what to do instead. An import of one fails
+    with it; for an AttributeError Python would put its own sentence.
+    """
 
     @cache
     def modules() -> dict[str, str]:
@@ -26,6 +33,8 @@ def public_names(package: str, file: str) -> tuple[Callable[[str], Any], Callabl
     def get(name: str) -> Any:
         if name == "__all__":
             return list(modules())
+        if name in of_others:
+            raise ImportError(f"`{package}` has no `{name}`: {of_others[name]}")
         module = modules().get(name)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")

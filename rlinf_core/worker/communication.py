@@ -184,7 +184,7 @@ class Communication:
         self,
         object: object,
         groups: Sequence[Members],
-        src: tuple[str, int] | WorkerAddress,
+        src: tuple[str, int] | WorkerAddress | None = None,
         async_op: bool = False,
         *,
         timeout: float | None = None,
@@ -195,16 +195,18 @@ class Communication:
 
         Args:
             object: what `src` sends.
-            groups: the members besides `src`, as in `["rollout"]`: names of groups, or pairs of a name and ranks.
-            src: group name and rank, or the address, of the one that sends.
+            groups: the members, as in `["rollout"]`: names of groups, or pairs of a name and its rank or ranks. `src`
+                may be among them.
+            src: group name and rank, or the address, of the one that sends. Default: the first rank of the first of
+                `groups`.
             async_op: whether to return a handle at once.
             timeout: seconds.
 
         Raises:
             InvalidNameError: `groups` or `src` is of another form.
         """
-        source = source_address(src)
         named = broadcast_members(groups)
+        source = source_address(src, named)
         members: list[WorkerAddress] = []
         if source == self.worker_address:
             for name, ranks in named:

@@ -8,8 +8,8 @@ from typing import cast
 from rlinf_core.address import WorkerAddress
 from rlinf_core.errors import InvalidNameError
 
-# A group by name, or some of its ranks.
-Members = str | tuple[str, Sequence[int]]
+# A group by name, or one or some of its ranks.
+Members = str | tuple[str, int | Sequence[int]]
 
 
 def peer_address(group_name: str, rank: int) -> WorkerAddress:
@@ -21,14 +21,20 @@ def peer_address(group_name: str, rank: int) -> WorkerAddress:
     return WorkerAddress.from_name(group_name).get_child_address(rank)
 
 
-def source_address(src: tuple[str, int] | WorkerAddress) -> WorkerAddress:
-    """Return the address of a broadcast's sender.
+def source_address(
+    src: tuple[str, int] | WorkerAddress | None, members: Sequence[tuple[str, Sequence[int] | None]] = ()
+) -> WorkerAddress:
+    """Return the address of a broadcast's sender; without `src` the first of the members.
 
     Raises:
-        InvalidNameError: `src` is neither a pair nor an address.
+        InvalidNameError: `src` is neither a pair nor an address, or there is no first member.
     """
     if isinstance(src, WorkerAddress):
         return src
+    if src is None and members:
+        name, ranks = members[0]
+        if ranks is None or len(ranks) > 0:
+            src = name, 0 if ranks is None else ranks[0]
     pair = cast("object", src)
     if not isinstance(pair, tuple | list) or len(cast("Sequence[object]", pair)) != 2:
         raise InvalidNameError(
@@ -44,7 +50,7 @@ def broadcast_members(groups: Sequence[Members]) -> list[tuple[str, Sequence[int
     """Return the members of a broadcast: each group's name, with its ranks or None for all.
 
     Raises:
-        InvalidNameError: `groups` is not a sequence of names and of pairs of a name and ranks.
+        InvalidNameError: `groups` is not a sequence of names and of pairs of a name and a rank or ranks.
     """
     members = cast("object", groups)
     if isinstance(members, str | bytes | WorkerAddress) or not isinstance(members, Iterable):
@@ -59,15 +65,17 @@ def _member(member: object) -> tuple[str, Sequence[int] | None]:
     if len(parts) != 2 or not isinstance(parts[0], str):
         raise _not_members(cast("object", member), None)
     name, ranks = parts[0], parts[1]
+    if isinstance(ranks, int):
+        return name, (ranks,)
     if not isinstance(ranks, Iterable) or isinstance(ranks, str | bytes):
         raise _not_members(parts, f"write `({name!r}, [{ranks!r}])`")
-    return name, cast("Sequence[int]", ranks)
+    return name, cast("Sequence[int]", ranks if isinstance(ranks, Sequence) else tuple(ranks))
 
 
 def _not_members(groups: object, help: str | None) -> InvalidNameError:
     return InvalidNameError(
         f"{groups!r} does not name the members of a broadcast",
         where="broadcast, `groups`",
-        why="it takes a list of groups: names, or pairs of a name and a list of ranks",
+        why="it takes a list of groups: names, or pairs of a name and its rank or ranks",
         help=help or 'write `["rollout"]`, or `[("rollout", [0, 1])]`',
     )

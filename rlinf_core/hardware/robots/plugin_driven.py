@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field
 
 from rlinf_core.hardware.robots.registry import register_hardware
-from rlinf_core.hardware.robots.unit import FROM_NODE, CameraType, Connection, RobotUnit, Serials, variable_of
+from rlinf_core.hardware.robots.unit import FROM_NODE, CameraType, Connection, Port, RobotUnit, Serials, variable_of
 from rlinf_core.scalars import Bool, Data, Text, problem
 
 
@@ -99,6 +99,10 @@ class SO101(PluginDrivenRobot):
         return self.device
 
 
+def _port_of(arm: str) -> str:
+    return f"TCP port of the {arm}. Default: the driver's."
+
+
 @register_hardware("DOSW1")
 class DOSW1(PluginDrivenRobot):
     """A two-arm DOS-W1, reached over the network. Its driver comes from a user's package."""
@@ -109,6 +113,10 @@ class DOSW1(PluginDrivenRobot):
         default="127.0.0.1",
         description=f"Host of the robot's arms, {FROM_NODE}. Default: the robot's own node.",
     )
+    left_arm_port: Port | None = Field(default=None, description=_port_of("left arm"))
+    right_arm_port: Port | None = Field(default=None, description=_port_of("right arm"))
+    left_lead_port: Port | None = Field(default=None, description=_port_of("left lead arm, which a person moves"))
+    right_lead_port: Port | None = Field(default=None, description=_port_of("right lead arm, which a person moves"))
 
     @property
     def place(self) -> str:

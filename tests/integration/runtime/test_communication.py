@@ -116,6 +116,9 @@ class Talker(Worker):
     def weights(self, group: str) -> int:
         return self.broadcast([1, 2, 3] if self._rank == 1 else None, [group], (group, 1))[2] + self._rank
 
+    def first_weights(self, group: str) -> Any:
+        return self.broadcast(self._rank, [(group, 2), (group, [0, 1])])
+
     def broadcast_to(self, groups: Any, src: Any) -> Any:
         return self.broadcast(1, groups, src)
 
@@ -176,7 +179,13 @@ def test_broadcast(group: WorkerGroup[Talker]) -> None:
     assert group.weights("talk").wait(timeout=20) == [3, 4, 5]
 
 
-@pytest.mark.parametrize(("groups", "src"), [("talk", ("talk", 0)), (["talk"], "talk:0"), ([("talk", 1)], ("talk", 0))])
+def test_first_of_the_first_group_sends_where_no_source_is_named(group: WorkerGroup[Talker]) -> None:
+    assert group.first_weights("talk").wait(timeout=20) == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("groups", "src"), [("talk", ("talk", 0)), (["talk"], "talk:0"), ([("talk", 1.5)], ("talk", 0))]
+)
 def test_broadcast_without_members_is_refused_everywhere(group: WorkerGroup[Talker], groups: Any, src: Any) -> None:
     with pytest.raises(WorkerGroupError) as caught:
         group.broadcast_to(groups, src).wait(timeout=20)

@@ -26,6 +26,12 @@ def test_a_key_without_letters_is_a_queue_of_its_own(channel: Channel) -> None:
     assert channel.get_nowait(key="") == "put without waiting"
 
 
+def test_batch_by_another_name_of_its_weight_is_refused(channel: Channel) -> None:
+    taking: Any = channel.get_batch
+    with pytest.raises(TypeError, match=r"no argument `target_weight`: the weight of a batch is `batch_weight`"):
+        taking(target_weight=1)
+
+
 NO_AMOUNTS: list[Any] = [
     -1,
     float("nan"),

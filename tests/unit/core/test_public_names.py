@@ -76,3 +76,8 @@ def test_recipes_take_from_the_front_door_what_it_offers() -> None:
         if _MODULES.get(alias.name) == node.module
     ]
     assert not found, "import these from `rlinf_core` itself"
+
+
+def test_name_of_a_related_project_is_refused_with_ours() -> None:
+    with pytest.raises(ImportError, match=r"has no `ModelParallelComponentPlacement`: use `ComponentPlacement`"):
+        rlinf_core.ModelParallelComponentPlacement  # pyright: ignore  # noqa: B018

@@ -120,6 +120,14 @@ def test_a_controller_of_the_users_gets_its_options(name: str) -> None:
     assert robot.cameras() == (("realsense", "7"),)
 
 
+def test_ports_of_a_two_arm_robot_are_numbers_of_ports() -> None:
+    described = {"node_rank": 0, "left_arm_port": 50051, "right_lead_port": 50052}
+    robot = hardware_model("DOSW1").model_validate(described)
+    assert (robot.model_dump()["left_arm_port"], robot.model_dump()["left_lead_port"]) == (50051, None)
+    with pytest.raises(ValidationError, match="is not a TCP port"):
+        hardware_model("DOSW1").model_validate({**described, "left_arm_port": 0})
+
+
 @pytest.mark.parametrize(
     ("address", "answers"),
     [

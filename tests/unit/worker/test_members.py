@@ -15,6 +15,7 @@ def test_groups_are_named_whole_or_by_ranks() -> None:
     assert broadcast_members(["w", "env:0", ("x", [1, 2])]) == [("w", None), ("env:0", None), ("x", [1, 2])]
     assert broadcast_members(("a", "b")) == [("a", None), ("b", None)]
     assert broadcast_members([("x", range(2))]) == [("x", range(2))]
+    assert broadcast_members([("x", 1)]) == [("x", (1,))]
     assert broadcast_members([]) == []
 
 
@@ -23,7 +24,7 @@ def test_groups_are_named_whole_or_by_ranks() -> None:
     [
         ("worker", r"write `\['worker'\]`"),
         (WorkerAddress("w", 0), r"write `\['w:0'\]`"),
-        ([("w", 1)], r"write `\('w', \[1\]\)`"),
+        ([("w", 1.5)], r"write `\('w', \[1.5\]\)`"),
         (("w", 1), r'write `\["rollout"\]`'),
         (("w", [0, 1]), r'\[\("rollout", \[0, 1\]\)\]'),
         ([WorkerAddress("w", 0)], r'\[\("rollout", \[0, 1\]\)\]'),
@@ -44,6 +45,13 @@ def test_group_without_members_is_refused_with_the_right_form(groups: Any, help:
 def test_a_source_is_a_pair_or_an_address() -> None:
     assert source_address(("w", 1)) == source_address(WorkerAddress("w", 1)) == WorkerAddress("w", 1)
     assert source_address(("env:0", 1)) == WorkerAddress("env", (0, 1))
+
+
+def test_first_member_is_the_source_where_none_is_given() -> None:
+    assert source_address(None, [("w", None), ("x", None)]) == WorkerAddress("w", 0)
+    assert source_address(None, [("env:0", (2, 1))]) == WorkerAddress("env", (0, 2))
+    with pytest.raises(InvalidNameError):
+        source_address(None, [("w", [])])
 
 
 @pytest.mark.parametrize("src", ["w:0", "wo", 0, None, ("w",), ("w", 0, 1), 1.5], ids=repr)
