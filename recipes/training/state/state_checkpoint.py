@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from recipes.training.reading.adapter_names import beneath_adapters, new_adapters
-from recipes.training.state.small_moments import SmallStateAdamW
+from recipes.training.small_moments import SmallStateAdamW
 from rlinf_core import CheckpointError
 
 if TYPE_CHECKING:

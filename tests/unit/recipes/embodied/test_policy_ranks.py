@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,30 +11,13 @@ pytest.importorskip("transformers", reason="the extra `language` is not installe
 import torch
 
 from tests.unit.recipes.embodied.two_policy_ranks import CASES, train
-
-ROOT = Path(__file__).parents[4]
+from tests.unit.recipes.two_processes import run_two
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what the first of two processes made of every case."""
-    folder = tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.unit.recipes.embodied.two_policy_ranks"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=300)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], "".join(said)
-    return torch.load(folder / "0.pt", weights_only=True)
+    return run_two("tests.unit.recipes.embodied.two_policy_ranks", tmp_path_factory.mktemp("ranks"))[0]
 
 
 @pytest.mark.parametrize("name", CASES)

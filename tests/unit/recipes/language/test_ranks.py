@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,33 +12,13 @@ pytest.importorskip("peft")
 import torch
 
 from tests.unit.recipes.language.two_ranks import CASES, train
-
-ROOT = Path(__file__).parents[4]
+from tests.unit.recipes.two_processes import run_two
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return what each of two processes made of every case."""
-    folder = tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.unit.recipes.language.two_ranks", str(rank), str(folder)],
-            cwd=ROOT,
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=100)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], "".join(said)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    return run_two("tests.unit.recipes.language.two_ranks", tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", CASES)

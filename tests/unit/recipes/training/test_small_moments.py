@@ -12,7 +12,7 @@ from torch import nn
 from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.memory.process_parts import shard_parts
 from recipes.training.optimizer import make_optimizer
-from recipes.training.state.small_moments import ByteStateAdamW, round_at_random
+from recipes.training.small_moments import ByteStateAdamW, round_at_random
 from recipes.training.state.training_state import TrainingState
 
 HOST = torch.device("cpu")
