@@ -102,6 +102,13 @@ def _model_path(leaf: Leaf, values: Values) -> Result:
     return same("actor.model.model_path", leaf)
 
 
+def _path_of_rollout(leaf: Leaf, values: Values) -> Result:
+    """Jobs of Megatron name the model's folder for the rollout alone."""
+    if values.get("actor.model.model_path", False) is not False or not values.of(leaf):
+        return LeftOut("the rollout receives its weights from the actor: `actor.model.model_path`")
+    return same("actor.model.model_path", leaf)
+
+
 def _env_type(section: str) -> Rule:
     def rule(leaf: Leaf, values: Values) -> Result:
         written = str(values.of(leaf))
@@ -212,7 +219,7 @@ RLINF: Final[Table] = {
     "algorithm.adv_type": _adv_type,
     "actor.optim.lr_scheduler": _lr_scheduler("actor.optim.lr_scheduler"),
     "actor.fsdp_config.mixed_precision.reduce_dtype": precision("actor.fsdp_config.mixed_precision.reduce_dtype"),
-    "rollout.model.model_path": drop("the rollout receives its weights from the actor: `actor.model.model_path`"),
+    "rollout.model.model_path": _path_of_rollout,
     "rollout.model.precision": drop("the rollout uses `actor.model.precision`"),
     "critic.use_critic_model": _false_is_default(
         "use_critic_model", "place a group `critic`, with `algorithm.adv_type: gae`"
@@ -235,6 +242,7 @@ EMBODIED: Final[Table] = {
     "algorithm.staleness_threshold": to("runner.max_staleness", "counts versions of the weights"),
     "algorithm.ratio_clip_eps": _both_clips,
     "env.train.video_cfg.save_video": drop("only evaluations are recorded: `env.eval.video_cfg.save_video`"),
+    "env.train.video_cfg.video_base_dir": drop("only evaluations are recorded: `env.eval.video_cfg.video_base_dir`"),
     "runner.seq_length": drop("the policy decides how many tokens it reads"),
     "runner.max_prompt_length": drop("the policy decides how many instruction tokens it reads"),
     **{

@@ -121,6 +121,18 @@ def test_two_groups_of_one_node_run_under_two_interpreters(cluster: Cluster, tmp
     assert [found[label][1]["RANK"] for label in ("a", "b")] == ["0", "77"]
 
 
+def test_script_in_place_of_an_interpreter_wraps_a_profiler_around(cluster: Cluster, tmp_path: Path) -> None:
+    script, calls = tmp_path / "profiled", tmp_path / "calls"
+    script.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    with Peer.create_group().launch(under(str(script)), NodePlacementStrategy([0], "other"), name="profiled") as group:
+        assert group.interpreter().wait() == [(sys.executable, False)]
+    assert "default_worker.py" in calls.read_text()
+    script.write_text('#!/bin/sh\nexec no-such-profiler python "$@"\n')
+    with pytest.raises(ClusterError, match=r"cannot run workers(.|\n)*no-such-profiler: not found"):
+        Peer.create_group().launch(under(str(script)), NodePlacementStrategy([0], "other"), name="without")
+
+
 def test_a_worker_of_a_group_launches_others_that_are_not_of_it(cluster: Cluster, tmp_path: Path) -> None:
     other = interpreter(tmp_path / "venv")
     given = with_groups(a={"python_interpreter_path": other, "env_vars": {"MARK": "a"}})

@@ -175,3 +175,20 @@ def test_every_key_left_out_has_a_reason(tmp_path: Path) -> None:
         left_out = [other for other in result.outcomes if other.fate in (Fate.LEFT_OUT, Fate.NOT_NEEDED)]
         assert left_out
         assert [other.source for other in left_out if not other.reason or "no such key" in other.reason] == []
+
+
+@pytest.mark.parametrize("actor", ["", "model: {model_path: /m}"], ids=["named for the rollout", "named twice"])
+def test_model_folder_that_the_rollout_alone_names_is_trained(tmp_path: Path, actor: str) -> None:
+    result = converted(
+        tmp_path,
+        f"""
+cluster: {{num_nodes: 1, component_placement: {{"actor,rollout,reward": 0}}}}
+runner: {{task_type: reasoning, max_epochs: 1, seq_length: 64, logger: {{log_path: ../results}}}}
+rollout: {{rollout_backend: sglang, model: {{model_path: /m}}}}
+actor: {{{actor}}}
+algorithm: {{adv_type: grpo, group_size: 4}}
+data: {{type: math, train_data_paths: [/d.jsonl], max_prompt_length: 32}}
+""",
+    )
+    assert "  model:\n    model_path: /m\n" in result.text
+    assert result.text.count("    model_path: /m\n") == 1
