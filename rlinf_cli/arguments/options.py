@@ -58,6 +58,7 @@ Live = Annotated[
     ),
 ]
 Run = Annotated[str | None, typer.Argument(metavar="RUN", hidden=True, autocompletion=completion.runs)]
+Runs = Annotated[list[str] | None, typer.Argument(metavar="RUN", hidden=True, autocompletion=completion.runs)]
 LogPath = Annotated[
     Path,
     typer.Option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 
 from rlinf_cli.render.comparison_table import compared, difference_rows, first_difference, run_rows, verdict_lines
 from rlinf_cli.report import charts
@@ -32,4 +33,6 @@ def compared_page(comparison: Comparison) -> str:
         "compared": compared(comparison),
         "made": time.time(),
     }
-    return comparison_page(context, {"curve": charts.compared(f"{comparison.metric} of each run over steps", runs)})
+    return comparison_page(
+        context, {"curve": partial(charts.compared, f"{comparison.metric} of each run over steps", runs)}
+    )

@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,7 +112,7 @@ class RunContent:
         videos: files below the run folder, the newest last.
         memory: the most that processes held, by phase.
         comparisons: what was compared before the first step.
-        diagnosis: the causes of failures, or of not learning, as `rlinf why` names them.
+        diagnosis: the causes of failures, or of not learning, as `rlinf why` names them; None: not looked for.
         notes: what could not be read.
     """
 
@@ -134,13 +134,21 @@ class RunContent:
     provenance: Provenance | None
     memory: Sequence[PeakRow]
     comparisons: Sequence[ContactCheck]
-    diagnosis: Diagnosis
+    diagnosis: Diagnosis | None
     notes: Sequence[str]
     made: float
 
+    def with_series(self, series: RunSeries) -> RunContent:
+        """Return this content with newer metrics, and the results that they give."""
+        return replace(self, series=series, result=_result(self.folder.state, series), state=self.folder.state)
 
-def gather(folder: RunFolder) -> RunContent:
+
+def gather(folder: RunFolder, series: RunSeries | None = None, *, thorough: bool = True) -> RunContent:
     """Return the content of a run's report. A part that cannot be read becomes a note.
+
+    Args:
+        series: the metrics, where they were read already.
+        thorough: whether to read all metrics for a diagnosis, and the trace.
 
     Raises:
         OSError: the metrics cannot be read.
@@ -148,11 +156,11 @@ def gather(folder: RunFolder) -> RunContent:
     notes: list[str] = []
     state = folder.state
     status, reason = outcome(state)
-    series = series_of(stream_metrics(folder.metrics_file))
+    series = series if series is not None else series_of(stream_metrics(folder.metrics_file))
     placement = _document(folder.path / PLACEMENT, PlacementFile, notes)
     origins = _document(folder.path / ORIGINS, OriginsFile, notes)
     story, story_faults = story_with_faults(folder.path)
-    notes += [*faults(folder.metrics_file), *story_faults[:_MOST_FAULTS]]
+    notes += [*(faults(folder.metrics_file) if thorough else ()), *story_faults[:_MOST_FAULTS]]
     return RunContent(
         folder=folder,
         state=state,
@@ -166,13 +174,13 @@ def gather(folder: RunFolder) -> RunContent:
         environment=_environment(placement),
         picture=_text(folder.path / PICTURE, []),
         story=story,
-        timelines=_timelines(folder, series, notes),
+        timelines=_timelines(folder, series, notes) if thorough else [],
         samples=_samples(folder.path, notes),
         videos=_videos(folder.path),
         provenance=_provenance(folder.path, notes),
         memory=_memory(folder, notes),
         comparisons=read_comparisons(folder.path),
-        diagnosis=diagnose(read_facts(folder)),
+        diagnosis=diagnose(read_facts(folder)) if thorough else None,
         notes=notes,
         made=time.time(),
     )

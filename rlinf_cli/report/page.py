@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from rlinf_cli.report import charts
 from rlinf_cli.report.charts import Spec
@@ -24,6 +25,10 @@ _VIDEO_BYTES: Final = 400_000
 _ALL_VIDEO_BYTES: Final = 900_000
 _POSTER_WIDTH: Final = 480
 _TIME: Final = "time/"
+TEMPLATES: Final = Path(__file__).parent / "templates"
+# Makes the specification of a chart: a live page asks for the visible ones only.
+Drawing: TypeAlias = Callable[[], Spec]
+Drawings: TypeAlias = dict[str, Drawing]
 # Phases outside the steps, not part of their time.
 _BESIDE: Final = ("step", "evaluate", "save_checkpoint")
 
@@ -49,15 +54,19 @@ class MetricGroup(NamedTuple):
     metrics: Sequence[tuple[str, str]]
 
 
-def report_page(report: RunContent, path: Path, *, live: bool = False) -> str:
-    """Return the page of a run.
+def report_page(report: RunContent, path: Path) -> str:
+    """Return the page of a run as one file.
 
     Args:
         path: where the page is written; large videos are linked relative to it.
-        live: whether the page reloads itself while the run goes on.
     """
-    specs: dict[str, Spec] = {}
-    context = {
+    specs: Drawings = {}
+    return _page("report.html.j2", specs, report_context(report, specs, _videos(report.videos, path)))
+
+
+def report_context(report: RunContent, specs: Drawings, videos: Sequence[Video]) -> dict[str, Any]:
+    """Return what the template of a run's page shows, and add its charts to `specs`."""
+    return {
         "report": report,
         "asked": [setting for setting in report.settings if setting.origin in ("file", "override")],
         "curves": _curves(report.series, specs),
@@ -67,26 +76,32 @@ def report_page(report: RunContent, path: Path, *, live: bool = False) -> str:
         "resources": _chosen(report.series, specs, "resources", ("memory/", "speed/", "per_second")),
         "groups": _groups(report.series, specs),
         "picture": _svg_address(report.picture),
-        "videos": _videos(report.videos, path),
-        "live": live,
+        "videos": videos,
     }
-    return _page("report.html.j2", specs, context)
 
 
-def comparison_page(context: Mapping[str, Any], specs: Mapping[str, Spec]) -> str:
+def comparison_page(context: Mapping[str, Any], specs: Mapping[str, Drawing]) -> str:
     """Return the page of a comparison of runs."""
     return _page("compare.html.j2", specs, context)
 
 
-def _page(template: str, specs: Mapping[str, Spec], context: Mapping[str, Any]) -> str:
+def _page(template: str, specs: Mapping[str, Drawing], context: Mapping[str, Any]) -> str:
+    """Return a page that loads nothing: charts and their code are in it."""
+    from rlinf_cli.report.script import chart_script
+
+    drawn = {name: draw() for name, draw in specs.items()}
+    return rendered(template, {**context, "specs": drawn, "script": chart_script() if drawn else "", "live": False})
+
+
+def rendered(template: str, context: Mapping[str, Any]) -> str:
+    """Return a template of this package with its variables filled in."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from rlinf_cli.live.labels import clock, duration, figure
-    from rlinf_cli.report.script import chart_script
 
     # Everything is escaped: model output and file names are untrusted text.
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -94,8 +109,7 @@ def _page(template: str, specs: Mapping[str, Spec], context: Mapping[str, Any]) 
     )
     filters: dict[str, Any] = environment.filters
     filters |= {"clock": clock, "duration": duration, "figure": figure, "moment": _moment}
-    page = environment.get_template(template)
-    return page.render(**context, specs=dict(specs), script=chart_script() if specs else "")
+    return environment.get_template(template).render(**context)
 
 
 def _moment(seconds: float) -> str:
@@ -104,14 +118,14 @@ def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _curves(series: RunSeries, specs: dict[str, Spec]) -> list[tuple[str, str]]:
+def _curves(series: RunSeries, specs: Drawings) -> list[tuple[str, str]]:
     """Add the curves of results; return the identifier and the title of each."""
     curves: list[tuple[str, str]] = []
     for number, panel in enumerate(PANELS):
         lines = _lines(panel, series)
         if lines:
             name = f"curve-{number}"
-            specs[name] = charts.curve(f"{panel.title} over steps", lines, share=panel.share)
+            specs[name] = partial(charts.curve, f"{panel.title} over steps", lines, share=panel.share)
             curves.append((name, panel.title))
     return curves
 
@@ -135,7 +149,7 @@ def _lines(panel: Panel, series: RunSeries) -> dict[str, Sequence[Band] | Sequen
     return lines
 
 
-def _times(series: RunSeries, specs: dict[str, Spec]) -> dict[str, Any]:
+def _times(series: RunSeries, specs: Drawings) -> dict[str, Any]:
     """Add charts of time: by phase over steps, and by component."""
     from rlinf_cli.live.labels import short_phase
 
@@ -153,40 +167,43 @@ def _times(series: RunSeries, specs: dict[str, Spec]) -> dict[str, Any]:
         for column in (series.columns[f"{_TIME}{name}"],)
     }
     if over:
-        specs["time-steps"] = charts.stacked_over_steps("seconds of each step by phase", over)
+        specs["time-steps"] = partial(charts.stacked_over_steps, "seconds of each step by phase", over)
     parts = [("driver", name, value) for name, value in rows]
     for name, value in means.items():
         component, slash, activity = name.partition("/")
         if slash:
             parts.append((component, activity, value))
     if parts:
-        specs["time-components"] = charts.stacked_by_component("seconds of a step by component", parts)
+        specs["time-components"] = partial(charts.stacked_by_component, "seconds of a step by component", parts)
     beside = [(short_phase(name), means[name]) for name in _BESIDE[1:] if name in means]
     return {"phases": rows, "step": step, "rest": rest if rest > 0.01 * step else 0.0, "beside": beside}
 
 
-def _timelines(report: RunContent, specs: dict[str, Spec]) -> list[tuple[str, Any]]:
+def _timelines(report: RunContent, specs: Drawings) -> list[tuple[str, Any]]:
     figures: list[tuple[str, Any]] = []
     for timeline in report.timelines:
         name = f"timeline-{timeline.step}"
-        specs[name] = charts.timeline(f"timeline of step {timeline.step}", timeline.bars, timeline.seconds)
+        title = f"timeline of step {timeline.step}"
+        specs[name] = partial(charts.timeline, title, timeline.bars, timeline.seconds)
         figures.append((name, timeline))
     return figures
 
 
-def _chosen(series: RunSeries, specs: dict[str, Spec], space: str, words: Sequence[str]) -> list[tuple[str, str]]:
+def _chosen(series: RunSeries, specs: Drawings, space: str, words: Sequence[str]) -> list[tuple[str, str]]:
     """Add small curves of the metrics whose names contain one of the words; return identifier and name of each."""
     names = [name for name in series.columns if any(word in name for word in words) and not name.startswith("eval/")]
     return [_small(series, specs, f"{space}-{number}", name) for number, name in enumerate(names)]
 
 
-def _small(series: RunSeries, specs: dict[str, Spec], identifier: str, name: str) -> tuple[str, str]:
+def _small(series: RunSeries, specs: Drawings, identifier: str, name: str) -> tuple[str, str]:
     column = series.columns[name]
-    specs[identifier] = charts.small_curve(f"{name} over steps", banded(column.steps, column.values, _SMALL_POINTS))
+    specs[identifier] = lambda: charts.small_curve(
+        f"{name} over steps", banded(column.steps, column.values, _SMALL_POINTS)
+    )
     return identifier, name
 
 
-def _groups(series: RunSeries, specs: dict[str, Spec]) -> list[MetricGroup]:
+def _groups(series: RunSeries, specs: Drawings) -> list[MetricGroup]:
     names = [name for name in series.columns if not name.endswith(("_low", "_high"))][:_MOST_METRICS]
     grouped: dict[str, list[str]] = {}
     for name in names:
@@ -216,11 +233,11 @@ def _videos(paths: Sequence[Path], page: Path) -> list[Video]:
             source = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
         else:
             source = quote(os.path.relpath(path, page.parent))
-        videos.append(Video(f"{path.parent.name}/{path.name}", source, _poster(path)))
+        videos.append(Video(f"{path.parent.name}/{path.name}", source, poster(path)))
     return videos
 
 
-def _poster(video: Path) -> str:
+def poster(video: Path) -> str:
     """Return the frame in the middle of a video as an address."""
     try:
         av: Any = import_module("av")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +23,27 @@ def require_modules(what: str) -> None:
     Raises:
         RLinfError: one is missing.
     """
-    missing = missing_modules(MODULES)
+    _require(MODULES, what)
+
+
+def require_live_modules() -> None:
+    """Check that the packages for live pages are installed.
+
+    Raises:
+        RLinfError: one is missing.
+    """
+    _require((*MODULES, "starlette", "uvicorn"), "no page can be served")
+
+
+def _require(modules: Sequence[str], what: str) -> None:
+    missing = missing_modules(modules)
     if missing:
         listed = ", ".join(f"`{name}`" for name in missing)
-        raise RLinfError(what, why=f"this Python does not have {listed}", help=f"run `{install_command(*missing)}`")
+        raise RLinfError(
+            what,
+            why=f"this Python does not have {listed}",
+            help=f"run `{install_command(*missing)}`, or install rlinf-cli[report], which has all that pages need",
+        )
 
 
 def chart_script() -> str:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import IO, Final, NamedTuple, Self
 
 from pydantic import ValidationError
 
@@ -26,6 +26,8 @@ from rlinf_core.runners.metric_backends import MetricsBackend
 
 LOGGER = logging.getLogger("rlinf")
 _LONGEST_LINE: Final = 16 << 20
+# Lines between two looks at the clock.
+_LOOK_LINES: Final = 256
 
 
 class Metrics(NamedTuple):
@@ -174,6 +176,85 @@ def stream_metrics(path: Path) -> Iterator[Metrics]:
         OSError: the file exists but cannot be read.
     """
     return (line for _, _, line in _lines(path))
+
+
+class MetricsPart(NamedTuple):
+    """What `MetricsTail.read` returns.
+
+    Attributes:
+        restarted: the file is another one, or went back to an earlier step: what was read before is void.
+        replaced: the first of `lines` replaces the last one read before, which has got further metrics.
+        at_end: whether all whole lines were read.
+    """
+
+    lines: Sequence[Metrics]
+    restarted: bool = False
+    replaced: bool = False
+    at_end: bool = True
+
+
+class MetricsTail:
+    """A reader that follows a metrics file while its run writes it, and reads each line once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: tuple[int, int] | None = None
+        # The last line with its offset, and where the next one begins.
+        self._last: tuple[int, bytes] | None = None
+        self._next = 0
+
+    def read(self, seconds: float) -> MetricsPart:
+        """Return what was written since the last call, or as much of it as can be read in about `seconds`.
+
+        Raises:
+            OSError: the file exists but cannot be read.
+        """
+        deadline = time.monotonic() + seconds
+        try:
+            file = open_regular(self.path)
+        except FileNotFoundError:
+            return MetricsPart([], restarted=self._forget())
+        with file:
+            info = os.fstat(file.fileno())
+            restarted = self._file not in (None, (info.st_dev, info.st_ino)) and self._forget()
+            self._file = (info.st_dev, info.st_ino)
+            renewed, same = self._last_again(file)
+            if not same:
+                restarted = self._forget()
+            lines = [] if renewed is None else [renewed]
+            file.seek(self._next)
+            while raw := file.readline(_LONGEST_LINE):
+                if not raw.endswith(b"\n") and len(raw) < _LONGEST_LINE:
+                    break
+                line = decode(raw)
+                if line is not None:
+                    lines.append(line)
+                    self._last = (self._next, raw)
+                self._next += len(raw)
+                if not len(lines) % _LOOK_LINES and time.monotonic() > deadline:
+                    return MetricsPart(lines, restarted, renewed is not None, at_end=False)
+        return MetricsPart(lines, restarted, renewed is not None)
+
+    def _last_again(self, file: IO[bytes]) -> tuple[Metrics | None, bool]:
+        """Return the last line if it has changed, and whether it is still that of its step."""
+        if self._last is None:
+            return None, True
+        start, before = self._last
+        file.seek(start)
+        raw = file.readline(_LONGEST_LINE)
+        if raw == before:
+            return None, True
+        now, then = decode(raw), decode(before)
+        if now is None or then is None or (now.step, now.time) != (then.step, then.time):
+            return None, False
+        self._last, self._next = (start, raw), start + len(raw)
+        return now, True
+
+    def _forget(self) -> bool:
+        """Begin anew; return whether anything had been read."""
+        known = self._last is not None
+        self._last, self._next = None, 0
+        return known
 
 
 def metrics_up_to(path: Path, step: int) -> bytes:

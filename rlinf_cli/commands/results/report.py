@@ -1,14 +1,15 @@
-"""`rlinf report`: HTML report of a run."""
+"""`rlinf report`: HTML report of a run, and live pages of runs."""
 
 from __future__ import annotations
 
-import time
+import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlinf_cli.arguments.options import LogPath, Output, OutputOption, Quiet, Run, Verbose
+from rlinf_cli.arguments.options import LogPath, Output, OutputOption, Quiet, Runs, Verbose
 from rlinf_cli.console import console
 from rlinf_cli.lazy import command
 from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
@@ -17,20 +18,23 @@ if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder
 
 SCHEMA = "rlinf.report/1"
-# Seconds between rewrites of a page, and between checks of the run's state.
-_RENEW_SECONDS = 15.0
-_LOOK_SECONDS = 0.5
 
 
 def report(
-    run: Run = None,
+    run: Runs = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="Output file; by default report.html in the run folder."),
     ] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Rewrite it periodically while the run is active.", show_default=False)
+        bool,
+        typer.Option(
+            "--live", help="Serve it on this machine, renewed while the run goes on, until Ctrl-C.", show_default=False
+        ),
     ] = False,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, metavar="N", help="Of --live: its port; 0: any free one.")
+    ] = 0,
     output: OutputOption = Output.TEXT,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,
@@ -40,48 +44,86 @@ def report(
 
     RUN is a run folder or its name in the folder of runs; by default the active run, else the last one. The page is one
     self-contained file. `rlinf train` writes it at the end of a run.
-    """
-    from rlinf_cli.live.run_summary import shown
-    from rlinf_cli.report.script import require_modules
-    from rlinf_cli.run.report_writing import NAME
-    from rlinf_cli.runs.run_lookup import find_run
 
+    With --live it is served instead, at an address of this machine that holds a secret, and shows each step as it ends.
+    Several RUNs, or the folder of a sweep, are shown side by side. Only their folders are read.
+    """
+    from rlinf_cli.report.script import require_live_modules, require_modules
+    from rlinf_cli.runs.run_lookup import find_run, find_runs
+
+    if live:
+        if out is not None:
+            raise typer.BadParameter("--live writes no file: leave --out out")
+        require_live_modules()
+        folders = (
+            [folder for name in run for folder in find_runs(name, log_path)] if run else [find_run(None, log_path)]
+        )
+        _serve(folders, port, output)
+        return
+    if run is not None and len(run) > 1:
+        raise typer.BadParameter(
+            "a report is of one run: several are shown by --live, or compared by `rlinf compare --html FILE`"
+        )
+    if port:
+        raise typer.BadParameter("--port is of --live")
     require_modules("no report was written")
-    folder = find_run(run, log_path)
-    path = (out or folder.path / NAME).absolute()
-    _write(folder, path, live=live and folder.state.going_on)
+    folder = find_run(run[0] if run else None, log_path)
+    path = _write(folder, out)
     if output is Output.JSON:
         console.result_json({"schema": SCHEMA, "run": str(folder.path), "report": str(path)})
     else:
+        from rlinf_cli.live.run_summary import shown
+
         console.result(shown(path))
-    while live and folder.state.going_on:
-        console.message(
-            f"step {folder.state.step}; rewritten every {_RENEW_SECONDS:.0f} s until the run ends, or Ctrl-C"
-        )
-        _wait(folder)
-        _write(folder, path, live=folder.state.going_on)
 
 
-app = command(report, examples=("rlinf report", "rlinf report runs/embodied-20260314-101502"))
+app = command(
+    report,
+    examples=(
+        "rlinf report",
+        "rlinf report runs/embodied-20260314-101502",
+        "rlinf report --live",
+        "rlinf report runs/sweep-20260314-101502 --live --port 8800",
+    ),
+)
 
 
-def _wait(folder: RunFolder) -> None:
-    """Wait until the next rewrite is due, or the run has ended."""
-    deadline = time.monotonic() + _RENEW_SECONDS
-    while folder.refresh().going_on and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
-
-
-def _write(folder: RunFolder, path: Path, *, live: bool) -> None:
+def _write(folder: RunFolder, out: Path | None) -> Path:
     from rlinf_cli.console.outfile import write_whole
     from rlinf_cli.report.gathering import gather
     from rlinf_cli.report.page import report_page
+    from rlinf_cli.run.report_writing import NAME
     from rlinf_core.errors import RunError
 
+    path = (out or folder.path / NAME).absolute()
     try:
-        page = report_page(gather(folder), path, live=live)
+        page = report_page(gather(folder), path)
     except OSError as error:
         raise RunError(
             "the report cannot be created", where=str(error.filename or folder.path), why=error.strerror or str(error)
         ) from error
     write_whole(path, page)
+    return path
+
+
+def _serve(folders: Sequence[RunFolder], port: int, output: Output) -> None:
+    from rlinf_cli.report.serving.followed_run import FollowedRun
+    from rlinf_cli.report.serving.server import HOST, listening, serve
+    from rlinf_core.errors import RunError
+
+    try:
+        listener = listening(port)
+    except OSError as error:
+        raise RunError(
+            f"the page cannot be served at port {port}",
+            why=error.strerror or str(error),
+            help="choose another one with `--port`, or leave it out",
+        ) from error
+    token = secrets.token_urlsafe(24)
+    url = f"http://{HOST}:{listener.getsockname()[1]}/{token}/"
+    if output is Output.JSON:
+        console.result_json({"schema": SCHEMA, "runs": [str(folder.path) for folder in folders], "url": url})
+    else:
+        console.result(url)
+    console.message("open this address in a browser of this machine; Ctrl-C ends it")
+    serve([FollowedRun(folder) for folder in folders], listener, token)

@@ -1,0 +1,129 @@
+"""A run that is followed while it goes on: what has changed in its folder is read again, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from rlinf_cli.report.gathering import RunContent, gather
+from rlinf_cli.report.series import RunSeries
+from rlinf_cli.run.run_documents import ORIGINS, PICTURE, PLACEMENT
+from rlinf_cli.runs import answer_samples, run_events
+from rlinf_cli.runs.run_lookup import outcome
+from rlinf_core.errors import RunError
+from rlinf_core.runners.metrics import MetricsTail
+from rlinf_core.runners.storage import first_contact
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_state import STATE
+from rlinf_core.runners.storage.run_status import RunStatus
+
+# Files beside metrics whose change shows; folders, too.
+_SHOWN: Final = (
+    *(STATE, ORIGINS, PICTURE, PLACEMENT, run_events.FILE, first_contact.FILE, answer_samples.FOLDER),
+    *("config.yaml", "environment.json", "memory.json", "videos"),
+)
+_MOST_THOROUGH_BYTES: Final = 8 << 20
+Signature = tuple[tuple[int, int, int] | None, ...]
+
+
+class FollowedRun:
+    """A run and what its page shows.
+
+    Attributes:
+        version: grows when anything has changed.
+        reading: whether metrics are left to be read, as when a long run is opened.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.version = 0
+        self.reading = True
+        self._tail = MetricsTail(folder.metrics_file)
+        self._series = RunSeries()
+        self._signature: Signature | None = None
+        self._status = ""
+        self._content: RunContent | None = None
+        self._fault = ""
+
+    @property
+    def series(self) -> RunSeries:
+        """The metrics read so far."""
+        return self._series
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        return self.folder.path.name
+
+    @property
+    def status(self) -> str:
+        """The status as `refresh` saw it."""
+        return self._status
+
+    def refresh(self, seconds: float) -> None:
+        """Read what is new, for about `seconds`; the version grows if there is something."""
+        with suppress(RunError):
+            self.folder.refresh()
+        status = outcome(self.folder.state)[0]
+        signature = tuple(_signature(self.folder.path / name) for name in _SHOWN)
+        fresh = self._read_metrics(seconds)
+        if fresh or (status, signature) != (self._status, self._signature):
+            self.version += 1
+        if (status, signature) != (self._status, self._signature):
+            self._content = None
+            self._status, self._signature = status, signature
+
+    def content(self) -> RunContent:
+        """Return what the page shows."""
+        if self._content is None:
+            # A run that goes on has no end to be diagnosed; the trace is read when it is whole.
+            over = self._status not in (RunStatus.RUNNING, RunStatus.UNKNOWN)
+            self._content = gather(self.folder, self._series, thorough=over and self._short())
+        status, reason = outcome(self.folder.state)
+        notes = [*self._content.notes, *([self._fault] if self._fault else [])]
+        return replace(
+            self._content.with_series(self._series), status=status, reason=reason, notes=notes, made=time.time()
+        )
+
+    def _short(self) -> bool:
+        """Return whether metrics and trace are short enough to be read while somebody waits."""
+        files = (self.folder.metrics_file, self.folder.trace_file)
+        return sum(file.stat().st_size for file in files if file.exists()) < _MOST_THOROUGH_BYTES
+
+    def _read_metrics(self, seconds: float) -> bool:
+        """Read new metrics; return whether there are some."""
+        try:
+            part = self._tail.read(seconds)
+        except OSError as error:
+            self.reading = False
+            fault = f"{self._tail.path.name} cannot be read: it {error.strerror}"
+            changed, self._fault = fault != self._fault, fault
+            return changed
+        self._fault = ""
+        if part.restarted:
+            self._series = RunSeries()
+        elif part.replaced:
+            self._series.drop_step(part.lines[0].step)
+        self._series.add(part.lines)
+        changed = bool(part.lines) or part.restarted or self.reading == part.at_end
+        self.reading = not part.at_end
+        return changed
+
+
+def refresh_all(runs: Iterable[FollowedRun], seconds: float) -> None:
+    """Refresh runs within about `seconds` together; those that come late are read on at the next call."""
+    deadline = time.monotonic() + seconds
+    for run in runs:
+        run.refresh(max(0.0, deadline - time.monotonic()))
+
+
+def _signature(path: Path) -> tuple[int, int, int] | None:
+    try:
+        info = path.stat()
+    except OSError:
+        return None
+    return info.st_ino, info.st_size, info.st_mtime_ns

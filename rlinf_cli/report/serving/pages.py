@@ -1,0 +1,141 @@
+"""The live pages: that of one run, which is the report's, and that of several side by side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rlinf_cli.live import labels
+from rlinf_cli.report import charts
+from rlinf_cli.report.page import Drawings, Video, poster, rendered, report_context
+from rlinf_cli.report.series import RunSeries, banded
+from rlinf_cli.report.serving.followed_run import FollowedRun
+
+_MOST_CURVES: Final = 3
+
+
+class _Live(NamedTuple):
+    """What only a live page has: its version, the address of the page of all runs, and what is being read."""
+
+    version: str
+    overview: str
+    reading: str
+
+
+class LivePage(NamedTuple):
+    """A page and the charts that it may ask for."""
+
+    text: str
+    specs: Drawings
+
+
+def run_page(run: FollowedRun, *, overview: str, root: str) -> LivePage:
+    """Return the page of one run.
+
+    Args:
+        overview: the address of the page of all runs; empty where there is one run.
+        root: the address of the style and the scripts, as the page names it.
+    """
+    specs: Drawings = {}
+    content = run.content()
+    videos = [
+        Video(f"{path.parent.name}/{path.name}", f"videos/{number}", _poster(path))
+        for number, path in reversed(list(enumerate(content.videos)))
+    ]
+    live = _Live(str(run.version), overview, _reading([run]))
+    context: dict[str, Any] = {**report_context(content, specs, videos), "specs": {}, "live": live, "root": root}
+    return LivePage(rendered("report.html.j2", context), specs)
+
+
+def overview_page(runs: Sequence[FollowedRun], *, root: str) -> LivePage:
+    """Return the page of several runs side by side."""
+    specs: Drawings = {}
+    live = _Live(overview_version(runs), "", _reading(runs))
+    context: dict[str, Any] = {
+        "rows": [_row(number, run) for number, run in enumerate(runs)],
+        "curves": _curves(runs, specs),
+        "specs": {},
+        "live": live,
+        "root": root,
+        "made": time.time(),
+    }
+    return LivePage(rendered("overview.html.j2", context), specs)
+
+
+def overview_version(runs: Sequence[FollowedRun]) -> str:
+    """Return the version of the page of several runs."""
+    return ".".join(str(run.version) for run in runs)
+
+
+def _row(number: int, run: FollowedRun) -> dict[str, Any]:
+    series, state = run.series, run.folder.state
+    newest = {name: column.values[-1] for name, column in series.columns.items()}
+    headlines = labels.headlines(series.evaluations[-1][1], "eval") if series.evaluations else []
+    headlines = headlines or labels.headlines(newest, "env", "rollout")
+    pace = ""
+    if series.first is not None and series.last is not None and series.steps > 1:
+        pace = labels.speed((series.steps - 1) / max(series.last - series.first, 1e-9))
+    return {
+        "address": f"runs/{number}/",
+        "name": run.name,
+        "status": run.status,
+        "step": state.step,
+        "result": labels.figures_text(headlines),
+        "slowest": _slowest(newest),
+        "speed": pace,
+    }
+
+
+def _slowest(newest: dict[str, float]) -> str:
+    """Return the phase that took longest in the last step, with its share."""
+    step = newest.get("time/step", 0.0)
+    phases = {name.removeprefix("time/"): value for name, value in newest.items() if name.startswith("time/")}
+    phases = {name: value for name, value in phases.items() if "/" not in name and name != "step"}
+    if not phases or step <= 0:
+        return ""
+    name = max(phases, key=lambda name: phases[name])
+    return f"{labels.short_phase(name)} {phases[name] / step:.0%}"
+
+
+def _curves(runs: Sequence[FollowedRun], specs: Drawings) -> list[tuple[str, str]]:
+    names = set[str]().union(*(run.series.columns for run in runs))
+    wanted = [labels.headline_metric(names, space) for space in ("eval", "env", "rollout")]
+    wanted += [name for name in ("train/actor/loss", "time/step") if name in names]
+    curves: list[tuple[str, str]] = []
+    for name in dict.fromkeys(name for name in wanted if name is not None):
+        if len(curves) < _MOST_CURVES:
+            curves.append((f"curve-{len(curves)}", name))
+            specs[curves[-1][0]] = partial(_compared, name, [(run.name, run.series) for run in runs])
+    return curves
+
+
+def _compared(metric: str, runs: Sequence[tuple[str, RunSeries]]) -> charts.Spec:
+    lines = [
+        (name, number, banded(series.columns[metric].steps, series.columns[metric].values))
+        for number, (name, series) in enumerate(runs)
+        if metric in series.columns
+    ]
+    return charts.compared(f"{metric} of each run over steps", lines)
+
+
+def _reading(runs: Sequence[FollowedRun]) -> str:
+    behind = [run for run in runs if run.reading]
+    if not behind:
+        return ""
+    return f"metrics are being read: {sum(run.series.steps for run in runs)} steps so far"
+
+
+def _poster(path: Path) -> str:
+    try:
+        return _poster_of(path, path.stat().st_mtime_ns)
+    except OSError:
+        return ""
+
+
+@lru_cache(maxsize=64)
+def _poster_of(path: Path, changed: int) -> str:
+    del changed
+    return poster(path)
