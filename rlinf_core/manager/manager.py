@@ -64,17 +64,29 @@ class _Death:
 
 
 class Manager:
-    """The registry of one job, and the watch over its waits."""
+    """The registry of one job, and the watch over its waits.
 
-    def __init__(self, endpoint: Endpoint, job: str) -> None:
+    Args:
+        control: exchanges the messages, see `ControlRpc`.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        job: str,
+        control: type[ControlRpc] = ControlRpc,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._job = job
+        self._clock = clock
         self._info = endpoint.info
         self._registry: WorkerRegistry[EndpointInfo] = WorkerRegistry()
         self._ownership = Ownership()
         self._peers: dict[str, Peer] = {}
         self._pending: list[_Pending] = []
         self._deaths: dict[str, _Death] = {}
-        self._watch = Watch()
+        self._watch = Watch(clock)
         self._ends = EndWatch()
         self._handlers: dict[type, Callable[[PeerStream, Any], None]] = {
             m.Hello: self._hello,
@@ -88,7 +100,7 @@ class Manager:
             m.ProcessAnswer: self._answer,
             m.Postmortem: self._take_postmortem,
         }
-        self._control = ControlRpc(endpoint, self._handle, self._tick, self._free_for)
+        self._control = control(endpoint, self._handle, self._tick, self._free_for)
         endpoint.on_peer_lost(lambda peer, reason: self._control.put(_Lost(peer, reason)))
 
     def _free_for(self) -> float:
@@ -259,7 +271,7 @@ class Manager:
         address = WorkerAddress.from_name(lost.peer)
         if not address.ranks:
             return
-        if not self._registry.died(address, peer.hello.incarnation, time.monotonic(), node=peer.hello.node):
+        if not self._registry.died(address, peer.hello.incarnation, self._clock(), node=peer.hello.node):
             return
         for group in self._ownership.gone(lost.peer):
             self._end_group(group)
@@ -273,7 +285,7 @@ class Manager:
         if peer.exit_reason is not None:
             self._conclude(peer, peer.exit_reason)
             return
-        self._deaths[peer.name] = _Death(peer, time.monotonic() + _POSTMORTEM_SECONDS)
+        self._deaths[peer.name] = _Death(peer, self._clock() + _POSTMORTEM_SECONDS)
         if _same_place(hello.info, self._info):
             # Its connection may end before its parent has collected how it ended.
             self._look_at_end(self._deaths[peer.name], last=not self._ends.is_watched(peer.name))
@@ -301,7 +313,7 @@ class Manager:
         self._ends.drop(peer.name)
         if end is not None:
             cause = f"{end.words}; {cause}" if cause else end.words
-        self._registry.died(WorkerAddress.from_name(peer.name), peer.hello.incarnation, time.monotonic(), cause=cause)
+        self._registry.died(WorkerAddress.from_name(peer.name), peer.hello.incarnation, self._clock(), cause=cause)
         self._announce_death(peer, cause, vanished=vanished, end=end)
         # Pending lookups of it now fail.
         self._retry_pending()
@@ -317,7 +329,7 @@ class Manager:
     # Waits
 
     def _tick(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for name, death in list(self._deaths.items()):
             if _same_place(death.peer.hello.info, self._info):
                 self._look_at_end(death, last=now >= death.until)
@@ -363,7 +375,7 @@ class Manager:
         return names
 
     def _dead(self) -> dict[str, float]:
-        now = time.monotonic()
+        now = self._clock()
         return {
             name: now - (worker.died_at or now) for name, worker in self._workers().items() if worker.life is Life.DEAD
         }
@@ -373,7 +385,7 @@ class Manager:
             round_.answers[stream.peer] = m.ProcessAnswer(round_.serial, body.publication)
             self._reply(stream, serial, round_.graph(self._dead()).explain(stream.peer, body.serial))
 
-        self._watch.begin(time.monotonic(), self._ask, answer)
+        self._watch.begin(self._clock(), self._ask, answer)
 
     def _inspect(self, stream: PeerStream, serial: int, body: m.Inspect) -> None:
         def answer(round_: Round) -> None:
@@ -381,7 +393,7 @@ class Manager:
             snapshot = m.JobSnapshot(self._job, peers, self._workers(), self._dead(), round_.answers)
             self._reply(stream, serial, snapshot)
 
-        self._watch.begin(time.monotonic(), self._ask, answer, stacks=body.stacks)
+        self._watch.begin(self._clock(), self._ask, answer, stacks=body.stacks)
 
     def _workers(self) -> dict[str, WorkerRecord[EndpointInfo]]:
         return {

@@ -62,9 +62,14 @@ def processes_of(
 
 
 class Watch:
-    """The running rounds, and periodic checks while any process waits."""
+    """The running rounds, and periodic checks while any process waits.
 
-    def __init__(self) -> None:
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._rounds: dict[int, Round] = {}
         self._serial = 0
         self._detector = DeadlockDetector(_PATIENCE)
@@ -125,7 +130,7 @@ class Watch:
     def _look(self, answers: Round, dead: Mapping[str, float]) -> None:
         self._looking = False
         self._watching = any(map(_waits, answers.answers.items()))
-        self._found += self._detector.look(processes_of(answers.answers, dead, self.unknown), time.monotonic())
+        self._found += self._detector.look(processes_of(answers.answers, dead, self.unknown), self._clock())
 
 
 def _waits(named: tuple[str, ProcessAnswer]) -> bool:

@@ -110,6 +110,14 @@ class Connection:
         """Return whether the peer's process is certainly gone: its memory is no longer mapped."""
         return is_dead(self._process)
 
+    def hung_up(self) -> bool:
+        """Return whether the peer ended the connection, though what it sent before may not be read yet."""
+        if self._closed:
+            return True
+        look = select.poll()
+        look.register(self.fd, select.POLLRDHUP)
+        return bool(look.poll(0))
+
     @property
     def closed(self) -> bool:
         return self._closed

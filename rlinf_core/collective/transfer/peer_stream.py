@@ -251,6 +251,9 @@ class PeerStream:
     """The stream of messages between two addresses, in both directions.
 
     Its resolver finds the peer; it is None where it was the peer that came to us.
+
+    Attributes:
+        former: the endpoints of the peer's predecessors, whose messages may still be on their way.
     """
 
     def __init__(self, me: str, peer: str) -> None:
@@ -259,6 +262,7 @@ class PeerStream:
         self.incoming = ReceiveQueue(f"{peer} -> {me}")
         self.outgoing = SendQueue(peer)
         self.incarnation: str | None = None
+        self.former: set[str] = set()
         self.resolver: Resolver | None = None
 
     def open_works(self) -> list[Work[object]]:
@@ -347,12 +351,19 @@ class PeerStreams:
 
     def bind(self, stream: PeerStream, connection: Connection) -> None:
         incarnation = connection.peer.incarnation
+        if incarnation in stream.former:
+            return
+        current = stream.outgoing.connection
         if stream.incarnation not in (None, incarnation):
+            if connection.hung_up() and current is not None and not current.hung_up():
+                # The first words of a dead process may be read after those of its successor.
+                stream.former.add(incarnation)
+                return
+            stream.former.add(stream.incarnation)
             dropped = stream.incoming.reset()
             if dropped:
                 _log.warning("`%s` was launched anew: %d messages of its predecessor are dropped", stream.peer, dropped)
         stream.incarnation = incarnation
-        current = stream.outgoing.connection
         if current is None or current.closed or current.peer.incarnation != incarnation:
             stream.outgoing.connection = connection
 

@@ -112,7 +112,10 @@ class Receiver(ConnectionHandler):
     def arrived(self, connection: Connection, frame: Frame, body: memoryview | None) -> None:
         if frame.kind == _MESSAGE:
             if frame.tag and not frame.sizes:
-                self._serve(self._stream(connection, frame), ReceivedMessage(frame))
+                stream = self._stream(connection, frame)
+                # A process that was stopped reads what a dead one sent after its successor's first words.
+                if connection.peer.incarnation not in stream.former:
+                    self._serve(stream, ReceivedMessage(frame))
             else:
                 self._message(connection, frame, body)
         elif frame.kind == FrameKind.GROWN:
@@ -167,6 +170,9 @@ class Receiver(ConnectionHandler):
             received = ReceivedMessage(frame, lease=arriving.lease)
         else:
             received = ReceivedMessage(frame, body)
+        if connection.peer.incarnation in stream.former:
+            received.release()
+            return
         if any(frame.kinds):
             for kind, part in zip(frame.kinds, received.parts(keep=False), strict=True):
                 self._host.announce_device_part(kind, part)
