@@ -16,6 +16,7 @@ from rlinf_cli.report.charts import Spec
 from rlinf_cli.report.gathering import RunContent
 from rlinf_cli.report.series import Band, EvaluatedPoint, RunSeries, banded, evaluated
 from rlinf_cli.runs.learning_curve import PANELS, Panel
+from rlinf_core.runners.storage.first_contact import ContactCheck
 
 # Keeps a page, most of which is the chart library's code, below 3 MB.
 _MOST_METRICS: Final = 90
@@ -54,6 +55,14 @@ class MetricGroup(NamedTuple):
     metrics: Sequence[tuple[str, str]]
 
 
+class Table(NamedTuple):
+    """A table of text; `right` are the columns that are aligned to the right."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Sequence[int]
+
+
 def report_page(report: RunContent, path: Path) -> str:
     """Return the page of a run as one file.
 
@@ -69,6 +78,7 @@ def report_context(report: RunContent, specs: Drawings, videos: Sequence[Video])
     return {
         "report": report,
         "asked": [setting for setting in report.settings if setting.origin in ("file", "override")],
+        "comparisons": _comparisons(report.comparisons),
         "curves": _curves(report.series, specs),
         "times": _times(report.series, specs),
         "timelines": _timelines(report, specs),
@@ -116,6 +126,28 @@ def _moment(seconds: float) -> str:
     import time
 
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _comparisons(checks: Sequence[ContactCheck]) -> Table | None:
+    """Return what was compared before the first step, without columns that are empty in every row."""
+    from rlinf_cli.live.labels import duration
+
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:.2g}"
+
+    columns = {
+        "by": [check.component for check in checks],
+        "what": [check.what for check in checks],
+        "with": [check.with_ for check in checks],
+        "verdict": [check.verdict for check in checks],
+        "difference": [number(check.largest_difference) for check in checks],
+        "bound": [number(check.bound) for check in checks],
+        "time": ["" if check.seconds is None else duration(check.seconds) for check in checks],
+        "note": [check.note for check in checks],
+    }
+    heads = [head for head, column in columns.items() if any(column)]
+    right = [place for place, head in enumerate(heads) if head in ("difference", "bound", "time")]
+    return Table(heads, list(zip(*(columns[head] for head in heads), strict=True)), right) if heads else None
 
 
 def _curves(series: RunSeries, specs: Drawings) -> list[tuple[str, str]]:
