@@ -205,6 +205,8 @@ def _fault_of_weights(settings: Mapping[str, Any]) -> ArchitectureFault | None:
 
 def _fault_of_sizes(text: Mapping[str, Any]) -> ArchitectureFault | None:
     sizes = {name: text[name] for name in _SIZES if text.get(name) is not None}
+    if text.get("use_sliding_window") is False and sizes.get("sliding_window") == 0:
+        del sizes["sliding_window"]  # as Qwen writes it where it has none
     for name, size in sizes.items():
         # Some families have a size for each layer.
         listed = cast("list[object]", size) if isinstance(size, list) else [size]

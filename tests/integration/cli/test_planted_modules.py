@@ -89,6 +89,7 @@ def test_no_run_that_goes_on_runs_code_of_its_checkpoint(trained: tuple[str, Pat
     ("trained", "use"),
     [(name, use) for name in JOBS for use in (USES if name == "embodied" else ("train", "report", "memory"))],
     indirect=["trained"],
+    scope="module",
 )
 def test_no_command_imports_modules_of_a_run(trained: tuple[str, Path], use: str, place: str, tmp_path: Path) -> None:
     """Started within the folder that was received, workers and other children included."""
