@@ -131,12 +131,12 @@ def items_are_set_aside(facts: RunFacts) -> RunFinding | None:
     if not facts.quarantined:
         return None
     (name, first), *others = sorted(facts.quarantined.items(), key=lambda named: named[1].time)
-    more = "" if not others else f", and {len(others)} other items"
+    rest = "" if not others else f", and {len(others)} other items"
     deaths = tuple(f"{FOLDER}/{name}: {death}" for death in first.deaths[:_STEPS])
     return RunFinding(
         FindingKind.LEARNING,
         "items-set-aside",
-        f"{len(first.deaths)} processes died of {first.kind} {first.item}, which was set aside{more}",
+        f"{len(first.deaths)} processes died of {first.kind} {first.item}, which was set aside{rest}",
         deaths,
         ("run that item alone, or take it out of the data",),
         step=first.step or None,

@@ -89,6 +89,8 @@ class PlanRun:
         self.restarts = Restarts(self.limit, world.clock)
         self.schedule = SnapshotSchedule(draw.choice((0.5, 3.0)), world.clock)
         self.learned: dict[int, list[int]] = {}
+        # The problems whose answers came for a step, also where nothing is learned from them.
+        self.answered: dict[int, list[int]] = {}
         self.deaths: list[float] = []
         self.spent = self.ended = 0.0
         self._seed = draw.random()
@@ -147,7 +149,9 @@ class PlanRun:
 
     def _learn(self) -> None:
         check, step = self.world.check, self.step + 1
-        kept = [report for report in self.plan.take(step) if report.kept]
+        taken = self.plan.take(step)
+        kept = [report for report in taken if report.kept]
+        self.answered[step] = [report.problem for report in taken]
         for report in kept:
             age = self.version - report.oldest
             check(age <= self.staleness, "step", step, "learns from answers that are", age, "versions old")
@@ -196,6 +200,11 @@ class PlanRun:
         check(len(set(problems)) == len(problems), "learned from twice:", problems)
         if not self.refills:
             check(problems == list(range(self.batch * self.last)), "not learned from in order:", problems)
+        batches = self.plan.state()["batches"]
+        ahead = [place[0] for batch in batches for place in batch["waiting"]]
+        ahead += [place[1] for batch in batches for place in batch["places"]]
+        accounted = sorted([*ahead, *(problem for step in self.answered.values() for problem in step)])
+        check(accounted == list(range(self.plan.taken)), "lost, or counted twice:", accounted, "of", self.plan.taken)
         check(self.staleness or self.learned == self._undisturbed(), "another course than without deaths")
 
     def _undisturbed(self) -> dict[int, list[int]]:
