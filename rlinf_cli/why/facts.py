@@ -24,6 +24,7 @@ from rlinf_core.node.process_identity import boot_id
 from rlinf_core.runners.metrics import Metrics, decode
 from rlinf_core.runners.storage.evidence import Bundle, read_bundles
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
+from rlinf_core.runners.storage.quarantine import QuarantinedItem, read_quarantine
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.scalars import plain
 
@@ -80,6 +81,7 @@ class RunFacts:
         looked: when the folder was read.
         driver_end: what this machine knows of a driver that vanished: its restart, the kernel's lines.
         warnings: the warnings in the driver's log after the last finished step.
+        quarantined: the items that were set aside, by file.
     """
 
     path: Path
@@ -98,6 +100,7 @@ class RunFacts:
     looked: float = 0.0
     driver_end: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    quarantined: Mapping[str, QuarantinedItem] = field(default_factory=dict[str, "QuarantinedItem"])
 
     def column(self, *names: str) -> MetricColumn:
         """Return the first of these metrics that the run has, else an empty column."""
@@ -135,6 +138,7 @@ def read_facts(folder: RunFolder) -> RunFacts:
         columns=columns_of(lines),
         config=_config(folder.config_file, notes),
         checks=read_comparisons(folder.path),
+        quarantined=read_quarantine(folder.path),
         notes=notes,
         moments=[line.time for line in lines],
         looked=time.time(),

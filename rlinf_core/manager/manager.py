@@ -323,7 +323,7 @@ class Manager:
     ) -> None:
         hello = peer.hello
         died = m.Died(peer.name, hello.incarnation, hello.info.incarnation, hello.node, cause, vanished, end)
-        for name in {*peer.acquaintances, m.DRIVER}:
+        for name in sorted({*peer.acquaintances, m.DRIVER}):
             self._send(name, died)
 
     # Waits

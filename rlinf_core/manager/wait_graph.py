@@ -88,9 +88,18 @@ class WaitGraph:
     """A snapshot of the waits of all processes.
 
     Waits of processes in `moving`, which made progress lately, may be over already and do not count.
+
+    Args:
+        silent: processes that did not answer, with the seconds that they had.
     """
 
-    def __init__(self, processes: Iterable[Process], moving: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        processes: Iterable[Process],
+        moving: Collection[str] = (),
+        silent: Mapping[str, float] | None = None,
+    ) -> None:
+        self._silent = {} if silent is None else silent
         self._processes: Mapping[str, Process] = {process.name: process for process in processes}
         self._dead = {process.name for process in self._processes.values() if process.died is not None}
         self._waits: dict[Node, Wait] = {
@@ -225,7 +234,9 @@ class WaitGraph:
                 for name in wait.waits_for:
                     follow((name, _CODE), towards)
             elif process is None:
-                sentences.append(f"{role}{node[0]} is unknown")
+                seconds = self._silent.get(node[0])
+                silence = "is unknown" if seconds is None else f"did not answer within {spell_seconds(seconds)}"
+                sentences.append(f"{role}{node[0]} {silence}")
             elif process.died is not None:
                 sentences.append(f"{role}{node[0]} died {spell_seconds(process.died)} ago")
             elif process.running or not self._edges[node]:

@@ -38,7 +38,8 @@ class Round:
         return self.asked <= self.answers.keys()
 
     def graph(self, dead: Mapping[str, float]) -> WaitGraph:
-        return WaitGraph(processes_of(self.answers, dead))
+        silent = dict.fromkeys(self.asked - self.answers.keys() - dead.keys(), _ROUND_SECONDS)
+        return WaitGraph(processes_of(self.answers, dead), silent=silent)
 
 
 def processes_of(

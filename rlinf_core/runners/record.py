@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
@@ -24,6 +24,7 @@ from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.restarts import Restarts
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, Manifest, open_checkpoint
+from rlinf_core.runners.storage.quarantine import quarantine
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 
@@ -210,6 +211,22 @@ class RunRecord:
     def keep_evidence(self, error: BaseException) -> Path | None:
         """Keep evidence of a failure, while its processes live; return the folder, also if it was kept before."""
         return keep_evidence(self.folder.path, error, self.step, self._components)
+
+    def set_aside(self, kind: str, item: str, step: int, deaths: Sequence[str]) -> None:
+        """Keep that an item is no longer processed, for the processes died that it was given to.
+
+        Args:
+            kind: of the item, as in `task`.
+            item: which one.
+            step: that it was for; 0: an evaluation.
+            deaths: how they died, one line each.
+        """
+        place = ""
+        try:
+            place = f"; see {quarantine(self.folder.path, kind, item, step, deaths)}"
+        except OSError as error:
+            LOGGER.warning("what is known of %s %s could not be kept: %s", kind, item, error)
+        LOGGER.warning("%s %s is set aside: %d processes died of it%s", kind, item, len(deaths), place)
 
     def _begin_after(self, source: Checkpoint | None) -> None:
         """Resume from the step of `source`, or from the start; later metrics are kept until the workers have

@@ -10,6 +10,7 @@ from recipes.agent.conversation.turn_messages import engine_key
 from recipes.agent.loop.protocols import AgentGroup, TurnGroup
 from recipes.agent.loop.slow_tools import SlowTools
 from recipes.agent.loop.task_calls import TaskCalls
+from recipes.language.data.problems import training_order
 from recipes.language.loop.answer_recovery import AnswerRecovery
 from recipes.language.loop.generation import (
     AsyncRollouts,
@@ -113,8 +114,17 @@ class AgentRunner(ReasoningRunner):
         rollout, channel, sizes = cast("TurnGroup", self.rollout), self._channels[0], self.world_sizes
         self._slow_tools = SlowTools(LOGGER.warning)
         relaunching = AgentRelaunching(self.groups["agent"], self.record, self._agents_layout)
-        self._calls = TaskCalls(cast("AgentGroup", self.answers), sizes["agent"], relaunching.relaunch)
+        self._calls = TaskCalls(
+            cast("AgentGroup", self.answers), sizes["agent"], relaunching.relaunch, self._note_set_aside
+        )
         return AgentSyncRollouts(self._calls, rollout, self._recovery, sizes["rollout"], channel)
+
+    def _note_set_aside(self, task: Prompt, deaths: Sequence[str]) -> None:
+        """Keep what is known of a task whose processes died of it."""
+        data, index = self._cfg.data, task.position
+        if task.trains and data.reshuffles:
+            (index,) = training_order(self._problems, index, 1, seed=data.seed, shuffle=True)
+        self.record.set_aside("task", str(index), task.step, deaths)
 
     def _async_rollouts(self) -> AsyncRollouts:
         """See `ReasoningRunner`: tasks go to the agents, weights to the engines. A run that is under way is begun anew
@@ -135,5 +145,6 @@ class AgentRunner(ReasoningRunner):
         metrics = super().generate_rollouts(step)
         metrics["agent/processes_lost"] = self._calls.lost
         metrics["agent/tasks_moved"] = self._calls.take_moved()
+        metrics["agent/tasks_set_aside"] = self._calls.set_aside
         self._slow_tools.look(metrics)
         return metrics

@@ -10,6 +10,7 @@ from recipes.agent.config import AgentConfig
 from recipes.agent.conversation import agents
 from recipes.agent.conversation.agents import Agent, AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached
+from recipes.agent.conversation.conversation import no_turn
 from recipes.agent.environments.env_agent import make_env_agent
 from recipes.agent.tasks.make_tools import make_tools, start_servers
 from recipes.agent.tasks.task_messages import first_messages
@@ -172,6 +173,10 @@ class AgentWorker(ComparingWorker):
         return run._replace(stats=run.stats._replace(figures=figures))
 
     async def _attempt(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> _Run:
+        if prompt.set_aside:
+            why = "its processes died again and again"
+            stats = EpisodeStats(self._config.reward.incorrect_reward, f"set aside: {why}", failure="killed")
+            return _Run("", [no_turn(sample)], stats)
         turns: list[TurnRecord] = []
 
         def use(call: ToolCall, seen: Observation) -> None:

@@ -19,6 +19,7 @@ class Prompt(NamedTuple):
         version: of the oldest weights that may draw an answer's tokens.
         shown: whether people may read the answers.
         begun: whether a checkpoint has brought what there is of the answers already.
+        set_aside: whether it killed its processes: nothing of it is done, and its answers count as failed.
     """
 
     slot: int
@@ -30,6 +31,7 @@ class Prompt(NamedTuple):
     version: int = 0
     shown: bool = False
     begun: bool = False
+    set_aside: bool = False
 
     @property
     def trains(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Final
 from rlinf_cli.why.facts import RunFacts
 from rlinf_cli.why.finding import FindingKind, RunFinding
 from rlinf_core.runners.storage.first_contact import ContactCheck
+from rlinf_core.runners.storage.quarantine import FOLDER
 
 _STEPS: Final = 5
 _SKIPPED: Final = "train/actor/skipped_updates"
@@ -125,6 +126,24 @@ def _is_of_reward(check: ContactCheck) -> bool:
     return check.component == "reward"
 
 
+def items_are_set_aside(facts: RunFacts) -> RunFinding | None:
+    """Find items that processes died of again and again."""
+    if not facts.quarantined:
+        return None
+    (name, first), *others = sorted(facts.quarantined.items(), key=lambda named: named[1].time)
+    rest = "" if not others else f", and {len(others)} other items"
+    deaths = tuple(f"{FOLDER}/{name}: {death}" for death in first.deaths[:_STEPS])
+    return RunFinding(
+        FindingKind.LEARNING,
+        "items-set-aside",
+        f"{len(first.deaths)} processes died of {first.kind} {first.item}, which was set aside{rest}",
+        deaths,
+        ("run that item alone, or take it out of the data",),
+        step=first.step or None,
+        time=first.time,
+    )
+
+
 RULES: Final = (
     numbers_are_not_finite,
     updates_are_skipped,
@@ -132,6 +151,7 @@ RULES: Final = (
     evaluated_on_training,
     contact_differs,
     right_answers_fail,
+    items_are_set_aside,
 )
 
 

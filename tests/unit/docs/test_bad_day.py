@@ -33,3 +33,16 @@ def test_a_command_shows_this(
 
 def test_there_are_commands() -> None:
     assert len(COMMANDS) >= 6
+
+
+def test_every_named_test_is_there() -> None:
+    root = Path(__file__).parents[3]
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE)
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if not (root / path).is_file() or (name and f"def {name}(" not in (root / path).read_text(encoding="utf-8"))
+    ]
+
+    assert len(named) >= 20
+    assert missing == []

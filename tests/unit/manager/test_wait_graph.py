@@ -67,6 +67,11 @@ def test_a_picture_of_one_operation_of_several() -> None:
     assert graph.explain("a", 2) == "a waits in recv from c for 14 s; c is unknown"
 
 
+def test_a_picture_tells_who_did_not_answer() -> None:
+    graph = WaitGraph([Process("a", (recv("b"),))], silent={"b": 0.7})
+    assert graph.explain("a") == "a waits in recv from b for 14 s; b did not answer within 0.7 s"
+
+
 def test_a_channel_without_producers_is_said() -> None:
     graph = WaitGraph([Process("env:0", (get("action", anyone=True),))])
     assert graph.explain("env:0") == "env:0 waits on channel `action`, empty, for 12 s; it has had no producer so far"

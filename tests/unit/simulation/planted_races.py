@@ -3,14 +3,28 @@
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from recipes.language.loop.prompt_plan import PromptPlan
+from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.broker.broker import Broker
 from rlinf_core.channel.keyed_queue import KeyedQueue
 from rlinf_core.channel.queue_state import Announced, Delivery, Put, Reason, Refused
 from rlinf_core.collective.transfer.peer_stream import PeerStreams
+from rlinf_core.manager.manager import Manager
+from rlinf_core.manager.manager_messages import Died
+from rlinf_core.manager.wait_graph import WaitGraph
+from rlinf_core.manager.watch import Watch
+from rlinf_core.manager.worker_registry import WorkerRegistry
+from rlinf_core.runners.restarts import Restart, Restarts
+from rlinf_core.runners.snapshots import SnapshotSchedule
 from tests.unit.simulation.channel_run import ChannelRun
+from tests.unit.simulation.manager_run import ManagerRun
+from tests.unit.simulation.plan_run import PlanRun
 
 QUEUE: Any = KeyedQueue
 
@@ -123,6 +137,105 @@ def _keep_what_an_impatient_batch_reserved(self: Any, op_id: Any, need: Any, key
         self._give_back = give_back
 
 
+# The manager
+
+
+def _reopen_before_the_news(self: Any, reopened: Any) -> Any:
+    return self._registry.reopen(_address(reopened.address))
+
+
+_address: Any = WorkerAddress.from_name
+
+
+def _tell_acquaintances_alone(self: Any, peer: Any, cause: Any, **_: Any) -> None:
+    hello = peer.hello
+    for name in peer.acquaintances:
+        self._send(name, Died(peer.name, hello.incarnation, hello.info.incarnation, hello.node, cause))
+
+
+def _never_try_again(self: Any) -> None:
+    del self
+
+
+def _stop_to_look(self: Any, answers: Any, dead: Any) -> None:
+    _watch_look(self, answers, dead)
+    self._looking = True
+
+
+_watch_look: Any = Watch._look
+
+
+def _count_the_unknown_as_waiting(self: Any, moving: Any) -> Any:
+    return (node for node in _free(self, moving) if node[0] in self._processes)
+
+
+_free: Any = WaitGraph._free
+
+
+def _reopen_under_the_same_number(self: Any, address: Any) -> int:
+    number = _reopen(self, address) - 1
+    self._incarnations[address.root_group_name] = number
+    self._store(replace(self.record(address), incarnation=number))
+    return number
+
+
+_reopen: Any = WorkerRegistry.reopen
+
+
+# Plan, restarts, snapshots
+
+
+_restore: Any = PromptPlan.restore
+
+
+def _restore_from_the_first_problem(self: Any, state: Any, step: int, version: int) -> Any:
+    return _restore(self, {**state, "problems_taken": len(state["batches"])}, step, version)
+
+
+def _restore_slots_from_zero(self: Any, state: Any, step: int, version: int) -> Any:
+    restored = _restore(self, state, step, version)
+    self._slots, self._free = itertools.count(), []
+    return restored
+
+
+def _hand_out_too_old(self: Any, batch: Any, place: Any, version: int) -> Any:
+    return _hand_out(self, batch, place, max(0, version - 1))
+
+
+_hand_out: Any = PromptPlan._hand_out
+
+
+def _forget_those_that_wait(self: Any, unfinished: Any = None) -> Any:
+    state = _state(self, unfinished)
+    for batch in state["batches"]:
+        answered = [report["slot"] for report in batch["reports"]]
+        batch["places"] = [place for place in batch["places"] if place[0] in answered]
+    return state
+
+
+_state: Any = PromptPlan.state
+
+
+def _count_for_ever(self: Any, component: str) -> Any:
+    times = self._times.setdefault(component, [])
+    times.append(0.0)
+    return Restart(len(times), self._limit.max) if len(times) <= self._limit.max else None
+
+
+def _allow_one_more(self: Any, component: str) -> Any:
+    times = self._times.get("", [])
+    return _allow(self, component) or (Restart(len(times) + 1, self._limit.max) if not times else None)
+
+
+_allow: Any = Restarts.allow
+
+
+@contextmanager
+def _never_rest(self: Any) -> Any:
+    yield
+    self._next = 0.0
+
+
 PLANTED = {
     "returned-dropped": Planted(ChannelRun, KeyedQueue, "_give_back", _drop_returned),
     "returned-last": Planted(ChannelRun, KeyedQueue, "_give_back", _return_to_the_tail),
@@ -137,4 +250,17 @@ PLANTED = {
     "predecessor-stays": Planted(ChannelRun, Broker, "_admit", _admit_beside_its_predecessor),
     "bytes-not-counted-back": Planted(ChannelRun, Broker, "_drop", _drop_without_counting),
     "late-words-believed": Planted(ChannelRun, PeerStreams, "bind", _believe_late_words),
+    "successor-before-news": Planted(ManagerRun, Manager, "_reopen", _reopen_before_the_news),
+    "driver-untold": Planted(ManagerRun, Manager, "_announce_death", _tell_acquaintances_alone),
+    "lookups-forgotten": Planted(ManagerRun, Manager, "_retry_pending", _never_try_again),
+    "watch-sleeps": Planted(ManagerRun, Watch, "_look", _stop_to_look),
+    "unknown-waits": Planted(ManagerRun, WaitGraph, "_free", _count_the_unknown_as_waiting),
+    "same-incarnation": Planted(ManagerRun, WorkerRegistry, "reopen", _reopen_under_the_same_number),
+    "restored-twice": Planted(PlanRun, PromptPlan, "restore", _restore_from_the_first_problem),
+    "slots-twice": Planted(PlanRun, PromptPlan, "restore", _restore_slots_from_zero),
+    "weights-too-old": Planted(PlanRun, PromptPlan, "_hand_out", _hand_out_too_old),
+    "under-way-forgotten": Planted(PlanRun, PromptPlan, "state", _forget_those_that_wait),
+    "restarts-never-expire": Planted(PlanRun, Restarts, "allow", _count_for_ever),
+    "restart-too-many": Planted(PlanRun, Restarts, "allow", _allow_one_more),
+    "snapshots-without-rest": Planted(PlanRun, SnapshotSchedule, "saving", _never_rest),
 }

@@ -1,4 +1,4 @@
-"""Thousands of drawn histories of the parts that decide: channels, their connections, deaths and successors."""
+"""Thousands of drawn histories of the parts that decide, each a function of its seed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from typing import Any
 import pytest
 
 from tests.unit.simulation.channel_run import ChannelRun
+from tests.unit.simulation.manager_run import ManagerRun
+from tests.unit.simulation.plan_run import PlanRun
 from tests.unit.simulation.planted_races import PLANTED
 from tests.unit.simulation.world import World, WrongOutcomeError
 
-SCENARIOS: dict[str, Callable[[World], Any]] = {"channel": ChannelRun}
-_SEEDS = 200
+SCENARIOS: dict[str, Callable[[World], Any]] = {
+    "channel": ChannelRun,
+    "manager": ManagerRun,
+    "plan": PlanRun,
+}
+_SEEDS, _MANY = 200, 10_000
 
 
 def played(scenario: Callable[[World], Any], seed: int) -> World:
     world = World(seed)
     try:
         scenario(world).play()
-    except WrongOutcomeError as error:
-        error.add_note(f"seed {seed}")
-        raise
+    except Exception as error:
+        raise WrongOutcomeError(f"seed {seed}: {error!r}") from error
     return world
 
 
@@ -46,22 +51,21 @@ def test_outcomes_are_right_for_seeds(name: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_outcomes_are_right_for_ten_thousand_seeds(name: str) -> None:
-    lines = sum(len(played(SCENARIOS[name], seed).trace) for seed in range(10_000))
+    lines = sum(len(played(SCENARIOS[name], seed).trace) for seed in range(_MANY))
 
-    assert lines > 10_000
+    assert lines > _MANY
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_seed_replays_to_the_byte_in_another_process(name: str) -> None:
-    code = (
-        "import logging; logging.disable(30)\n"
-        "from tests.unit.simulation.test_simulation import SCENARIOS, played\n"
-        f"print([played(SCENARIOS[{name!r}], seed).digest() for seed in range(5)])"
-    )
+def digests() -> list[str]:
+    return [played(scenario, seed).digest() for scenario in SCENARIOS.values() for seed in range(5)]
+
+
+def test_seed_replays_to_the_byte_in_another_process() -> None:
+    code = "from tests.unit.simulation import test_simulation as t; print(t.digests())"
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     there = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
 
-    assert there.stdout.strip() == str([played(SCENARIOS[name], seed).digest() for seed in range(5)])
+    assert there.stdout.strip() == str(digests())
 
 
 @pytest.mark.parametrize("name", PLANTED)

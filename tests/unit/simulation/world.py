@@ -54,7 +54,8 @@ class World:
     def run(self, until: float) -> None:
         """Let everything happen that happens by this time."""
         while self._events and self._events[0][0] <= until:
-            self.now, _, action, arguments = heapq.heappop(self._events)
+            moment, _, action, arguments = heapq.heappop(self._events)
+            self.now = max(self.now, moment)
             action(*arguments)
         self.now = until
 

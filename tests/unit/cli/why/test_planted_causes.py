@@ -19,6 +19,7 @@ from rlinf_cli.why.why_page import why_text
 from rlinf_core.node.node_processes import identity
 from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.storage.first_contact import ContactCheck, note_comparisons
+from rlinf_core.runners.storage.quarantine import quarantine
 from rlinf_core.runners.storage.run_status import RunStatus
 from tests.unit.cli.why.made_runs import STEPS, Metric, add_failure, codes_of, dead, diagnosis_of, made_run, raised
 
@@ -309,6 +310,16 @@ def test_reward_that_refuses_right_answers_is_the_cause(tmp_path: Path) -> None:
     check = ContactCheck("reward", "right answers of `data`", "`reward_type: mine:score`", "differs", note=note)
     note_comparisons(run.path, [check])
     assert codes_of(run) == ["right-answers-fail"]
+
+
+def test_item_that_was_set_aside_is_named(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    quarantine(run.path, "task", "17", 3, ["`agents:0` died"] * 3)
+
+    (finding,) = diagnosis_of(run).learning
+
+    assert finding.what == "3 processes died of task 17, which was set aside"
+    assert finding.evidence[0] == "quarantine/task-17.json: `agents:0` died"
 
 
 def test_planted_causes_are_more_than_promised() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from recipes.agent.workers.agent_worker import AgentWorker
 from recipes.language.answers.answer_group import EpisodeStats
+from recipes.language.loop.prompts import Prompt
 
 
 class Attempts(AgentWorker):
@@ -42,3 +44,16 @@ def test_a_failed_run_begins_once_more(failures: tuple[str, ...], failure: str, 
     assert run.stats.figures == {"agent/turns": 1.0, "agent/retries": retries}
     assert worker.ended == []
     assert worker.left == [nothing]
+
+
+def test_task_that_is_set_aside_is_no_sample_and_not_run() -> None:
+    config: Any = SimpleNamespace(reward=SimpleNamespace(incorrect_reward=0.0))
+    worker: Any = object.__new__(AgentWorker)
+    worker._config = config
+    nothing: Any = object()
+    prompt = Prompt(0, 7, 1, 0, 2, 1.0, set_aside=True)
+
+    run = asyncio.run(worker._attempt(prompt, nothing, 1, nothing))
+
+    assert (run.text, run.stats.failure) == ("", "killed")
+    assert [segment.sample for segment in run.segments] == [1]
