@@ -108,7 +108,7 @@ def built_pi0(
 
 
 def openpi_pi0(folder: str) -> PI0ForConditionalGeneration:
-    """Return the pi0 in a PyTorch folder of openpi, whose weights tell its sizes.
+    """Return the pi0 in a PyTorch folder of openpi or lerobot, whose weights tell its sizes.
 
     Raises:
         ConfigError: there is none.
@@ -146,7 +146,7 @@ def load_pi0(folder: str) -> PI0ForConditionalGeneration:
     require_transformers()
     from transformers import PI0ForConditionalGeneration
 
-    if layout_of(read_object(Path(folder) / SETTINGS)) == "openpi":
+    if layout_of(read_object(Path(folder) / SETTINGS)) != "transformers":
         return openpi_pi0(folder)
     if are_shapes_only():
         return shaped_pi0(folder)
