@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from lerobot.configs.types import FeatureType, PolicyFeature
 from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
 from lerobot_small import features
 from original import (
