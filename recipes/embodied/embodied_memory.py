@@ -22,7 +22,7 @@ from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import is_simulator
 from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.config.model_options import MODEL_OPTIONS
-from recipes.embodied.config.off_policy_config import buffer_sizes, is_off_policy
+from recipes.embodied.config.off_policy_config import IMPLICIT_LOSS, buffer_sizes, is_off_policy
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.learning.policy_precision import acting_type
 from recipes.embodied.models.base_policy import BasePolicy
@@ -268,7 +268,9 @@ def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[dict
     settings, columns = config.algorithm.off_policy, transition_spec(spec)
     with torch.device("meta"):
         width = config.actor.model.hidden_dim
-        critics = Critics(spec, settings.critics, width, settings.critic_layers, settings.critic_norm)
+        layers, norm = settings.critic_layers, settings.critic_norm
+        judges_states = config.algorithm.loss_type == IMPLICIT_LOSS
+        critics = Critics(spec, settings.critics, width, layers, norm, judges_states=judges_states)
     buffers = buffer_sizes(settings.replay, count, intervenes=config.env.train.intervention.source != NONE).values()
     bounds = [columns.bound(buffer.rows, buffer.image_bytes) for buffer in buffers]
     held = sum(min(bound, buffer.memory_bytes or bound) for bound, buffer in zip(bounds, buffers, strict=True))

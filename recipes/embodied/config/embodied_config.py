@@ -80,8 +80,8 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
     loss_type: Annotated[Text, KnownOrOwn("loss_type", (*LOSSES, *OFF_POLICY_LOSSES), OTHER_LOSSES)] = Field(
         default="actor_critic",
         description="Loss. actor_critic: policy and value loss; actor: policy loss only; sac or td3: action critics"
-        " trained from a replay buffer; td3_bc: the same on demonstrations, whose actions it also imitates; or"
-        " `package.module:name`.",
+        " trained from a replay buffer; td3_bc: the same on demonstrations, whose actions it also imitates; iql:"
+        " demonstrations, of whose actions better ones weigh more; or `package.module:name`.",
     )
     update_epoch: Count = 6
     filter_rewards: Bool = Field(
@@ -139,7 +139,7 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
     )
     off_policy: OffPolicyConfig = Field(
         default_factory=OffPolicyConfig,
-        description="Settings of `loss_type: sac`, `td3` and `td3_bc`: replay buffer, critics, update ratios.",
+        description="Settings of `loss_type: sac`, `td3`, `td3_bc` and `iql`: replay buffer, critics, update ratios.",
     )
 
 

@@ -1,17 +1,21 @@
-"""`algorithm.off_policy`: the replay buffer, the critics and the pace of `loss_type: sac`, `td3` and `td3_bc`."""
+"""`algorithm.off_policy`: the replay buffer, the critics and the pace of `loss_type: sac`, `td3`, `td3_bc`, `iql`."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import Field
 
 from rlinf_core import Bool, ConfigModel, Count, Float, Fraction, NoEffect, NonNegativeInt, OptionalPath, PositiveFloat
 
 # Values of `algorithm.loss_type` that learn from a replay buffer.
-OFF_POLICY_LOSSES: Final = ("sac", "td3", "td3_bc")
+OFF_POLICY_LOSSES: Final = ("sac", "td3", "td3_bc", "iql")
 DETERMINISTIC_LOSSES: Final = ("td3", "td3_bc")
 CLONING_LOSS: Final = "td3_bc"
+IMPLICIT_LOSS: Final = "iql"
+ENTROPY_LOSS: Final = "sac"
+# Those that learn from recorded transitions alone.
+RECORDED_LOSSES: Final = (CLONING_LOSS, IMPLICIT_LOSS)
 DEFAULT_BATCH: Final = 256
 # Sources of transitions.
 ONLINE: Final = "online"
@@ -166,6 +170,14 @@ class OffPolicyConfig(ConfigModel):
     cloning_scale: PositiveFloat = Field(
         default=2.5,
         description="Weight of values against the distance from recorded actions (alpha) with `loss_type: td3_bc`.",
+    )
+    expectile: Annotated[Float, Field(gt=0, lt=1)] = Field(
+        default=0.7,
+        description="Expectile of recorded actions' values that a state's value is, with `loss_type: iql` (tau).",
+    )
+    advantage_scale: PositiveFloat = Field(
+        default=3.0,
+        description="Recorded actions weigh exp(this times their advantage) with `loss_type: iql` (beta).",
     )
     replay: ReplayConfig = Field(
         default_factory=ReplayConfig, description="The replay buffer: capacity, prioritized, demonstrations_share."

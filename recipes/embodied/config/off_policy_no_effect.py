@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from recipes.embodied.config.off_policy_config import CLONING_LOSS, DETERMINISTIC_LOSSES, is_off_policy
+from recipes.embodied.config.off_policy_config import (
+    CLONING_LOSS,
+    DETERMINISTIC_LOSSES,
+    ENTROPY_LOSS,
+    IMPLICIT_LOSS,
+    RECORDED_LOSSES,
+    is_off_policy,
+)
 from rlinf_core import NoEffect
 from rlinf_core.config.model import WorldSizes
 
@@ -51,15 +58,15 @@ OFF_POLICY: Final = (
             f"algorithm.off_policy.{name}"
             for name in ("temperature", "learn_temperature", "target_entropy", "entropy_in_target", "policy_values")
         ),
-        lambda config, sizes: config.algorithm.loss_type in DETERMINISTIC_LOSSES,
-        lambda config: f"the policy of `loss_type: {config.algorithm.loss_type}` has no entropy",
+        lambda config, sizes: config.algorithm.loss_type != ENTROPY_LOSS,
+        lambda config: f"entropy has no weight in `loss_type: {config.algorithm.loss_type}`",
         "remove it, or write `loss_type: sac`",
         because=("algorithm.loss_type",),
     ),
     NoEffect(
         ("algorithm.off_policy.target_noise", "algorithm.off_policy.target_noise_clip"),
-        lambda config, sizes: config.algorithm.loss_type == "sac",
-        "`loss_type: sac` samples the next actions from its policy",
+        lambda config, sizes: config.algorithm.loss_type not in DETERMINISTIC_LOSSES,
+        lambda config: f"targets of `loss_type: {config.algorithm.loss_type}` have no noise of this kind",
         "remove it, or write `loss_type: td3`",
         because=("algorithm.loss_type",),
     ),
@@ -71,9 +78,22 @@ OFF_POLICY: Final = (
         because=("algorithm.loss_type",),
     ),
     NoEffect(
+        ("algorithm.off_policy.expectile", "algorithm.off_policy.advantage_scale"),
+        lambda config, sizes: config.algorithm.loss_type != IMPLICIT_LOSS,
+        lambda config: f"`loss_type: {config.algorithm.loss_type}` does not weigh recorded actions",
+        f"remove it, or write `loss_type: {IMPLICIT_LOSS}`",
+        because=("algorithm.loss_type",),
+    ),
+    NoEffect(
+        ("algorithm.off_policy.critics_in_target",),
+        lambda config, sizes: config.algorithm.loss_type == IMPLICIT_LOSS,
+        f"targets of `loss_type: {IMPLICIT_LOSS}` are values of states",
+        because=("algorithm.loss_type",),
+    ),
+    NoEffect(
         ("algorithm.off_policy.replay.demonstrations_share",),
-        lambda config, sizes: config.algorithm.loss_type == CLONING_LOSS,
-        "`loss_type: td3_bc` learns from demonstrations alone",
+        lambda config, sizes: config.algorithm.loss_type in RECORDED_LOSSES,
+        lambda config: f"`loss_type: {config.algorithm.loss_type}` learns from demonstrations alone",
         because=("algorithm.loss_type",),
     ),
     NoEffect(

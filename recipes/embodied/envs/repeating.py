@@ -84,9 +84,15 @@ class RepeatingSimulator(ABC):
         try:
             return operation()
         except Exception as error:  # noqa: BLE001 - whatever a simulator raises
-            self._raise_known(error)
-            self._faults.warn(self._fault(error, doing, action), "a new simulator repeats what ran in it", error)
-            self._begin_anew(error)
+            return self._attempt_again(error, operation, doing, action)
+
+    def _attempt_again(
+        self, error: Exception, operation: Callable[[], ResultT], doing: str, action: Any = None
+    ) -> ResultT:
+        """Perform an operation that raised on a new simulator; see `_attempt`."""
+        self._raise_known(error)
+        self._faults.warn(self._fault(error, doing, action), "a new simulator repeats what ran in it", error)
+        self._begin_anew(error)
         try:
             self._replay()
             return operation()

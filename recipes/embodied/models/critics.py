@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
-from recipes.embodied.models.small.squashed_policy import features_of
+from recipes.embodied.models.small.squashed_policy import features_of, relu_layers
 
 # What hidden layers normalize: nothing; each sample over its units (RLPD); each unit over the batch (CrossQ).
 Norm: TypeAlias = Literal["none", "layer", "batch"]
@@ -103,12 +103,26 @@ class Critics(nn.Module):
         width: of the hidden layers.
         layers: how many of them.
         norm: see `Norm`.
+        judges_states: whether there are values of observations alone, too, by a network without `norm`.
     """
 
-    def __init__(self, spec: EnvSpec, members: int, width: int, layers: int = 2, norm: Norm = "none") -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        members: int,
+        width: int,
+        layers: int = 2,
+        norm: Norm = "none",
+        *,
+        judges_states: bool = False,
+    ) -> None:
         super().__init__()
         self.members = members
         self.features, size = features_of(spec, width)
+        self.states: nn.Module | None = None
+        if judges_states:
+            hidden = relu_layers(size, width, layers)
+            self.states = nn.Sequential(hidden, nn.Linear(width, 1))
         size += spec.action_size
         # The optimizer knows what belongs to values by this name, and gives it `value_lr`.
         self.critic = nn.ModuleList()
@@ -129,3 +143,13 @@ class Critics(nn.Module):
         for layer in self.critic:
             hidden = layer(hidden)
         return hidden[:, :, 0]
+
+    def of_states(self, inputs: Inputs) -> Tensor:
+        """Return values of observations, float32 [n].
+
+        Raises:
+            ValueError: they are not judged.
+        """
+        if self.states is None:
+            raise ValueError("these critics judge actions alone: `judges_states` is false")
+        return self.states(self.features(inputs))[:, 0]

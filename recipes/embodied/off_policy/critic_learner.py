@@ -20,10 +20,12 @@ from recipes.embodied.models.base_policy import Inputs
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.losses import (
+    advantage_weighted_loss,
     bootstrapped_targets,
     cloning_policy_loss,
     deterministic_policy_loss,
     ensemble_loss,
+    expectile_loss,
     move_toward,
     soft_policy_loss,
     temperature_loss,
@@ -55,6 +57,7 @@ class OffPolicyLearner:
         config: the section `algorithm.off_policy`.
         deterministic: learn as TD3 does; else as SAC.
         clones: stay near the actions of a batch, as TD3+BC does.
+        implicit: choose no actions but those of a batch, as IQL does; the critics judge states, too.
         policy: a `SquashedPolicy` with its optimizer.
         critics: `Critics` with their optimizer.
         temperature_lr: learning rate of the temperature.
@@ -74,11 +77,13 @@ class OffPolicyLearner:
         *,
         deterministic: bool,
         clones: bool = False,
+        implicit: bool = False,
         temperature_lr: float,
         clip_grad: float = 0.0,
         skip_nonfinite: bool = False,
     ) -> None:
-        self._config, self._deterministic, self._clones = config, deterministic, clones
+        self._config, self._deterministic = config, deterministic
+        self._clones, self._implicit = clones, implicit
         self._strategy = policy.strategy
         self._policy, self._critics = _policy_of(policy), _critics_of(critics)
         device = next(self._policy.parameters()).device
@@ -131,6 +136,8 @@ class OffPolicyLearner:
         return errors
 
     def _update_critics(self, batch: TransitionTensors, step: int, figures: Figures) -> Tensor:
+        if self._implicit:
+            return self._update_implicitly(batch, step, figures)
         if self._target_critics is None:
             td_errors: list[Tensor] = []
             self._critic_updater.update([batch], lambda part: self._joint_loss(part, td_errors), step, figures)
@@ -148,6 +155,33 @@ class OffPolicyLearner:
 
         self._critic_updater.update([batch], loss, step, figures)
         return errors[-1]
+
+    def _update_implicitly(self, batch: TransitionTensors, step: int, figures: Figures) -> Tensor:
+        """Update values of states toward those of recorded actions, and these by the states that follow (IQL)."""
+        with torch.no_grad():
+            following = self._critics.of_states(batch.next_inputs)
+            targets = bootstrapped_targets(batch.rewards, batch.discounts, following[None])
+            recorded = self._recorded_values(batch)
+        errors: list[Tensor] = []
+
+        def loss(part: TransitionTensors) -> Loss:
+            values = self._critics(part.inputs, part.actions)
+            errors.append((values.detach() - targets).mean(dim=0))
+            critics = ensemble_loss(values, targets, part.weights)
+            states = expectile_loss(self._critics.of_states(part.inputs), recorded, self._config.expectile)
+            return Loss(critics.loss + states.loss, {**critics.metrics, **states.metrics})
+
+        self._critic_updater.update([batch], loss, step, figures)
+        return errors[-1]
+
+    def _recorded_values(self, batch: TransitionTensors) -> Tensor:
+        """Return the least of what the target critics say of recorded actions, [n]."""
+        return self._target_critics(batch.inputs, batch.actions).amin(dim=0)
+
+    def _advantages(self, batch: TransitionTensors) -> Tensor:
+        """Return by how much recorded actions are better than their states, [n]."""
+        with torch.no_grad():
+            return self._recorded_values(batch) - self._critics.of_states(batch.inputs)
 
     def _joint_loss(self, batch: TransitionTensors, errors: list[Tensor]) -> Loss:
         """Return the loss of CrossQ: present and next actions are normalized in one batch."""
@@ -181,6 +215,9 @@ class OffPolicyLearner:
         logprobs_of_parts: list[Tensor] = []
 
         def loss(part: TransitionTensors) -> Loss:
+            if self._implicit:
+                chosen = self._policy(part.inputs, part.actions[:, None]).logprobs.sum(dim=(1, 2))
+                return advantage_weighted_loss(chosen, self._advantages(part), self._config.advantage_scale)
             actions, logprobs = self._policy.sample(part.inputs)
             values = self._critics(part.inputs, actions)
             if self._clones:

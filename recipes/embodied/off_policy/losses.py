@@ -2,7 +2,8 @@
 
 Critics are an ensemble of E functions of an observation and an action; `values` [E, n] are what they say of n
 transitions. Sources: SAC, Haarnoja et al. 2018 (arXiv 1812.05905); TD3, Fujimoto et al. 2018 (arXiv 1802.09477); the
-minimum over some of an ensemble, REDQ, Chen et al. 2021 (arXiv 2101.05982).
+minimum over some of an ensemble, REDQ, Chen et al. 2021 (arXiv 2101.05982); IQL, Kostrikov et al. 2021 (arXiv
+2110.06169).
 """
 
 from __future__ import annotations
@@ -105,6 +106,36 @@ def cloning_policy_loss(values: Tensor, actions: Tensor, recorded: Tensor, scale
     loss = away - weight * first.mean()
     metrics = {"actor/policy_loss": loss.detach(), "actor/bc_loss": away.detach()}
     return Loss(loss, metrics)
+
+
+def expectile_loss(values: Tensor, targets: Tensor, expectile: float) -> Loss:
+    """Return the mean of |expectile - (error < 0)| * error^2, with error = target - value (IQL, eq. 5).
+
+    Above 0.5 a value is near the larger ones of its targets, which are those of good actions.
+
+    Args:
+        values: float [n], of observations, with gradients.
+        targets: float [n], of the recorded actions, without.
+        expectile: tau, from 0 to 1.
+    """
+    errors = targets - values
+    loss = (torch.where(errors < 0, 1 - expectile, expectile) * errors.square()).mean()
+    return Loss(loss, {"critic/expectile_loss": loss.detach(), "critic/state_value": values.detach().mean()})
+
+
+def advantage_weighted_loss(logprobs: Tensor, advantages: Tensor, scale: float, largest: float = 100.0) -> Loss:
+    """Return minus the mean log-probability of recorded actions, each weighted by min(exp(scale * advantage), largest)
+    (IQL, eq. 7; the bound is that of its code).
+
+    Args:
+        logprobs: float [n], of recorded actions, with gradients.
+        advantages: float [n], without.
+        scale: beta.
+        largest: bound of a weight.
+    """
+    weights = (scale * advantages).exp().clamp(max=largest)
+    loss = -(weights * logprobs).mean()
+    return Loss(loss, {"actor/policy_loss": loss.detach(), "actor/advantage_weight": weights.mean()})
 
 
 def temperature_loss(log_temperature: Tensor, logprobs: Tensor, target_entropy: float) -> Tensor:

@@ -18,8 +18,11 @@ from recipes.embodied.config.off_policy_config import (
     DEFAULT_BATCH,
     DEMONSTRATIONS,
     DETERMINISTIC_LOSSES,
+    ENTROPY_LOSS,
+    IMPLICIT_LOSS,
     INTERVENTIONS,
     ONLINE,
+    RECORDED_LOSSES,
     buffer_sizes,
 )
 from recipes.embodied.envs.env_spec import EnvSpec
@@ -68,15 +71,17 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         """Create policy, critics, optimizers and the replay buffer; all ranks start with the same weights."""
         torch.set_num_threads(1)
         config, settings = self._config.actor, self._config.algorithm.off_policy
-        self._deterministic = self._config.algorithm.loss_type in DETERMINISTIC_LOSSES
         # Of recorded actions alone: what the policy does meanwhile is for its figures.
-        self._clones = self._config.algorithm.loss_type == CLONING_LOSS
+        loss_type = self._config.algorithm.loss_type
+        self._records_alone, implicit = loss_type in RECORDED_LOSSES, loss_type == IMPLICIT_LOSS
+        self._has_entropy = loss_type == ENTROPY_LOSS
         torch.manual_seed(derive_seed(config.seed, Purpose.WEIGHTS))
         policy = make_model(config.model, spec).to(self.torch_device)
         if config.checkpoint_load_path is not None:
             load_trained(policy, config.model, spec, config.checkpoint_load_path)
         width = config.model.hidden_dim
-        critics = Critics(spec, settings.critics, width, settings.critic_layers, settings.critic_norm)
+        layers, norm = settings.critic_layers, settings.critic_norm
+        critics = Critics(spec, settings.critics, width, layers, norm, judges_states=implicit)
         critics.to(self.torch_device).eval()
         self._prepare(layout, spec, policy)
         self._critics = self._training_state(critics, CRITIC)
@@ -85,8 +90,9 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             settings,
             self._state,
             self._critics,
-            deterministic=self._deterministic,
-            clones=self._clones,
+            deterministic=loss_type in DETERMINISTIC_LOSSES,
+            clones=loss_type == CLONING_LOSS,
+            implicit=implicit,
             temperature_lr=optim.lr,
             clip_grad=optim.clip_grad,
             skip_nonfinite=self._config.runner.on_nonfinite == "skip",
@@ -131,7 +137,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         if self._config.data.train_data_paths:
             compresses = replay.image_memory_gib is not None
             buffers[DEMONSTRATIONS] = demonstrations_buffer(self._config.data, spec, how, compresses=compresses)
-            shares[DEMONSTRATIONS] = 1.0 if self._clones else replay.demonstrations_share
+            shares[DEMONSTRATIONS] = 1.0 if self._records_alone else replay.demonstrations_share
         return ReplayMixture(buffers, {ONLINE: 1 - sum(shares.values()), **shares})
 
     def first_pictures(self) -> list[PicturesShown]:
@@ -224,8 +230,8 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         return {
             **critic_metrics(critic_figures),
             **replace(policy_figures, skipped=skipped).metrics(counts_skipped=config.runner.on_nonfinite == "skip"),
-            # A deterministic policy has no entropy to weigh.
-            **({} if self._deterministic else {"train/actor/temperature": float(self._learner.temperature)}),
+            # Others have no entropy to weigh.
+            **({"train/actor/temperature": float(self._learner.temperature)} if self._has_entropy else {}),
             "train/actor/lr": rate,
             "train/updates": float(self._learner.updates),
             "train/updates_per_env_step": self._learner.updates / max(1, self._seen),

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from recipes.embodied.config.intervention_types import NONE
-from recipes.embodied.config.off_policy_config import CLONING_LOSS, DEFAULT_BATCH, DETERMINISTIC_LOSSES
+from recipes.embodied.config.off_policy_config import (
+    DEFAULT_BATCH,
+    DETERMINISTIC_LOSSES,
+    IMPLICIT_LOSS,
+    RECORDED_LOSSES,
+)
 from recipes.sections.checks import Report, WorldSizes, blame
 from rlinf_core.config.tree import Path
 
@@ -63,25 +68,26 @@ def check_off_policy(config: EmbodiedConfig, world_sizes: WorldSizes, report: Re
 def _check_shares(config: EmbodiedConfig, report: Report) -> None:
     """Require that something is left for the steps of the policy itself."""
     replay, at = config.algorithm.off_policy.replay, ("algorithm", "off_policy", "replay")
-    clones = config.algorithm.loss_type == CLONING_LOSS
-    if clones and not config.data.train_data_paths:
+    loss = config.algorithm.loss_type
+    records_alone = loss in RECORDED_LOSSES
+    if records_alone and not config.data.train_data_paths:
         report(
             ("data", "train_data_paths"),
             "missing-key",
-            f"`loss_type: {CLONING_LOSS}` learns from recorded transitions alone, but none are named",
+            f"`loss_type: {loss}` learns from recorded transitions alone, but none are named",
             "name LeRobotDataset folders or HDF5 files with rewards; `rlinf record` creates them",
             about=[_LOSS],
         )
-    if clones and config.env.train.intervention.source != NONE:
+    if records_alone and config.env.train.intervention.source != NONE:
         report(
             ("env", "train", "intervention", "source"),
             "conflicting-settings",
-            f"`loss_type: {CLONING_LOSS}` does not learn from what happens in the run",
+            f"`loss_type: {loss}` does not learn from what happens in the run",
             "remove it, or write `loss_type: td3`",
             about=[_LOSS],
         )
         return
-    shown = replay.demonstrations_share if not clones and config.data.train_data_paths else 0.0
+    shown = replay.demonstrations_share if not records_alone and config.data.train_data_paths else 0.0
     helped = replay.interventions_share if config.env.train.intervention.source != NONE else 0.0
     if shown + helped > 1:
         report(
@@ -141,6 +147,10 @@ def _check_policy(config: EmbodiedConfig, report: Report) -> None:
             f"`loss_type: {loss}` explores with noise of a fixed size, but none is set",
             "write `actor.model.options: {exploration_noise: 0.1}`",
         )
+    norm: Path = ("algorithm", "off_policy", "critic_norm")
+    if loss == IMPLICIT_LOSS and config.algorithm.off_policy.critic_norm == "batch":
+        message = f"`loss_type: {IMPLICIT_LOSS}` has target networks, and `critic_norm: batch` has none"
+        report(blame(config, norm, _LOSS), "conflicting-settings", message, "write `critic_norm: layer` or `none`")
     if loss == "sac" and noise is not None:
         message = "`loss_type: sac` learns how much to explore; `exploration_noise` would fix it"
         report(at, "conflicting-settings", message, "remove it, or write `loss_type: td3`", about=[_LOSS])

@@ -53,21 +53,28 @@ class RepeatingSimulation(RepeatingSimulator):
         """Carry out an action; a failed outcome where the episode is left out."""
         self._alive("stepping")
         self.stale = True
+        # Cheap simulators feel each call, so that nothing is wrapped before one raises.
         try:
-            outcome = self._attempt(lambda: self.simulation.step(action), "its action", action)
-        except RaisedTwiceError:
-            return _FAILED
+            outcome = self.simulation.step(action)
+        except Exception as error:  # noqa: BLE001 - whatever a simulator raises
+            try:
+                outcome = self._attempt_again(error, lambda: self.simulation.step(action), "its action", action)
+            except RaisedTwiceError:
+                return _FAILED
         if self._lost:
             return _FAILED
         self._steps += 1
         if self._steps <= MOST_REPEATED:
-            self._past.append((copy(action), outcome))
+            self._past.append((action if type(action) is int else copy(action), outcome))
         return outcome
 
     def observe(self) -> Row:
         """Return the current observation."""
         self._alive("observing")
-        seen = self._attempt(lambda: self.simulation.observe(), "its observation")
+        try:
+            seen = self.simulation.observe()
+        except Exception as error:  # noqa: BLE001 - whatever a simulator raises
+            seen = self._attempt_again(error, lambda: self.simulation.observe(), "its observation")
         self.stale = False
         return seen
 

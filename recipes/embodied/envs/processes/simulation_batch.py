@@ -95,7 +95,10 @@ class SimulationBatch:
         if outcomes is None:
             outcomes = Outcomes.empty(len(self._members))
         native = self._members[0].simulation.native(actions)
-        for row in range(len(self._members)) if rows is None else rows:
+        if rows is None:
+            outcomes.write_all([member.step(action) for member, action in zip(self._members, native, strict=True)])
+            return outcomes
+        for row in rows:
             outcomes.write(row, self._members[row].step(native[row]))
         return outcomes
 
@@ -126,6 +129,8 @@ class SimulationBatch:
         changed = [row for row, member in enumerate(self._members) if member.stale]
         for row in changed:
             self._rows[row] = self._members[row].observe()
+        if changed:
+            self._members[0].simulation.examine([self._rows[row] for row in changed])
         return changed
 
     def expert(self) -> NDArray[Any] | None:

@@ -9,6 +9,7 @@ stepped one after another in the worker's own process. For dear ones, give `num_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, ClassVar, Final
 
@@ -82,6 +83,10 @@ class GymnasiumSimulation(Simulation):
     def observe(self) -> Row:
         """See `Simulation`."""
         return self._reads(self._current)
+
+    def examine(self, rows: Sequence[Row]) -> None:
+        """See `Simulation`: the first number out of its bounds is logged."""
+        self._reads.check_bounds(rows)
 
     def picture(self) -> NDArray[np.uint8] | None:
         """See `Simulation`; there is one with the option `render_mode: rgb_array`."""

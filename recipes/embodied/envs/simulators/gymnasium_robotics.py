@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -72,6 +73,10 @@ class GymnasiumRoboticsSimulation(Simulation):
         if self._size:
             row[image_key()] = np.ascontiguousarray(self._plain.env.render())
         return row
+
+    def examine(self, rows: Sequence[Row]) -> None:
+        """See `Simulation`."""
+        self._plain.examine(rows)
 
     def close(self) -> None:
         """See `Simulation`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -123,14 +123,14 @@ class Reader:
             _LOGGER.warning(message, self._task, ", ".join(f"`{name}`" for name in unread))
 
     def __call__(self, observation: Any) -> Row:
-        """Return an observation of the space as a row. The first number out of its bounds is logged.
+        """Return an observation of the space as a row.
 
         Raises:
             ConfigError: it is not of the space.
         """
         is_array = self._plain is not None and type(observation) is np.ndarray
         if is_array and observation.dtype == np.float32 and observation.shape == self._plain:
-            return {STATES: self._within(observation.copy())}  # cheap environments, in which every operation is felt
+            return {STATES: observation.copy()}  # cheap environments, in which every operation is felt
         row: Row = {}
         for key, (part, layout) in self._pictures.items():
             row[key] = _colours(self._held(part, observation), layout)
@@ -138,15 +138,17 @@ class Reader:
             row[INSTRUCTIONS] = self._text.of(observation)
         if self._states:
             vectors = [_vector(part.space, self._held(part, observation)) for part in self._states]
-            row[STATES] = self._within(np.concatenate(vectors) if len(vectors) > 1 else vectors[0])
+            row[STATES] = np.concatenate(vectors) if len(vectors) > 1 else vectors[0]
         return row
 
-    def _within(self, states: FloatArray) -> FloatArray:
-        """Return states; the first number out of its bounds is logged."""
-        beyond = np.count_nonzero(states < self._low) or np.count_nonzero(states > self._high)
-        if beyond and self._task not in _warned:
-            self._tell_beyond(states)
-        return states
+    def check_bounds(self, rows: Sequence[Row]) -> None:
+        """Log the first number of some rows that is out of its bounds; once for a task."""
+        if not self._states or self._task in _warned:
+            return
+        states = np.array([row[STATES] for row in rows])
+        beyond = (states < self._low) | (states > self._high)
+        if np.count_nonzero(beyond):
+            self._tell_beyond(states[int(beyond.any(axis=1).argmax())])
 
     def _tell_beyond(self, states: FloatArray) -> None:
         """Log the first number of states that is out of its bounds."""

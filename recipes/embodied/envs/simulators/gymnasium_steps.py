@@ -81,6 +81,12 @@ def checked_step(task: str, result: Any) -> tuple[Any, Outcome]:
     Raises:
         ConfigError: values are missing, or are not of the type that they should be.
     """
+    if type(result) is tuple and len(result) == _STEP:
+        observation, reward, terminated, truncated, info = result
+        # What most environments return, without the cost of looking at each value by itself.
+        is_plain = type(reward) is float and type(terminated) is bool and type(truncated) is bool
+        if is_plain and type(info) is dict and not info:
+            return observation, Outcome(reward, terminated, truncated)
     observation, reward, terminated, truncated, info = _five(task, result)
     success = _success(info)
     return observation, Outcome(

@@ -103,6 +103,7 @@ class GymnasiumVectorEnv(BatchedEnv):
 
     def _read(self, observation: Any) -> Observation:
         rows = [self._reads(row) for row in iterate(self._env.observation_space, observation)]
+        self._reads.check_bounds(rows)
         return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
     def close(self) -> None:

@@ -119,6 +119,11 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         """Dtype of the expert's weights."""
         return self.base.action_out_proj.weight.dtype
 
+    @property
+    @abstractmethod
+    def trained_by(self) -> str:
+        """The library whose way to train it keeps: `lerobot`, `openpi`, ..."""
+
     @abstractmethod
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
         """Let the vision-language model read an observation with padded states, [n, S']."""
@@ -175,10 +180,11 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         return BasePolicy.from_env(self, actions) if self.options.relative_actions else super().from_env(actions)
 
     def imitation_losses(self, inputs: Inputs, actions: Tensor) -> Tensor:
-        """See `FlowMatchingPolicy`."""
+        """See `FlowMatchingPolicy`. As in lerobot without the padding of actions; openpi learns that it is 0."""
         if self.options.relative_actions:
             actions = self.normalization.normalized_actions(actions - inputs[ORIGINS][:, None])
-        return super().imitation_losses(inputs, actions)
+        losses = super().imitation_losses(inputs, actions)
+        return losses[..., : self.shape[1]] if self.trained_by == "lerobot" else losses
 
     def _split(self, actions: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what was drawn, and what relative actions are relative to, [n, H, A]; None: none are."""

@@ -157,8 +157,6 @@ def _shape(about: Mapping[str, Any], shapes: Shapes) -> Pi05Shape:
         vocabulary=shapes[f"{_TEXT}.embed_tokens.weight"][0],
         actions=shapes["action_in_proj.weight"][1],
         horizon=int(about["chunk_size" if is_lerobot else "action_horizon"]),
-        # lerobot spells states with the padding, openpi without.
-        prompt_states=int(about.get("max_state_dim", 32)) if is_lerobot else 0,
         **kept,
     )
 
@@ -176,7 +174,6 @@ def _published_shape(about: Mapping[str, Any]) -> Pi05Shape:
         vocabulary=257_152,
         actions=int(about["max_action_dim" if is_lerobot else "action_dim"]),
         horizon=int(about["chunk_size" if is_lerobot else "action_horizon"]),
-        prompt_states=int(about.get("max_state_dim", 32)) if is_lerobot else 0,
     )
 
 

@@ -100,6 +100,11 @@ class Pi05Policy(FlowVlaPolicy):
             for text, numbers in zip(texts, spelled, strict=True)
         ]
 
+    @property
+    def trained_by(self) -> str:
+        """See `FlowVlaPolicy`."""
+        return self._images.resizing
+
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
         """See `FlowVlaPolicy`; states are part of the prompt."""
         images = [self._images.pixels(inputs[key]) for key in self._cameras]

@@ -108,7 +108,7 @@ def built_pi0(
 
 
 def openpi_pi0(folder: str) -> PI0ForConditionalGeneration:
-    """Return the pi0 in a PyTorch folder of openpi, whose weights tell its sizes.
+    """Return the pi0 in a PyTorch folder of openpi or lerobot, whose weights tell its sizes.
 
     Raises:
         ConfigError: there is none.
@@ -116,6 +116,9 @@ def openpi_pi0(folder: str) -> PI0ForConditionalGeneration:
     require_transformers()
     from transformers import PI0Config, PI0ForConditionalGeneration
 
+    about = read_object(Path(folder) / SETTINGS)
+    if layout_of(about) == "lerobot":
+        check_pi0(folder)
     shape = shape_of_folder(folder, "pi0")
     vlm = paligemma_config(shape).to_dict()
     expert = {
@@ -128,8 +131,12 @@ def openpi_pi0(folder: str) -> PI0ForConditionalGeneration:
         vlm_config=vlm,
         dit_config=expert,
         chunk_size=shape.horizon,
-        max_state_dim=shape.actions,
+        # lerobot may leave room for more numbers of a state than of an action.
+        max_state_dim=int(about.get("max_state_dim", shape.actions)),
         max_action_dim=shape.actions,
+        num_inference_steps=shape.steps,
+        time_sampling_scale=shape.scale,
+        time_sampling_offset=shape.offset,
     )
     model = PI0ForConditionalGeneration(config)
     if not are_shapes_only():
@@ -146,7 +153,7 @@ def load_pi0(folder: str) -> PI0ForConditionalGeneration:
     require_transformers()
     from transformers import PI0ForConditionalGeneration
 
-    if layout_of(read_object(Path(folder) / SETTINGS)) == "openpi":
+    if layout_of(read_object(Path(folder) / SETTINGS)) != "transformers":
         return openpi_pi0(folder)
     if are_shapes_only():
         return shaped_pi0(folder)

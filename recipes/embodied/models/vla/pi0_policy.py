@@ -87,6 +87,11 @@ class Pi0Policy(FlowVlaPolicy):
         """
         return reading_blocks(self, self.base.model.vlm)
 
+    @property
+    def trained_by(self) -> str:
+        """See `FlowVlaPolicy`."""
+        return self._images.resizing
+
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
         """See `FlowVlaPolicy`."""
         images = [self._images.pixels(inputs[key]) for key in self._cameras]

@@ -111,6 +111,11 @@ class SmolVlaPolicy(FlowVlaPolicy):
         """See `BasePolicy`: lerobot computes with parts of the other layers, and calls those that see alone."""
         return transformer_layers(self.base.vlm_with_expert.get_vlm_model().vision_model)
 
+    @property
+    def trained_by(self) -> str:
+        """See `FlowVlaPolicy`."""
+        return "lerobot"
+
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
         """See `FlowVlaPolicy`; the states are the last of what is read."""
         from lerobot.policies.smolvla.modeling_smolvla import make_att_2d_masks

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import pytest
 import torch
@@ -23,10 +24,11 @@ from recipes.training.updater import Figures
 
 SPEC = EnvSpec(state_size=2, action_size=1)
 DEVICE = torch.device("cpu")
+Loss: TypeAlias = Literal["sac", "td3", "td3_bc", "iql"]
 
 
 class Made:
-    def __init__(self, loss: Literal["sac", "td3", "td3_bc"] = "sac", skip: bool = False, **keys: Any) -> None:
+    def __init__(self, loss: Loss = "sac", skip: bool = False, **keys: Any) -> None:
         torch.manual_seed(0)
         config = OffPolicyConfig.model_validate(keys)
         options = {} if loss == "sac" else {"exploration_noise": 0.1}
@@ -34,7 +36,8 @@ class Made:
         policy = make_model(section, SPEC)
         assert isinstance(policy, SquashedPolicy)
         self.policy = policy
-        self.critics = Critics(SPEC, config.critics, 32, config.critic_layers, config.critic_norm).eval()
+        layers, norm, implicit = config.critic_layers, config.critic_norm, loss == "iql"
+        self.critics = Critics(SPEC, config.critics, 32, layers, norm, judges_states=implicit).eval()
         optim = EmbodiedOptimConfig(lr=3e-3, adam_eps=1e-8)
         states = [
             TrainingState(module, optim, FsdpConfig(), rank=0, world_size=1, device=DEVICE, component=name)
@@ -43,8 +46,9 @@ class Made:
         self.learner = OffPolicyLearner(
             config,
             *states,
-            deterministic=loss != "sac",
+            deterministic=loss in ("td3", "td3_bc"),
             clones=loss == "td3_bc",
+            implicit=implicit,
             temperature_lr=3e-3,
             clip_grad=10.0,
             skip_nonfinite=skip,
@@ -63,17 +67,18 @@ def bandit(count: int = 64) -> TransitionTensors:
     return TransitionTensors(inputs, actions, rewards, torch.zeros(count), inputs, torch.ones(count))
 
 
-METHODS: list[tuple[Literal["sac", "td3", "td3_bc"], dict[str, Any]]] = [
+METHODS: list[tuple[Loss, dict[str, Any]]] = [
     ("sac", {"temperature": 0.05}),
     ("sac", {"critics": 5, "critic_norm": "layer", "policy_values": "mean", "temperature": 0.05}),
     ("sac", {"critic_norm": "batch", "temperature": 0.05}),
     ("td3", {}),
     ("td3_bc", {"cloning_scale": 50.0}),
+    ("iql", {"advantage_scale": 20.0, "expectile": 0.9}),
 ]
 
 
 @pytest.mark.parametrize(("loss", "keys"), METHODS)
-def test_each_method_finds_the_best_action(loss: Literal["sac", "td3", "td3_bc"], keys: dict[str, Any]) -> None:
+def test_each_method_finds_the_best_action(loss: Loss, keys: dict[str, Any]) -> None:
     made = Made(loss, **keys)
     for _ in range(250):
         made.update(bandit())
@@ -96,6 +101,36 @@ def test_cloning_stays_with_recorded_actions() -> None:
         reached.append(float(made.policy.act({"states": torch.zeros(1, 2)}, greedy=True).actions))
     assert abs(reached[0] + 0.4) < 0.1
     assert reached[1] > reached[0] + 0.2
+
+
+def test_iql_equals_its_algorithm_written_out() -> None:
+    """Kostrikov et al., algorithm 1, one transition at a time: the losses of a batch, and what it asks of no policy."""
+    made = Made("iql", expectile=0.8, advantage_scale=2.0)
+    batch = replace(bandit(6), discounts=torch.tensor([0.9, 0.0, 0.9, 0.9, 0.0, 0.9]))
+    batch = replace(batch, next_inputs={"states": torch.rand(6, 2)})
+    critics, policy = copy.deepcopy(made.critics), copy.deepcopy(made.policy)
+    made.update(batch)
+    value_loss = critic_loss = 0.0
+    weights: list[float] = []
+    for row in range(6):
+        states, after = ({"states": part["states"][row : row + 1]} for part in (batch.inputs, batch.next_inputs))
+        action = batch.actions[row : row + 1]
+        with torch.no_grad():
+            first, second = critics(states, action)[:, 0].tolist()
+            value, following = float(critics.of_states(states)), float(critics.of_states(after))
+            # The policy's step comes after that of the values, with the old target critics.
+            advantage = min(first, second) - float(made.critics.of_states(states))
+        error = min(first, second) - value
+        value_loss += abs(0.8 - (error < 0)) * error**2 / 6
+        target = float(batch.rewards[row]) + float(batch.discounts[row]) * following
+        critic_loss += sum((guess - target) ** 2 / 2 for guess in (first, second)) / 6
+        deviation, mean = 0.1, float(policy.sample(states)[0].detach())
+        logprob = -((float(action) - mean) ** 2) / (2 * deviation**2) - math.log(deviation * math.sqrt(2 * math.pi))
+        weights.append(min(math.exp(2.0 * advantage), 100.0) * logprob)
+    means, of_critics = made.figures.means(), made.critic_figures.means()
+    assert of_critics["critic/expectile_loss"] == pytest.approx(value_loss, rel=1e-4)
+    assert of_critics["critic/loss"] == pytest.approx(critic_loss, rel=1e-4)
+    assert means["actor/policy_loss"] == pytest.approx(-sum(weights) / 6, rel=1e-4)
 
 
 def test_values_become_discounted_sums_of_rewards() -> None:
@@ -133,9 +168,7 @@ def test_the_temperature_rises_while_there_is_too_little_entropy(target: float, 
 
 
 @pytest.mark.parametrize(("loss", "keys"), METHODS)
-def test_a_learner_goes_on_from_its_state_as_if_nothing_had_been(
-    loss: Literal["sac", "td3", "td3_bc"], keys: dict[str, Any]
-) -> None:
+def test_a_learner_goes_on_from_its_state_as_if_nothing_had_been(loss: Loss, keys: dict[str, Any]) -> None:
     one, other = Made(loss, **keys), Made(loss, **keys)
     for _ in range(5):
         one.update(bandit(16))

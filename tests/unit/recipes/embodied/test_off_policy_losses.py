@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recipes.embodied.off_policy.losses import (
+    advantage_weighted_loss,
     bootstrapped_targets,
     cloning_policy_loss,
     deterministic_policy_loss,
     ensemble_loss,
+    expectile_loss,
     move_toward,
     soft_policy_loss,
     temperature_loss,
@@ -93,6 +95,16 @@ def test_targets_move_by_their_rate() -> None:
     target, weight = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 2.0], requires_grad=True)
     move_toward([target], [weight], 0.25)
     assert target.tolist() == [1.5, 2.0]
+
+
+@given(st.lists(st.tuples(finite, finite), min_size=1), st.floats(0.05, 0.95), st.floats(0.1, 20))
+def test_iql_weighs_by_expectiles_and_advantages(rows: list[tuple[float, ...]], tau: float, scale: float) -> None:
+    one, other, count = column(rows, 0), column(rows, 1), len(rows)
+    errors = [second - first for first, second in rows]
+    wanted = sum(abs(tau - (error < 0)) * error**2 for error in errors) / count
+    assert expectile_loss(one, other, tau).loss.item() == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+    weighed = sum(min(math.exp(scale * second), 100.0) * first for first, second in rows) / count
+    assert advantage_weighted_loss(one, other, scale).loss.item() == pytest.approx(-weighed, rel=1e-6, abs=1e-9)
 
 
 @given(st.lists(st.tuples(finite, finite, finite, finite), min_size=1), st.floats(0.1, 5))

@@ -43,6 +43,15 @@ def test_td3_bc_needs_recorded_transitions_and_noise() -> None:
     assert any("`loss_type: td3_bc` explores with noise" in message for _, message in reported)
 
 
+def test_iql_needs_recorded_transitions_and_targets() -> None:
+    reported = told("algorithm.loss_type=iql", "algorithm.off_policy.critic_norm=batch")
+    assert any(code == "missing-key" and "learns from recorded transitions alone" in text for code, text in reported)
+    assert any("`critic_norm: batch` has none" in text for _, text in reported)
+    assert not any("explores with noise" in text for _, text in reported)
+    other = told("algorithm.off_policy.expectile=0.9")
+    assert any(code == "no-effect" and "does not weigh recorded actions" in text for code, text in other)
+
+
 def test_td3_bc_has_no_share_of_demonstrations() -> None:
     reported = told("algorithm.loss_type=td3_bc", f"{REPLAY}.demonstrations_share=0.25")
     assert any(code == "no-effect" and "learns from demonstrations alone" in message for code, message in reported)

@@ -247,19 +247,16 @@ def test_names_of_lerobot_are_read(huggingface: Path, tmp_path: Path) -> None:
     about = json.loads((folder / "config.json").read_text())
     del about["model_type"]
     (folder / "config.json").write_text(json.dumps({**about, "type": "pi0"}))
+    # transformers saves nearly the names of lerobot, whose own classes tests/integration/recipes/policy_contract runs.
     weights = load_file(folder / "model.safetensors")
-    renames = {
-        "model.vlm.vision_tower.": "paligemma_with_expert.paligemma.model.vision_tower.vision_model.",
-        "model.vlm.": "paligemma_with_expert.paligemma.model.",
-        "model.dit.": "paligemma_with_expert.gemma_expert.model.",
-        "embed_action_time.": "",
-    }
-    for ours, theirs in renames.items():
-        weights = {f"{theirs}{name[len(ours) :]}" if name.startswith(ours) else name: w for name, w in weights.items()}
+    for ours, theirs in (("language_model.model.", "language_model."), ("vision_tower.", "vision_tower.vision_model.")):
+        weights = {name.replace(ours, theirs): weight for name, weight in weights.items()}
     save_file({f"model.{name}": each for name, each in weights.items()}, folder / "model.safetensors")
     policy, source = make(model_path=str(folder)), make(model_path=str(huggingface))
     mine, wanted = policy.base.state_dict(), source.base.state_dict()
-    assert all(torch.equal(each, wanted[name]) for name, each in mine.items())
+    read = [name for name in mine if "dit.embed_tokens" not in name]  # which is never read
+    assert all(torch.equal(mine[name], wanted[name]) for name in read)
+    assert policy.base.config.max_state_dim == 16
 
 
 def test_pytorch_folders_of_openpi_are_read(tmp_path: Path) -> None:
