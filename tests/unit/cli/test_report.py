@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -162,6 +163,23 @@ def test_a_missing_package_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     assert ended.code == 1
     assert "does not have `vl_convert`" in ended.err
     assert "vl-convert-python" in ended.err
+
+
+def test_options_of_live_pages_are_checked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = full_run("runs"), full_run("runs")
+    ended = cli("report", first.path, second.path)
+    assert ended.code == 2
+    assert "several are shown by --live" in " ".join(ended.err.split())
+    assert cli("report", first.path, "--live", "--out", "x.html").code == 2
+    assert cli("report", first.path, "--port", "8000").code == 2
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ended = cli("report", first.path, "--live", "--port", str(taken.getsockname()[1]))
+    assert ended.code == 1
+    assert "choose another one with `--port`" in ended.err
+    monkeypatch.setattr(script, "missing_modules", lambda _: ["uvicorn"])
+    ended = cli("report", first.path, "--live")
+    assert ended.code == 1
+    assert "rlinf-cli[report]" in ended.err
 
 
 def test_a_comparison_is_a_page_too(cli: Cli, tmp_path: Path) -> None:
