@@ -60,11 +60,14 @@ REFUSED: Final = frozenset(
         "olmo_hybrid",
         "openai-gpt",
         "pegasus",
+        "plbart",
+        "prophetnet",
         "qwen3_5_moe_text",
         "qwen3_5_text",
         "qwen3_next",
         "qwen4_exp_text",
         "recurrent_gemma",
+        "reformer",
         "rembert",
         "roberta",
         "roberta-prelayernorm",
@@ -73,13 +76,20 @@ REFUSED: Final = frozenset(
         "rwkv",
         "stablelm",
         "trocr",
+        "whisper",
         "xglm",
         "xlm",
         "xlm-roberta",
         "xlm-roberta-xl",
+        "xlnet",
+        "xlstm",
         "xmod",
+        "zamba",
+        "zamba2",
     )
 )
+# Model types that are trained, and whose layers have keys of unlike sizes, which the engine `torch` does not store.
+NOT_SAMPLED: Final = frozenset(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"))
 # Sizes that are at least 1 in every family that has them.
 _SIZES: Final = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -179,6 +189,18 @@ def _fault_of_type(settings: Mapping[str, Any], writes: bool) -> ArchitectureFau
     if writes and kind not in known.writing and inner not in known.writing:
         return ArchitectureFault(f"a model of type `{kind}` is not a causal language model", "name a language model")
     return None
+
+
+def fault_of_sampling(settings: Mapping[str, Any]) -> ArchitectureFault | None:
+    """Return why the engine `torch` cannot answer by a model that could be trained; None: nothing is known against it.
+
+    Args:
+        settings: config.json of its folder.
+    """
+    kind = settings.get("model_type")
+    if kind not in NOT_SAMPLED:
+        return None
+    return ArchitectureFault(f"the engine `torch` cannot sample from models of type `{kind}`", "write `backend: vllm`")
 
 
 def _fault_of_head(settings: Mapping[str, Any]) -> ArchitectureFault | None:

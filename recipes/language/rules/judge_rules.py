@@ -8,7 +8,7 @@ from pathlib import Path as FilePath
 from recipes.language.config import LanguageConfig
 from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.config.judge_config import VERDICTS
-from recipes.language.rules.architecture_rules import fault_of_architecture
+from recipes.language.rules.architecture_rules import fault_of_architecture, fault_of_sampling
 from recipes.language.rules.engine_rules import share_accelerators
 from recipes.language.rules.model_rules import faults_of_tokenizer
 from recipes.sections.checks import Report, blame
@@ -119,7 +119,9 @@ def _check_model(config: LanguageConfig, report: Report) -> None:
     fault, settings = fault_of_model(folder), read_object(folder / SETTINGS)
     if fault is not None:
         report(_MODEL, "unusable-path", fault.message, fault.help)
-    unlike = fault_of_architecture(settings, judge.seq_length) if BACKENDS[judge.backend].name == "torch" else None
+    unlike = None
+    if BACKENDS[judge.backend].name == "torch":
+        unlike = fault_of_architecture(settings, judge.seq_length) or fault_of_sampling(settings)
     if unlike is not None:
         at = ("judge", "seq_length") if unlike.limits_length else _MODEL
         report(at, "unusable-path", unlike.message, unlike.help, about=[_MODEL])

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from recipes.language.config import LanguageConfig
 from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.data.problem_sources import check_file
-from recipes.language.rules.architecture_rules import fault_of_architecture
+from recipes.language.engines.registry import BACKENDS
+from recipes.language.rules.architecture_rules import fault_of_architecture, fault_of_sampling
 from recipes.language.rules.template_rules import ChatFault, template_fault
 from recipes.language.rules.vocabularies import stored_vocabulary, vocabulary_difference
 from recipes.sections.checks import Report, blame
@@ -127,6 +128,9 @@ def architecture_faults(config: LanguageConfig) -> list[Fault]:
         fault = fault_of_architecture(settings, length, writes=path[0] != "critic")
         if fault is not None:
             reported.append(Fault(_LENGTH if fault.limits_length else path, fault.message, fault.help))
+        elif path == _MODEL and BACKENDS[config.rollout.backend].name == "torch":
+            unsampled = fault_of_sampling(settings)
+            reported += [Fault(path, unsampled.message, unsampled.help)] if unsampled is not None else []
     return reported
 
 

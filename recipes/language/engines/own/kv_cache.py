@@ -138,8 +138,13 @@ class KvCache:
         return list(self._buckets.values())
 
     def prompts(self) -> set[Tokens]:
-        """Return the prompts that are stored for several rows."""
+        """Return the stored prompts that further rows may share."""
         return {tokens for bucket in self._buckets.values() for tokens in bucket.prompts.numbers()}
+
+    def close_prompts(self) -> None:
+        """Let no further row share the stored prompts, as new weights compute others."""
+        for bucket in self._buckets.values():
+            bucket.prompts.close()
 
     def reservation(self, rows: Sequence[int]) -> Reservation:
         """Return what some of the rows may come to need."""

@@ -25,6 +25,8 @@ class KvPrompts:
         self.shape = shape
         self.lengths = torch.empty(0, dtype=torch.int64)
         self._tokens: list[Tokens] = []
+        # Whether a row that enters may share each prompt: those of earlier weights serve the rows alone that have them.
+        self._is_current: list[bool] = []
         self._keys = [shape.empty(0, 0, shape.dim) for _ in range(shape.layers)]
         self._values = [shape.empty(0, 0, shape.value_dim) for _ in range(shape.layers)]
 
@@ -39,8 +41,12 @@ class KvPrompts:
         return self._keys[0].shape[2]
 
     def numbers(self) -> dict[Tokens, int]:
-        """Return the number of each prompt, by its tokens."""
-        return {tokens: number for number, tokens in enumerate(self._tokens)}
+        """Return the number of each prompt that rows may share, by its tokens."""
+        return {tokens: number for number, tokens in enumerate(self._tokens) if self._is_current[number]}
+
+    def close(self) -> None:
+        """Let no further row share the prompts: the weights that computed them are gone."""
+        self._is_current = [False] * self.count
 
     def add(
         self, keys: Sequence[Tensor], values: Sequence[Tensor], prompts: Sequence[Tokens], sources: Sequence[Tensor]
@@ -65,11 +71,14 @@ class KvPrompts:
                 new[held:, :, : laid.shape[1]] = gathered(packed[layer], laid)
                 tensors[layer] = new
         self._tokens += prompts
+        self._is_current += [True] * len(prompts)
         self._measure()
 
     def keep(self, numbers: Tensor) -> None:
         """Keep these prompts, int64 [n] on the CPU, in this order."""
-        self._tokens = [self._tokens[number] for number in integers(numbers)]
+        kept = integers(numbers)
+        self._tokens = [self._tokens[number] for number in kept]
+        self._is_current = [self._is_current[number] for number in kept]
         self._measure()
         columns = int(self.lengths.max()) if self._tokens else 0
         taken = numbers.to(self.shape.device)

@@ -296,6 +296,7 @@ class TorchEngine(Engine):
         """See `Engine`. Keys and values of running answers stay those of the weights that computed them."""
         self._check_awake()
         self._prefix = SharedPrefix()
+        self._cache.close_prompts()
         self._decoder.forget()
         if adapter_only:
             digest = self._adapter.load(tensors)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recipes.training.sharding import Replicated
+from recipes.training.sharding import Replicated, SingleProcess
 
 
 @pytest.mark.parametrize("reduce_type", [None, torch.bfloat16])
@@ -32,3 +32,18 @@ def test_gradients_are_averaged_in_one_message(
     assert module.weight.grad is not None
     assert module.weight.grad.dtype == torch.float32
     torch.testing.assert_close(module.weight.grad, torch.full((2, 3), 2 / 3), rtol=0, atol=1e-2)
+
+
+def test_norms_of_large_gradients_are_exact() -> None:
+    policy = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in (3, 1 << 16, (1 << 21) + 7)])
+    generator = torch.Generator().manual_seed(0)
+    for weight in policy:
+        weight.grad = torch.randn(weight.shape, generator=generator) * 1e-4
+    exact = torch.cat([weight.grad.double() for weight in policy if weight.grad is not None]).norm()
+    norm = SingleProcess(policy).gradient_norm()
+    assert norm.dtype == torch.float32
+    torch.testing.assert_close(norm.double(), exact, rtol=1e-6, atol=0)
+
+
+def test_without_gradients_the_norm_is_zero() -> None:
+    assert float(SingleProcess(nn.Linear(2, 2)).gradient_norm()) == 0

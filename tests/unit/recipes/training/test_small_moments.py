@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from recipes.training.memory.process_parts import shard_parts
 from recipes.training.optimizer import make_optimizer
 from recipes.training.small_moments import ByteStateAdamW, round_at_random
 from recipes.training.state.training_state import TrainingState
+from tests.unit.recipes.training.small_moment_ranks import CASES
+from tests.unit.recipes.two_processes import run_two
 
 HOST = torch.device("cpu")
 SMALL = pytest.mark.parametrize("dtype", ["bf16", "int8"])
@@ -146,3 +149,18 @@ def test_weights_that_no_loss_has_reached_are_saved(tmp_path: Path, dtype: str) 
     straight.save(str(tmp_path))
     resumed.load(str(tmp_path))
     assert torch.equal(resumed.policy.bias, straight.policy.bias)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return the weights of two ranks, by case."""
+    return run_two("tests.unit.recipes.training.small_moment_ranks", tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_ranks_stay_equal_and_go_on_to_the_bit(results: list[dict[str, Any]], case: tuple[str, str]) -> None:
+    first, second = (rank[str(case)] for rank in results)
+    for name, weight in first["straight"].items():
+        assert torch.equal(weight, second["straight"][name])
+        assert torch.equal(weight, first["resumed"][name])

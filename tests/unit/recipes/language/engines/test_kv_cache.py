@@ -104,6 +104,26 @@ def test_begun_answers_of_a_group_share_its_prompt() -> None:
     check_same({(answer.request_id, answer.sample): answer for answer in engine.results()}, whole)
 
 
+def test_new_weights_share_no_prompt_of_earlier_ones() -> None:
+    prompt = tokens_of(40, 1)
+    begun, later = (
+        Request(request_id=name, prompt=prompt, params=SamplingParams(max_new_tokens=12, seed=seed), group_size=4)
+        for name, seed in (("begun", 1), ("later", 2))
+    )
+    torch.manual_seed(5)
+    other = {name: torch.randn_like(weight) * 0.2 for name, weight in tiny_model().named_parameters()}
+    engine, fresh = (TorchEngine(tiny_model(), min_saved=1) for _ in range(2))
+    engine.submit(begun)
+    engine.step()
+    assert engine._cache.prompts() == {prompt}
+    engine.pause("freeze")
+    for each in (engine, fresh):
+        each.load_weights(other.items(), version=1)
+    engine.resume()
+    mine = {key: answer for key, answer in answered(engine, [later]).items() if key[0] == "later"}
+    check_same(mine, answered(fresh, [later]))
+
+
 def test_memory_is_close_to_what_the_tokens_need() -> None:
     made = tiny(architectures()["qwen2"], max_position_embeddings=8192)
     alone = [(tokens_of(20, seed), 1, 20) for seed in range(64)]

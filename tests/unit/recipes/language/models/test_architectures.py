@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -17,7 +18,13 @@ from recipes.language.models.attention import PackedPlan, Segment, longest_exact
 from recipes.language.models.packing import PackedRow
 from recipes.language.models.plain_check import check_policy, plain_attention
 from recipes.language.models.policy import LanguagePolicy
-from recipes.language.rules.architecture_rules import REFUSED, ROPES, fault_of_architecture
+from recipes.language.rules.architecture_rules import (
+    NOT_SAMPLED,
+    REFUSED,
+    ROPES,
+    fault_of_architecture,
+    fault_of_sampling,
+)
 from recipes.language.rules.known_models import known_model_types
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.language.models.architectures import VOCABULARY, architectures, tiny
@@ -40,6 +47,9 @@ COMPUTED = (
     "qwen2_moe",
     "starcoder2",
 )
+
+
+ROOT = Path(__file__).parents[5]
 
 
 def model(name: str, **changes: Any) -> Any:
@@ -77,16 +87,34 @@ def test_windows_hold_in_rows_of_many_short_sequences(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "mistral"])
 def test_gradients_equal_transformers(name: str) -> None:
-    ours, theirs = model(name), model(name)
-    policy = LanguagePolicy(ours)
-    tokens = torch.randint(VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(2))
-    row = PackedRow(tokens, PackedPlan([Segment(0, 20), Segment(20, 20, 0)]), torch.arange(39), tokens[0, 1:])
-    (-policy(row).logprobs.mean()).backward()
-    logits = theirs(input_ids=tokens, use_cache=False).logits[0, :-1].log_softmax(-1)
-    (-logits.gather(1, tokens[0, 1:, None]).mean()).backward()
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        if other.grad is not None:
-            torch.testing.assert_close(mine.grad, other.grad, atol=1e-6, rtol=1e-4)
+    ours = model(name)
+    check_policy(LanguagePolicy(ours))
+    assert_gradients_equal(ours, model(name))
+
+
+def assert_gradients_equal(ours: Any, theirs: Any) -> None:
+    """Assert that two answers to a prompt, with it once and each for itself, have the gradients of eager attention."""
+    row = torch.randint(VOCABULARY, (88,), generator=torch.Generator().manual_seed(2))
+    prompt, first, second = row[:40], row[40:64], row[64:]
+    answers = torch.cat((first, second))
+    logprobs = [
+        theirs(input_ids=torch.cat((prompt, answer))[None], use_cache=False).logits[0, 39:-1].log_softmax(-1)
+        for answer in (first, second)
+    ]
+    (-torch.cat(logprobs).gather(1, answers[:, None]).mean()).backward()
+    wanted = [weight.grad for weight in theirs.parameters()]
+    largest = max(float(gradient.abs().max()) for gradient in wanted if gradient is not None)
+    shared = PackedPlan([Segment(0, 40), Segment(40, 24, 0), Segment(64, 24, 0)])
+    apart = PackedPlan([Segment(0, 64), Segment(64, 64)])
+    for tokens, plan, places in (
+        (row, shared, [39, *range(40, 63), 39, *range(64, 87)]),
+        (torch.cat((prompt, first, prompt, second)), apart, [*range(39, 63), *range(103, 127)]),
+    ):
+        ours.zero_grad()
+        (-LanguagePolicy(ours)(PackedRow(tokens[None], plan, torch.tensor(places), answers)).logprobs.mean()).backward()
+        for mine, other in zip([weight.grad for weight in ours.parameters()], wanted, strict=True):
+            if other is not None:
+                torch.testing.assert_close(mine, other, atol=1e-5 * largest, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["nemotron", "doge"])
@@ -218,14 +246,17 @@ def test_every_architecture_is_computed_or_refused(name: str) -> None:
         made = model(name)
     except Exception as error:
         pytest.skip(f"no tiny model: {type(error).__name__}")
-    if sum(each.numel() for each in made.parameters()) > 5e7:
-        pytest.skip("its smallest model is large")
+    settings = {"model_type": name, **made.config.to_dict()}
+    fault = fault_of_architecture(settings, 100) or fault_of_sampling(settings)
     try:
         trainer = check_policy(LanguagePolicy(made))
+        assert_gradients_equal(made, model(name))
         engine = check_engine(made)
     except ConfigError:
-        assert fault_of_architecture({"model_type": name, **made.config.to_dict()}, 100) is not None
+        assert fault is not None
     else:
         assert trainer is not None
         assert max(trainer.largest, engine.largest) < 1e-4
-        assert name not in REFUSED
+        assert fault is None
+        assert name not in REFUSED | NOT_SAMPLED
+        assert f"`{name}`" in (ROOT / "docs/engines.md").read_text(encoding="utf-8")
