@@ -34,7 +34,7 @@ def source_address(
     if src is None and members:
         name, ranks = members[0]
         if ranks is None or len(ranks) > 0:
-            src = name, 0 if ranks is None else ranks[0]
+            return peer_address(name, 0 if ranks is None else ranks[0])
     pair = cast("object", src)
     if not isinstance(pair, tuple | list) or len(cast("Sequence[object]", pair)) != 2:
         raise InvalidNameError(
@@ -43,7 +43,7 @@ def source_address(
             why="the source is one worker, given as group name and rank",
             help='write `("actor", 0)`, or pass its `worker_address`',
         )
-    return peer_address(*src)
+    return peer_address(*cast("tuple[str, int]", pair))
 
 
 def broadcast_members(groups: Sequence[Members]) -> list[tuple[str, Sequence[int] | None]]:
@@ -69,7 +69,8 @@ def _member(member: object) -> tuple[str, Sequence[int] | None]:
         return name, (ranks,)
     if not isinstance(ranks, Iterable) or isinstance(ranks, str | bytes):
         raise _not_members(parts, f"write `({name!r}, [{ranks!r}])`")
-    return name, cast("Sequence[int]", ranks if isinstance(ranks, Sequence) else tuple(ranks))
+    listed = cast("Iterable[int]", ranks)
+    return name, listed if isinstance(listed, Sequence) else tuple(listed)
 
 
 def _not_members(groups: object, help: str | None) -> InvalidNameError:

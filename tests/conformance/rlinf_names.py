@@ -26,6 +26,7 @@ __all__ = [
     "Channel",
     "Cluster",
     "ClusterConfig",
+    "CollectiveGroupOptions",
     "ComponentPlacement",
     "FlexiblePlacementStrategy",
     "FrankaConfig",
@@ -290,8 +291,18 @@ class Cluster(rlinf_core.Cluster):
         super().__init__(num_nodes, cluster_cfg=None if cluster_cfg is None else read_cluster(cluster_cfg))
 
 
+class CollectiveGroupOptions(SimpleNamespace):
+    """A hint to a transport of GPUs."""
+
+
 class Worker(rlinf_core.Worker):
-    """Ours, with their names of its facts."""
+    """Ours, with their names of its facts. Hints to the transport are left out of its calls."""
+
+    def send(self, *args: Any, options: Any = None, **named: Any) -> Any:
+        return super().send(*args, **named)
+
+    def recv(self, *args: Any, options: Any = None, **named: Any) -> Any:
+        return super().recv(*args, **named)
 
     torch_platform = None
     torch_device_type = None

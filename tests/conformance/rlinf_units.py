@@ -71,7 +71,7 @@ def run(checkout: Path, name: str) -> tuple[Counter[str], str]:
         (root / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
         tests = checkout / "tests" / "unit_tests"
         own = ["-c", str(root / "pytest.ini"), f"--rootdir={tests}", "-p", "tests.conformance.rlinf_plugin"]
-        quiet = ["-p", "no:cacheprovider", "-q", "-rsfE", "--tb=short", "--timeout=60", f"--junitxml={report}"]
+        quiet = ["-p", "no:cacheprovider", "-q", "-rsfE", "--tb=short", "--timeout=240", f"--junitxml={report}"]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *own, *quiet, str(tests / f"{name}.py")],
             env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{_PROJECT}", "PYTHONDONTWRITEBYTECODE": "1"},

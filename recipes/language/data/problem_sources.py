@@ -115,7 +115,7 @@ class FileProblems:
             prompt, answer = (
                 _value(row, key, place, purpose) for purpose, key in zip(("prompt", "answer"), self._keys, strict=True)
             )
-            written, prompt = prompt, _prompt(prompt)
+            written, prompt, answer = prompt, _prompt(prompt), _answer(answer)
             if not isinstance(prompt, str) and not _is_messages(prompt):
                 raise ConfigError(
                     f"{place}: the prompt under `{prompt_key}` is neither a text nor messages",
@@ -142,12 +142,17 @@ class FileProblems:
         messages = () if isinstance(prompt, str) else tuple(prompt)
         return Problem(
             prompt="\n".join(message["content"] for message in messages) if messages else prompt,
-            answer=str(answer),
+            answer=str(_answer(answer)),
             row=row,
             difficulty=str(row.get("difficulty", "")),
             source=self._name,
             messages=messages,
         )
+
+
+def _answer(value: Any) -> Any:
+    """Return the answer of a list with one, as in AReaL's `solutions`."""
+    return cast("list[Any]", value)[0] if isinstance(value, list) and len(cast("list[Any]", value)) == 1 else value
 
 
 def _is_value(answer: object) -> bool:

@@ -31,7 +31,7 @@ _EXTRAS: Final = {
     "box2d": "box2d",
     "swig": "box2d",
     "pygame": "classic-control",
-    "jax": "toy-text",
+    "jax": "jax",
     "ale_py": "atari",
     "moviepy": "other",
     "cv2": "other",
@@ -142,7 +142,9 @@ def cannot_be_made(task: str, error: Exception) -> ConfigError:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     extra = next((extra for word, extra in _EXTRAS.items() if word in text.lower()), None)
     remedy = None
-    if extra is not None:
+    if "have been moved" in text:
+        remedy = "write a newer version of its id, as in `Hopper-v5`"
+    elif extra is not None:
         remedy = f"run `pip install 'gymnasium[{extra}]'`"
     elif missing:
         remedy = f"run `pip install {missing}`, or follow the environment's documentation"

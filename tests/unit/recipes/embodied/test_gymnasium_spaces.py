@@ -126,6 +126,10 @@ def test_a_reset_of_the_old_gym_is_refused() -> None:
 def test_a_missing_extra_is_named() -> None:
     missing = ModuleNotFoundError("No module named 'imageio'", name="imageio")
     assert cannot_be_made("Hopper-v5", missing).help == "run `pip install 'gymnasium[mujoco]'`"
+    missing = ModuleNotFoundError("No module named 'jax'", name="jax")
+    assert cannot_be_made("phys2d/CartPole-v1", missing).help == "run `pip install 'gymnasium[jax]'`"
+    moved = ImportError("The mujoco v2 and v3 based environments have been moved to the gymnasium-robotics project")
+    assert "a newer version of its id" in (cannot_be_made("Hopper-v2", moved).help or "")
     assert "pip install other" in (cannot_be_made("Own-v0", ModuleNotFoundError("x", name="other")).help or "")
 
 

@@ -156,6 +156,15 @@ def test_a_row_that_is_no_problem_is_told(tmp_path: Path, row: dict[str, object]
         read_file(str(file), "prompt", "answer")
 
 
+def test_list_with_one_answer_is_the_answer(tmp_path: Path) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_text('{"prompt": "1+1", "solutions": ["\\\\boxed{2}"]}\n')
+    assert read_file(str(file), "prompt", "solutions")[0].answer == r"\boxed{2}"
+    file.write_text('{"prompt": "1+1", "solutions": ["2", "two"]}\n')
+    with pytest.raises(ConfigError, match="there is no answer under `solutions`"):
+        check_file(str(file), "prompt", "solutions")
+
+
 def test_numbers_of_few_bits_keep_their_decimal_form(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     written = [0.1, 1e-7, 16777216.0, 3.4028234663852886e38, 0.30000001192092896]
