@@ -1,4 +1,4 @@
-"""ACT, diffusion and VQ-BeT of lerobot, as its own classes save them."""
+"""Small policies of lerobot, as its own classes save them."""
 
 from __future__ import annotations
 
@@ -31,27 +31,8 @@ SIZES: dict[str, dict[str, Any]] = {
         "latent_dim": 4,
         "pretrained_backbone_weights": None,
     },
-    "diffusion": {
-        "n_obs_steps": 1,
-        "horizon": 8,
-        "down_dims": (16, 32),
-        "n_groups": 4,
-        "num_train_timesteps": 5,
-        "pretrained_backbone_weights": None,
-    },
-    "vqbet": {
-        "n_obs_steps": 1,
-        "action_chunk_size": CHUNK,
-        "n_action_pred_token": 1,
-        "gpt_hidden_dim": 32,
-        "gpt_n_head": 2,
-        "gpt_n_layer": 1,
-        "gpt_input_dim": 32,
-        "gpt_output_dim": 32,
-        "pretrained_backbone_weights": None,
-    },
 }
-_PIXELS = {"act": 64, "diffusion": 96, "vqbet": 96}
+_PIXELS = {"act": 64}
 
 
 def features(height: int, width: int) -> dict[str, Any]:
@@ -70,8 +51,7 @@ def small(kind: str, folder: Path, **sizes: Any) -> Original:
     side = _PIXELS[kind]
     chosen = {**SIZES[kind], **sizes}
     spec = spec_of(side, side, instructions=False)
-    if kind != "vqbet":
-        chosen["n_action_steps"] = CHUNK
+    chosen["n_action_steps"] = CHUNK
     shape = make_policy_config(kind, device="cpu", **features(side, side), **chosen)
     torch.manual_seed(0)
     theirs: Any = get_policy_class(kind)(shape)

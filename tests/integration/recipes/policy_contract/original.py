@@ -47,6 +47,8 @@ class Original:
 
     def record(self, folder: Path) -> None:
         """Write what the policy makes of the observations beside its folder, for `contract.py`."""
+        # Before the loss, which moves the running statistics of batch norms.
+        arrays: dict[str, Any] = {"picture": first_seen(self.network, self.chunk), "chunk": self.chunk()}
         about = {
             "model": {"num_action_chunks": CHUNK, **self.model, "model_path": str(self.folder or folder)},
             "camera": self.spec.cameras["main"],
@@ -55,7 +57,6 @@ class Original:
             "loss": self.loss(demonstrated(self.horizon)),
         }
         folder.with_suffix(".json").write_text(json.dumps(about))
-        arrays: dict[str, Any] = {"picture": first_seen(self.network, self.chunk), "chunk": self.chunk()}
         if self.noise is not None:
             arrays |= {"noise": self.noise[0].numpy(), "share": self.noise[1].numpy()}
         np.savez(folder.with_suffix(".npz"), **arrays)
