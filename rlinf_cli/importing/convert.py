@@ -156,6 +156,8 @@ def _additions(conversion: Conversion) -> Iterator[Added]:
         yield from verl_places(values)
         if ("data", "answer_key") not in written_paths:
             yield Added(("data", "answer_key"), "reward_model.ground_truth", "where verl's rows have the right answer")
+        if ("data", "apply_chat_template") not in written_paths:
+            yield Added(("data", "apply_chat_template"), True, "the prompts of verl's rows are messages of a chat")
         if ("reward", "reward_type") not in written_paths:
             yield Added(("reward", "reward_type"), "math", "verl selects the reward by data set; choose one here")
     elif conversion.recipe == "math":

@@ -19,6 +19,7 @@ from rlinf_core import ClusterTopology, ConfigError, Severity, WorkerAddress, Wo
 from rlinf_core import NodeInfo as OurNode
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL, NODE_LABEL
 from rlinf_core.hardware.robots.franka import Franka as FrankaConfig
+from rlinf_core.worker.communication import Communication
 
 __all__ = [
     "Accelerator",
@@ -295,14 +296,20 @@ class CollectiveGroupOptions(SimpleNamespace):
     """A hint to a transport of GPUs."""
 
 
+def _without_options(method: Any) -> Any:
+    def call(self: Any, *args: Any, options: Any = None, **named: Any) -> Any:
+        return method(self, *args, **named)
+
+    return call
+
+
+# Not in the subclass, whose `send` a group would offer to its callers.
+for _method in ("send", "recv"):
+    setattr(Communication, _method, _without_options(getattr(Communication, _method)))
+
+
 class Worker(rlinf_core.Worker):
-    """Ours, with their names of its facts. Hints to the transport are left out of its calls."""
-
-    def send(self, *args: Any, options: Any = None, **named: Any) -> Any:
-        return super().send(*args, **named)
-
-    def recv(self, *args: Any, options: Any = None, **named: Any) -> Any:
-        return super().recv(*args, **named)
+    """Ours, with their names of its facts."""
 
     torch_platform = None
     torch_device_type = None

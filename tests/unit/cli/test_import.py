@@ -264,6 +264,7 @@ def test_script_imports_as_its_overrides_over_the_file(cli: Cli, tmp_path: Path)
         "group_size: 4",
         "train_data_paths: ${env:HOME}/train.parquet",
         "answer_key: reward_model.ground_truth",
+        "apply_chat_template: true",
         "loss_agg_func: seq-mean-token-mean",
         "max_steps: 3",
         "per_node: 2",
