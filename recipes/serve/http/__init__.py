@@ -1,0 +1,1 @@
+"""The protocol of the Tinker SDK: routes, and messages on the wire."""

@@ -1,0 +1,209 @@
+"""Promises of results, and the order of a model's requests."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from recipes.language.listening.request_error import RequestError
+
+# A client numbers its requests one by one, and sends at most so many before an earlier one has arrived.
+_FURTHEST: Final = 10_000
+# Results that were fetched are kept for clients whose answer was lost; the oldest make room.
+_KEPT: Final = 2000
+_KEPT_SECONDS: Final = 600.0
+_LARGEST_SEQ: Final = 2**31 - 1
+
+
+class Result(NamedTuple):
+    """A result: a JSON object, or the bytes of a protobuf message."""
+
+    content: dict[str, Any] | bytes
+
+
+class Failure(NamedTuple):
+    """Why there is no result, and whose fault that is."""
+
+    message: str
+    category: Literal["user", "server"] = "user"
+
+
+Outcome: TypeAlias = Result | Failure
+
+
+class Promise:
+    """The result of a request that is not answered at once.
+
+    Attributes:
+        request_id: by which the client asks for it.
+        tenant: whose it is.
+        session_id: of the session that asked.
+        answer: what the client was answered at first.
+        outcome: None as long as it is not there.
+    """
+
+    def __init__(self, request_id: str, tenant: str, session_id: str, answer: dict[str, Any]) -> None:
+        self.request_id = request_id
+        self.tenant = tenant
+        self.session_id = session_id
+        self.answer = {"request_id": request_id, **answer}
+        self.outcome: Outcome | None = None
+        self.settled_at = 0.0
+        self._done = asyncio.Event()
+
+    def settle(self, outcome: Outcome) -> None:
+        """Set the outcome; the first one stays."""
+        if self.outcome is None:
+            self.outcome, self.settled_at = outcome, time.monotonic()
+            self._done.set()
+
+    async def wait(self, seconds: float) -> Outcome | None:
+        """Return the outcome; None where it is not there in time."""
+        try:
+            await asyncio.wait_for(self._done.wait(), seconds)
+        except TimeoutError:
+            return None
+        return self.outcome
+
+
+class _Claim(NamedTuple):
+    promise: Promise
+    digest: bytes
+
+
+class Ledger:
+    """All promises by their ids, and by what names a request, so that one that is sent again is the same.
+
+    Args:
+        boot: of this start of the server; part of every id.
+    """
+
+    def __init__(self, boot: str) -> None:
+        self._boot = boot
+        self._promises: dict[str, Promise] = {}
+        self._claims: dict[Hashable, _Claim] = {}
+        self._settled: deque[tuple[str, Hashable]] = deque()
+
+    def earlier(self, tenant: str, key: Hashable, digest: bytes) -> Promise | None:
+        """Return the promise of the same request, which is sent again; None: it is new.
+
+        Args:
+            tenant: who asks.
+            key: names the request among those of the tenant.
+            digest: of its content.
+
+        Raises:
+            RequestError: another request had this name.
+        """
+        claim = self._claims.get((tenant, key))
+        if claim is None:
+            return None
+        if claim.digest != digest:
+            raise RequestError(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                f"{key} names another request, which was sent before: number requests one by one",
+            )
+        return claim.promise
+
+    def promise(
+        self, tenant: str, session_id: str, key: Hashable, digest: bytes, answer: dict[str, Any] | None = None
+    ) -> Promise:
+        """Return a new promise."""
+        self._make_room()
+        made = Promise(f"{self._boot}-{secrets.token_hex(12)}", tenant, session_id, answer or {})
+        self._promises[made.request_id] = made
+        self._claims[tenant, key] = _Claim(made, digest)
+        self._settled.append((made.request_id, (tenant, key)))
+        return made
+
+    def find(self, tenant: str, request_id: str) -> Promise:
+        """Return the promise with an id.
+
+        Raises:
+            RequestError: the tenant has none of that id, or none any more.
+        """
+        made = self._promises.get(request_id)
+        # Another tenant's is answered as one that never was.
+        if made is None or made.tenant != tenant:
+            raise gone("there is no result of this request any more; send the request again")
+        return made
+
+    def pending(self, tenant: str) -> int:
+        """Return how many promises of a tenant are open."""
+        return sum(made.tenant == tenant and made.outcome is None for made in self._promises.values())
+
+    def end_session(self, session_id: str, why: str) -> None:
+        """Settle all open promises of a session as failed."""
+        for made in self._promises.values():
+            if made.session_id == session_id:
+                made.settle(Failure(why))
+
+    def _make_room(self) -> None:
+        """Drop the oldest results, of which the client has had time to fetch them."""
+        while len(self._settled) > _KEPT:
+            request_id, key = self._settled[0]
+            made = self._promises[request_id]
+            if made.outcome is None or time.monotonic() - made.settled_at < _KEPT_SECONDS:
+                return
+            self._settled.popleft()
+            del self._promises[request_id], self._claims[key]
+
+
+@dataclass(slots=True)
+class Call:
+    """A request to the workers that has its place in the order of a model's requests.
+
+    Attributes:
+        promise: of its result.
+        act: returns the result, once it is its turn.
+    """
+
+    promise: Promise
+    act: Callable[[], Any]
+
+
+@dataclass(slots=True)
+class Lane:
+    """The requests of a model, in the order of their numbers. A number that is missing holds up those after it.
+
+    Attributes:
+        next: number that is awaited.
+        ready: requests whose turn may come.
+    """
+
+    next: int = 1
+    ready: deque[Call] = field(default_factory=deque[Call])
+    waiting: dict[int, Call] = field(default_factory=dict[int, Call])
+
+    def check(self, seq_id: Any) -> int:
+        """Return the number of a new request.
+
+        Raises:
+            RequestError: it is none, lies too far ahead, or was taken.
+        """
+        if type(seq_id) is not int or not 0 < seq_id <= _LARGEST_SEQ:
+            raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, "`seq_id` must be an integer from 1 to 2147483647")
+        if seq_id > self.next + _FURTHEST:
+            message = f"`seq_id` {seq_id} lies too far ahead: request {self.next} of this model has not arrived"
+            raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
+        if seq_id < self.next:
+            raise gone(f"request {seq_id} of this model was answered before, and its result was dropped")
+        return seq_id
+
+    def put(self, seq_id: int, call: Call) -> None:
+        """Take a request with a number of `check`."""
+        self.waiting[seq_id] = call
+        while self.next in self.waiting:
+            self.ready.append(self.waiting.pop(self.next))
+            self.next += 1
+
+
+def gone(message: str) -> RequestError:
+    """Return the error of something that was there and is no more."""
+    return RequestError(HTTPStatus.GONE, message)
