@@ -7,7 +7,7 @@ from typing import cast
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import require_folder
 from recipes.serve.config import PACKAGES, ServeConfig
-from recipes.serve.service.values import AdapterTraining, SnapshotSampling
+from recipes.serve.values import AdapterTraining, SnapshotSampling
 from rlinf_core import (
     Cluster,
     ConfigError,

@@ -16,13 +16,13 @@ from typing import Any, Final, cast
 from recipes.language.listening.listener import listening
 from recipes.serve.config import ServeConfig
 from recipes.serve.http.routes import Routes
-from recipes.serve.http.wire import sample_bytes
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.tenants import Keys, Tenants
 from recipes.serve.service.turns import ActorTurns, SamplerTurns
-from recipes.serve.service.values import AdapterTraining, ServedFacts, SnapshotSampling
 from recipes.serve.service.weight_store import WeightStore
+from recipes.serve.values import AdapterTraining, ServedFacts, SnapshotSampling
+from recipes.serve.wire.requests_and_results import sample_bytes
 from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import ConfigError, RunRecord, WorkerGroup
 from rlinf_core.runners.storage.durable import remove_tree

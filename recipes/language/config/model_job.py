@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from recipes.language.config.language_config import (
     LanguageActorConfig,
@@ -29,12 +29,10 @@ class BaseModelConfig(Protocol):
 class DescribedModel(Protocol):
     """A section that describes a language model and its tokenizer."""
 
-    @property
-    def built_symbols(self) -> str: ...
-    @property
-    def built_words(self) -> tuple[str, ...]: ...
-    @property
-    def built_template(self) -> str | None: ...
+    built_symbols: ClassVar[str]
+    built_words: ClassVar[tuple[str, ...]]
+    built_template: ClassVar[str | None]
+
     @property
     def seed(self) -> int: ...
     @property

@@ -1,1 +1,1 @@
-"""The protocol of the Tinker SDK: routes, and messages on the wire."""
+"""The routes of the Tinker SDK."""

@@ -14,12 +14,12 @@ from starlette.routing import Route
 
 from recipes.language.listening.limits import check_length, json_body, read_body, unless_gone
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.http.wire import read_pass
 from recipes.serve.service.ledger import Failure, Promise
 from recipes.serve.service.sampling import SamplingRequests
 from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.tenants import Keys
 from recipes.serve.service.training import TrainingRequests
+from recipes.serve.wire.requests_and_results import read_pass
 
 _PROTOBUF: Final = "application/x-protobuf"
 _CLIENT_GONE: Final = 499

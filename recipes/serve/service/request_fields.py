@@ -11,7 +11,7 @@ import numpy as np
 
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.loss_inputs import LOSS_INPUTS
-from recipes.serve.service.values import AdamSettings, Datum
+from recipes.serve.values import AdamSettings, Datum
 
 _SERVED: Final = ", ".join(LOSS_INPUTS)
 _ADAM: Final = {

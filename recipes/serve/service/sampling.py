@@ -20,7 +20,7 @@ from recipes.serve.service.request_fields import (
 )
 from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.tenants import Sampler
-from recipes.serve.service.values import Drawing
+from recipes.serve.values import Drawing
 
 _LARGEST: Final = 2**31 - 1
 _SEEDS: Final = 2**63 - 1
@@ -84,7 +84,7 @@ class SamplingRequests:
                 raise invalid(f"`{name}` is not served: {instead}")
         self._state.check_pending(tenant)
         drawing = self._drawing(fields, sampler)
-        names = {"sample_sequence_ids": [secrets.token_hex(8) for _ in range(drawing.count)]}
+        names = {"sample_sequence_ids": [secrets.token_hex(8) for _ in range(drawing.samples)]}
         promise = self._state.ledger.promise(tenant, sampler.session.session_id, key, digest, names)
         self._state.sampler_turns.submit(drawing._replace(request_id=promise.request_id), promise)
         return promise
@@ -110,7 +110,7 @@ class SamplingRequests:
             request_id="",
             snapshot=None if sampler.folder is None else str(sampler.folder),
             prompt=prompt,
-            count=whole(fields, "num_samples", 1, self._state.limits.max_samples, 1),
+            samples=whole(fields, "num_samples", 1, self._state.limits.max_samples, 1),
             max_tokens=tokens,
             temperature=number(params, "temperature", 1.0, 0.0),
             top_k=top_k,

@@ -12,8 +12,8 @@ from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.request_fields import invalid
 from recipes.serve.service.tenants import Session, Tenants
 from recipes.serve.service.turns import ActorTurns, SamplerTurns
-from recipes.serve.service.values import ServedFacts
 from recipes.serve.service.weight_store import WeightStore
+from recipes.serve.values import ServedFacts
 
 
 class StepFigures(NamedTuple):

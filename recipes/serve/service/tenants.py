@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.ledger import Lane, gone
-from recipes.serve.service.values import AdapterSettings
+from recipes.serve.values import AdapterSettings
 from rlinf_core import RunError
 from rlinf_core.runners.storage.durable import write_whole
 

@@ -11,12 +11,12 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.http.wire import PassRequest, pass_bytes, read_data
 from recipes.serve.service.ledger import Call, Promise
 from recipes.serve.service.request_fields import adam, check_data, flag, invalid, loss_settings, mapping, whole
 from recipes.serve.service.service_state import ServiceState, StepFigures
 from recipes.serve.service.tenants import Sampler, ServedModel, Session
-from recipes.serve.service.values import AdapterSettings, FloatArray, PassOutcome
+from recipes.serve.values import AdapterSettings, FloatArray, PassOutcome
+from recipes.serve.wire.requests_and_results import PassRequest, pass_bytes, read_data
 
 Act = Callable[[], Awaitable[Any]]
 
@@ -97,8 +97,9 @@ class TrainingRequests:
                 f"{self._state.limits.max_models} models are trained already (`server.max_models`): finish a session"
                 " by closing its client, or raise the limit"
             )
-        metadata = fields.get("user_metadata") or {}
-        model = ServedModel(model_id, session, settings, metadata=mapping(metadata, "user_metadata"))
+        metadata = fields.get("user_metadata")
+        written = {} if metadata is None else mapping(metadata, "user_metadata")
+        model = ServedModel(model_id, session, settings, metadata=written)
         session.models[model_id] = model
 
         async def first() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.ledger import Call, Failure, Promise, Result
 from recipes.serve.service.tenants import Tenants
-from recipes.serve.service.values import Drawing, SampleOutcome
+from recipes.serve.values import Drawing, SampleOutcome
 from rlinf_core import RLinfError, WorkerGroupError
 from rlinf_core.runners.restarts import death
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.values import AdapterSettings
+from recipes.serve.values import AdapterSettings
 from rlinf_core.runners.storage.durable import remove_tree, rename, sync_tree
 
 Kind: TypeAlias = Literal["weights", "sampler_weights"]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from recipes.language.models.load_model import make_model, make_tokenizer, stop_token_ids
 from recipes.language.models.plain_check import PLAIN, check_policy
 from recipes.serve.config import ServeConfig
-from recipes.serve.service.values import AdamSettings, AdapterSettings, Datum, FloatArray, RankOutcome, ServedFacts
-from recipes.serve.workers.adapters import OPTIMIZER, AdapterModel, gradient_norm
+from recipes.serve.values import AdamSettings, AdapterSettings, Datum, FloatArray, RankOutcome, ServedFacts
+from recipes.serve.workers.adapters import OPTIMIZER, AdapterModel, gradient_norm, read_tensors, write_tensors
 from recipes.serve.workers.datum_packing import pack_data, shares
 from recipes.serve.workers.token_losses import LOSSES
 from recipes.training.comparing_worker import ComparingWorker
@@ -106,11 +106,9 @@ class AdapterActor(ComparingWorker):
         trained = self._trained[model]
         self._adapters.save(model, trained.settings, Path(folder))
         if optimizer:
-            from safetensors.torch import save_file
-
             states = self._states(model)
             flat = {f"{key}:{part}": value for key, state in states.items() for part, value in state.items()}
-            save_file({key: value.detach().cpu().contiguous() for key, value in flat.items()}, Path(folder) / OPTIMIZER)
+            write_tensors(flat, Path(folder) / OPTIMIZER)
 
     def _begin(self, model: str, settings: AdapterSettings) -> None:
         weights = list(self._adapters.parameters(model).values())
@@ -121,11 +119,9 @@ class AdapterActor(ComparingWorker):
         return {key: states[weight] for key, weight in self._adapters.parameters(model).items() if weight in states}
 
     def _load_optimizer(self, model: str, folder: Path) -> None:
-        from safetensors.torch import load_file
-
         optimizer, device = self._trained[model].optimizer, self.torch_device
         by_name = self._adapters.parameters(model)
-        for key, value in load_file(folder / OPTIMIZER).items():
+        for key, value in read_tensors(folder / OPTIMIZER).items():
             name, _, part = key.rpartition(":")
             optimizer.state[by_name[name]][part] = value.to(device)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recipes.language.models.policy import LanguagePolicy
-from recipes.serve.service.values import AdapterSettings
+from recipes.serve.values import AdapterSettings
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class AdapterModel:
         # peft's names of adapters, which may not contain a dot, by ours.
         self._labels: dict[str, str] = {}
         self._created = 0
+        self._tuned: list[Any] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._labels
@@ -58,6 +59,7 @@ class AdapterModel:
             ConfigError: it has no layers.
         """
         from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.lora import LoraLayer
 
         layers = self._layers(settings)
         if not layers:
@@ -71,12 +73,13 @@ class AdapterModel:
             torch.manual_seed(settings.seed)
             inject_adapter_in_model(config, self.model, label)
         self._labels[name] = label
+        self._tuned = [module for module in self.model.modules() if isinstance(module, LoraLayer)]
         self._trainable()
 
     def remove(self, name: str) -> None:
         """Remove an adapter and free its memory."""
         label = self._labels.pop(name)
-        for layer in self._tuned():
+        for layer in self._tuned:
             for part in (layer.lora_A, layer.lora_B, layer.lora_dropout):
                 if label in part:
                     del part[label]
@@ -86,7 +89,7 @@ class AdapterModel:
     def parameters(self, name: str) -> dict[str, nn.Parameter]:
         """Return the weights of an adapter, by the names that peft saves them with."""
         label, result = self._labels[name], dict[str, nn.Parameter]()
-        for path, layer in self.model.named_modules():
+        for path, layer in _modules(self.model):
             for part in ("lora_A", "lora_B"):
                 matrices = cast("Any", getattr(layer, part, None))
                 if isinstance(matrices, nn.ModuleDict) and label in matrices:
@@ -97,7 +100,7 @@ class AdapterModel:
     def using(self, name: str | None) -> Generator[None, None, None]:
         """Compute with an adapter in here; None: with the model alone."""
         label = None if name is None else self._labels[name]
-        for layer in self._tuned():
+        for layer in self._tuned:
             layer._active_adapter = [] if label is None else [label]
             layer._disable_adapters = label is None
         yield
@@ -108,10 +111,7 @@ class AdapterModel:
         Raises:
             OSError: it cannot be written.
         """
-        from safetensors.torch import save_file
-
-        weights = {key: weight.detach().cpu().contiguous() for key, weight in self.parameters(name).items()}
-        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+        write_tensors(self.parameters(name), folder / WEIGHTS)
         peft = {"peft_type": "LORA", "r": settings.rank, "lora_alpha": self._alpha, "bias": "none"}
         layers = {"target_modules": self._layers(settings), "task_type": "CAUSAL_LM"}
         (folder / PEFT_SETTINGS).write_text(json.dumps({**peft, **layers}, indent=1))
@@ -123,10 +123,8 @@ class AdapterModel:
         Raises:
             ConfigError: the folder has another model's.
         """
-        from safetensors.torch import load_file
-
         settings = AdapterSettings(**json.loads((folder / SETTINGS).read_text()))
-        values = load_file(folder / WEIGHTS)
+        values = read_tensors(folder / WEIGHTS)
         self.add(name, settings)
         own = self.parameters(name)
         if {key: tuple(weight.shape) for key, weight in own.items()} != {
@@ -143,27 +141,47 @@ class AdapterModel:
         wanted = {"attn": settings.train_attn, "mlp": settings.train_mlp, "unembed": settings.train_unembed}
         return [name for name, kind in self._linear.items() if wanted[kind]]
 
-    def _tuned(self) -> list[Any]:
-        from peft.tuners.lora import LoraLayer
-
-        return [module for module in self.model.modules() if isinstance(module, LoraLayer)]
-
     def _trainable(self) -> None:
         """Let all adapters have gradients: peft takes them from those that are not in use."""
         for name in self._labels:
             for weight in self.parameters(name).values():
-                weight.requires_grad_(requires_grad=True)
+                weight.requires_grad_()
 
 
 def _linear_names(model: PreTrainedModel) -> dict[str, str]:
     """Return the linear layers by name, each with its kind: attn, mlp or unembed."""
     head = cast("Any", model).get_output_embeddings()
     kinds: dict[str, str] = {}
-    for name, module in model.named_modules():
+    for name, module in _modules(model):
         if isinstance(module, nn.Linear):
             attends = any(word in part for part in name.split(".") for word in _ATTENTION)
             kinds[name] = "unembed" if module is head else "attn" if attends else "mlp"
     return kinds
+
+
+def _modules(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
+    return list(cast("nn.Module", model).named_modules())
+
+
+def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write tensors by name.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    import safetensors.torch
+
+    save: Any = safetensors.torch.save_file  # pyright: ignore[reportUnknownMemberType] - a part has no type
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save(plain, file, metadata={"format": "pt"})
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of `write_tensors`, on the host."""
+    import safetensors.torch
+
+    load: Any = safetensors.torch.load_file  # pyright: ignore[reportUnknownMemberType] - a part has no type
+    return load(file)
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from recipes.language.answers.answer_batch import balanced, token_budget_parts
 from recipes.language.models.attention import PackedPlan, Segment
 from recipes.language.models.packing import PackedRow
-from recipes.serve.service.values import Datum
+from recipes.serve.values import Datum
 
 
 def pack_data(data: Sequence[Datum], device: torch.device | str = "cpu") -> PackedRow:

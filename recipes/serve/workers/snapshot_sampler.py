@@ -17,7 +17,7 @@ from recipes.language.engines.own.torch_engine import TorchEngine
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.models.plain_check import PLAIN
 from recipes.serve.config import ServeConfig
-from recipes.serve.service.values import Datum, Drawing, DrawnAnswer, FloatArray, SampleOutcome, ServedFacts
+from recipes.serve.values import Datum, Drawing, DrawnAnswer, FloatArray, SampleOutcome, ServedFacts
 from recipes.serve.workers.adapter_actor import load_base, served_facts
 from recipes.serve.workers.adapters import AdapterModel
 from recipes.serve.workers.datum_packing import pack_data
@@ -103,7 +103,7 @@ class SnapshotSampler(ComparingWorker):
             seed=request.seed,
         )
         engine.submit(
-            Request(request_id=request.request_id, prompt=request.prompt, params=params, group_size=request.count)
+            Request(request_id=request.request_id, prompt=request.prompt, params=params, group_size=request.samples)
         )
         self._drawings[request.request_id] = request
         self._answers[request.request_id] = []
@@ -144,7 +144,7 @@ class SnapshotSampler(ComparingWorker):
             return {}  # cancelled
         answers = self._answers[request_id]
         answers.append(answer)
-        if len(answers) < request.count:
+        if len(answers) < request.samples:
             return {}
         del self._drawings[request_id], self._answers[request_id]
         failure = next((ended.failure for ended in answers if ended.failed), "")

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from recipes.language.listening.request_error import bad_request
-from recipes.serve.http.messages_pb import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
-from recipes.serve.service.values import Datum, PassOutcome, SampleOutcome
+from recipes.serve.values import Datum, PassOutcome, SampleOutcome
+from recipes.serve.wire.messages import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
 
 Array = npt.NDArray[Any]
 

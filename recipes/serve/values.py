@@ -82,7 +82,7 @@ class Drawing(NamedTuple):
         request_id: comes back with the outcome.
         snapshot: folder of the adapter; None: the model without one.
         prompt: token ids.
-        count: answers.
+        samples: answers.
         max_tokens: of an answer.
         temperature, top_k, top_p, seed: of the draws.
         stop_tokens, stop_texts: what ends an answer.
@@ -92,7 +92,7 @@ class Drawing(NamedTuple):
     request_id: str
     snapshot: str | None
     prompt: tuple[int, ...]
-    count: int
+    samples: int
     max_tokens: int
     temperature: float
     top_k: int

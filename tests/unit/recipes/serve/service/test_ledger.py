@@ -1,0 +1,73 @@
+"""Promises, and the order of a model's requests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from recipes.language.listening.request_error import RequestError
+from recipes.serve.service import ledger as module
+from recipes.serve.service.ledger import Call, Failure, Lane, Ledger, Promise, Result
+
+
+def call() -> Call:
+    return Call(Promise("id", "ann", "s", {}), lambda: None)
+
+
+def test_lane_gives_requests_in_order() -> None:
+    lane, calls = Lane(), [call() for _ in range(4)]
+    for seq in (3, 1, 4):
+        lane.put(seq, calls[seq - 1])
+    assert list(lane.ready) == [calls[0]]
+    lane.put(2, calls[1])
+    assert list(lane.ready) == calls
+    assert lane.next == 5
+
+
+@pytest.mark.parametrize("seq", [True, 0, 2**31, 10_002])
+def test_lane_refuses_numbers_out_of_bounds(seq: Any) -> None:
+    with pytest.raises(RequestError, match="seq_id"):
+        Lane().check(seq)
+
+
+def test_first_outcome_stays() -> None:
+    async def work() -> None:
+        promise = Ledger("b").promise("ann", "s", "key", b"")
+        promise.settle(Result({"x": 1}))
+        promise.settle(Failure("late"))
+        assert await promise.wait(0.1) == Result({"x": 1})
+
+    asyncio.run(work())
+
+
+def test_same_name_of_another_request_is_refused() -> None:
+    ledger = Ledger("b")
+    promise = ledger.promise("ann", "s", ("k", 1), b"one")
+    assert ledger.earlier("ann", ("k", 1), b"one") is promise
+    assert ledger.earlier("ben", ("k", 1), b"one") is None
+    with pytest.raises(RequestError, match="another request"):
+        ledger.earlier("ann", ("k", 1), b"two")
+
+
+def test_old_results_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT", 2)
+    monkeypatch.setattr(module, "_KEPT_SECONDS", 0.0)
+    ledger = Ledger("b")
+    promises = [ledger.promise("ann", "s", number, b"") for number in range(3)]
+    for promise in promises:
+        promise.settle(Result({}))
+    ledger.promise("ann", "s", 3, b"")
+    with pytest.raises(RequestError, match="no result") as refused:
+        ledger.find("ann", promises[0].request_id)
+    assert refused.value.status == 410
+    assert ledger.find("ann", promises[2].request_id) is promises[2]
+
+
+def test_open_results_are_never_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT", 1)
+    monkeypatch.setattr(module, "_KEPT_SECONDS", 0.0)
+    ledger = Ledger("b")
+    promises = [ledger.promise("ann", "s", number, b"") for number in range(5)]
+    assert [ledger.find("ann", promise.request_id) for promise in promises] == promises
