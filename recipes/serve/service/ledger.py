@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections import deque
@@ -15,9 +16,12 @@ from recipes.language.listening.request_error import RequestError
 
 # A client numbers its requests one by one, and sends at most so many before an earlier one has arrived.
 _FURTHEST: Final = 10_000
-# Results that were fetched are kept for clients whose answer was lost; the oldest make room.
+# Results are kept for clients whose answer was lost. Beyond these bounds those make room that were fetched a while ago,
+# or never.
 _KEPT: Final = 2000
-_KEPT_SECONDS: Final = 600.0
+_KEPT_BYTES: Final = 256 << 20
+_FETCHED_SECONDS: Final = 60.0
+_UNFETCHED_SECONDS: Final = 600.0
 _LARGEST_SEQ: Final = 2**31 - 1
 
 
@@ -25,6 +29,11 @@ class Result(NamedTuple):
     """A result: a JSON object, or the bytes of a protobuf message."""
 
     content: dict[str, Any] | bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about."""
+        return len(self.content) if isinstance(self.content, bytes) else 0
 
 
 class Failure(NamedTuple):
@@ -46,22 +55,33 @@ class Promise:
         session_id: of the session that asked.
         answer: what the client was answered at first.
         outcome: None as long as it is not there.
+        drop_after: when it may make room for others, by the monotonic clock.
     """
 
-    def __init__(self, request_id: str, tenant: str, session_id: str, answer: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        tenant: str,
+        session_id: str,
+        answer: dict[str, Any],
+        on_settled: Callable[[Promise], None] | None = None,
+    ) -> None:
         self.request_id = request_id
         self.tenant = tenant
         self.session_id = session_id
         self.answer = {"request_id": request_id, **answer}
         self.outcome: Outcome | None = None
-        self.settled_at = 0.0
+        self.drop_after = math.inf
+        self._on_settled = on_settled
         self._done = asyncio.Event()
 
     def settle(self, outcome: Outcome) -> None:
         """Set the outcome; the first one stays."""
         if self.outcome is None:
-            self.outcome, self.settled_at = outcome, time.monotonic()
+            self.outcome, self.drop_after = outcome, time.monotonic() + _UNFETCHED_SECONDS
             self._done.set()
+            if self._on_settled is not None:
+                self._on_settled(self)
 
     async def wait(self, seconds: float) -> Outcome | None:
         """Return the outcome; None where it is not there in time."""
@@ -69,6 +89,7 @@ class Promise:
             await asyncio.wait_for(self._done.wait(), seconds)
         except TimeoutError:
             return None
+        self.drop_after = min(self.drop_after, time.monotonic() + _FETCHED_SECONDS)
         return self.outcome
 
 
@@ -88,7 +109,9 @@ class Ledger:
         self._boot = boot
         self._promises: dict[str, Promise] = {}
         self._claims: dict[Hashable, _Claim] = {}
-        self._settled: deque[tuple[str, Hashable]] = deque()
+        self._keys: dict[str, Hashable] = {}
+        self._settled: deque[Promise] = deque()
+        self._bytes = 0
 
     def earlier(self, tenant: str, key: Hashable, digest: bytes) -> Promise | None:
         """Return the promise of the same request, which is sent again; None: it is new.
@@ -115,11 +138,10 @@ class Ledger:
         self, tenant: str, session_id: str, key: Hashable, digest: bytes, answer: dict[str, Any] | None = None
     ) -> Promise:
         """Return a new promise."""
-        self._make_room()
-        made = Promise(f"{self._boot}-{secrets.token_hex(12)}", tenant, session_id, answer or {})
+        made = Promise(f"{self._boot}-{secrets.token_hex(12)}", tenant, session_id, answer or {}, self._take)
         self._promises[made.request_id] = made
         self._claims[tenant, key] = _Claim(made, digest)
-        self._settled.append((made.request_id, (tenant, key)))
+        self._keys[made.request_id] = (tenant, key)
         return made
 
     def find(self, tenant: str, request_id: str) -> Promise:
@@ -144,15 +166,20 @@ class Ledger:
             if made.session_id == session_id:
                 made.settle(Failure(why))
 
-    def _make_room(self) -> None:
-        """Drop the oldest results, of which the client has had time to fetch them."""
-        while len(self._settled) > _KEPT:
-            request_id, key = self._settled[0]
-            made = self._promises[request_id]
-            if made.outcome is None or time.monotonic() - made.settled_at < _KEPT_SECONDS:
+    def _take(self, settled: Promise) -> None:
+        """Keep a promise that has been settled, and drop old ones."""
+        self._settled.append(settled)
+        self._bytes += _size(settled)
+        while len(self._settled) > _KEPT or self._bytes > _KEPT_BYTES:
+            if time.monotonic() < self._settled[0].drop_after:
                 return
-            self._settled.popleft()
-            del self._promises[request_id], self._claims[key]
+            old = self._settled.popleft()
+            self._bytes -= _size(old)
+            del self._promises[old.request_id], self._claims[self._keys.pop(old.request_id)]
+
+
+def _size(promise: Promise) -> int:
+    return promise.outcome.size if isinstance(promise.outcome, Result) else 0
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.ledger import Call, Promise
+from recipes.serve.service.ledger import Call, Failure, Promise
 from recipes.serve.service.request_fields import adam, check_data, flag, invalid, loss_settings, mapping, whole
 from recipes.serve.service.service_state import ServiceState, StepFigures
 from recipes.serve.service.tenants import Sampler, ServedModel, Session
@@ -107,6 +107,8 @@ class TrainingRequests:
                 return await act(model)
             except BaseException:
                 session.models.pop(model_id, None)
+                for call in (*model.lane.ready, *model.lane.waiting.values()):
+                    call.promise.settle(Failure("the model could not be created"))
                 raise
 
         promise = self._state.ledger.promise(

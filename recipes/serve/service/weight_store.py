@@ -8,6 +8,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -158,6 +159,8 @@ class WeightStore:
     def remove_expired(self) -> None:
         """Remove the weights whose time is over."""
         for record in self._root.glob(f"*/*/*/*/{_RECORD}"):
-            expires = json.loads(record.read_text()).get("expires")
-            if expires is not None and expires < time.time():
-                remove_tree(record.parent)
+            # One that is being written or removed, or is damaged, is left alone.
+            with suppress(OSError, ValueError):
+                expires = json.loads(record.read_text()).get("expires")
+                if expires is not None and expires < time.time():
+                    remove_tree(record.parent)

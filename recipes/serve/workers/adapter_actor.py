@@ -87,12 +87,17 @@ class AdapterActor(ComparingWorker):
         Raises:
             ConfigError: the folder has another model's, or no optimizer.
         """
-        if model in self._trained:
-            self.remove(model)
-        settings = self._adapters.load(model, Path(folder))
+        # The one that is there stays until all has been read.
+        arriving = f"{model}/arriving"
+        settings = self._adapters.load(arriving, Path(folder))
+        state = read_tensors(Path(folder) / OPTIMIZER) if optimizer else {}
+        self.remove(model)
+        self._adapters.rename(arriving, model)
         self._begin(model, settings)
-        if optimizer:
-            self._load_optimizer(model, Path(folder))
+        by_name = self._adapters.parameters(model)
+        for key, value in state.items():
+            name, _, part = key.rpartition(":")
+            self._trained[model].optimizer.state[by_name[name]][part] = value.to(self.torch_device)
 
     def remove(self, model: str) -> None:
         """Free an adapter and its optimizer."""
@@ -117,13 +122,6 @@ class AdapterActor(ComparingWorker):
     def _states(self, model: str) -> dict[str, dict[str, Tensor]]:
         states = self._trained[model].optimizer.state
         return {key: states[weight] for key, weight in self._adapters.parameters(model).items() if weight in states}
-
-    def _load_optimizer(self, model: str, folder: Path) -> None:
-        optimizer, device = self._trained[model].optimizer, self.torch_device
-        by_name = self._adapters.parameters(model)
-        for key, value in read_tensors(folder / OPTIMIZER).items():
-            name, _, part = key.rpartition(":")
-            optimizer.state[by_name[name]][part] = value.to(device)
 
     # Learning
 

@@ -76,6 +76,10 @@ class AdapterModel:
         self._tuned = [module for module in self.model.modules() if isinstance(module, LoraLayer)]
         self._trainable()
 
+    def rename(self, name: str, new: str) -> None:
+        """Give an adapter another name."""
+        self._labels[new] = self._labels.pop(name)
+
     def remove(self, name: str) -> None:
         """Remove an adapter and free its memory."""
         label = self._labels.pop(name)

@@ -221,7 +221,7 @@ async def served(folder: Path, shared: str, *overrides: str) -> AsyncGenerator[S
         overrides: of the configuration.
     """
     facts, actor, sampler = workers(shared)
-    server, boot = config_of(*overrides).server, "b00t"
+    server, boot = config_of(*overrides).server, "b007"
     tenants, ledger = Tenants(boot, server.session_timeout), Ledger(boot)
     steps: list[dict[str, float]] = []
     failures: list[BaseException] = []
@@ -237,6 +237,8 @@ async def served(folder: Path, shared: str, *overrides: str) -> AsyncGenerator[S
     for task in work:
         task.cancel()
     await asyncio.gather(*work, return_exceptions=True)
+    for model in list(actor.worker._trained):
+        actor.worker.remove(model)
     assert failures == []
 
 

@@ -286,7 +286,7 @@ def test_another_tenants_ids_do_not_exist(start: Start) -> None:
                 await ben.post("weights_info", {"tinker_path": path}),
             ]
             assert {answer.status for answer in asked} <= {404, 410}
-            missing = await ben.post("retrieve_future", {"request_id": "b00t-0"})
+            missing = await ben.post("retrieve_future", {"request_id": "b007-0"})
             assert asked[5] == missing
             assert (await ann.post("weights_info", {"tinker_path": path})).content["lora_rank"] == 4
             no_key = await service.http.post("/api/v1/create_session", json={}, headers={"X-API-Key": "tml-x"})
@@ -317,11 +317,11 @@ def test_unfinished_result_is_asked_for_again(start: Start, monkeypatch: pytest.
             ann = service.ann
             model = await ann.model()
             late = await ann.post("optim_step", step_fields(model, 2))
+            monkeypatch.setattr(routes, "HOLD_SECONDS", 0.01)
             answer = await ann.post("retrieve_future", {"request_id": late.content["request_id"]})
             assert answer.status == 408
             assert answer.content["queue_state"] == "active"
 
-    monkeypatch.setattr(routes, "HOLD_SECONDS", 0.01)
     run(work())
 
 

@@ -53,12 +53,11 @@ def test_same_name_of_another_request_is_refused() -> None:
 
 def test_old_results_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEPT", 2)
-    monkeypatch.setattr(module, "_KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_UNFETCHED_SECONDS", 0.0)
     ledger = Ledger("b")
     promises = [ledger.promise("ann", "s", number, b"") for number in range(3)]
     for promise in promises:
         promise.settle(Result({}))
-    ledger.promise("ann", "s", 3, b"")
     with pytest.raises(RequestError, match="no result") as refused:
         ledger.find("ann", promises[0].request_id)
     assert refused.value.status == 410
@@ -67,7 +66,26 @@ def test_old_results_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_open_results_are_never_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEPT", 1)
-    monkeypatch.setattr(module, "_KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_UNFETCHED_SECONDS", 0.0)
     ledger = Ledger("b")
     promises = [ledger.promise("ann", "s", number, b"") for number in range(5)]
+    promises[4].settle(Result({}))
     assert [ledger.find("ann", promise.request_id) for promise in promises] == promises
+
+
+def test_fetched_results_make_room_before_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT_BYTES", 10)
+    monkeypatch.setattr(module, "_FETCHED_SECONDS", 0.0)
+
+    async def work() -> None:
+        ledger = Ledger("b")
+        first, other = ledger.promise("ann", "s", 1, b""), ledger.promise("ann", "s", 2, b"")
+        first.settle(Result(b"x" * 20))
+        assert ledger.find("ann", first.request_id) is first
+        await first.wait(1)
+        other.settle(Result(b"x" * 20))
+        assert ledger.find("ann", other.request_id) is other
+        with pytest.raises(RequestError, match="no result"):
+            ledger.find("ann", first.request_id)
+
+    asyncio.run(work())

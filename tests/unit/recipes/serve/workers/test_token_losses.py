@@ -29,7 +29,7 @@ def expected(loss: str, new: Tensor, old: Tensor, advantages: Tensor, weights: T
             clipped = min(max(float(ratio), LOW), HIGH) * float(advantage)
             total = total - (ratio * advantage if float(ratio * advantage) <= clipped else clipped)
         elif loss == "cispo":
-            total = total - min(max(float(ratio), LOW), HIGH) * advantage * new[place]
+            total = total - min(max(float(ratio.detach()), LOW), HIGH) * advantage * new[place]
         elif loss == "dro":
             total = total - (new[place] * advantage - BETA / 2 * (new[place] - old[place]) ** 2)
         else:
