@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -163,8 +164,8 @@ def _linear_names(model: PreTrainedModel) -> dict[str, str]:
     return kinds
 
 
-def _modules(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
-    return list(cast("nn.Module", model).named_modules())
+def _modules(model: Any) -> list[tuple[str, nn.Module]]:
+    return list(model.named_modules())
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -173,19 +174,15 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     Raises:
         OSError: they cannot be written.
     """
-    import safetensors.torch
-
-    save: Any = safetensors.torch.save_file  # pyright: ignore[reportUnknownMemberType] - a part has no type
+    files: Any = import_module("safetensors.torch")
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save(plain, file, metadata={"format": "pt"})
+    files.save_file(plain, file, metadata={"format": "pt"})
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """Return the tensors of `write_tensors`, on the host."""
-    import safetensors.torch
-
-    load: Any = safetensors.torch.load_file  # pyright: ignore[reportUnknownMemberType] - a part has no type
-    return load(file)
+    files: Any = import_module("safetensors.torch")
+    return files.load_file(file)
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
