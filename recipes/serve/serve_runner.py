@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from recipes.language.listening.listener import listening
 from recipes.serve.config import ServeConfig
-from recipes.serve.http.routes import Routes
+from recipes.serve.http.routes import SdkRoutes
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.tenants import Keys, Tenants
@@ -154,7 +154,7 @@ class ServeRunner:
         )
         work = [asyncio.create_task(part) for part in (actor_turns.run(), sampler_turns.run(), _sweep(state))]
         try:
-            async with _listening(Routes(state, keys), server.port):
+            async with _listening(SdkRoutes(state, keys), server.port):
                 self._ready.set()
                 done, _ = await asyncio.wait([*work, end], return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -192,7 +192,7 @@ class _Stop:
 
 
 @asynccontextmanager
-async def _listening(routes: Routes, port: int) -> AsyncGenerator[None]:
+async def _listening(routes: SdkRoutes, port: int) -> AsyncGenerator[None]:
     """Answer requests as long as the context lasts.
 
     Raises:

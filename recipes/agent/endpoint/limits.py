@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MOST_REQUESTS: Final = 128
 
 
-class Gate:
+class TokenGate:
     """Looks at the head of each request before anything else of it is read.
 
     Args:

@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from recipes.agent.endpoint.limits import Gate
+from recipes.agent.endpoint.limits import TokenGate
 from recipes.language.listening.limits import json_body, unless_gone
 from recipes.language.listening.listener import listening
 from recipes.language.listening.request_error import RequestError
@@ -63,7 +63,7 @@ async def serve(llm: LanguageModel) -> AsyncGenerator[ChatEndpoint]:
     one begins a conversation of its own. All of them are part of the run.
     """
     token = secrets.token_urlsafe(32)
-    async with listening(Gate(_application(Chats(llm)), token, _refused)) as port:
+    async with listening(TokenGate(_application(Chats(llm)), token, _refused)) as port:
         yield ChatEndpoint(f"http://127.0.0.1:{port}/v1", token)
 
 

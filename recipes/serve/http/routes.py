@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from recipes.language.listening.limits import check_length, json_body, read_body, unless_gone
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.ledger import Failure, Promise
+from recipes.serve.service.ledger import Promise, RequestFailure
 from recipes.serve.service.sampling import SamplingRequests
 from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.tenants import Keys
@@ -39,7 +39,7 @@ Fields = dict[str, Any]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class Routes:
+class SdkRoutes:
     """Answers requests.
 
     Args:
@@ -141,7 +141,7 @@ class Routes:
         if outcome is None:
             body = {"type": "try_again", "request_id": promise.request_id, "queue_state": "active"}
             return JSONResponse(body, HTTPStatus.REQUEST_TIMEOUT)
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, RequestFailure):
             return JSONResponse({"error": outcome.message, "category": outcome.category})
         if isinstance(outcome.content, bytes):
             return Response(outcome.content, media_type=_PROTOBUF)

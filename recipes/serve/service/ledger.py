@@ -25,7 +25,7 @@ _UNFETCHED_SECONDS: Final = 600.0
 _LARGEST_SEQ: Final = 2**31 - 1
 
 
-class Result(NamedTuple):
+class RequestResult(NamedTuple):
     """A result: a JSON object, or the bytes of a protobuf message."""
 
     content: dict[str, Any] | bytes
@@ -36,14 +36,14 @@ class Result(NamedTuple):
         return len(self.content) if isinstance(self.content, bytes) else 0
 
 
-class Failure(NamedTuple):
+class RequestFailure(NamedTuple):
     """Why there is no result, and whose fault that is."""
 
     message: str
     category: Literal["user", "server"] = "user"
 
 
-Outcome: TypeAlias = Result | Failure
+Outcome: TypeAlias = RequestResult | RequestFailure
 
 
 class Promise:
@@ -164,7 +164,7 @@ class Ledger:
         """Settle all open promises of a session as failed."""
         for made in self._promises.values():
             if made.session_id == session_id:
-                made.settle(Failure(why))
+                made.settle(RequestFailure(why))
 
     def _take(self, settled: Promise) -> None:
         """Keep a promise that has been settled, and drop old ones."""
@@ -179,7 +179,7 @@ class Ledger:
 
 
 def _size(promise: Promise) -> int:
-    return promise.outcome.size if isinstance(promise.outcome, Result) else 0
+    return promise.outcome.size if isinstance(promise.outcome, RequestResult) else 0
 
 
 @dataclass(slots=True)
@@ -196,7 +196,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Lane:
+class RequestOrder:
     """The requests of a model, in the order of their numbers. A number that is missing holds up those after it.
 
     Attributes:

@@ -10,7 +10,7 @@ from recipes.language.listening.request_error import RequestError
 from recipes.serve.config import ServerConfig
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.request_fields import invalid
-from recipes.serve.service.tenants import Session, Tenants
+from recipes.serve.service.tenants import ClientSession, Tenants
 from recipes.serve.service.turns import ActorTurns, SamplerTurns
 from recipes.serve.service.weight_store import WeightStore
 from recipes.serve.values import ServedFacts
@@ -106,7 +106,7 @@ class ServiceState:
         count = sum(len(self.tenants.models(tenant)) for tenant in self.limits.tenants)
         self._on_step(self.figures.take(step, count))
 
-    def end_session(self, session: Session, why: str) -> None:
+    def end_session(self, session: ClientSession, why: str) -> None:
         """End a session: its models and samplers are removed, and its open requests fail."""
         self.tenants.end(session)
         self.ledger.end_session(session.session_id, why)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.ledger import Lane, gone
+from recipes.serve.service.ledger import RequestOrder, gone
 from recipes.serve.values import AdapterSettings
 from rlinf_core import RunError
 from rlinf_core.runners.storage.durable import write_whole
@@ -31,15 +31,15 @@ class ServedModel:
         model_id: `SESSION:train:N`, also the name of its adapter at the workers.
         session: that it was created in.
         settings: of its adapter; None until it is loaded.
-        lane: its requests.
+        order: its requests.
         failed: why the last pass since the last step failed; empty: none did.
         metadata: what the client wrote down.
     """
 
     model_id: str
-    session: Session
+    session: ClientSession
     settings: AdapterSettings | None
-    lane: Lane = field(default_factory=Lane)
+    order: RequestOrder = field(default_factory=RequestOrder)
     failed: str = ""
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -56,13 +56,13 @@ class Sampler:
     """
 
     sampler_id: str
-    session: Session
+    session: ClientSession
     path: str | None
     folder: Path | None
 
 
 @dataclass(slots=True)
-class Session:
+class ClientSession:
     """A client's session; what was created in it ends with it.
 
     Attributes:
@@ -137,15 +137,15 @@ class Tenants:
         self._boot = boot
         self._timeout = timeout
         self._clock = clock
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, ClientSession] = {}
 
-    def begin(self, tenant: str) -> Session:
+    def begin(self, tenant: str) -> ClientSession:
         """Return a new session."""
-        session = Session(f"{self._boot}-{secrets.token_hex(8)}", tenant, self._clock())
+        session = ClientSession(f"{self._boot}-{secrets.token_hex(8)}", tenant, self._clock())
         self._sessions[session.session_id] = session
         return session
 
-    def session(self, tenant: str, session_id: Any) -> Session:
+    def session(self, tenant: str, session_id: Any) -> ClientSession:
         """Return a session, of which the client is heard now.
 
         Raises:
@@ -185,25 +185,25 @@ class Tenants:
         sessions = (session for session in self._sessions.values() if session.tenant == tenant)
         return [model for session in sessions for model in session.models.values()]
 
-    def lanes(self) -> dict[str, list[ServedModel]]:
+    def busy(self) -> dict[str, list[ServedModel]]:
         """Return the models that have something to do, by tenant."""
         busy: dict[str, list[ServedModel]] = {}
         for session in self._sessions.values():
             for model in session.models.values():
-                if model.lane.ready:
+                if model.order.ready:
                     busy.setdefault(session.tenant, []).append(model)
         return busy
 
-    def silent(self) -> list[Session]:
+    def silent(self) -> list[ClientSession]:
         """Return the sessions whose clients have not been heard of for too long."""
         now = self._clock()
         return [session for session in self._sessions.values() if now - session.seen > self._timeout]
 
-    def end(self, session: Session) -> None:
+    def end(self, session: ClientSession) -> None:
         """Forget a session and all in it."""
         self._sessions.pop(session.session_id, None)
 
-    def _session_of(self, tenant: str, name: Any) -> Session:
+    def _session_of(self, tenant: str, name: Any) -> ClientSession:
         return self.session(tenant, name.partition(":")[0] if isinstance(name, str) else None)
 
 

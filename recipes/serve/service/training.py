@@ -11,10 +11,10 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.ledger import Call, Failure, Promise
+from recipes.serve.service.ledger import Call, Promise, RequestFailure
 from recipes.serve.service.request_fields import adam, check_data, flag, invalid, loss_settings, mapping, whole
 from recipes.serve.service.service_state import ServiceState, StepFigures
-from recipes.serve.service.tenants import Sampler, ServedModel, Session
+from recipes.serve.service.tenants import ClientSession, Sampler, ServedModel
 from recipes.serve.values import AdapterSettings, FloatArray, PassOutcome
 from recipes.serve.wire.requests_and_results import PassRequest, pass_bytes, read_data
 
@@ -81,7 +81,7 @@ class TrainingRequests:
 
     def _begin(
         self,
-        session: Session,
+        session: ClientSession,
         fields: dict[str, Any],
         settings: AdapterSettings,
         act: Callable[[ServedModel], Awaitable[dict[str, Any]]],
@@ -107,14 +107,14 @@ class TrainingRequests:
                 return await act(model)
             except BaseException:
                 session.models.pop(model_id, None)
-                for call in (*model.lane.ready, *model.lane.waiting.values()):
-                    call.promise.settle(Failure("the model could not be created"))
+                for call in (*model.order.ready, *model.order.waiting.values()):
+                    call.promise.settle(RequestFailure("the model could not be created"))
                 raise
 
         promise = self._state.ledger.promise(
             session.tenant, session.session_id, ("model", model_id), digest, {"model_id": model_id}
         )
-        model.lane.ready.append(Call(promise, first))
+        model.order.ready.append(Call(promise, first))
         self._state.actor_turns.wake()
         return promise
 
@@ -272,16 +272,16 @@ class TrainingRequests:
         earlier = state.ledger.earlier(tenant, key, digest)
         if earlier is not None:
             return earlier
-        seq_id = model.lane.check(fields.get("seq_id"))
+        seq_id = model.order.check(fields.get("seq_id"))
         # The one that is awaited is taken in any case: all others wait for it.
-        if seq_id != model.lane.next:
+        if seq_id != model.order.next:
             state.check_pending(tenant)
         try:
             act = prepare(model)
         except RequestError as error:
             act = _failing(model, error, counts=False)
         promise = state.ledger.promise(tenant, model.session.session_id, key, digest)
-        model.lane.put(seq_id, Call(promise, act))
+        model.order.put(seq_id, Call(promise, act))
         state.actor_turns.wake()
         return promise
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.ledger import Call, Failure, Promise, Result
+from recipes.serve.service.ledger import Call, Promise, RequestFailure, RequestResult
 from recipes.serve.service.tenants import Tenants
 from recipes.serve.values import Drawing, SampleOutcome
 from rlinf_core import RLinfError, WorkerGroupError
@@ -61,40 +61,42 @@ class ActorTurns:
                 call.promise.settle(await self._guarded(call.act))
 
     def _next(self) -> Call | None:
-        busy = self._tenants.lanes()
+        busy = self._tenants.busy()
         if not busy:
             return None
         self._last_tenant = _after(self._last_tenant, sorted(busy))
         models = {model.model_id: model for model in busy[self._last_tenant]}
         self._last_model = _after(self._last_model, sorted(models))
-        return models[self._last_model].lane.ready.popleft()
+        return models[self._last_model].order.ready.popleft()
 
-    async def _guarded(self, act: Callable[[], Awaitable[Any]]) -> Result | Failure:
+    async def _guarded(self, act: Callable[[], Awaitable[Any]]) -> RequestResult | RequestFailure:
         try:
             content = await act()
         except RequestError as error:
-            return Failure(str(error))
+            return RequestFailure(str(error))
         except WorkerGroupError as error:
             if death(error) is not None:
                 self._on_failure(error)
-                return Failure("a worker of the server died: the server starts its workers again", "server")
+                return RequestFailure("a worker of the server died: the server starts its workers again", "server")
             return _failure_of(error)
         except OSError as error:
             LOGGER.warning("a request failed: %s", error)
-            return Failure(f"the server cannot write or read its files: {error.strerror}", "server")
-        return Result(content)
+            return RequestFailure(f"the server cannot write or read its files: {error.strerror}", "server")
+        return RequestResult(content)
 
 
-def _failure_of(error: WorkerGroupError) -> Failure:
+def _failure_of(error: WorkerGroupError) -> RequestFailure:
     """Return the failure of a call that a worker refused, or in which it made a mistake."""
     first: BaseException = error
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     if isinstance(first, RLinfError):
         parts = (first.message, first.why, first.help)
-        return Failure("; ".join(part for part in parts if part))
+        return RequestFailure("; ".join(part for part in parts if part))
     LOGGER.warning("a request failed in a worker: %s", error)
-    return Failure(f"the server failed: {type(first).__name__}: {str(first).partition(chr(10))[0][:200]}", "server")
+    return RequestFailure(
+        f"the server failed: {type(first).__name__}: {str(first).partition(chr(10))[0][:200]}", "server"
+    )
 
 
 def _after(last: str, names: list[str]) -> str:
@@ -134,7 +136,7 @@ class SamplerTurns:
         """Stop drawing answers that nobody waits for."""
         for rank, promises in enumerate(self._open):
             for request_id in request_ids & promises.keys():
-                promises.pop(request_id).settle(Failure("the request was cancelled"))
+                promises.pop(request_id).settle(RequestFailure("the request was cancelled"))
                 self._new[rank] = [drawing for drawing in self._new[rank] if drawing.request_id != request_id]
                 self._cancelled[rank].append(request_id)
 
@@ -157,8 +159,8 @@ class SamplerTurns:
             for request_id, outcome in done.items():
                 promise = self._open[rank].pop(request_id, None)
                 if promise is not None:
-                    failed = Failure(outcome.failure) if outcome.failure else None
-                    promise.settle(failed or Result(self._encode(outcome)))
+                    failed = RequestFailure(outcome.failure) if outcome.failure else None
+                    promise.settle(failed or RequestResult(self._encode(outcome)))
 
     def _fail(self, rank: int, error: WorkerGroupError) -> None:
         """Settle all requests of a rank as failed."""

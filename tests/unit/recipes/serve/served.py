@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 
 from recipes.serve.config import ServeConfig
-from recipes.serve.http.routes import Routes
+from recipes.serve.http.routes import SdkRoutes
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.tenants import Keys, Tenants
@@ -230,7 +230,7 @@ async def served(folder: Path, shared: str, *overrides: str) -> AsyncGenerator[S
     state = ServiceState(server, facts, actor, tenants, ledger, store, turns, steps.append, "tokenizer")
     keys = Keys(folder / "keys", server.tenants)
     work = [asyncio.create_task(part.run()) for part in turns]
-    transport = httpx.ASGITransport(Routes(state, keys).application())
+    transport = httpx.ASGITransport(SdkRoutes(state, keys).application())
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
         clients = [Client(http, (folder / "keys" / name).read_text().strip()) for name in ("ann", "ben")]
         yield Served(state, *clients, http, steps)

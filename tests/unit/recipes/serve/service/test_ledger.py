@@ -9,35 +9,35 @@ import pytest
 
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service import ledger as module
-from recipes.serve.service.ledger import Call, Failure, Lane, Ledger, Promise, Result
+from recipes.serve.service.ledger import Call, Ledger, Promise, RequestFailure, RequestOrder, RequestResult
 
 
 def call() -> Call:
     return Call(Promise("id", "ann", "s", {}), lambda: None)
 
 
-def test_lane_gives_requests_in_order() -> None:
-    lane, calls = Lane(), [call() for _ in range(4)]
+def test_requests_come_in_their_order() -> None:
+    order, calls = RequestOrder(), [call() for _ in range(4)]
     for seq in (3, 1, 4):
-        lane.put(seq, calls[seq - 1])
-    assert list(lane.ready) == [calls[0]]
-    lane.put(2, calls[1])
-    assert list(lane.ready) == calls
-    assert lane.next == 5
+        order.put(seq, calls[seq - 1])
+    assert list(order.ready) == [calls[0]]
+    order.put(2, calls[1])
+    assert list(order.ready) == calls
+    assert order.next == 5
 
 
 @pytest.mark.parametrize("seq", [True, 0, 2**31, 10_002])
-def test_lane_refuses_numbers_out_of_bounds(seq: Any) -> None:
+def test_order_refuses_numbers_out_of_bounds(seq: Any) -> None:
     with pytest.raises(RequestError, match="seq_id"):
-        Lane().check(seq)
+        RequestOrder().check(seq)
 
 
 def test_first_outcome_stays() -> None:
     async def work() -> None:
         promise = Ledger("b").promise("ann", "s", "key", b"")
-        promise.settle(Result({"x": 1}))
-        promise.settle(Failure("late"))
-        assert await promise.wait(0.1) == Result({"x": 1})
+        promise.settle(RequestResult({"x": 1}))
+        promise.settle(RequestFailure("late"))
+        assert await promise.wait(0.1) == RequestResult({"x": 1})
 
     asyncio.run(work())
 
@@ -57,7 +57,7 @@ def test_old_results_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger("b")
     promises = [ledger.promise("ann", "s", number, b"") for number in range(3)]
     for promise in promises:
-        promise.settle(Result({}))
+        promise.settle(RequestResult({}))
     with pytest.raises(RequestError, match="no result") as refused:
         ledger.find("ann", promises[0].request_id)
     assert refused.value.status == 410
@@ -69,7 +69,7 @@ def test_open_results_are_never_dropped(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "_UNFETCHED_SECONDS", 0.0)
     ledger = Ledger("b")
     promises = [ledger.promise("ann", "s", number, b"") for number in range(5)]
-    promises[4].settle(Result({}))
+    promises[4].settle(RequestResult({}))
     assert [ledger.find("ann", promise.request_id) for promise in promises] == promises
 
 
@@ -80,10 +80,10 @@ def test_fetched_results_make_room_before_others(monkeypatch: pytest.MonkeyPatch
     async def work() -> None:
         ledger = Ledger("b")
         first, other = ledger.promise("ann", "s", 1, b""), ledger.promise("ann", "s", 2, b"")
-        first.settle(Result(b"x" * 20))
+        first.settle(RequestResult(b"x" * 20))
         assert ledger.find("ann", first.request_id) is first
         await first.wait(1)
-        other.settle(Result(b"x" * 20))
+        other.settle(RequestResult(b"x" * 20))
         assert ledger.find("ann", other.request_id) is other
         with pytest.raises(RequestError, match="no result"):
             ledger.find("ann", first.request_id)
