@@ -52,6 +52,9 @@ class SamplingRequests:
         path, folder = fields.get("model_path"), None
         if path is not None:
             folder = self._state.store.find(tenant, path).folder
+            # Others may be overwritten, and a sampler keeps its weights.
+            if folder.parent.name != "sampler_weights":
+                raise invalid(f"`{path}` is to be trained on: sample from what save_weights_for_sampler has saved")
         if path is None or fields.get("base_model") is not None:
             self._state.check_base_model(fields.get("base_model"))
         sampler = Sampler(f"{session.session_id}:sample:{place}", session, path, folder)

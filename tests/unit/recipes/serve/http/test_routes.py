@@ -176,8 +176,11 @@ def test_snapshot_keeps_its_weights(start: Start) -> None:
             newer = await ann.sampler(session, 1, path)
             assert (await ann.get(f"samplers/{newer}")).content["model_path"] == path
             assert (await ann.sample(newer, 0, ROWS[0][:4], prompt_logprobs=True, temperature=0)) != before
+            state = await ann.result(await ann.post("save_weights", {"model_id": model, "seq_id": 5}))
+            trained = {"session_id": session, "sampling_session_seq_id": 2, "model_path": state["path"]}
+            assert "save_weights_for_sampler" in (await ann.post("create_sampling_session", trained)).content["detail"]
             again = await ann.result(
-                await ann.post("save_weights_for_sampler", {"model_id": model, "seq_id": 5, "path": "final"})
+                await ann.post("save_weights_for_sampler", {"model_id": model, "seq_id": 6, "path": "final"})
             )
             assert "choose another name" in again["error"]
 
