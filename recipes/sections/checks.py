@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from recipes.sections.actor import FsdpConfig
 from rlinf_core import ClusterConfig, Report, RLinfError, RunnerConfig, Severity
-from rlinf_core.config.sections.runner import LOGGER_MODULES, METRICS_PORT_MODULES, RESUME_NEWEST
+from rlinf_core.config.sections.runner import LOGGER_MODULES, METRICS_PORT_MODULES, RESUME_NEWEST, RunSettings
 from rlinf_core.config.tree import Path
 from rlinf_core.job.recipe import Fact
 from rlinf_core.job.report import FindingPlace
@@ -153,7 +153,7 @@ def check_group_names(config: BaseModel, names: Mapping[str, str], report: Repor
             )
 
 
-def check_loggers(runner: RunnerConfig, report: Report) -> None:
+def check_loggers(runner: RunSettings, report: Report) -> None:
     """Report logger backends whose packages are missing in this Python, which drives the run."""
     for index, name in enumerate(runner.logger.logger_backends):
         missing = missing_modules(LOGGER_MODULES[name])
@@ -183,8 +183,7 @@ def check_folders(runner: RunnerConfig, report: Report, facts: Mapping[str, Fact
         report: where findings go.
         facts: of the recipe, which must be those of the checkpoint.
     """
-    # Of these functions none raises, whatever the name.
-    from os.path import abspath, dirname, exists, isdir
+    from os.path import exists, isdir
 
     resume = runner.resume_dir
     if resume not in (None, RESUME_NEWEST) and not isdir(resume):
@@ -196,6 +195,14 @@ def check_folders(runner: RunnerConfig, report: Report, facts: Mapping[str, Fact
         )
     elif resume not in (None, RESUME_NEWEST):
         _check_checkpoint(resume, report, facts)
+    check_log_path(runner, report)
+
+
+def check_log_path(runner: RunSettings, report: Report) -> None:
+    """Report a file where the folder of runs is to be."""
+    # Of these functions none raises, whatever the name.
+    from os.path import abspath, dirname, exists, isdir
+
     taken = abspath(runner.logger.log_path)
     while not exists(taken) and dirname(taken) != taken:
         taken = dirname(taken)

@@ -191,7 +191,7 @@ def parallelize(
         initial: the values of parameters without memory: each rank takes those of its shard.
     """
     if world_size > 1 or compute_dtype is not None:
-        _join(rank, world_size, device)
+        join_ranks(rank, world_size, device)
     if not is_sharded(fsdp, world_size, compute_dtype):
         if world_size == 1:
             return SingleProcess(module)
@@ -250,7 +250,7 @@ def _mesh(device: torch.device, world_size: int, *, replicas: bool) -> DeviceMes
     return init_device_mesh(device.type, (world_size,))
 
 
-def _join(rank: int, world_size: int, device: torch.device) -> None:
+def join_ranks(rank: int, world_size: int, device: torch.device) -> None:
     """Join the process group, at the address that the worker group provides."""
     if dist.is_initialized():
         return

@@ -131,13 +131,13 @@ def make_folder(job: Job, recipe: Recipe) -> RunFolder:
     Raises:
         RLinfError: it cannot be made, or there is no checkpoint to resume from.
     """
-    from rlinf_core.config.sections.runner import RunnerConfig
+    from rlinf_core.config.sections.runner import RunnerConfig, RunSettings
     from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of
 
     runner = getattr(job.config, "runner", None)
     save_path = getattr(getattr(job.config, "actor", None), "checkpoint_save_path", None)
     # A user's recipe may have no `runner` section, or a different one.
-    runner = runner if isinstance(runner, RunnerConfig) else RunnerConfig()
+    runner = runner if isinstance(runner, RunSettings) else RunnerConfig()
     facts = recipe.load(recipe.facts)
     text = config_text_of(job)
     folder = RunFolder.create(runner, recipe.name, save_path, facts(job.config) if facts else None, text)

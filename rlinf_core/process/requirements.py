@@ -24,6 +24,7 @@ _REQUIREMENTS: Final = {
     "mujoco": "mujoco>=3.3,<5",
     "panda_gym": "panda-gym>=3.0.7,<4",
     "peft": "peft>=0.17,<1",
+    "google.protobuf": "protobuf>=5.29,<8",
     "prometheus_client": "prometheus-client>=0.20,<1",
     "pyarrow": "pyarrow>=17",
     "ray": "ray>=2.60,<2.61",
@@ -41,7 +42,13 @@ def missing_modules(modules: Iterable[str]) -> list[str]:
     """Return those of `modules` that this interpreter cannot import. Imports none of them."""
     import importlib.util
 
-    return [name for name in modules if importlib.util.find_spec(name) is None]
+    def is_missing(name: str) -> bool:
+        try:
+            return importlib.util.find_spec(name) is None
+        except ModuleNotFoundError:
+            return True  # the package that it is in
+
+    return [name for name in modules if is_missing(name)]
 
 
 def install_command(*modules: str, python: str | None = None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.config.sections.runner import RestartLimit
@@ -22,8 +22,16 @@ from rlinf_core.worker.worker import Worker
 
 T = TypeVar("T")
 
-Launch: TypeAlias = Callable[[Any, Cluster, RunRecord], Runner]
-"""Called with the configuration, the cluster and the record; launches the worker groups and returns their runner."""
+
+class JobLoop(Protocol):
+    """What a program runs over the worker groups of a job: a `Runner`, or a service."""
+
+    def init_workers(self) -> None: ...
+    def run(self) -> None: ...
+
+
+Launch: TypeAlias = Callable[[Any, Cluster, RunRecord], JobLoop]
+"""Called with the configuration, the cluster and the record; launches the worker groups and returns their loop."""
 
 
 def run_job(job: Job, folder: RunFolder, listener: Listener, launch: Launch) -> None:

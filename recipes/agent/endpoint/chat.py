@@ -14,7 +14,6 @@ from recipes.agent.endpoint.chats import ROLES, Ask, Chats, SaidTurn, Transcript
 from recipes.agent.endpoint.fields import (
     answers_field,
     as_mapping,
-    bad_request,
     check_fields,
     check_sampling,
     content_text,
@@ -24,6 +23,7 @@ from recipes.agent.endpoint.fields import (
     text_field,
     whole_number,
 )
+from recipes.language.listening.request_error import bad_request
 
 _PARTS: Final = {"text": "text", "refusal": "refusal"}
 _READ: Final = (

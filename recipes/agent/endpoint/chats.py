@@ -20,7 +20,7 @@ from recipes.agent.conversation.chat_model import (
     ModelReply,
 )
 from recipes.agent.conversation.turn_messages import ChatMessage, Role, ToolOffer
-from recipes.agent.endpoint.fields import RequestError, bad_request
+from recipes.language.listening.request_error import RequestError, bad_request
 from rlinf_core.foreign.strict_json import load_json
 
 _NO_SCHEMAS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})

@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any, Final, cast
 
 from recipes.agent.conversation.chat_model import DrawSettings
+from recipes.language.listening.request_error import bad_request
 
 _MOST_ANSWERS: Final = 64
-
-
-class RequestError(Exception):
-    """A request that is not answered with a turn.
-
-    Attributes:
-        status: of the answer.
-        headers: of the answer.
-    """
-
-    def __init__(self, status: HTTPStatus, message: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = dict(headers)
-
-
-def bad_request(message: str) -> RequestError:
-    """Return the error of a request that is not understood."""
-    return RequestError(HTTPStatus.BAD_REQUEST, message)
 
 
 def check_fields(

@@ -20,7 +20,6 @@ from recipes.agent.endpoint.chats import (
 )
 from recipes.agent.endpoint.fields import (
     as_mapping,
-    bad_request,
     check_fields,
     check_sampling,
     content_text,
@@ -30,6 +29,7 @@ from recipes.agent.endpoint.fields import (
     text_field,
     whole_number,
 )
+from recipes.language.listening.request_error import bad_request
 
 _PARTS: Final = {"text": "text"}
 _READ: Final = (

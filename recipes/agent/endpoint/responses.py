@@ -13,7 +13,6 @@ from recipes.agent.endpoint import chat
 from recipes.agent.endpoint.chats import ROLES, Ask, Chats, SaidTurn, Transcript, event, parse_functions
 from recipes.agent.endpoint.fields import (
     as_mapping,
-    bad_request,
     check_fields,
     check_sampling,
     content_text,
@@ -22,6 +21,7 @@ from recipes.agent.endpoint.fields import (
     text_field,
     whole_number,
 )
+from recipes.language.listening.request_error import bad_request
 
 error = chat.error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,9 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import chat, messages, responses
 from recipes.agent.endpoint.chats import Ask, Chats, SaidTurn
-from recipes.agent.endpoint.fields import RequestError, bad_request
 from rlinf_core import ConfigError
-from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 from rlinf_core.process.requirements import install_command, missing_modules
 
 if missing := missing_modules(["starlette", "uvicorn"]):
@@ -22,17 +19,17 @@ if missing := missing_modules(["starlette", "uvicorn"]):
         f"the endpoint of a run needs the package {missing[0]}", help=f"run `{install_command(*missing)}`"
     )
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from uvicorn.server import ServerState
 
-from recipes.agent.endpoint.limits import LARGEST_HEAD, MOST_CONNECTIONS, Gate, TimedConnection, read_body, unless_gone
+from recipes.agent.endpoint.limits import TokenGate
+from recipes.language.listening.limits import json_body, unless_gone
+from recipes.language.listening.listener import listening
+from recipes.language.listening.request_error import RequestError
 
-_IDLE_SECONDS: Final = 60
 _CLIENT_GONE: Final = 499
 
 
@@ -66,7 +63,7 @@ async def serve(llm: LanguageModel) -> AsyncGenerator[ChatEndpoint]:
     one begins a conversation of its own. All of them are part of the run.
     """
     token = secrets.token_urlsafe(32)
-    async with _listening(Gate(_application(Chats(llm)), token, _refused)) as port:
+    async with listening(TokenGate(_application(Chats(llm)), token, _refused)) as port:
         yield ChatEndpoint(f"http://127.0.0.1:{port}/v1", token)
 
 
@@ -96,7 +93,7 @@ def _application(chats: Chats) -> Starlette:
 
 def _turns(dialect: Dialect, chats: Chats) -> Callable[[Request], Awaitable[Response]]:
     async def act(request: Request) -> Response:
-        asked = await _json_body(request)
+        asked = await json_body(request)
         ask = dialect.read(asked, chats)
         answers = await unless_gone(request, chats.reply(ask))
         content = dialect.written(asked, ask, answers, chats)
@@ -110,18 +107,10 @@ def _turns(dialect: Dialect, chats: Chats) -> Callable[[Request], Awaitable[Resp
 
 def _counted(chats: Chats) -> Callable[[Request], Awaitable[Response]]:
     async def act(request: Request) -> Response:
-        ask = messages.read_counted(await _json_body(request), chats)
+        ask = messages.read_counted(await json_body(request), chats)
         return JSONResponse({"input_tokens": await unless_gone(request, chats.count(ask))})
 
     return act
-
-
-async def _json_body(request: Request) -> dict[str, Any]:
-    body = await read_body(request)
-    try:
-        return load_json_object(body)
-    except BadJsonError as error:
-        raise bad_request(f"the body {error}") from None
 
 
 def _refused(request: Request, error: RequestError) -> Response:
@@ -147,35 +136,3 @@ def _not_routed(request: Request, error: Exception) -> Response:
 
 def _gone(request: Request, error: Exception) -> Response:
     return Response(status_code=_CLIENT_GONE)  # the client has disconnected
-
-
-@asynccontextmanager
-async def _listening(app: Gate) -> AsyncGenerator[int]:
-    """SaidTurn connections on loopback by `app` as long as the context lasts; its value is the port."""
-    # Not `uvicorn.Server`: that one takes the signals of the process, and looks about ten times a second.
-    config = uvicorn.Config(
-        app,
-        lifespan="off",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        timeout_keep_alive=_IDLE_SECONDS,
-        h11_max_incomplete_event_size=LARGEST_HEAD,
-    )
-    config.load()
-    state = ServerState()
-    # Created here instead of passing a socket: asyncio disables Nagle's algorithm only on its own connections.
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: TimedConnection(config, state, {}), "127.0.0.1", 0, backlog=MOST_CONNECTIONS
-    )
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        tasks = list(state.tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for connection in list(state.connections):
-            connection.transport.abort()

@@ -20,7 +20,7 @@ from rlinf_core.runners.storage.first_contact import Difference
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from recipes.language.config import LanguageActorConfig
+    from recipes.language.config.model_job import DescribedModel
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
 
@@ -132,7 +132,7 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, folder: str | None) -> tu
     return tuple(dict.fromkeys(ids))
 
 
-def make_tokenizer(config: LanguageActorConfig) -> PreTrainedTokenizerBase:
+def make_tokenizer(config: DescribedModel) -> PreTrainedTokenizerBase:
     """Return the actor's tokenizer: from its own folder, from the model's, or built from scratch.
 
     Raises:
@@ -147,7 +147,7 @@ def make_tokenizer(config: LanguageActorConfig) -> PreTrainedTokenizerBase:
 
 
 def make_model(
-    config: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype = torch.float32
+    config: DescribedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
     """Return the model that `actor.model` describes, loaded from a folder or built from scratch.
 

@@ -91,7 +91,33 @@ class RestartLimit(ConfigModel):
         return None if self.within is None else duration_seconds(self.within)
 
 
-class RunnerConfig(ConfigModel):
+class RunSettings(ConfigModel):
+    """What every run has, one that trains nothing of its own included."""
+
+    max_restarts: RestartLimit = Field(
+        default_factory=RestartLimit,
+        description="Maximum number of restarts after the death of a worker or node, of that worker alone or of all"
+        " from the last checkpoint: a number, or a window for each component, `{max: 3, within: 10m}`.",
+    )
+    skip_checks: Bool = Field(
+        default=False,
+        description="Leave out the comparisons before the first step that cost time, and that of the orientation of"
+        " pictures (`rlinf train --skip-checks`); `first_contact.json` names them.",
+    )
+    trace: Bool = Field(
+        default=False, description="Write timers, sends and waits to `trace.json` (for Chrome and Perfetto)."
+    )
+    metrics_port: Port | None = Field(
+        default=None,
+        description="Serve the newest metrics to Prometheus at this port of the driver's loopback address."
+        " Default: none.",
+    )
+    logger: LoggerConfig = Field(
+        default_factory=LoggerConfig, description="Where metrics and logs go: log_path, names, logger_backends."
+    )
+
+
+class RunnerConfig(RunSettings):
     """The run as a whole."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
@@ -166,31 +192,10 @@ class RunnerConfig(ConfigModel):
         " the run of this configuration. Default: start from scratch.",
     )
     only_eval: Bool = Field(default=False, description="Evaluate once and train nothing.")
-    max_restarts: RestartLimit = Field(
-        default_factory=RestartLimit,
-        description="Maximum number of restarts after the death of a worker or node, of that worker alone or of all"
-        " from the last checkpoint: a number, or a window for each component, `{max: 3, within: 10m}`.",
-    )
     on_nonfinite: Literal["stop", "skip"] = Field(
         default="stop",
         description="A NaN or infinity in a loss, a gradient, a reward or an observation: stop ends the run with an"
         " error; skip omits that update or step and counts it in the metrics. Neither reaches a checkpoint.",
-    )
-    skip_checks: Bool = Field(
-        default=False,
-        description="Leave out the comparisons before the first step that cost time, and that of the orientation of"
-        " pictures (`rlinf train --skip-checks`); `first_contact.json` names them.",
-    )
-    trace: Bool = Field(
-        default=False, description="Write timers, sends and waits to `trace.json` (for Chrome and Perfetto)."
-    )
-    metrics_port: Port | None = Field(
-        default=None,
-        description="Serve the newest metrics to Prometheus at this port of the driver's loopback address."
-        " Default: none.",
-    )
-    logger: LoggerConfig = Field(
-        default_factory=LoggerConfig, description="Where metrics and logs go: log_path, names, logger_backends."
     )
 
     @property

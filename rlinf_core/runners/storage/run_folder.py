@@ -29,7 +29,7 @@ from uuid import uuid4
 
 from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.config.secrets import mask
-from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.config.sections.runner import RunnerConfig, RunSettings
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import read_text
 from rlinf_core.node.process_identity import Presence, own_identity
@@ -69,7 +69,7 @@ class RunFolder:
     @classmethod
     def create(
         cls,
-        runner: RunnerConfig,
+        runner: RunSettings,
         recipe: str,
         checkpoint_save_path: str | None = None,
         facts: Mapping[str, Fact] | None = None,
@@ -96,7 +96,8 @@ class RunFolder:
         """
         log_path = Path(runner.logger.log_path).absolute()
         experiment = runner.logger.experiment_name or recipe
-        source = find_source(runner.resume_dir, log_path, experiment, config_text)
+        resume_dir = runner.resume_dir if isinstance(runner, RunnerConfig) else None
+        source = find_source(resume_dir, log_path, experiment, config_text)
         if source is not None and facts is not None:
             source.check(facts)
         path = None if source is None else run_of(source.path, log_path)
@@ -163,9 +164,10 @@ class RunFolder:
         folder.logs.mkdir()
         return folder
 
-    def _begin(self, runner: RunnerConfig, source: Checkpoint | None) -> None:
+    def _begin(self, runner: RunSettings, source: Checkpoint | None) -> None:
         """Record this process as the run's driver; a resumed run's earlier end status is kept until `started`."""
-        self._keep = runner.keep_checkpoints
+        if isinstance(runner, RunnerConfig):
+            self._keep = runner.keep_checkpoints
         self.resumed_from = source.path if source else None
         # Before the process in `run.json` is signalled, it is checked that it has the folder open.
         opened = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

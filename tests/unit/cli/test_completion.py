@@ -52,7 +52,7 @@ def test_codes_and_fields(complete: Complete) -> None:
 
 
 def test_recipes(complete: Complete) -> None:
-    assert complete("schema", "--recipe", "") == ["agent", "embodied", "math", "sft", "sft_chat"]
+    assert complete("schema", "--recipe", "") == ["agent", "embodied", "math", "serve", "sft", "sft_chat"]
 
 
 def test_shipped_configs_and_yaml_files(complete: Complete) -> None:

@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 from recipes.agent.config import AgentConfig
 from recipes.embodied.config import EmbodiedConfig
 from recipes.math.config import MathConfig
+from recipes.serve.config import ServeConfig
 from recipes.sft.config import SftConfig
 from recipes.sft_chat.config import ChatConfig
 from rlinf_cli.file.json_schema import DIALECT, file_schema, json_schema
@@ -31,7 +32,7 @@ EMBODIED = "recipe: embodied\n" + CLUSTER
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
     models = {"agent": AgentConfig, "embodied": EmbodiedConfig, "math": MathConfig, "sft": SftConfig}
-    return file_schema({**models, "sft_chat": ChatConfig}, {"sft": find_recipe("sft").variants})
+    return file_schema({**models, "serve": ServeConfig, "sft_chat": ChatConfig}, {"sft": find_recipe("sft").variants})
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def test_each_with_the_config_it_starts_from(cli: Cli) -> None:
     table, _, _ = ended.out.partition("\n\n")
     header, *rows = table.splitlines()
     assert header.split() == ["recipe", "config", "what"]
-    assert [row.split()[0] for row in rows] == ["agent", "embodied", "math", "sft", "sft_chat"]
+    assert [row.split()[0] for row in rows] == ["agent", "embodied", "math", "serve", "sft", "sft_chat"]
     for row in rows:
         assert row.split()[1] in shipped_configs()
 
@@ -31,7 +31,7 @@ def test_each_with_the_config_it_starts_from(cli: Cli) -> None:
 def test_json(cli: Cli) -> None:
     data = json.loads(cli("recipes", "--output", "json").out)
     assert data["schema"] == "rlinf.recipes/1"
-    assert [recipe["name"] for recipe in data["recipes"]] == ["agent", "embodied", "math", "sft", "sft_chat"]
+    assert [recipe["name"] for recipe in data["recipes"]] == ["agent", "embodied", "math", "serve", "sft", "sft_chat"]
     assert all(recipe["summary"] and recipe["default_config"] for recipe in data["recipes"])
 
 

@@ -78,6 +78,7 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("data={type: chat, train_data_paths: chat.jsonl}",),
     ),
     "math": LANGUAGE,
+    "serve": (("runner.logger.logger_backends=[tensorboard]",),),
     "agent": (
         *LANGUAGE,
         ("agent.tools=[http, python]", "agent.http.allow=[example.org]"),

@@ -1,0 +1,58 @@
+"""Connections on loopback that an ASGI application answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from recipes.language.listening.limits import LARGEST_HEAD, MOST_CONNECTIONS, TimedConnection
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+_IDLE_SECONDS: Final = 60
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp, port: int = 0) -> AsyncGenerator[int]:
+    """Answer connections on loopback by `app` as long as the context lasts; its value is the port.
+
+    Args:
+        app: answers requests.
+        port: to listen at; 0: any that is free.
+
+    Raises:
+        OSError: the port is in use.
+    """
+    # Not `uvicorn.Server`: that one takes the signals of the process, and looks about ten times a second.
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=_IDLE_SECONDS,
+        h11_max_incomplete_event_size=LARGEST_HEAD,
+    )
+    config.load()
+    state = ServerState()
+    # Created here instead of passing a socket: asyncio disables Nagle's algorithm only on its own connections.
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: TimedConnection(config, state, {}), "127.0.0.1", port, backlog=MOST_CONNECTIONS
+    )
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        tasks = list(state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(state.connections):
+            connection.transport.abort()

@@ -1,0 +1,243 @@
+"""The file of recipe `serve`: its sections, its defaults, and the rules between its values.
+
+The defaults build a Qwen2 of 0.3 M parameters that reads the characters of sums.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, ClassVar, Final
+
+from pydantic import AfterValidator, Field
+
+from recipes.language.config.language_config import SYMBOLS, TokenizerConfig
+from recipes.language.rules.architecture_rules import fault_of_architecture
+from recipes.language.rules.model_rules import faults_of_tokenizer
+from recipes.sections.checks import (
+    Report,
+    WorldSizes,
+    check_components,
+    check_group_names,
+    check_log_path,
+    check_loggers,
+)
+from recipes.sections.imports import runs_in_this_interpreter
+from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object
+from rlinf_core import (
+    ConfigModel,
+    Count,
+    JobConfig,
+    NoEffect,
+    NonNegativeInt,
+    OptionalPath,
+    PositiveFloat,
+    Seed,
+    Severity,
+    StepsOrNever,
+    Text,
+)
+from rlinf_core.config.sections.runner import RunSettings
+from rlinf_core.config.sections.values import Port, Precision
+from rlinf_core.config.tree import Path as KeyPath
+from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.scalars import problem
+
+PACKAGES: Final = ("starlette", "uvicorn", "google.protobuf", "peft", "transformers")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+def _tenant(name: str) -> str:
+    """Return a name that can be that of a file.
+
+    Raises:
+        PydanticCustomError: it cannot.
+    """
+    if not _NAME.fullmatch(name):
+        raise problem(
+            "bad-value",
+            f"`{name}` cannot name a file",
+            help="use letters, digits, `-` and `_`, at most 64, as in `team-a`",
+        )
+    return name
+
+
+Tenant = Annotated[Text, AfterValidator(_tenant)]
+
+
+class ServeRunnerConfig(RunSettings):
+    """The run as a whole."""
+
+    max_steps: StepsOrNever = Field(
+        default=-1, description="End after this many optimizer steps of all clients together; -1: serve until stopped."
+    )
+
+
+class ServedModelConfig(ConfigModel):
+    """The model that all clients train adapters of. Its own weights stay as they are."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("hidden_dim", "num_layers"),
+            lambda model, sizes: model.model_path is not None,
+            "`model_path` names a model, which fixes the sizes",
+            because=("model_path",),
+        ),
+    )
+
+    model_path: OptionalPath = Field(
+        default=None, description="Folder of the model. Default: a small model built from scratch."
+    )
+    precision: Precision = Field(
+        default="fp32",
+        description="Type of the model's weights on accelerators: fp32, bf16 or fp16. Adapters are in fp32.",
+    )
+    hidden_dim: Count = Field(default=128, description="Width of the model built without `model_path`.")
+    num_layers: Count = Field(default=2, description="Layers of the model built without `model_path`.")
+
+
+class ServeActorConfig(ConfigModel):
+    """The workers that train adapters: each has the whole model, and takes a share of every batch."""
+
+    built_symbols: ClassVar[str] = SYMBOLS
+    built_words: ClassVar[tuple[str, ...]] = ()
+    built_template: ClassVar[str | None] = None
+
+    group_name: Text = Field(
+        default="ActorGroup", description="Name of the worker group, by which other components address it."
+    )
+    seed: Seed = Field(default=1234, description="Seed of the weights of a model built without `model.model_path`.")
+    threads: Count = Field(default=1, description="CPU threads per process.")
+    max_tokens_per_micro_batch: Count = Field(
+        default=4096, description="Packed tokens per forward and backward pass on one rank."
+    )
+    lora_alpha: PositiveFloat = Field(
+        default=32.0, description="Scale of all adapters (alpha), divided by the rank that a client chooses."
+    )
+    tokenizer: TokenizerConfig = Field(
+        default_factory=TokenizerConfig, description="Tokenizer of the language model: tokenizer_model."
+    )
+    model: ServedModelConfig = Field(
+        default_factory=ServedModelConfig, description="The language model: model_path, precision."
+    )
+
+
+class ServeRolloutConfig(ConfigModel):
+    """The workers that sample. Each loads the snapshots that it samples from."""
+
+    group_name: Text = Field(
+        default="RolloutGroup", description="Name of the worker group, by which other components address it."
+    )
+    threads: Count = Field(default=1, description="CPU threads per process.")
+    max_running_tokens: NonNegativeInt = Field(
+        default=0,
+        description="Maximum tokens, prompts and answers, that run at once for one snapshot; 0: no limit but memory.",
+    )
+    max_snapshots: Count = Field(
+        default=16, description="Snapshots that a worker keeps in memory; others are read again when they are used."
+    )
+
+
+class ServerConfig(ConfigModel):
+    """The server that clients talk to, on the loopback address of the machine that runs the command."""
+
+    port: Port = Field(default=8642, description="Port on the loopback address.")
+    tenants: tuple[Tenant, ...] = Field(
+        default=("default",),
+        min_length=1,
+        description="Names of those who use the service: each has a key, and sees its own models only.",
+    )
+    model_name: Text = Field(
+        default="rlinf/base", description="Name by which clients ask for the model, such as `Qwen/Qwen3-8B`."
+    )
+    context_length: Count = Field(default=2048, description="Maximum tokens of a sequence, prompt and answer together.")
+    max_models: Count = Field(default=8, description="Models that a tenant may train at once.")
+    max_rank: Count = Field(default=128, description="Largest rank of an adapter.")
+    max_samples: Count = Field(default=256, description="Answers that one request may ask for.")
+    max_pending: Count = Field(
+        default=256, description="Unfinished requests of a tenant; further ones are asked to wait (429)."
+    )
+    session_timeout: PositiveFloat = Field(
+        default=120.0, description="Seconds without a sign of life after which a client's session ends."
+    )
+    weights_dir: OptionalPath = Field(
+        default=None,
+        description="Folder of saved weights; runs that share one can load each other's. Default: `weights` in the run"
+        " folder.",
+    )
+
+
+class ServeConfig(JobConfig):
+    """Configuration of the serve recipe."""
+
+    runner: ServeRunnerConfig = Field(
+        default_factory=ServeRunnerConfig, description="The run: max_steps, and where results go."
+    )
+    actor: ServeActorConfig = Field(
+        default_factory=ServeActorConfig, description="The model, and the workers that train adapters of it."
+    )
+    rollout: ServeRolloutConfig = Field(
+        default_factory=ServeRolloutConfig, description="The workers that sample from snapshots."
+    )
+    server: ServerConfig = Field(default_factory=ServerConfig, description="The server, its tenants and limits.")
+
+
+def check(config: ServeConfig, world_sizes: WorldSizes, report: Report) -> None:
+    """Report inconsistent settings of this recipe."""
+    check_components(config.cluster, config.recipe, ("actor", "rollout"), report)
+    check_group_names(config, {"actor": config.actor.group_name, "rollout": config.rollout.group_name}, report)
+    check_loggers(config.runner, report)
+    check_log_path(config.runner, report)
+    names = config.server.tenants
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        report(
+            ("server", "tenants"),
+            "conflicting-settings",
+            f"`{repeated[0]}` is there twice",
+            "name every tenant once",
+        )
+    if runs_in_this_interpreter(config, "actor"):
+        _check_packages(report)
+        _check_model(config, report)
+
+
+def _check_packages(report: Report) -> None:
+    missing = missing_modules(list(PACKAGES))
+    if missing:
+        report(
+            ("recipe",),
+            "missing-extra",
+            f"recipe `serve` needs the package `{missing[0]}`, not installed in this Python",
+            f"run `{install_command(*missing)}`",
+        )
+
+
+def _check_model(config: ServeConfig, report: Report) -> None:
+    at: KeyPath = ("actor", "model", "model_path")
+    folder = config.actor.model.model_path
+    if folder is None:
+        return
+    if not Path(folder).is_dir():
+        message = f"`model_path` names `{folder}`, which is not a folder on this machine"
+        help = "name a folder that `save_pretrained` wrote; nothing is downloaded"
+        report(at, "unusable-path", message, help, severity=Severity.WARNING)
+        return
+    settings = read_object(Path(folder) / SETTINGS)
+    fault = fault_of_model(Path(folder))
+    if fault is not None:
+        report(at, "unusable-path", *fault)
+    refused = fault_of_architecture(settings, config.server.context_length)
+    if refused is not None:
+        place: KeyPath = ("server", "context_length") if refused.limits_length else at
+        report(place, "unusable-path", refused.message, refused.help)
+    tokenizer = config.actor.tokenizer.tokenizer_model
+    where: KeyPath = ("actor", "tokenizer", "tokenizer_model") if tokenizer else at
+    for found in faults_of_tokenizer(Path(tokenizer or folder), where, settings, chat=False):
+        report(found.path, "unusable-path", found.message, found.help)
+
+
+def inputs(config: ServeConfig) -> list[Path]:
+    """Return the folders that a run reads."""
+    names = (config.actor.model.model_path, config.actor.tokenizer.tokenizer_model)
+    return [Path(name) for name in names if name]

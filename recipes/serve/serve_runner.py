@@ -1,0 +1,221 @@
+"""The loop of recipe `serve`: a server in a thread of this process, and a record of the optimizer steps it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import queue
+import secrets
+import shlex
+import threading
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, cast
+
+from recipes.language.listening.listener import listening
+from recipes.serve.config import ServeConfig
+from recipes.serve.http.routes import SdkRoutes
+from recipes.serve.service.ledger import Ledger
+from recipes.serve.service.service_state import ServiceState
+from recipes.serve.service.tenants import Keys, Tenants
+from recipes.serve.service.turns import ActorTurns, SamplerTurns
+from recipes.serve.service.weight_store import WeightStore
+from recipes.serve.values import AdapterTraining, ServedFacts, SnapshotSampling
+from recipes.serve.wire.requests_and_results import sample_bytes
+from recipes.training.comparing_worker import comparisons_of
+from rlinf_core import ConfigError, RunRecord, WorkerGroup
+from rlinf_core.runners.storage.durable import remove_tree
+from rlinf_core.runners.storage.first_contact import note_comparisons
+from rlinf_core.worker.handle import wait_together
+
+# Seconds between looks for sessions whose clients are gone, and for weights whose time is over.
+_SWEEP_SECONDS: Final = 5.0
+_END_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.5
+_NEVER: Final = -1
+
+
+class ServeRunner:
+    """Serves clients until it is stopped, or `runner.max_steps` optimizer steps have been taken.
+
+    Args:
+        cfg: the configuration of the job.
+        actor: the workers that train.
+        rollout: the workers that sample.
+        record: of the run; each optimizer step of any client is a step of it.
+    """
+
+    def __init__(
+        self,
+        cfg: ServeConfig,
+        actor: WorkerGroup[AdapterTraining],
+        rollout: WorkerGroup[SnapshotSampling],
+        record: RunRecord,
+    ) -> None:
+        self._cfg = cfg
+        # A group forwards the calls of its workers' methods to all ranks.
+        self._actor, self._rollout = cast("Any", actor), cast("Any", rollout)
+        self._groups: Mapping[str, WorkerGroup[Any]] = {"actor": actor, "rollout": rollout}
+        self._record = record
+        self._boot = secrets.token_hex(4)
+        # Metrics of steps, and what ends the service.
+        self._events: queue.Queue[dict[str, float] | BaseException] = queue.Queue()
+        self._ready = threading.Event()
+
+    def init_workers(self) -> None:
+        """Load the model in all workers."""
+        self._tokenizer = self._record.folder.path / "tokenizer"
+        answers = wait_together(self._actor.init_worker(str(self._tokenizer)), self._rollout.init_worker())
+        self._facts = cast("ServedFacts", answers[0][0])
+        note_comparisons(self._record.folder.path, comparisons_of([self._actor, self._rollout]))
+
+    def run(self) -> None:
+        """Serve.
+
+        Raises:
+            ConfigError: the port is in use.
+            WorkerGroupError: a worker died.
+        """
+        limit = None if self._cfg.runner.max_steps == _NEVER else self._cfg.runner.max_steps
+        keys = Keys(self._record.folder.path / "keys", self._cfg.server.tenants)
+        stop = _Stop()
+        thread = threading.Thread(target=self._serve, args=(keys, stop), name="serve", daemon=True)
+        thread.start()
+        try:
+            self._wait_for(self._ready)
+            self._record.started(limit, {name: group.world_size for name, group in self._groups.items()})
+            print(self.environment(), flush=True)
+            while limit is None or self._record.step < limit:
+                metrics = self._next()
+                if metrics is not None:
+                    self._record.step_finished(self._record.step + 1, metrics)
+        finally:
+            stop.ask()
+            thread.join(_END_SECONDS)
+
+    def environment(self) -> str:
+        """Return the lines of a shell by which clients find the server, for each tenant."""
+        lines = [f"export TINKER_BASE_URL=http://127.0.0.1:{self._cfg.server.port}"]
+        for tenant in self._cfg.server.tenants:
+            file = shlex.quote(str(self._record.folder.path / "keys" / tenant))
+            several = len(self._cfg.server.tenants) > 1
+            lines.append(f'export TINKER_API_KEY="$(cat {file})"' + (f"  # {tenant}" if several else ""))
+        return "\n".join(lines)
+
+    def _next(self) -> dict[str, float] | None:
+        """Return the metrics of the next optimizer step; None where there was none for a while.
+
+        Raises:
+            WorkerGroupError: a worker died.
+            ConfigError: the server cannot listen.
+        """
+        try:
+            event = self._events.get(timeout=_LOOK_SECONDS)
+        except queue.Empty:
+            return None
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+    def _wait_for(self, ready: threading.Event) -> None:
+        """Wait until the server listens, or cannot."""
+        while not ready.wait(_LOOK_SECONDS):
+            self._next()
+
+    # In the thread of the server
+
+    def _serve(self, keys: Keys, stop: _Stop) -> None:
+        try:
+            asyncio.run(self._main(keys, stop))
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            self._events.put(error)
+
+    async def _main(self, keys: Keys, stop: _Stop) -> None:
+        end = stop.bind()
+        server, folder = self._cfg.server, self._record.folder.path
+        tenants, ledger = Tenants(self._boot, server.session_timeout), Ledger(self._boot)
+        actor_turns = ActorTurns(tenants, self._events.put)
+        views = [self._rollout.execute_on(rank) for rank in range(self._rollout.world_size)]
+        sampler_turns = SamplerTurns(views, sample_bytes, self._events.put)
+        snapshots = folder / "snapshots"
+        remove_tree(snapshots)  # of an earlier start
+        store = WeightStore(Path(server.weights_dir or folder / "weights"), snapshots, server.model_name)
+        state = ServiceState(
+            server,
+            self._facts,
+            self._actor,
+            tenants,
+            ledger,
+            store,
+            (actor_turns, sampler_turns),
+            self._events.put,
+            str(self._tokenizer),
+        )
+        work = [asyncio.create_task(part) for part in (actor_turns.run(), sampler_turns.run(), _sweep(state))]
+        try:
+            async with _listening(SdkRoutes(state, keys), server.port):
+                self._ready.set()
+                done, _ = await asyncio.wait([*work, end], return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+
+class _Stop:
+    """A request to end, from another thread."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def bind(self) -> asyncio.Future[None]:
+        """Return the future of the request, in the loop that runs."""
+        self._loop, self._future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+        if self._asked.is_set():
+            self._future.set_result(None)
+        return self._future
+
+    def ask(self) -> None:
+        """Ask for the end."""
+        self._asked.set()
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it has ended already
+                self._loop.call_soon_threadsafe(self._settle)
+
+    def _settle(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+
+@asynccontextmanager
+async def _listening(routes: SdkRoutes, port: int) -> AsyncGenerator[None]:
+    """Answer requests as long as the context lasts.
+
+    Raises:
+        ConfigError: the port is in use.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(listening(routes.application(), port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            message, help = (
+                f"port {port} of 127.0.0.1 is in use",
+                "end the other server, or write another `server.port`",
+            )
+            raise ConfigError(message, help=help) from None
+        yield
+
+
+async def _sweep(state: ServiceState) -> None:
+    """End sessions whose clients are gone, and remove weights whose time is over, again and again."""
+    while True:
+        await asyncio.sleep(_SWEEP_SECONDS)
+        for session in state.tenants.silent():
+            state.end_session(session, "the session ended: its client was not heard of for too long")
+        await asyncio.to_thread(state.store.remove_expired)

@@ -1,0 +1,236 @@
+"""Promises of results, and the order of a model's requests."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from recipes.language.listening.request_error import RequestError
+
+# A client numbers its requests one by one, and sends at most so many before an earlier one has arrived.
+_FURTHEST: Final = 10_000
+# Results are kept for clients whose answer was lost. Beyond these bounds those make room that were fetched a while ago,
+# or never.
+_KEPT: Final = 2000
+_KEPT_BYTES: Final = 256 << 20
+_FETCHED_SECONDS: Final = 60.0
+_UNFETCHED_SECONDS: Final = 600.0
+_LARGEST_SEQ: Final = 2**31 - 1
+
+
+class RequestResult(NamedTuple):
+    """A result: a JSON object, or the bytes of a protobuf message."""
+
+    content: dict[str, Any] | bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about."""
+        return len(self.content) if isinstance(self.content, bytes) else 0
+
+
+class RequestFailure(NamedTuple):
+    """Why there is no result, and whose fault that is."""
+
+    message: str
+    category: Literal["user", "server"] = "user"
+
+
+Outcome: TypeAlias = RequestResult | RequestFailure
+
+
+class Promise:
+    """The result of a request that is not answered at once.
+
+    Attributes:
+        request_id: by which the client asks for it.
+        tenant: whose it is.
+        session_id: of the session that asked.
+        answer: what the client was answered at first.
+        outcome: None as long as it is not there.
+        drop_after: when it may make room for others, by the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        tenant: str,
+        session_id: str,
+        answer: dict[str, Any],
+        on_settled: Callable[[Promise], None] | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.tenant = tenant
+        self.session_id = session_id
+        self.answer = {"request_id": request_id, **answer}
+        self.outcome: Outcome | None = None
+        self.drop_after = math.inf
+        self._on_settled = on_settled
+        self._done = asyncio.Event()
+
+    def settle(self, outcome: Outcome) -> None:
+        """Set the outcome; the first one stays."""
+        if self.outcome is None:
+            self.outcome, self.drop_after = outcome, time.monotonic() + _UNFETCHED_SECONDS
+            self._done.set()
+            if self._on_settled is not None:
+                self._on_settled(self)
+
+    async def wait(self, seconds: float) -> Outcome | None:
+        """Return the outcome; None where it is not there in time."""
+        try:
+            await asyncio.wait_for(self._done.wait(), seconds)
+        except TimeoutError:
+            return None
+        self.drop_after = min(self.drop_after, time.monotonic() + _FETCHED_SECONDS)
+        return self.outcome
+
+
+class _Claim(NamedTuple):
+    promise: Promise
+    digest: bytes
+
+
+class Ledger:
+    """All promises by their ids, and by what names a request, so that one that is sent again is the same.
+
+    Args:
+        boot: of this start of the server; part of every id.
+    """
+
+    def __init__(self, boot: str) -> None:
+        self._boot = boot
+        self._promises: dict[str, Promise] = {}
+        self._claims: dict[Hashable, _Claim] = {}
+        self._keys: dict[str, Hashable] = {}
+        self._settled: deque[Promise] = deque()
+        self._bytes = 0
+
+    def earlier(self, tenant: str, key: Hashable, digest: bytes) -> Promise | None:
+        """Return the promise of the same request, which is sent again; None: it is new.
+
+        Args:
+            tenant: who asks.
+            key: names the request among those of the tenant.
+            digest: of its content.
+
+        Raises:
+            RequestError: another request had this name.
+        """
+        claim = self._claims.get((tenant, key))
+        if claim is None:
+            return None
+        if claim.digest != digest:
+            raise RequestError(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                f"{key} names another request, which was sent before: number requests one by one",
+            )
+        return claim.promise
+
+    def promise(
+        self, tenant: str, session_id: str, key: Hashable, digest: bytes, answer: dict[str, Any] | None = None
+    ) -> Promise:
+        """Return a new promise."""
+        made = Promise(f"{self._boot}-{secrets.token_hex(12)}", tenant, session_id, answer or {}, self._take)
+        self._promises[made.request_id] = made
+        self._claims[tenant, key] = _Claim(made, digest)
+        self._keys[made.request_id] = (tenant, key)
+        return made
+
+    def find(self, tenant: str, request_id: str) -> Promise:
+        """Return the promise with an id.
+
+        Raises:
+            RequestError: the tenant has none of that id, or none any more.
+        """
+        made = self._promises.get(request_id)
+        # Another tenant's is answered as one that never was.
+        if made is None or made.tenant != tenant:
+            raise gone("there is no result of this request any more; send the request again")
+        return made
+
+    def pending(self, tenant: str) -> int:
+        """Return how many promises of a tenant are open."""
+        return sum(made.tenant == tenant and made.outcome is None for made in self._promises.values())
+
+    def end_session(self, session_id: str, why: str) -> None:
+        """Settle all open promises of a session as failed."""
+        for made in self._promises.values():
+            if made.session_id == session_id:
+                made.settle(RequestFailure(why))
+
+    def _take(self, settled: Promise) -> None:
+        """Keep a promise that has been settled, and drop old ones."""
+        self._settled.append(settled)
+        self._bytes += _size(settled)
+        while len(self._settled) > _KEPT or self._bytes > _KEPT_BYTES:
+            if time.monotonic() < self._settled[0].drop_after:
+                return
+            old = self._settled.popleft()
+            self._bytes -= _size(old)
+            del self._promises[old.request_id], self._claims[self._keys.pop(old.request_id)]
+
+
+def _size(promise: Promise) -> int:
+    return promise.outcome.size if isinstance(promise.outcome, RequestResult) else 0
+
+
+@dataclass(slots=True)
+class Call:
+    """A request to the workers that has its place in the order of a model's requests.
+
+    Attributes:
+        promise: of its result.
+        act: returns the result, once it is its turn.
+    """
+
+    promise: Promise
+    act: Callable[[], Any]
+
+
+@dataclass(slots=True)
+class RequestOrder:
+    """The requests of a model, in the order of their numbers. A number that is missing holds up those after it.
+
+    Attributes:
+        next: number that is awaited.
+        ready: requests whose turn may come.
+    """
+
+    next: int = 1
+    ready: deque[Call] = field(default_factory=deque[Call])
+    waiting: dict[int, Call] = field(default_factory=dict[int, Call])
+
+    def check(self, seq_id: Any) -> int:
+        """Return the number of a new request.
+
+        Raises:
+            RequestError: it is none, lies too far ahead, or was taken.
+        """
+        if type(seq_id) is not int or not 0 < seq_id <= _LARGEST_SEQ:
+            raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, "`seq_id` must be an integer from 1 to 2147483647")
+        if seq_id > self.next + _FURTHEST:
+            message = f"`seq_id` {seq_id} lies too far ahead: request {self.next} of this model has not arrived"
+            raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
+        if seq_id < self.next:
+            raise gone(f"request {seq_id} of this model was answered before, and its result was dropped")
+        return seq_id
+
+    def put(self, seq_id: int, call: Call) -> None:
+        """Take a request with a number of `check`."""
+        self.waiting[seq_id] = call
+        while self.next in self.waiting:
+            self.ready.append(self.waiting.pop(self.next))
+            self.next += 1
+
+
+def gone(message: str) -> RequestError:
+    """Return the error of something that was there and is no more."""
+    return RequestError(HTTPStatus.GONE, message)

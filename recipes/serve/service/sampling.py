@@ -1,0 +1,125 @@
+"""Requests that sample: samplers, and answers to prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from typing import Any, Final
+
+from recipes.serve.service.ledger import Promise
+from recipes.serve.service.request_fields import (
+    check_tokens,
+    flag,
+    invalid,
+    mapping,
+    number,
+    prompt_tokens,
+    stops,
+    whole,
+)
+from recipes.serve.service.service_state import ServiceState
+from recipes.serve.service.tenants import Sampler
+from recipes.serve.values import Drawing
+
+_LARGEST: Final = 2**31 - 1
+_SEEDS: Final = 2**63 - 1
+# Fields that ask for something that is not there, and what to use.
+_NOT_SERVED: Final = {
+    "topk_prompt_logprobs": "prompt_logprobs gives those of the prompt's own tokens",
+    "topk_sample_logprobs": "answers have the log-probabilities of their own tokens",
+    "target_prompt_logprobs": "forward() of a TrainingClient gives log-probabilities of any targets",
+    "prompt_alt_tokens_k": "sample with max_tokens=1 from each prefix",
+    "prompt_logprobs_last_n": "prompt_logprobs gives those of the whole prompt",
+    "record_stability_info": "stable_reinforce is not served; use importance_sampling, ppo, cispo or gspo",
+}
+
+
+class SamplingRequests:
+    """What clients ask of samplers.
+
+    Args:
+        state: of the service.
+    """
+
+    def __init__(self, state: ServiceState) -> None:
+        self._state = state
+
+    def create(self, tenant: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return a sampler of saved weights, or of the model as it is."""
+        session = self._state.tenants.session(tenant, fields.get("session_id"))
+        place = whole(fields, "sampling_session_seq_id", 0, _LARGEST)
+        path, folder = fields.get("model_path"), None
+        if path is not None:
+            folder = self._state.store.find(tenant, path).folder
+            # Others may be overwritten, and a sampler keeps its weights.
+            if folder.parent.name != "sampler_weights":
+                raise invalid(f"`{path}` is to be trained on: sample from what save_weights_for_sampler has saved")
+        if path is None or fields.get("base_model") is not None:
+            self._state.check_base_model(fields.get("base_model"))
+        sampler = Sampler(f"{session.session_id}:sample:{place}", session, path, folder)
+        there = session.samplers.setdefault(sampler.sampler_id, sampler)
+        if there.path != path or (path is None and there.folder is not None):
+            raise invalid(f"`sampling_session_seq_id` {place} names another sampler: number them one by one")
+        return {"sampling_session_id": sampler.sampler_id, "type": "create_sampling_session"}
+
+    def describe(self, tenant: str, sampler_id: str) -> dict[str, Any]:
+        """Return what a sampler samples from."""
+        sampler = self._state.tenants.sampler(tenant, sampler_id)
+        return {
+            "sampler_id": sampler.sampler_id,
+            "base_model": self._state.limits.model_name,
+            "model_path": sampler.path,
+        }
+
+    def sample(self, tenant: str, fields: dict[str, Any]) -> Promise:
+        """Have answers to a prompt drawn."""
+        if fields.get("sampling_session_id") is None:
+            raise invalid("`sampling_session_id` is missing: create a SamplingClient")
+        sampler = self._state.tenants.sampler(tenant, fields["sampling_session_id"])
+        key = ("sample", sampler.sampler_id, whole(fields, "seq_id", 0, 2**63 - 1))
+        digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
+        earlier = self._state.ledger.earlier(tenant, key, digest)
+        if earlier is not None:
+            return earlier
+        for name, instead in _NOT_SERVED.items():
+            if fields.get(name):
+                raise invalid(f"`{name}` is not served: {instead}")
+        self._state.check_pending(tenant)
+        drawing = self._drawing(fields, sampler)
+        names = {"sample_sequence_ids": [secrets.token_hex(8) for _ in range(drawing.samples)]}
+        promise = self._state.ledger.promise(tenant, sampler.session.session_id, key, digest, names)
+        self._state.sampler_turns.submit(drawing._replace(request_id=promise.request_id), promise)
+        return promise
+
+    def _drawing(self, fields: dict[str, Any], sampler: Sampler) -> Drawing:
+        longest = self._state.limits.context_length
+        prompt = prompt_tokens(fields.get("prompt"))
+        check_tokens(prompt, self._state.facts.vocabulary, "`prompt`")
+        if len(prompt) >= longest:
+            raise invalid(f"the prompt has {len(prompt)} tokens, and leaves no room for an answer in {longest}")
+        params = mapping(fields.get("sampling_params"), "sampling_params")
+        room = longest - len(prompt)
+        tokens = whole(params, "max_tokens", 1, _LARGEST, room)
+        if tokens > room:
+            raise invalid(f"a prompt of {len(prompt)} and `max_tokens` {tokens} exceed the context of {longest} tokens")
+        top_k, top_p = whole(params, "top_k", -1, _LARGEST, -1), number(params, "top_p", 1.0, 0.0)
+        if top_k == 0 or not 0 < top_p <= 1:
+            raise invalid("`top_k` must be at least 1, or -1 for all; `top_p` above 0 and at most 1")
+        # Equal requests without a seed get unlike answers.
+        seed = whole(params, "seed", -(2**63), 2**64 - 1, secrets.randbits(62)) & _SEEDS
+        stop_tokens, stop_texts = stops(params.get("stop"), self._state.facts.stops)
+        return Drawing(
+            request_id="",
+            snapshot=None if sampler.folder is None else str(sampler.folder),
+            prompt=prompt,
+            samples=whole(fields, "num_samples", 1, self._state.limits.max_samples, 1),
+            max_tokens=tokens,
+            temperature=number(params, "temperature", 1.0, 0.0),
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop_tokens=stop_tokens,
+            stop_texts=stop_texts,
+            prompt_logprobs=flag(fields, "prompt_logprobs", default=False),
+        )

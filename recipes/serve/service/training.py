@@ -1,0 +1,315 @@
+"""Requests that train: models, passes, steps, and saved weights, each model's in the order of their numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import secrets
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, Final
+
+from recipes.language.listening.request_error import RequestError
+from recipes.serve.service.ledger import Call, Promise, RequestFailure
+from recipes.serve.service.request_fields import adam, check_data, flag, invalid, loss_settings, mapping, whole
+from recipes.serve.service.service_state import ServiceState, StepFigures
+from recipes.serve.service.tenants import ClientSession, Sampler, ServedModel
+from recipes.serve.values import AdapterSettings, FloatArray, PassOutcome
+from recipes.serve.wire.requests_and_results import PassRequest, pass_bytes, read_data
+
+Act = Callable[[], Awaitable[Any]]
+
+_LARGEST: Final = 2**31 - 1
+_TEN_YEARS: Final = 10 * 366 * 86400
+
+
+class TrainingRequests:
+    """What clients ask of models that are trained.
+
+    Args:
+        state: of the service.
+    """
+
+    def __init__(self, state: ServiceState) -> None:
+        self._state = state
+
+    # Models
+
+    def create_model(self, tenant: str, fields: dict[str, Any]) -> Promise:
+        """Begin a model with a new adapter."""
+        session = self._state.tenants.session(tenant, fields.get("session_id"))
+        self._state.check_base_model(fields.get("base_model"))
+        _check_optimizer(fields)
+        lora = mapping(fields.get("lora_config"), "lora_config")
+        settings = AdapterSettings(
+            rank=whole(lora, "rank", 1, self._state.limits.max_rank),
+            seed=whole(lora, "seed", -(2**63), 2**63 - 1, secrets.randbits(32)) & _LARGEST,
+            train_attn=flag(lora, "train_attn", default=True),
+            train_mlp=flag(lora, "train_mlp", default=True),
+            train_unembed=flag(lora, "train_unembed", default=True),
+        )
+        if not (settings.train_attn or settings.train_mlp or settings.train_unembed):
+            raise invalid("one of `train_attn`, `train_mlp` and `train_unembed` must be true")
+
+        async def act(model: ServedModel) -> dict[str, Any]:
+            await self._state.actor.create(model.model_id, settings)
+            return {"model_id": model.model_id, "type": "create_model"}
+
+        return self._begin(session, fields, settings, act)
+
+    def load_weights(self, tenant: str, fields: dict[str, Any]) -> Promise:
+        """Begin a model with saved weights, or load them into one."""
+        optimizer = flag(fields, "optimizer", default=False)
+
+        async def load(model: ServedModel) -> dict[str, Any]:
+            saved = self._state.store.find(tenant, fields.get("path"))
+            if optimizer and not saved.has_optimizer:
+                raise invalid(f"`{fields['path']}` has no state of an optimizer: load it with optimizer=False")
+            model.settings, model.failed = saved.settings, ""
+            await self._state.actor.restore(model.model_id, str(saved.folder), optimizer)
+            return {"path": fields["path"], "model_id": model.model_id, "type": "load_weights"}
+
+        if fields.get("session_id") is not None:
+            session = self._state.tenants.session(tenant, fields.get("session_id"))
+            _check_optimizer(fields)
+            if fields.get("base_model") is not None:
+                self._state.check_base_model(fields.get("base_model"))
+            saved = self._state.store.find(tenant, fields.get("path"))
+            return self._begin(session, fields, saved.settings, load)
+        return self._sequenced(tenant, fields.get("model_id"), fields, lambda model: lambda: load(model))
+
+    def _begin(
+        self,
+        session: ClientSession,
+        fields: dict[str, Any],
+        settings: AdapterSettings,
+        act: Callable[[ServedModel], Awaitable[dict[str, Any]]],
+    ) -> Promise:
+        """Return the promise of a new model, whose first call is `act`."""
+        number = whole(fields, "model_seq_id", 0, _LARGEST)
+        model_id, digest = f"{session.session_id}:train:{number}", _digest(fields)
+        earlier = self._state.ledger.earlier(session.tenant, ("model", model_id), digest)
+        if earlier is not None:
+            return earlier
+        if len(self._state.tenants.models(session.tenant)) >= self._state.limits.max_models:
+            raise invalid(
+                f"{self._state.limits.max_models} models are trained already (`server.max_models`): finish a session"
+                " by closing its client, or raise the limit"
+            )
+        metadata = fields.get("user_metadata")
+        written = {} if metadata is None else mapping(metadata, "user_metadata")
+        model = ServedModel(model_id, session, settings, metadata=written)
+        session.models[model_id] = model
+
+        async def first() -> dict[str, Any]:
+            try:
+                return await act(model)
+            except BaseException:
+                session.models.pop(model_id, None)
+                for call in (*model.order.ready, *model.order.waiting.values()):
+                    call.promise.settle(RequestFailure("the model could not be created"))
+                raise
+
+        promise = self._state.ledger.promise(
+            session.tenant, session.session_id, ("model", model_id), digest, {"model_id": model_id}
+        )
+        model.order.ready.append(Call(promise, first))
+        self._state.actor_turns.wake()
+        return promise
+
+    # Passes and steps
+
+    def learn(self, tenant: str, request: PassRequest) -> Promise:
+        """Compute a loss, and its gradients unless it is only to be looked at."""
+        fields = {"seq_id": request.seq_id, "model_id": request.model_id}
+
+        def prepare(model: ServedModel) -> Act:
+            try:
+                settings = loss_settings(request.loss, request.settings)
+                data = read_data(request)
+                check_data(data, request.loss, self._state.facts.vocabulary, self._state.limits.context_length)
+            except RequestError as error:
+                return _failing(model, error, counts=not request.forward_only)
+            backward = not request.forward_only
+
+            async def act() -> bytes:
+                try:
+                    ranks = await self._state.actor.learn(model.model_id, data, request.loss, settings, backward)
+                except BaseException:
+                    model.failed = model.failed or (f"pass {request.seq_id} failed" if backward else "")
+                    raise
+                logprobs: dict[int, FloatArray] = {}
+                for rank in ranks:
+                    logprobs.update(rank.logprobs)
+                total = math.fsum(rank.loss for rank in ranks)
+                if not math.isfinite(total):
+                    model.failed = model.failed or (f"pass {request.seq_id} failed" if backward else "")
+                    raise invalid(f"the loss is {total}: look at the log-probabilities and advantages of the batch")
+                metrics = {"loss:sum": total, "tokens:sum": float(sum(len(datum.tokens) for datum in data))}
+                if backward:
+                    self._state.figures.passed(metrics["tokens:sum"], total)
+                return pass_bytes(PassOutcome([logprobs[place] for place in range(len(data))], metrics))
+
+            return act
+
+        digest = hashlib.sha256(request.digest_bytes).digest()
+        return self._sequenced(tenant, request.model_id, fields, prepare, digest)
+
+    def step(self, tenant: str, fields: dict[str, Any]) -> Promise:
+        """Take an optimizer step with the gradients since the last one."""
+
+        def prepare(model: ServedModel) -> Act:
+            settings = adam(fields)
+
+            async def act() -> dict[str, Any]:
+                if model.failed:
+                    why, model.failed = model.failed, ""
+                    await self._state.actor.drop_gradients(model.model_id)
+                    raise invalid(
+                        f"{why}, so that no step was taken, and all gradients since the last step were dropped: send"
+                        " the passes and the step again"
+                    )
+                metrics = (await self._state.actor.step(model.model_id, settings))[0]
+                self._state.step_finished(StepFigures(metrics["grad_norm"], settings.learning_rate))
+                return {"metrics": metrics, "type": "optim_step"}
+
+            return act
+
+        return self._sequenced(tenant, fields.get("model_id"), fields, prepare)
+
+    # Saved weights
+
+    def save_weights(self, tenant: str, fields: dict[str, Any]) -> Promise:
+        """Save a model's weights and the state of its optimizer under a name."""
+
+        def prepare(model: ServedModel) -> Act:
+            name, ttl = self._name(fields), _ttl(fields)
+            overwrite = flag(fields, "overwrite", default=False)
+
+            async def act() -> dict[str, Any]:
+                path = await self._state.store.save(
+                    tenant,
+                    model.model_id,
+                    "weights",
+                    name,
+                    lambda folder: _written(self._state.actor.save(model.model_id, folder, True)),
+                    overwrite=overwrite,
+                    ttl=ttl,
+                    metadata=model.metadata,
+                )
+                return {"path": path, "type": "save_weights"}
+
+            return act
+
+        return self._sequenced(tenant, fields.get("model_id"), fields, prepare)
+
+    def save_for_sampler(self, tenant: str, fields: dict[str, Any]) -> Promise:
+        """Save a model's weights to sample from, under a name, or for one sampler."""
+
+        def prepare(model: ServedModel) -> Act:
+            ttl = _ttl(fields)
+            if fields.get("kind", "snapshot") != "snapshot":
+                raise invalid("only samplers of kind `snapshot` are served: leave `kind` out")
+
+            async def write(folder: str) -> None:
+                await _written(self._state.actor.save(model.model_id, folder, False))
+
+            if fields.get("path") is not None:
+                name = self._name(fields)
+
+                async def named() -> dict[str, Any]:
+                    kind, run = "sampler_weights", model.model_id
+                    path = await self._state.store.save(tenant, run, kind, name, write, ttl=ttl)
+                    return {"path": path, "type": "save_weights_for_sampler"}
+
+                return named
+            number = whole(fields, "sampling_session_seq_id", 0, _LARGEST)
+
+            async def unnamed() -> dict[str, Any]:
+                session = model.session
+                folder = await self._state.store.snapshot(session.session_id, write)
+                sampler = Sampler(f"{session.session_id}:sample:{number}", session, None, folder)
+                session.samplers[sampler.sampler_id] = sampler
+                return {"sampling_session_id": sampler.sampler_id, "path": None, "type": "save_weights_for_sampler"}
+
+            return unnamed
+
+        return self._sequenced(tenant, fields.get("model_id"), fields, prepare)
+
+    def _name(self, fields: dict[str, Any]) -> str:
+        """Return the name to save under: the client's, or the number of the request."""
+        name = fields.get("path")
+        return self._state.store.check_name(f"request-{fields.get('seq_id')}" if name is None else name)
+
+    def _sequenced(
+        self,
+        tenant: str,
+        model_id: Any,
+        fields: dict[str, Any],
+        prepare: Callable[[ServedModel], Act],
+        digest: bytes | None = None,
+    ) -> Promise:
+        """Return the promise of a request that has its place in the order of a model's.
+
+        What is wrong with its content is found when it is prepared; it takes its number then all the same, because the
+        client sends no other request with it, and its promise fails.
+
+        Args:
+            tenant: who asks.
+            model_id: of the model.
+            fields: with `seq_id`.
+            prepare: returns what is done once it is its turn.
+            digest: of the request; None: of `fields`.
+
+        Raises:
+            RequestError: there is no such model, or the number cannot be taken.
+        """
+        state = self._state
+        model = state.tenants.model(tenant, model_id)
+        digest = digest or _digest(fields)
+        key = ("request", model.model_id, fields.get("seq_id"))
+        earlier = state.ledger.earlier(tenant, key, digest)
+        if earlier is not None:
+            return earlier
+        seq_id = model.order.check(fields.get("seq_id"))
+        # The one that is awaited is taken in any case: all others wait for it.
+        if seq_id != model.order.next:
+            state.check_pending(tenant)
+        try:
+            act = prepare(model)
+        except RequestError as error:
+            act = _failing(model, error, counts=False)
+        promise = state.ledger.promise(tenant, model.session.session_id, key, digest)
+        model.order.put(seq_id, Call(promise, act))
+        state.actor_turns.wake()
+        return promise
+
+
+def _failing(model: ServedModel, error: RequestError, *, counts: bool) -> Act:
+    """Return a call that raises an error; one that counts fails the next step, too."""
+
+    async def act() -> None:
+        if counts:
+            model.failed = model.failed or f"an earlier pass was refused ({error})"
+        raise error
+
+    return act
+
+
+async def _written(handle: Any) -> None:
+    await handle
+
+
+def _digest(fields: dict[str, Any]) -> bytes:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
+
+
+def _ttl(fields: dict[str, Any]) -> int | None:
+    return None if fields.get("ttl_seconds") is None else whole(fields, "ttl_seconds", 1, _TEN_YEARS)
+
+
+def _check_optimizer(fields: dict[str, Any]) -> None:
+    chosen = fields.get("optimizer_config")
+    if chosen is not None and mapping(chosen, "optimizer_config").get("type", "adamw") != "adamw":
+        raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, "only the optimizer adamw is served")

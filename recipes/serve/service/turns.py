@@ -1,0 +1,173 @@
+"""Turns of the workers: one call of the actor at a time, in fair order, and answers drawn by all samplers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from recipes.language.listening.request_error import RequestError
+from recipes.serve.service.ledger import Call, Promise, RequestFailure, RequestResult
+from recipes.serve.service.tenants import Tenants
+from recipes.serve.values import Drawing, SampleOutcome
+from rlinf_core import RLinfError, WorkerGroupError
+from rlinf_core.runners.restarts import death
+
+LOGGER: Final = logging.getLogger("rlinf")
+# Longest time between two looks for new requests to sample.
+_SECONDS: Final = 0.2
+
+OnFailure = Callable[[BaseException], None]
+
+
+class ActorTurns:
+    """Calls of the actor, one after the other: each tenant has its turn, and among its models each.
+
+    Args:
+        tenants: whose models have requests.
+        on_failure: called with what ends the service: the death of a worker.
+    """
+
+    def __init__(self, tenants: Tenants, on_failure: OnFailure) -> None:
+        self._tenants = tenants
+        self._on_failure = on_failure
+        self._wake = asyncio.Event()
+        self._chores: deque[Callable[[], Awaitable[Any]]] = deque()
+        self._last_tenant = self._last_model = ""
+
+    def wake(self) -> None:
+        """Look for requests."""
+        self._wake.set()
+
+    def add_chore(self, chore: Callable[[], Awaitable[Any]]) -> None:
+        """Have something done before the next request, such as removing a model."""
+        self._chores.append(chore)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Take turns for ever."""
+        while True:
+            while self._chores:
+                await self._guarded(self._chores.popleft())
+            call = self._next()
+            if call is None:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            if call.promise.outcome is None:
+                call.promise.settle(await self._guarded(call.act))
+
+    def _next(self) -> Call | None:
+        busy = self._tenants.busy()
+        if not busy:
+            return None
+        self._last_tenant = _after(self._last_tenant, sorted(busy))
+        models = {model.model_id: model for model in busy[self._last_tenant]}
+        self._last_model = _after(self._last_model, sorted(models))
+        return models[self._last_model].order.ready.popleft()
+
+    async def _guarded(self, act: Callable[[], Awaitable[Any]]) -> RequestResult | RequestFailure:
+        try:
+            content = await act()
+        except RequestError as error:
+            return RequestFailure(str(error))
+        except WorkerGroupError as error:
+            if death(error) is not None:
+                self._on_failure(error)
+                return RequestFailure("a worker of the server died: the server starts its workers again", "server")
+            return _failure_of(error)
+        except OSError as error:
+            LOGGER.warning("a request failed: %s", error)
+            return RequestFailure(f"the server cannot write or read its files: {error.strerror}", "server")
+        return RequestResult(content)
+
+
+def _failure_of(error: WorkerGroupError) -> RequestFailure:
+    """Return the failure of a call that a worker refused, or in which it made a mistake."""
+    first: BaseException = error
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    if isinstance(first, RLinfError):
+        parts = (first.message, first.why, first.help)
+        return RequestFailure("; ".join(part for part in parts if part))
+    LOGGER.warning("a request failed in a worker: %s", error)
+    return RequestFailure(
+        f"the server failed: {type(first).__name__}: {str(first).partition(chr(10))[0][:200]}", "server"
+    )
+
+
+def _after(last: str, names: list[str]) -> str:
+    """Return the name after another one in a circle of sorted names."""
+    return next((name for name in names if name > last), names[0])
+
+
+class SamplerTurns:
+    """Requests to sample, spread over the ranks, and drawn together by each.
+
+    Args:
+        groups: a view of each rank.
+        encode: returns the message of an outcome.
+        on_failure: see `ActorTurns`.
+    """
+
+    def __init__(self, groups: list[Any], encode: Callable[[SampleOutcome], bytes], on_failure: OnFailure) -> None:
+        self._groups = groups
+        self._encode = encode
+        self._on_failure = on_failure
+        self._new: list[list[Drawing]] = [[] for _ in groups]
+        self._cancelled: list[list[str]] = [[] for _ in groups]
+        self._open: list[dict[str, Promise]] = [{} for _ in groups]
+        self._wakes = [asyncio.Event() for _ in groups]
+        self._ranks = itertools.cycle(range(len(groups)))
+
+    def submit(self, drawing: Drawing, promise: Promise) -> None:
+        """Have answers drawn by the rank with the fewest requests."""
+        start = next(self._ranks)
+        order = [(start + offset) % len(self._groups) for offset in range(len(self._groups))]
+        rank = min(order, key=lambda place: len(self._open[place]))
+        self._new[rank].append(drawing)
+        self._open[rank][promise.request_id] = promise
+        self._wakes[rank].set()
+
+    def cancel(self, request_ids: set[str]) -> None:
+        """Stop drawing answers that nobody waits for."""
+        for rank, promises in enumerate(self._open):
+            for request_id in request_ids & promises.keys():
+                promises.pop(request_id).settle(RequestFailure("the request was cancelled"))
+                self._new[rank] = [drawing for drawing in self._new[rank] if drawing.request_id != request_id]
+                self._cancelled[rank].append(request_id)
+
+    async def run(self) -> None:
+        """Draw for ever."""
+        await asyncio.gather(*(self._run(rank) for rank in range(len(self._groups))))
+
+    async def _run(self, rank: int) -> None:
+        while True:
+            if not self._open[rank] and not self._cancelled[rank]:
+                self._wakes[rank].clear()
+                await self._wakes[rank].wait()
+            new, self._new[rank] = self._new[rank], []
+            cancelled, self._cancelled[rank] = self._cancelled[rank], []
+            try:
+                (done,) = await self._groups[rank].advance(new, cancelled, _SECONDS)
+            except WorkerGroupError as error:
+                self._fail(rank, error)
+                continue
+            for request_id, outcome in done.items():
+                promise = self._open[rank].pop(request_id, None)
+                if promise is not None:
+                    failed = RequestFailure(outcome.failure) if outcome.failure else None
+                    promise.settle(failed or RequestResult(self._encode(outcome)))
+
+    def _fail(self, rank: int, error: WorkerGroupError) -> None:
+        """Settle all requests of a rank as failed."""
+        if death(error) is not None:
+            self._on_failure(error)
+        failure = _failure_of(error)
+        lost, self._open[rank] = self._open[rank], {}
+        for promise in lost.values():
+            promise.settle(failure)
+        self._cancelled[rank] += lost

@@ -1,0 +1,166 @@
+"""Saved weights on disk, by `tinker://` paths. Each tenant sees its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from recipes.language.listening.request_error import RequestError
+from recipes.serve.values import AdapterSettings
+from rlinf_core.runners.storage.durable import remove_tree, rename, sync_tree
+
+Kind: TypeAlias = Literal["weights", "sampler_weights"]
+
+_PATH: Final = re.compile(
+    r"tinker://([0-9a-f-]+:train:\d+)/(weights|sampler_weights)/([A-Za-z0-9][A-Za-z0-9._-]{0,127})"
+)
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_RECORD: Final = "rlinf_saved.json"
+# Written by the workers, see `recipes.serve.workers.adapters`.
+_ADAPTER: Final = "rlinf_adapter.json"
+_OPTIMIZER: Final = "optimizer.safetensors"
+
+
+class Saved(NamedTuple):
+    """Saved weights.
+
+    Attributes:
+        folder: of their files.
+        settings: of the adapter.
+        base_model: name of the model that it is an adapter of.
+        has_optimizer: whether the state of the optimizer is there, too.
+        metadata: what the client wrote down about the run.
+    """
+
+    folder: Path
+    settings: AdapterSettings
+    base_model: str
+    has_optimizer: bool
+    metadata: dict[str, Any]
+
+
+class WeightStore:
+    """Folders of saved weights.
+
+    Args:
+        root: of named weights.
+        snapshots: folder of those without a name, which live as long as this server.
+        base_model: name of the model.
+    """
+
+    def __init__(self, root: Path, snapshots: Path, base_model: str) -> None:
+        self._root = root
+        self._snapshots = snapshots
+        self._base_model = base_model
+
+    def check_name(self, name: Any) -> str:
+        """Return a name under which weights may be saved.
+
+        Raises:
+            RequestError: it could leave its folder, or hide.
+        """
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise RequestError(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                "a name of weights has 1 to 128 letters, digits, `.`, `_` and `-`, and begins with a letter or digit",
+            )
+        return name
+
+    def find(self, tenant: str, path: Any) -> Saved:
+        """Return the weights at a `tinker://` path.
+
+        Raises:
+            RequestError: the path is none, or the tenant has no such weights.
+        """
+        match = _PATH.fullmatch(path) if isinstance(path, str) else None
+        if match is None:
+            raise RequestError(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                "a path of weights is `tinker://RUN/weights/NAME` or `tinker://RUN/sampler_weights/NAME`",
+            )
+        folder = self._root / tenant / Path(*match.groups())
+        if not (folder / _RECORD).is_file():
+            raise RequestError(HTTPStatus.NOT_FOUND, f"there are no weights at `{path}`")
+        record: dict[str, Any] = json.loads((folder / _RECORD).read_text())
+        settings = AdapterSettings(**json.loads((folder / _ADAPTER).read_text()))
+        optimizer = (folder / _OPTIMIZER).is_file()
+        return Saved(folder, settings, record["base_model"], optimizer, record["user_metadata"])
+
+    async def save(
+        self,
+        tenant: str,
+        run: str,
+        kind: Kind,
+        name: str,
+        write: Callable[[str], Awaitable[Any]],
+        *,
+        overwrite: bool = False,
+        ttl: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Save weights under a name, and return their path: readers find all of them or none.
+
+        Args:
+            tenant, run: whose they are.
+            kind: what they are for.
+            name: see `check_name`.
+            write: writes them into a folder.
+            overwrite: whether those of the same name give way.
+            ttl: seconds after which they are removed; None: never.
+            metadata: what the client wrote down about the run.
+
+        Raises:
+            RequestError: there are weights of this name, which stay.
+        """
+        folder = self._root / tenant / run / kind / name
+        if folder.exists() and not overwrite:
+            message = (
+                f"there are weights at `tinker://{run}/{kind}/{name}`: choose another name, or pass overwrite=True"
+            )
+            raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
+        part = folder.with_name(f".{name}.{secrets.token_hex(4)}")
+        part.mkdir(parents=True)
+        try:
+            await write(str(part))
+            record = {"base_model": self._base_model, "expires": None if ttl is None else time.time() + ttl}
+            (part / _RECORD).write_text(json.dumps({**record, "user_metadata": dict(metadata or {})}))
+            sync_tree(part)
+            if folder.exists():
+                old = folder.with_name(f".{name}.old-{secrets.token_hex(4)}")
+                rename(folder, old)
+                rename(part, folder)
+                remove_tree(old)
+            else:
+                rename(part, folder)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        return f"tinker://{run}/{kind}/{name}"
+
+    async def snapshot(self, session_id: str, write: Callable[[str], Awaitable[Any]]) -> Path:
+        """Write weights without a name, for the samplers of a session, and return their folder."""
+        folder = self._snapshots / session_id / secrets.token_hex(8)
+        folder.mkdir(parents=True)
+        await write(str(folder))
+        return folder
+
+    def end_session(self, session_id: str) -> None:
+        """Remove the weights without a name of a session."""
+        remove_tree(self._snapshots / session_id)
+
+    def remove_expired(self) -> None:
+        """Remove the weights whose time is over."""
+        for record in self._root.glob(f"*/*/*/*/{_RECORD}"):
+            # One that is being written or removed, or is damaged, is left alone.
+            with suppress(OSError, ValueError):
+                expires = json.loads(record.read_text()).get("expires")
+                if expires is not None and expires < time.time():
+                    remove_tree(record.parent)

@@ -1,0 +1,147 @@
+"""Values that travel between the server and its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.floating[Any]]
+
+
+class Datum(NamedTuple):
+    """A sequence to learn from.
+
+    Attributes:
+        tokens: int64 [N].
+        values: inputs of the loss by name: `target_tokens`, int64 [N] or [N, K], and others of the same shape, float32.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    values: Mapping[str, npt.NDArray[Any]]
+
+
+class PassOutcome(NamedTuple):
+    """The result of a pass over a batch.
+
+    Attributes:
+        logprobs: of the target tokens of each datum, in their shapes.
+        metrics: by name and, after a colon, the way in which a client reduces those of several batches.
+    """
+
+    logprobs: list[FloatArray]
+    metrics: dict[str, float]
+
+
+class RankOutcome(NamedTuple):
+    """The part of a pass that one rank computed: log-probabilities by the number of the datum, and summed losses."""
+
+    logprobs: dict[int, FloatArray]
+    loss: float
+
+
+class AdapterSettings(NamedTuple):
+    """The settings of an adapter. `seed` is that of its first values."""
+
+    rank: int
+    seed: int
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+
+class AdamSettings(NamedTuple):
+    """The settings of one optimizer step: AdamW; a `grad_clip_norm` of 0 clips nothing."""
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    grad_clip_norm: float
+
+
+class ServedFacts(NamedTuple):
+    """Facts of the model.
+
+    Attributes:
+        vocabulary: number of token ids.
+        stops: tokens that end an answer.
+    """
+
+    vocabulary: int
+    stops: tuple[int, ...]
+
+
+class Drawing(NamedTuple):
+    """A request for answers.
+
+    Attributes:
+        request_id: comes back with the outcome.
+        snapshot: folder of the adapter; None: the model without one.
+        prompt: token ids.
+        samples: answers.
+        max_tokens: of an answer.
+        temperature, top_k, top_p, seed: of the draws.
+        stop_tokens, stop_texts: what ends an answer.
+        prompt_logprobs: whether log-probabilities of the prompt are asked for.
+    """
+
+    request_id: str
+    snapshot: str | None
+    prompt: tuple[int, ...]
+    samples: int
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    stop_tokens: tuple[int, ...]
+    stop_texts: tuple[str, ...]
+    prompt_logprobs: bool
+
+
+class DrawnAnswer(NamedTuple):
+    """An answer: token ids, their log-probabilities, and why it ended."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    reason: Literal["stop", "length"]
+
+
+class SampleOutcome(NamedTuple):
+    """The answers to a prompt.
+
+    Attributes:
+        answers: in the order of their numbers.
+        prompt_logprobs: of each token of the prompt, NaN for the first; None: not asked for.
+        failure: why there are none; empty: there are.
+    """
+
+    answers: list[DrawnAnswer]
+    prompt_logprobs: FloatArray | None = None
+    failure: str = ""
+
+
+class AdapterTraining(Protocol):
+    """A worker that trains adapters. Each rank takes each call."""
+
+    def init_worker(self, tokenizer_folder: str) -> ServedFacts: ...
+    def create(self, model: str, settings: AdapterSettings, /) -> None: ...
+    def restore(self, model: str, folder: str, optimizer: bool, /) -> None: ...
+    def learn(
+        self, model: str, data: list[Datum], loss: str, settings: Mapping[str, float], backward: bool, /
+    ) -> RankOutcome: ...
+    def drop_gradients(self, model: str, /) -> None: ...
+    def step(self, model: str, adam: AdamSettings, /) -> dict[str, float]: ...
+    def save(self, model: str, folder: str, optimizer: bool, /) -> None: ...
+    def remove(self, model: str, /) -> None: ...
+
+
+class SnapshotSampling(Protocol):
+    """A worker that samples from snapshots."""
+
+    def init_worker(self) -> ServedFacts: ...
+    def advance(self, requests: list[Drawing], cancelled: list[str], seconds: float, /) -> dict[str, SampleOutcome]: ...

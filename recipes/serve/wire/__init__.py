@@ -1,0 +1,1 @@
+"""The protobuf messages of the Tinker SDK."""

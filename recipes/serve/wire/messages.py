@@ -1,0 +1,83 @@
+"""Protobuf messages of the Tinker SDK's wire, by field numbers; names are this project's own.
+
+The messages are those that an unmodified SDK sends and reads (0.38). Fields that nothing is done with are left out: the
+protobuf package keeps them as unknown.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_FIELD: Final = descriptor_pb2.FieldDescriptorProto
+_PACKAGE: Final = "rlinf_serve"
+# Messages by name: `number name type`; `*` marks a list, `?` a field whose absence is seen, `{}` a map from texts.
+_MESSAGES: Final[dict[str, str]] = {
+    "CsrTensor": "1 values bytes, 2 rows bytes, 3 columns bytes",
+    "TensorMessage": "1 dense bytes?, 2 sparse CsrTensor?, 3 dtype int32, 4 shape int64*",
+    "TextChunk": "1 tokens bytes",
+    "InputChunk": "1 text TextChunk?, 2 image bytes?, 3 audio bytes?",
+    "DatumMessage": "1 input InputChunk*, 2 values TensorMessage{}",
+    "Setting": "1 number double?, 2 text string?",
+    "PassMessage": (
+        "1 model_id string, 2 seq_id int32, 3 data DatumMessage*, 4 loss string, 5 numbers double{},"
+        " 6 forward_only bool, 7 settings Setting{}"
+    ),
+    "BatchedTensor": "1 data bytes, 2 offsets bytes, 3 dtype int32, 4 trailing_shape int64*",
+    "OutputRecord": "1 kind string, 2 fields BatchedTensor{}, 3 count int64",
+    "PassResult": "1 kind string, 2 outputs OutputRecord*, 3 metrics double{}",
+    "SampledTokens": "1 reason int32, 2 tokens bytes, 3 logprobs bytes?",
+    "SampleResult": "1 sequences SampledTokens*, 2 prompt_logprobs bytes?",
+}
+_SCALARS: Final = {
+    "bytes": _FIELD.TYPE_BYTES,
+    "string": _FIELD.TYPE_STRING,
+    "int32": _FIELD.TYPE_INT32,
+    "int64": _FIELD.TYPE_INT64,
+    "double": _FIELD.TYPE_DOUBLE,
+    "bool": _FIELD.TYPE_BOOL,
+}
+
+
+def _add_field(message: descriptor_pb2.DescriptorProto, number: int, name: str, kind: str) -> None:
+    field = message.field.add(name=name, number=number, label=_FIELD.LABEL_OPTIONAL)
+    base = kind.rstrip("*?{}")
+    if kind.endswith("{}"):
+        entry = message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
+        entry.options.map_entry = True
+        _add_field(entry, 1, "key", "string")
+        _add_field(entry, 2, "value", base)
+        field.type, field.label = _FIELD.TYPE_MESSAGE, _FIELD.LABEL_REPEATED
+        field.type_name = f".{_PACKAGE}.{message.name}.{entry.name}"
+        return
+    if base in _SCALARS:
+        field.type = _SCALARS[base]
+    else:
+        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{_PACKAGE}.{base}"
+    if kind.endswith("*"):
+        field.label = _FIELD.LABEL_REPEATED
+    elif kind.endswith("?") and base in _SCALARS:
+        field.proto3_optional = True
+        field.oneof_index = len(message.oneof_decl)
+        message.oneof_decl.add(name=f"_{name}")
+
+
+def _classes() -> dict[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(name="rlinf_serve.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field in fields.split(","):
+            number, label, kind = field.split()
+            _add_field(message, int(number), label, kind)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] - absent from the stubs
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _MESSAGES
+    }
+
+
+_MADE: Final = _classes()
+PASS_MESSAGE: Final[Any] = _MADE["PassMessage"]
+PASS_RESULT: Final[Any] = _MADE["PassResult"]
+SAMPLE_RESULT: Final[Any] = _MADE["SampleResult"]

@@ -1,0 +1,178 @@
+"""Requests and results in the protobuf messages of the Tinker SDK, as values and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from recipes.language.listening.request_error import bad_request
+from recipes.serve.values import Datum, PassOutcome, SampleOutcome
+from recipes.serve.wire.messages import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
+
+Array = npt.NDArray[Any]
+
+# The types of tensors, by their numbers on the wire.
+_FLOAT, _INT = 1, 2
+_DTYPES: Final = {_FLOAT: np.dtype(np.float32), _INT: np.dtype(np.int64)}
+_LARGEST_TENSOR: Final = 1 << 22
+_INPUTS: Final = {
+    "target_tokens": _INT,
+    "weights": _FLOAT,
+    "logprobs": _FLOAT,
+    "advantages": _FLOAT,
+    "clip_low_threshold": _FLOAT,
+    "clip_high_threshold": _FLOAT,
+    "sequence_ratio_mask": _FLOAT,
+}
+_REASONS: Final = {"stop": 0, "length": 1}
+
+
+class PassRequest(NamedTuple):
+    """A request for a forward pass, or a forward and backward pass.
+
+    Attributes:
+        model_id, seq_id: place in the order of the model's requests.
+        loss: name.
+        settings: of the loss.
+        forward_only: whether no gradients are computed.
+        message: the parsed message; `read_data` returns its data.
+        digest_bytes: the same bytes for the same request.
+    """
+
+    model_id: str
+    seq_id: int
+    loss: str
+    settings: Mapping[str, float | str]
+    forward_only: bool
+    message: Any
+    digest_bytes: bytes
+
+
+def read_pass(body: bytes) -> PassRequest:
+    """Return the head of a request for a pass.
+
+    Raises:
+        RequestError: the bytes are not that message.
+    """
+    message = PASS_MESSAGE()
+    try:
+        message.ParseFromString(body)
+    except DecodeError:
+        raise bad_request("the body is not a protobuf message of forward_backward") from None
+    settings: dict[str, float | str] = dict(message.numbers)
+    for name, setting in message.settings.items():
+        settings[name] = setting.text if setting.HasField("text") else setting.number
+    digest = message.SerializeToString(deterministic=True)
+    return PassRequest(message.model_id, message.seq_id, message.loss, settings, message.forward_only, message, digest)
+
+
+def read_data(request: PassRequest) -> list[Datum]:
+    """Return the data of a request for a pass.
+
+    Raises:
+        RequestError: a datum is malformed.
+    """
+    return [_datum(message, f"datum {number}") for number, message in enumerate(request.message.data)]
+
+
+def _datum(message: Any, where: str) -> Datum:
+    parts: list[Array] = []
+    for chunk in message.input:
+        if not chunk.HasField("text"):
+            raise bad_request(f"{where} has an image or audio chunk: this model reads only text tokens")
+        parts.append(_numbers(chunk.text.tokens, np.dtype(np.int32), f"{where}, tokens"))
+    tokens = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+    values: dict[str, Array] = {}
+    for name, tensor in message.values.items():
+        if name not in _INPUTS:
+            raise bad_request(f"{where}: `{name}` is no input of a loss here; there are {', '.join(_INPUTS)}")
+        values[name] = _tensor(tensor, _INPUTS[name], f"{where}, `{name}`")
+    return Datum(tokens, values)
+
+
+def _tensor(message: Any, kind: int, where: str) -> Array:
+    dtype = _DTYPES.get(message.dtype)
+    if dtype is None:
+        raise bad_request(f"{where} has data type {message.dtype}: send float32 or int64")
+    shape = list(message.shape)
+    if any(size < 0 for size in shape) or math.prod(shape) > _LARGEST_TENSOR:
+        raise bad_request(f"{where} has shape {shape}: at most {_LARGEST_TENSOR} numbers are taken")
+    if message.HasField("sparse"):
+        array = _densified(message.sparse, dtype, shape, where)
+    else:
+        array = _numbers(message.dense, dtype, where)
+        shape = shape or [len(array)]
+        if math.prod(shape) != len(array):
+            raise bad_request(f"{where} has shape {shape} but {len(array)} numbers")
+        array = array.reshape(shape)
+    if kind == _INT and message.dtype != _INT:
+        raise bad_request(f"{where} must be int64")
+    if array.ndim not in (1, 2):
+        raise bad_request(f"{where} has shape {shape}: one or two dimensions are taken")
+    return array.astype(_DTYPES[kind])
+
+
+def _densified(message: Any, dtype: np.dtype[Any], shape: list[int], where: str) -> Array:
+    """Return a sparse tensor with zeros in the places that it does not list."""
+    values = _numbers(message.values, dtype, where)
+    starts, columns = (_numbers(part, np.dtype(np.int64), where) for part in (message.rows, message.columns))
+    fits = len(shape) == 2 and len(starts) == shape[0] + 1 and len(columns) == len(values)
+    if not fits or starts[0] != 0 or starts[-1] != len(values) or (np.diff(starts) < 0).any():
+        raise bad_request(f"{where}: the row pointers of the sparse tensor do not fit its shape {shape}")
+    if len(columns) and not (columns.min() >= 0 and columns.max() < shape[1]):
+        raise bad_request(f"{where}: a column index of the sparse tensor is outside of its shape {shape}")
+    dense = np.zeros(shape, dtype)
+    dense[np.repeat(np.arange(shape[0]), np.diff(starts)), columns] = values
+    return dense
+
+
+def _numbers(data: bytes, dtype: np.dtype[Any], where: str) -> Array:
+    if len(data) % dtype.itemsize:
+        raise bad_request(f"{where}: {len(data)} bytes are no whole number of {dtype.name} values")
+    return np.frombuffer(data, dtype)
+
+
+def pass_bytes(outcome: PassOutcome) -> bytes:
+    """Return the message with the result of a pass: log-probabilities of each datum, and metrics."""
+    message = PASS_RESULT(kind="LogProbs")
+    for name, value in outcome.metrics.items():
+        message.metrics[name] = value
+    for run in _equal_shapes(outcome.logprobs):
+        record = message.outputs.add(kind="LogProbs", count=len(run))
+        field = record.fields["logprobs"]
+        sizes = [array.astype(np.float32).nbytes for array in run]
+        field.data = b"".join(array.astype(np.float32).tobytes() for array in run)
+        field.offsets = np.cumsum([0, *sizes]).astype(np.int64).tobytes()
+        field.dtype = _FLOAT
+        field.trailing_shape.extend(run[0].shape[1:])
+    return message.SerializeToString()
+
+
+def _equal_shapes(arrays: Sequence[Array]) -> list[list[Array]]:
+    """Return arrays in runs that have the same shape but for their lengths."""
+    runs: list[list[Array]] = []
+    for array in arrays:
+        if runs and runs[-1][0].shape[1:] == array.shape[1:]:
+            runs[-1].append(array)
+        else:
+            runs.append([array])
+    return runs
+
+
+def sample_bytes(outcome: SampleOutcome) -> bytes:
+    """Return the message with the answers to a prompt."""
+    message = SAMPLE_RESULT()
+    for answer in outcome.answers:
+        message.sequences.add(
+            reason=_REASONS[answer.reason],
+            tokens=np.asarray(answer.tokens, np.int32).tobytes(),
+            logprobs=np.asarray(answer.logprobs, np.float32).tobytes(),
+        )
+    if outcome.prompt_logprobs is not None:
+        message.prompt_logprobs = outcome.prompt_logprobs.astype(np.float32).tobytes()
+    return message.SerializeToString()

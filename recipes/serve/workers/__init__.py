@@ -1,0 +1,1 @@
+"""The workers of the service: they train adapters of one model, and sample from snapshots of them."""

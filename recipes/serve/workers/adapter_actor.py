@@ -1,0 +1,228 @@
+"""The workers that train adapters: gradients add up over passes until an optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from recipes.language.models.load_model import make_model, make_tokenizer, stop_token_ids
+from recipes.language.models.plain_check import PLAIN, check_policy
+from recipes.serve.config import ServeConfig
+from recipes.serve.values import AdamSettings, AdapterSettings, Datum, FloatArray, RankOutcome, ServedFacts
+from recipes.serve.workers.adapters import OPTIMIZER, AdapterModel, gradient_norm, read_tensors, write_tensors
+from recipes.serve.workers.datum_packing import pack_data, shares
+from recipes.serve.workers.token_losses import LOSSES
+from recipes.training.comparing_worker import ComparingWorker
+from recipes.training.dtypes import DTYPES
+from recipes.training.optimizer import EagerAdamW
+from recipes.training.sharding import join_ranks
+from rlinf_core import RLinfError
+
+
+class UnusableGradientError(RLinfError):
+    """Gradients that no step can be taken with; they are dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """An adapter that is trained."""
+
+    settings: AdapterSettings
+    optimizer: torch.optim.Optimizer
+
+
+class AdapterActor(ComparingWorker):
+    """Trains adapters. Each rank has the whole model, and computes the gradients of its share of every batch."""
+
+    config_section = "actor"
+
+    def __init__(self, config: ServeConfig) -> None:
+        super().__init__()
+        self._config = config
+        self._trained: dict[str, _Trained] = {}
+
+    def init_worker(self, tokenizer_folder: str) -> ServedFacts:
+        """Load or build the model.
+
+        Args:
+            tokenizer_folder: where the tokenizer is written, for clients.
+
+        Raises:
+            ConfigError: the model cannot be loaded, or is computed otherwise than by transformers.
+        """
+        config = self._config.actor
+        torch.set_num_threads(config.threads)
+        tokenizer = make_tokenizer(config)
+        self._adapters = AdapterModel(load_base(self._config, tokenizer, self.torch_device), config.lora_alpha)
+        policy = self._adapters.policy
+        name = type(self._adapters.model).__name__
+        self._contact.compare(f"log-probabilities of `{name}`", PLAIN, lambda: check_policy(policy))
+        if self._world_size > 1:
+            join_ranks(self._rank, self._world_size, self.torch_device)
+        if self._rank == 0:
+            tokenizer.save_pretrained(tokenizer_folder)
+        return served_facts(self._adapters.model, stop_token_ids(tokenizer, config.model.model_path))
+
+    # Models
+
+    def create(self, model: str, settings: AdapterSettings) -> None:
+        """Begin an adapter with first values."""
+        self._adapters.add(model, settings)
+        self._begin(model, settings)
+
+    def restore(self, model: str, folder: str, optimizer: bool) -> None:
+        """Begin an adapter with saved values, in the place of one of that name if there is one.
+
+        Args:
+            model: name of the adapter.
+            folder: that `save` wrote.
+            optimizer: whether the state of the optimizer goes on as well.
+
+        Raises:
+            ConfigError: the folder has another model's, or no optimizer.
+        """
+        # The one that is there stays until all has been read.
+        arriving = f"{model}/arriving"
+        settings = self._adapters.load(arriving, Path(folder))
+        state = read_tensors(Path(folder) / OPTIMIZER) if optimizer else {}
+        self.remove(model)
+        self._adapters.rename(arriving, model)
+        self._begin(model, settings)
+        by_name = self._adapters.parameters(model)
+        for key, value in state.items():
+            name, _, part = key.rpartition(":")
+            self._trained[model].optimizer.state[by_name[name]][part] = value.to(self.torch_device)
+
+    def remove(self, model: str) -> None:
+        """Free an adapter and its optimizer."""
+        if self._trained.pop(model, None) is not None:
+            self._adapters.remove(model)
+
+    def save(self, model: str, folder: str, optimizer: bool) -> None:
+        """Write an adapter into a folder that exists, with or without the state of its optimizer. Rank 0 writes."""
+        if self._rank:
+            return
+        trained = self._trained[model]
+        self._adapters.save(model, trained.settings, Path(folder))
+        if optimizer:
+            states = self._states(model)
+            flat = {f"{key}:{part}": value for key, state in states.items() for part, value in state.items()}
+            write_tensors(flat, Path(folder) / OPTIMIZER)
+
+    def _begin(self, model: str, settings: AdapterSettings) -> None:
+        weights = list(self._adapters.parameters(model).values())
+        self._trained[model] = _Trained(settings, EagerAdamW(weights, lr=0.0, fused=True))
+
+    def _states(self, model: str) -> dict[str, dict[str, Tensor]]:
+        states = self._trained[model].optimizer.state
+        return {key: states[weight] for key, weight in self._adapters.parameters(model).items() if weight in states}
+
+    # Learning
+
+    def learn(
+        self, model: str, data: list[Datum], loss: str, settings: Mapping[str, float], backward: bool
+    ) -> RankOutcome:
+        """Compute a loss over this rank's share of a batch, and add its gradients to those of earlier passes.
+
+        Args:
+            model: name of the adapter.
+            data: the batch of all ranks.
+            loss: its name in `LOSSES`.
+            settings: of the loss.
+            backward: whether gradients are computed.
+        """
+        logprobs: dict[int, FloatArray] = {}
+        total = 0.0
+        config = self._config.actor
+        with self._adapters.using(model), torch.set_grad_enabled(backward):
+            for part in shares(data, self._world_size, self._rank, config.max_tokens_per_micro_batch):
+                chosen = [data[number] for number in part]
+                parts, value = self._loss(chosen, loss, settings)
+                if backward and value.requires_grad:
+                    value.backward()
+                total += float(value.detach())
+                logprobs.update(zip(part, (piece.detach().cpu().numpy() for piece in parts), strict=True))
+        return RankOutcome(logprobs, total)
+
+    def _loss(self, data: list[Datum], loss: str, settings: Mapping[str, float]) -> tuple[list[Tensor], Tensor]:
+        """Return log-probabilities of the targets of each datum, and the sum of their losses, a scalar."""
+        flat = self._adapters.policy(pack_data(data, self.torch_device)).logprobs
+        sizes = [datum.values["target_tokens"].size for datum in data]
+        pieces = [
+            piece.reshape(datum.values["target_tokens"].shape)
+            for piece, datum in zip(flat.split(sizes), data, strict=True)
+        ]
+        losses = [LOSSES[loss](piece, self._inputs(datum), settings) for piece, datum in zip(pieces, data, strict=True)]
+        return pieces, torch.stack(losses).sum()
+
+    def _inputs(self, datum: Datum) -> dict[str, Tensor]:
+        return {
+            name: torch.tensor(value, device=self.torch_device)
+            for name, value in datum.values.items()
+            if name != "target_tokens"
+        }
+
+    def drop_gradients(self, model: str) -> None:
+        """Forget the gradients of the passes since the last step."""
+        self._trained[model].optimizer.zero_grad()
+
+    def step(self, model: str, adam: AdamSettings) -> dict[str, float]:
+        """Take an optimizer step with the gradients of all passes since the last one, of all ranks; drop them.
+
+        Raises:
+            UnusableGradientError: a gradient is NaN or infinite; the weights stay.
+        """
+        optimizer = self._trained[model].optimizer
+        weights = list(self._adapters.parameters(model).values())
+        self._sum_over_ranks(weights)
+        norm = gradient_norm(weights)
+        try:
+            if not bool(norm.isfinite()):
+                raise UnusableGradientError(
+                    f"the gradient's norm is {float(norm)}: no step was taken, and the gradients were dropped",
+                    help="look at the losses of the last batches",
+                )
+            if adam.grad_clip_norm > 0:
+                nn.utils.clip_grads_with_norm_(weights, adam.grad_clip_norm, norm)
+            for group in optimizer.param_groups:
+                group.update(
+                    lr=adam.learning_rate,
+                    betas=(adam.beta1, adam.beta2),
+                    eps=adam.eps,
+                    weight_decay=adam.weight_decay,
+                )
+            optimizer.step()
+        finally:
+            optimizer.zero_grad()
+        return {"grad_norm": float(norm)}
+
+    def _sum_over_ranks(self, weights: list[nn.Parameter]) -> None:
+        """Give all weights the gradients of all ranks; those without any get zeros, as in a step on no loss."""
+        for weight in weights:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            if self._world_size > 1:
+                dist.all_reduce(weight.grad)
+
+
+def load_base(config: ServeConfig, tokenizer: Any, device: torch.device) -> Any:
+    """Return the model that all adapters are of, in evaluation mode, on its device.
+
+    Raises:
+        ConfigError: it cannot be loaded, or does not know all tokens of the tokenizer.
+    """
+    # In float32 on a CPU: half the bits are slower there.
+    dtype = DTYPES[config.actor.model.precision] if device.type != "cpu" else torch.float32
+    model: Any = make_model(config.actor, tokenizer, dtype)
+    return model.to(device).eval()
+
+
+def served_facts(model: Any, stops: tuple[int, ...]) -> ServedFacts:
+    """Return what the server has to know of the model."""
+    return ServedFacts(model.get_input_embeddings().weight.shape[0], stops)

@@ -1,0 +1,190 @@
+"""Several LoRA adapters of one model, each with a rank of its own; one at a time is computed with."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from recipes.language.models.policy import LanguagePolicy
+from recipes.serve.values import AdapterSettings
+from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# As peft names them, so that it loads what is saved here.
+WEIGHTS: Final = "adapter_model.safetensors"
+PEFT_SETTINGS: Final = "adapter_config.json"
+OPTIMIZER: Final = "optimizer.safetensors"
+SETTINGS: Final = "rlinf_adapter.json"
+_ATTENTION: Final = ("attn", "attention")
+
+
+class AdapterModel:
+    """A model with adapters, W + (alpha / rank) B A (Hu et al., "LoRA", arXiv 2106.09685).
+
+    Args:
+        model: whose weights stay as they are.
+        alpha: scale of all adapters, divided by their ranks.
+
+    Attributes:
+        policy: computes with the adapter in use.
+    """
+
+    def __init__(self, model: PreTrainedModel, alpha: float) -> None:
+        model.requires_grad_(False)
+        self.model = model
+        self.policy = LanguagePolicy(model)
+        self._alpha = alpha
+        self._linear = _linear_names(model)
+        # peft's names of adapters, which may not contain a dot, by ours.
+        self._labels: dict[str, str] = {}
+        self._created = 0
+        self._tuned: list[Any] = []
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._labels
+
+    def add(self, name: str, settings: AdapterSettings) -> None:
+        """Add an adapter with first values, of which B is 0: it changes nothing yet.
+
+        Raises:
+            ConfigError: it has no layers.
+        """
+        from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.lora import LoraLayer
+
+        layers = self._layers(settings)
+        if not layers:
+            raise ConfigError("the adapter trains none of attention, MLP and output layer", help="train one of them")
+        self._created += 1
+        label = f"a{self._created}"
+        config = LoraConfig(r=settings.rank, lora_alpha=cast("Any", self._alpha), target_modules=layers)
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            # Of tied output layers, which stay unmerged here.
+            warnings.simplefilter("ignore")
+            torch.manual_seed(settings.seed)
+            inject_adapter_in_model(config, self.model, label)
+        self._labels[name] = label
+        self._tuned = [module for module in self.model.modules() if isinstance(module, LoraLayer)]
+        self._trainable()
+
+    def rename(self, name: str, new: str) -> None:
+        """Give an adapter another name."""
+        self._labels[new] = self._labels.pop(name)
+
+    def remove(self, name: str) -> None:
+        """Remove an adapter and free its memory."""
+        label = self._labels.pop(name)
+        for layer in self._tuned:
+            for part in (layer.lora_A, layer.lora_B, layer.lora_dropout):
+                if label in part:
+                    del part[label]
+            for values in (layer.r, layer.lora_alpha, layer.scaling):
+                values.pop(label, None)
+
+    def parameters(self, name: str) -> dict[str, nn.Parameter]:
+        """Return the weights of an adapter, by the names that peft saves them with."""
+        label, result = self._labels[name], dict[str, nn.Parameter]()
+        for path, layer in _modules(self.model):
+            for part in ("lora_A", "lora_B"):
+                matrices = cast("Any", getattr(layer, part, None))
+                if isinstance(matrices, nn.ModuleDict) and label in matrices:
+                    result[f"base_model.model.{path}.{part}.weight"] = cast("Any", matrices[label]).weight
+        return result
+
+    @contextmanager
+    def using(self, name: str | None) -> Generator[None, None, None]:
+        """Compute with an adapter in here; None: with the model alone."""
+        label = None if name is None else self._labels[name]
+        for layer in self._tuned:
+            layer._active_adapter = [] if label is None else [label]
+            layer._disable_adapters = label is None
+        yield
+
+    def save(self, name: str, settings: AdapterSettings, folder: Path) -> None:
+        """Write an adapter into a folder that exists: what peft reads, and its settings.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_tensors(self.parameters(name), folder / WEIGHTS)
+        peft = {"peft_type": "LORA", "r": settings.rank, "lora_alpha": self._alpha, "bias": "none"}
+        layers = {"target_modules": self._layers(settings), "task_type": "CAUSAL_LM"}
+        (folder / PEFT_SETTINGS).write_text(json.dumps({**peft, **layers}, indent=1))
+        (folder / SETTINGS).write_text(json.dumps(settings._asdict()))
+
+    def load(self, name: str, folder: Path) -> AdapterSettings:
+        """Add an adapter with the values in a folder of `save`, and return its settings.
+
+        Raises:
+            ConfigError: the folder has another model's.
+        """
+        settings = AdapterSettings(**json.loads((folder / SETTINGS).read_text()))
+        values = read_tensors(folder / WEIGHTS)
+        self.add(name, settings)
+        own = self.parameters(name)
+        if {key: tuple(weight.shape) for key, weight in own.items()} != {
+            key: tuple(value.shape) for key, value in values.items()
+        }:
+            self.remove(name)
+            raise ConfigError(f"the weights in `{folder.name}` are those of another model")
+        with torch.no_grad():
+            for key, weight in own.items():
+                weight.copy_(values[key])
+        return settings
+
+    def _layers(self, settings: AdapterSettings) -> list[str]:
+        wanted = {"attn": settings.train_attn, "mlp": settings.train_mlp, "unembed": settings.train_unembed}
+        return [name for name, kind in self._linear.items() if wanted[kind]]
+
+    def _trainable(self) -> None:
+        """Let all adapters have gradients: peft takes them from those that are not in use."""
+        for name in self._labels:
+            for weight in self.parameters(name).values():
+                weight.requires_grad_()
+
+
+def _linear_names(model: PreTrainedModel) -> dict[str, str]:
+    """Return the linear layers by name, each with its kind: attn, mlp or unembed."""
+    head = cast("Any", model).get_output_embeddings()
+    kinds: dict[str, str] = {}
+    for name, module in _modules(model):
+        if isinstance(module, nn.Linear):
+            attends = any(word in part for part in name.split(".") for word in _ATTENTION)
+            kinds[name] = "unembed" if module is head else "attn" if attends else "mlp"
+    return kinds
+
+
+def _modules(model: Any) -> list[tuple[str, nn.Module]]:
+    return list(model.named_modules())
+
+
+def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write tensors by name.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    files: Any = import_module("safetensors.torch")
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    files.save_file(plain, file, metadata={"format": "pt"})
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of `write_tensors`, on the host."""
+    files: Any = import_module("safetensors.torch")
+    return files.load_file(file)
+
+
+def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
+    """Return the 2-norm of all gradients together, a scalar."""
+    return nn.utils.get_total_norm([weight.grad for weight in parameters if weight.grad is not None])

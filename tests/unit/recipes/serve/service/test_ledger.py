@@ -1,0 +1,91 @@
+"""Promises, and the order of a model's requests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from recipes.language.listening.request_error import RequestError
+from recipes.serve.service import ledger as module
+from recipes.serve.service.ledger import Call, Ledger, Promise, RequestFailure, RequestOrder, RequestResult
+
+
+def call() -> Call:
+    return Call(Promise("id", "ann", "s", {}), lambda: None)
+
+
+def test_requests_come_in_their_order() -> None:
+    order, calls = RequestOrder(), [call() for _ in range(4)]
+    for seq in (3, 1, 4):
+        order.put(seq, calls[seq - 1])
+    assert list(order.ready) == [calls[0]]
+    order.put(2, calls[1])
+    assert list(order.ready) == calls
+    assert order.next == 5
+
+
+@pytest.mark.parametrize("seq", [True, 0, 2**31, 10_002])
+def test_order_refuses_numbers_out_of_bounds(seq: Any) -> None:
+    with pytest.raises(RequestError, match="seq_id"):
+        RequestOrder().check(seq)
+
+
+def test_first_outcome_stays() -> None:
+    async def work() -> None:
+        promise = Ledger("b").promise("ann", "s", "key", b"")
+        promise.settle(RequestResult({"x": 1}))
+        promise.settle(RequestFailure("late"))
+        assert await promise.wait(0.1) == RequestResult({"x": 1})
+
+    asyncio.run(work())
+
+
+def test_same_name_of_another_request_is_refused() -> None:
+    ledger = Ledger("b")
+    promise = ledger.promise("ann", "s", ("k", 1), b"one")
+    assert ledger.earlier("ann", ("k", 1), b"one") is promise
+    assert ledger.earlier("ben", ("k", 1), b"one") is None
+    with pytest.raises(RequestError, match="another request"):
+        ledger.earlier("ann", ("k", 1), b"two")
+
+
+def test_old_results_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT", 2)
+    monkeypatch.setattr(module, "_UNFETCHED_SECONDS", 0.0)
+    ledger = Ledger("b")
+    promises = [ledger.promise("ann", "s", number, b"") for number in range(3)]
+    for promise in promises:
+        promise.settle(RequestResult({}))
+    with pytest.raises(RequestError, match="no result") as refused:
+        ledger.find("ann", promises[0].request_id)
+    assert refused.value.status == 410
+    assert ledger.find("ann", promises[2].request_id) is promises[2]
+
+
+def test_open_results_are_never_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT", 1)
+    monkeypatch.setattr(module, "_UNFETCHED_SECONDS", 0.0)
+    ledger = Ledger("b")
+    promises = [ledger.promise("ann", "s", number, b"") for number in range(5)]
+    promises[4].settle(RequestResult({}))
+    assert [ledger.find("ann", promise.request_id) for promise in promises] == promises
+
+
+def test_fetched_results_make_room_before_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT_BYTES", 10)
+    monkeypatch.setattr(module, "_FETCHED_SECONDS", 0.0)
+
+    async def work() -> None:
+        ledger = Ledger("b")
+        first, other = ledger.promise("ann", "s", 1, b""), ledger.promise("ann", "s", 2, b"")
+        first.settle(RequestResult(b"x" * 20))
+        assert ledger.find("ann", first.request_id) is first
+        await first.wait(1)
+        other.settle(RequestResult(b"x" * 20))
+        assert ledger.find("ann", other.request_id) is other
+        with pytest.raises(RequestError, match="no result"):
+            ledger.find("ann", first.request_id)
+
+    asyncio.run(work())
