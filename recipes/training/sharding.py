@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Final
+from functools import partial
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
@@ -269,6 +270,9 @@ def join_ranks(rank: int, world_size: int, device: torch.device) -> None:
     )
 
 
+_norms = cast("Callable[[Tensor], Tensor]", partial(cast("Any", torch.linalg).vector_norm, dim=1, dtype=torch.float32))
+
+
 def _square(gradients: Sequence[Tensor]) -> Tensor:
     """Return the sum of the squares of gradients, a float64 scalar.
 
@@ -282,8 +286,7 @@ def _square(gradients: Sequence[Tensor]) -> Tensor:
         flat = gradient.reshape(-1)
         end = flat.numel() // _PIECE * _PIECE
         if end:
-            pieces: Tensor = torch.linalg.vector_norm(flat[:end].view(-1, _PIECE), dim=1, dtype=torch.float32)
-            norms.append(pieces.double())
+            norms.append(_norms(flat[:end].view(-1, _PIECE)).double())
         rest.append(flat[end:])
     norms.append(nn.utils.get_total_norm(rest).to(device, torch.float64)[None])
     return torch.cat(norms).square().sum()

@@ -228,9 +228,10 @@ def _rows(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return zeros of a shape for each row of a weight, spread over ranks as its rows are."""
     if not is_shard(weight):
         return torch.zeros(len(weight), *shape, device=weight.device)
-    from torch.distributed.tensor import zeros
+    from torch.distributed import tensor
 
-    return cast("Tensor", zeros(len(weight), *shape, device_mesh=weight.device_mesh, placements=weight.placements))
+    made: Any = tensor
+    return made.zeros(len(weight), *shape, device_mesh=weight.device_mesh, placements=weight.placements)
 
 
 def _parts(weight: nn.Parameter, state: State) -> Iterator[tuple[Tensor, Tensor, State]]:

@@ -2,6 +2,9 @@
 FOLDER`.
 """
 
+# torch has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import sys

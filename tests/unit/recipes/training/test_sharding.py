@@ -1,5 +1,8 @@
 """Gradients of several ranks become one, without the ranks."""
 
+# torch has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import pytest
