@@ -298,7 +298,7 @@ def _orientation(convention: Any) -> Flip | None:
 
 def _json(value: Any) -> dict[str, Any]:
     try:
-        parsed = load_json(value, non_finite=True) if isinstance(value, str | bytes) else {}
+        parsed: object = load_json(value, non_finite=True) if isinstance(value, str | bytes) else {}
     except BadJsonError:
         return {}
     return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}

@@ -233,8 +233,8 @@ def _check_model(config: ServeConfig, report: Report) -> None:
         report(place, "unusable-path", refused.message, refused.help)
     tokenizer = config.actor.tokenizer.tokenizer_model
     where: KeyPath = ("actor", "tokenizer", "tokenizer_model") if tokenizer else at
-    for found in faults_of_tokenizer(Path(tokenizer or folder), where, settings, chat=False):
-        report(found.path, "unusable-path", found.message, found.help)
+    for refusal in faults_of_tokenizer(Path(tokenizer or folder), where, settings, chat=False):
+        report(refusal.path, "unusable-path", refusal.message, refusal.help)
 
 
 def inputs(config: ServeConfig) -> list[Path]:

@@ -99,7 +99,7 @@ class WaitGraph:
         moving: Collection[str] = (),
         silent: Mapping[str, float] | None = None,
     ) -> None:
-        self._silent = {} if silent is None else silent
+        self._silent: Mapping[str, float] = {} if silent is None else silent
         self._processes: Mapping[str, Process] = {process.name: process for process in processes}
         self._dead = {process.name for process in self._processes.values() if process.died is not None}
         self._waits: dict[Node, Wait] = {

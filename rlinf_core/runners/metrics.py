@@ -179,7 +179,7 @@ def stream_metrics(path: Path) -> Iterator[Metrics]:
 
 
 class MetricsPart(NamedTuple):
-    """What `MetricsTail.read` returns.
+    """The lines that `MetricsTail.read` read.
 
     Attributes:
         restarted: the file is another one, or went back to an earlier step: what was read before is void.

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class JobLoop(Protocol):
-    """What a program runs over the worker groups of a job: a `Runner`, or a service."""
+    """A loop over the worker groups of a job: a `Runner`, or a service."""
 
     def init_workers(self) -> None: ...
     def run(self) -> None: ...

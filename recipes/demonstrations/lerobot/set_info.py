@@ -229,7 +229,7 @@ def read_info(folder: Path) -> DatasetInfo:
             help="name the folder that contains `meta` and `data`",
         )
     try:
-        said = cast("dict[str, Any]", load_json_object(read_bounded(file), non_finite=True))
+        said = load_json_object(read_bounded(file), non_finite=True)
         version = f"v{str(said['codebase_version']).removeprefix('v')}"
         if not version.startswith("v3") and version not in _LISTED:
             raise DatasetError(

@@ -36,7 +36,7 @@ def read_json_lines(file: Path) -> list[Mapping[str, Any]]:
         if (other := wide_encoding(content)) is not None:
             raise BadJsonError(f"the file is {other} text, not UTF-8")
         for number, line in enumerate(content.decode("utf-8-sig").splitlines(), 1):
-            row = load_json(line, non_finite=True) if line.strip() else {}
+            row: object = load_json(line, non_finite=True) if line.strip() else {}
             if not isinstance(row, dict):
                 raise DatasetError("a line is not a JSON object", where=f"{file}:{number}", help=WHOLE)
             if row:

@@ -176,7 +176,8 @@ class OffPolicyLearner:
 
     def _recorded_values(self, batch: TransitionTensors) -> Tensor:
         """Return the least of what the target critics say of recorded actions, [n]."""
-        return self._target_critics(batch.inputs, batch.actions).amin(dim=0)
+        critics = self._critics if self._target_critics is None else self._target_critics
+        return critics(batch.inputs, batch.actions).amin(dim=0)
 
     def _advantages(self, batch: TransitionTensors) -> Tensor:
         """Return by how much recorded actions are better than their states, [n]."""

@@ -152,7 +152,10 @@ class FileProblems:
 
 def _answer(value: Any) -> Any:
     """Return the answer of a list with one, as in AReaL's `solutions`."""
-    return cast("list[Any]", value)[0] if isinstance(value, list) and len(cast("list[Any]", value)) == 1 else value
+    if not isinstance(value, list):
+        return value
+    listed = cast("list[Any]", value)
+    return listed[0] if len(listed) == 1 else listed
 
 
 def _is_value(answer: object) -> bool:

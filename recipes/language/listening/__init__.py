@@ -1,1 +1,1 @@
-"""What servers of a job share: limits of connections and requests, and how they listen on loopback."""
+"""The parts that servers of a job share: limits of connections and requests, and how they listen on loopback."""

@@ -233,7 +233,7 @@ def _fault_of_sizes(text: Mapping[str, Any]) -> ArchitectureFault | None:
         # Some families have a size for each layer.
         listed = cast("list[object]", size) if isinstance(size, list) else [size]
         if any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in listed):
-            return _wrong_value(name, size, "a whole number from 1")
+            return _wrong_value(name, text[name], "a whole number from 1")
     for name in _POSITIVE:
         value = text.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):

@@ -36,7 +36,7 @@ _NOT_SERVED: Final = {
 
 
 class SamplingRequests:
-    """What clients ask of samplers.
+    """Requests of clients to samplers.
 
     Args:
         state: of the service.

@@ -1,4 +1,4 @@
-"""What all requests of the service share."""
+"""The state that all requests of the service share."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ServiceFigures:
 
 
 class ServiceState:
-    """What all requests of the service share.
+    """The state that all requests of the service share.
 
     Args:
         limits: section `server` of the file.

@@ -46,7 +46,7 @@ class ServedModel:
 
 @dataclass(slots=True)
 class Sampler:
-    """What a client samples from: a snapshot, or the model as it is.
+    """The source of a client's samples: a snapshot, or the model as it is.
 
     Attributes:
         sampler_id: `SESSION:sample:N`.

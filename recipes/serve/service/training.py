@@ -25,7 +25,7 @@ _TEN_YEARS: Final = 10 * 366 * 86400
 
 
 class TrainingRequests:
-    """What clients ask of models that are trained.
+    """Requests of clients to models that are trained.
 
     Args:
         state: of the service.

@@ -18,7 +18,7 @@ _MOST_CURVES: Final = 3
 
 
 class _Live(NamedTuple):
-    """What only a live page has: its version, the address of the page of all runs, and what is being read."""
+    """The part of a live page that a file lacks: its version, the address of all runs, and what is being read."""
 
     version: str
     overview: str

@@ -52,9 +52,9 @@ class Gate:
         if scope["type"] != "http":
             return
         hosts = [value for name, value in scope["headers"] if name == b"host"]
-        given = scope["path"].split("/")[1].encode("utf-8", "replace")
+        token = scope["path"].split("/")[1].encode("utf-8", "replace")
         # Another name of this address would be that of a page elsewhere.
-        known = len(hosts) == 1 and hosts[0] in self._hosts and secrets.compare_digest(given, self._token)
+        known = len(hosts) == 1 and hosts[0] in self._hosts and secrets.compare_digest(token, self._token)
         refusal = PlainTextResponse(
             "open the whole address that `rlinf report --live` has printed\n", HTTPStatus.FORBIDDEN
         )

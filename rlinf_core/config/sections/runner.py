@@ -92,7 +92,7 @@ class RestartLimit(ConfigModel):
 
 
 class RunSettings(ConfigModel):
-    """What every run has, one that trains nothing of its own included."""
+    """The settings of every run, one that trains nothing of its own included."""
 
     max_restarts: RestartLimit = Field(
         default_factory=RestartLimit,

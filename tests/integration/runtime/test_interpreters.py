@@ -121,7 +121,7 @@ def test_two_groups_of_one_node_run_under_two_interpreters(cluster: Cluster, tmp
     assert [found[label][1]["RANK"] for label in ("a", "b")] == ["0", "77"]
 
 
-def test_script_in_place_of_an_interpreter_wraps_a_profiler_around(cluster: Cluster, tmp_path: Path) -> None:
+def test_script_as_an_interpreter_wraps_a_profiler_around(cluster: Cluster, tmp_path: Path) -> None:
     script, calls = tmp_path / "profiled", tmp_path / "calls"
     script.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexec {sys.executable} "$@"\n')
     script.chmod(0o755)
