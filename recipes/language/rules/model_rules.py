@@ -8,9 +8,9 @@ from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 from recipes.language.config import LanguageConfig
+from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.data.problem_sources import check_file
-from recipes.language.engines.registry import BACKENDS
 from recipes.language.rules.architecture_rules import fault_of_architecture, fault_of_sampling
 from recipes.language.rules.template_rules import ChatFault, template_fault
 from recipes.language.rules.vocabularies import stored_vocabulary, vocabulary_difference

@@ -50,5 +50,6 @@ def serve(
 app = command(
     serve,
     examples=("rlinf serve serve_laptop", "rlinf serve serve_laptop server.port=8700 server.tenants=[ann,ben]"),
+    heading="Use",
     no_args_is_help=True,
 )

@@ -48,7 +48,7 @@ def test_readme_shows_a_typo_as_it_is_reported(
 
 
 def test_readme_has_a_command_for_every_recipe() -> None:
-    commands = re.findall(r"`rlinf train recipe=(\w+)`", README)
+    commands = re.findall(r"`rlinf (?:train recipe=|(?=serve ))(\w+)", README)
     # A variant is what a recipe becomes by its data.
     variants = {variant for name in recipe_names() for variant in find_recipe(name).variants.values()}
     assert sorted(set(commands)) == sorted(set(recipe_names()) - variants)

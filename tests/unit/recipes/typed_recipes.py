@@ -19,6 +19,8 @@ from recipes.language.rules import job_rules
 from recipes.language.using import answer_scoring, model_exporting
 from recipes.math import config as math_config
 from recipes.math import program as math_program
+from recipes.serve import config as serve_config
+from recipes.serve import serve_program
 from recipes.sft import config as sft_config
 from recipes.sft import sft_memory, sft_program
 from recipes.sft_chat import chat_evaluation, chat_memory, chat_program, chat_rules
@@ -69,6 +71,15 @@ RECIPES = (
         trials=job_rules.trials,
         export=model_exporting.export_checkpoint,
         evaluate=answer_scoring.evaluate,
+    ),
+    Recipe(
+        name="serve",
+        summary="",
+        config=serve_config.ServeConfig,
+        default_config="",
+        program=serve_program.program,
+        check=serve_config.check,
+        inputs=serve_config.inputs,
     ),
     Recipe(
         name="sft",
