@@ -357,6 +357,8 @@ class Training:
 
     def _kept(self) -> str:
         """Return which finished steps a checkpoint preserves."""
+        if not hasattr(getattr(self._job.config, "runner", None), "save_interval"):
+            return "weights that clients saved are kept"
         done, latest = self._progress.step, self._folder.checkpoints.latest()
         if latest is None:
             return "nothing was saved: no checkpoint was written"
