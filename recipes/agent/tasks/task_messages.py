@@ -6,7 +6,7 @@ from typing import cast
 
 from recipes.agent.config import AgentDataConfig
 from recipes.agent.conversation.turn_messages import ChatMessage, Role
-from recipes.language.data.problems import Problem
+from recipes.language.data.problems import Problem, require_text
 
 
 def first_messages(task: Problem, data: AgentDataConfig, instructions: str) -> tuple[ChatMessage, ...]:
@@ -16,8 +16,12 @@ def first_messages(task: Problem, data: AgentDataConfig, instructions: str) -> t
         task: the problem.
         data: says how it is written.
         instructions: how tools are used; told where there is a chat template for a system message.
+
+    Raises:
+        ConfigError: the problem is messages, and there is no chat template to write them in.
     """
     if not data.apply_chat_template:
+        require_text(task)
         return (ChatMessage("user", data.few_shot + task.prompt),)
     written = task.messages or ({"role": "user", "content": task.prompt},)
     messages = [ChatMessage(cast("Role", message["role"]), message["content"]) for message in written]

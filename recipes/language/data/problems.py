@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
+from rlinf_core import ConfigError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
@@ -28,6 +30,19 @@ class Problem:
     difficulty: str = ""
     source: str = ""
     messages: tuple[Mapping[str, str], ...] = ()
+
+
+def require_text(problem: Problem) -> None:
+    """Check that a question can be written without a chat template.
+
+    Raises:
+        ConfigError: it is messages.
+    """
+    if problem.messages:
+        raise ConfigError(
+            "the prompts are messages of a chat, and `data.apply_chat_template` is off",
+            help="write `data.apply_chat_template: true`, or give texts as prompts",
+        )
 
 
 class ProblemSet(Protocol):

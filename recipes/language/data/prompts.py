@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recipes.language.data.problems import Problem
+from recipes.language.data.problems import Problem, require_text
 from recipes.training.chat_template import ChatTemplate
 from rlinf_core import ConfigError
 
@@ -62,12 +62,8 @@ class PromptEncoder:
         if self.template is not None:
             text = self.template.render(self._messages(problem))
             tokens = self._tokenizer.encode(text, add_special_tokens=False)
-        elif problem.messages:
-            raise ConfigError(
-                "the prompts are messages of a chat, and `data.apply_chat_template` is off",
-                help="write `data.apply_chat_template: true`, or give texts as prompts",
-            )
         else:
+            require_text(problem)
             tokens = self._tokenizer.encode(self._few_shot + problem.prompt)
         if self._longest and len(tokens) > self._longest:
             return None

@@ -151,6 +151,14 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
                 why = f": {error.why}" if error.why else ""
                 report(("data", key), "unusable-path", f"{error.message}{why}", error.help)
                 continue
+            if not data.apply_chat_template and any(problems[number].messages for number in range(len(problems))):
+                report(
+                    ("data", "apply_chat_template"),
+                    "conflicting-settings",
+                    f"the prompts of `{path}` are messages of a chat, and `apply_chat_template` is off",
+                    "write `data.apply_chat_template: true`, or give texts as prompts",
+                    about=[("data", key)],
+                )
             _check_right_answers(config, key, problems, report)
             _check_columns(config, key, path, problems, report)
 

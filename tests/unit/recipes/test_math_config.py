@@ -396,6 +396,15 @@ def test_messages_of_a_file_are_written_by_the_template(findings: Any, model: Pa
     assert [("problem 1" in each[2], "no system" in each[2]) for each in found] == [(True, True)]
 
 
+def test_messages_without_a_template_are_refused(findings: Any, tmp_path: Path) -> None:
+    file = tmp_path / "some.jsonl"
+    rows = [{"prompt": "1+1", "answer": "2"}, {"prompt": [{"role": "user", "content": "1+1"}], "answer": "2"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    refused = findings(f"{LAPTOP}data:\n  train_data_paths: {file}\n", messages=True)
+    assert refused[0][0] == "conflicting-settings"
+    assert "are messages of a chat, and `apply_chat_template` is off" in refused[0][2]
+
+
 def save_tokenizer(folder: Path, template: str) -> None:
     from recipes.language.models.load_model import built_tokenizer
 
