@@ -26,14 +26,14 @@ NAMES = [
 def test_help_lists_every_command(cli: Callable[..., Any]) -> None:
     listed = cli("--help").out.partition("Train:\n")[2].partition("\n  Examples:")[0].splitlines()
     names = [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "]
-    assert sorted(names) == sorted([*NAMES, "env", "record", "robot", "samples"])
+    assert sorted(names) == sorted([*NAMES, "env", "record", "robot", "samples", "serve"])
 
 
 def test_help_lists_offered_commands_under_headings(cli: Callable[..., Any]) -> None:
     sections = cli("--help").out.partition("Train:\n")[2].partition("\n  Examples:")[0].split("\n\n")
     commands = {text.partition(":")[0]: [line.split()[0] for line in text.splitlines()[1:]] for text in sections}
     assert commands["Cluster"] == ["up", "status", "doctor", "down", "env"]
-    assert commands["Use"] == ["eval", "play", "export", "record"]
+    assert commands["Use"] == ["eval", "play", "export", "record", "serve"]
     assert commands["Robots"] == ["robot"]
 
 
