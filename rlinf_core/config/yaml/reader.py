@@ -6,7 +6,9 @@ Every error becomes a diagnostic at its place; no content of a file or a pipe ra
 from __future__ import annotations
 
 import errno
+import os
 import re
+import select
 import sys
 from typing import BinaryIO, Literal
 
@@ -23,6 +25,8 @@ __all__ = ["Limits", "decode", "load_source", "read", "read_document", "read_val
 
 _DEFAULT_LIMITS = Limits()
 _BOM = "\ufeff"
+# Seconds after which a wait for a terminal looks for signals.
+_WAKE_SECONDS = 0.2
 # All characters but the printable ones of YAML 1.2 (production 1, c-printable), and the ASCII part of that set: it
 # suffices for most files, and compiles quickly.
 _CONTROL = "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
@@ -188,7 +192,20 @@ def _not_utf8(name: str, data: bytes, kind: Literal["file", "stdin"], error: Uni
 def _read_stdin(size: int) -> bytes:
     # Python has no standard input if it was closed when the process started.
     stream: BinaryIO | None = getattr(sys.stdin, "buffer", None)
-    return stream.read(size) if stream else b""
+    if stream is None:
+        return b""
+    if not stream.isatty():
+        return stream.read(size)
+    data = b""
+    while len(data) < size:
+        # A signal that comes just before a read blocks is handled when the read ends: at a terminal, maybe never.
+        while not select.select([stream], [], [], _WAKE_SECONDS)[0]:
+            pass
+        line = os.read(stream.fileno(), size - len(data))
+        if not line:
+            break
+        data += line
+    return data
 
 
 def _unreadable(source: SourceText, error: OSError | ValueError) -> Diagnostic:

@@ -102,8 +102,10 @@ def test_colours_on_a_terminal_only(terminal: Run, tmp_path: Path) -> None:
     assert "\x1b" not in shown
 
 
-def test_terminal_reading_is_announced_and_ends_on_ctrl_c(tmp_path: Path) -> None:
+@pytest.mark.parametrize("after", [0.05, 0.12, 0.14])
+def test_terminal_reading_is_announced_and_ends_on_ctrl_c(tmp_path: Path, after: float) -> None:
     child = pexpect.spawn(str(RLINF), ["validate", "-"], cwd=str(tmp_path), timeout=30, encoding="utf-8")
+    child.delaybeforesend = after
     child.expect("reading standard input; end it with Ctrl-D")
     child.sendintr()
     child.expect(pexpect.EOF)

@@ -57,6 +57,9 @@ class TestFiles:
 
     def test_standard_input_that_is_a_directory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Unreadable:
+            def isatty(self) -> bool:
+                return False
+
             def read(self, size: int) -> bytes:
                 raise IsADirectoryError(21, "Is a directory")
 
