@@ -88,6 +88,7 @@ def test_a_living_rank_is_ended_first(groups: tuple[WorkerGroup[Peer], WorkerGro
     assert after[1] == before[1]
 
 
+@pytest.mark.nightly
 def test_an_exchange_begins_anew_without_what_was_sent(
     groups: tuple[WorkerGroup[Peer], WorkerGroup[Peer]],
 ) -> None:
