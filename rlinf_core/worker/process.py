@@ -250,8 +250,18 @@ class WorkerProcess:
     def memory_peaks(self) -> dict[str, Peak]:
         return self._memory.peaks
 
+    def fail_exchange(self, peers: tuple[str, ...]) -> None:
+        """Fail the operations with these workers that failed or cancelled calls left behind."""
+        if self._client is None:
+            raise RuntimeError("called before construct()")
+        for name in peers:
+            error = CancelledOperationError("the exchange is begun anew")
+            self._client.endpoint.fail(error, WorkerAddress.from_name(name))
+
     def drop_messages(self, peers: tuple[str, ...], mark: str) -> None:
         """Receive what these workers have sent up to `mark`, which each of them is called to send, and drop it.
+
+        All of them have called `fail_exchange` before: a receive that was left behind would take the mark.
 
         Raises:
             RemoteFailure: a peer has died, or does not send.
@@ -263,9 +273,6 @@ class WorkerProcess:
         if client is None:
             raise RuntimeError("called before construct()")
         addresses = [WorkerAddress.from_name(name) for name in peers]
-        for address in addresses:
-            # Receives that a failed call left behind would take the mark.
-            client.endpoint.fail(CancelledOperationError("the exchange is begun anew"), address)
         groups = [(address, CollectiveGroup(client.endpoint, client.me, (address,), client)) for address in addresses]
         sent = [group.send(mark, address, async_op=True) for address, group in groups]
         for address, group in groups:

@@ -313,11 +313,10 @@ class WorkerGroup(Generic[W]):
             WorkerGroupError: a worker has died.
         """
         mark = f"rlinf-dropped-{secrets.token_hex(8)}"
-        asked = [
-            group._asked("drop_messages", tuple(str(address) for address in peers.addresses), mark)
-            for group, peers in ((self, other), (other, self))
-        ]
-        wait_together(*asked)
+        sides = [(self, tuple(map(str, other.addresses))), (other, tuple(map(str, self.addresses)))]
+        # No one sends its mark before the receives that would take it are gone everywhere.
+        wait_together(*(group._asked("fail_exchange", peers) for group, peers in sides))
+        wait_together(*(group._asked("drop_messages", peers, mark) for group, peers in sides))
 
     def shutdown(self) -> None:
         """End the workers and release their names. Idempotent.

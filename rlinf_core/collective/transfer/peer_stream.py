@@ -254,6 +254,7 @@ class PeerStream:
 
     Attributes:
         former: the endpoints of the peer's predecessors, whose messages may still be on their way.
+        binding: held while `incarnation` and `former` change.
     """
 
     def __init__(self, me: str, peer: str) -> None:
@@ -263,6 +264,7 @@ class PeerStream:
         self.outgoing = SendQueue(peer)
         self.incarnation: str | None = None
         self.former: set[str] = set()
+        self.binding = threading.Lock()
         self.resolver: Resolver | None = None
 
     def open_works(self) -> list[Work[object]]:
@@ -351,21 +353,25 @@ class PeerStreams:
 
     def bind(self, stream: PeerStream, connection: Connection) -> None:
         incarnation = connection.peer.incarnation
-        if incarnation in stream.former:
-            return
-        current = stream.outgoing.connection
-        if stream.incarnation not in (None, incarnation):
-            if connection.hung_up() and current is not None and not current.hung_up():
-                # The first words of a dead process may be read after those of its successor.
-                stream.former.add(incarnation)
+        # Who connects and who reads meet a successor at once: the second must not drop what came after the first.
+        with stream.binding:
+            if incarnation in stream.former:
                 return
-            stream.former.add(stream.incarnation)
-            dropped = stream.incoming.reset()
-            if dropped:
-                _log.warning("`%s` was launched anew: %d messages of its predecessor are dropped", stream.peer, dropped)
-        stream.incarnation = incarnation
-        if current is None or current.closed or current.peer.incarnation != incarnation:
-            stream.outgoing.connection = connection
+            current = stream.outgoing.connection
+            if stream.incarnation not in (None, incarnation):
+                if connection.hung_up() and current is not None and not current.hung_up():
+                    # The first words of a dead process may be read after those of its successor.
+                    stream.former.add(incarnation)
+                    return
+                stream.former.add(stream.incarnation)
+                dropped = stream.incoming.reset()
+                if dropped:
+                    _log.warning(
+                        "`%s` was launched anew: %d messages of its predecessor are dropped", stream.peer, dropped
+                    )
+            stream.incarnation = incarnation
+            if current is None or current.closed or current.peer.incarnation != incarnation:
+                stream.outgoing.connection = connection
 
     def lost(self, connection: Connection, reason: str) -> None:
         """Fail the operations that go on through a connection that is over."""

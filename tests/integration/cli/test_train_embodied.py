@@ -74,7 +74,6 @@ def last_run() -> RunFolder:
     return found
 
 
-@pytest.mark.nightly
 def test_interrupted_and_continued_to_its_end(running: subprocess.Popen[str]) -> None:
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=100)

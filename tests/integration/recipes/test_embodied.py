@@ -158,7 +158,6 @@ def test_every_mode_trains(train: Train, overrides: tuple[str, ...]) -> None:
     assert metrics[-1].metrics["train/actor/grad_norm"] > 0
 
 
-@pytest.mark.nightly
 def test_rollouts_run_ahead_by_as_many_versions_as_allowed(train: Train) -> None:
     run = train("runner.max_staleness=2", "runner.max_steps=4", "runner.val_check_interval=2")
     assert [each.metrics["rollout/staleness"] for each in run.metrics] == [0, 1, 2, 2]

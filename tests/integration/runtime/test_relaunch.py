@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,10 @@ class Peer(Worker):
             if dies_at == self._rank and number == numbers[-1]:
                 os.kill(os.getpid(), signal.SIGKILL)
             self.send_to(dict.fromkeys((0, 1), (self._rank, number)), group)
+
+    def leave_receives(self, group: str) -> None:
+        for rank in (0, 1):
+            self.recv(group, rank, async_op=True)
 
     def receive_all(self, group: str, count: int) -> list[dict[int, tuple[int, int]]]:
         return [self.recv_from(group, (0, 1)) for _ in range(count)]
@@ -88,12 +94,21 @@ def test_a_living_rank_is_ended_first(groups: tuple[WorkerGroup[Peer], WorkerGro
     assert after[1] == before[1]
 
 
-@pytest.mark.nightly
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
 def test_an_exchange_begins_anew_without_what_was_sent(
-    groups: tuple[WorkerGroup[Peer], WorkerGroup[Peer]],
+    groups: tuple[WorkerGroup[Peer], WorkerGroup[Peer]], seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages of the failed attempt, and receives that it left behind, take nothing of the next one."""
+    """Messages of the failed attempt, and receives that it left behind, take nothing of the next one, though one group
+    begins to drop them `seconds` after the other.
+    """
     sending, receiving = groups
+    ask = WorkerGroup[Peer]._asked
+
+    def late(group: WorkerGroup[Peer], question: str, *args: object) -> Any:
+        time.sleep(seconds if group is receiving else 0.0)
+        return ask(group, question, *args)
+
+    monkeypatch.setattr(WorkerGroup, "_asked", late)
     sent = sending.send_all("going_on", [1, 2, 3], 1)
     received = receiving.receive_all("relaunched", 3)
     with pytest.raises(WorkerGroupError, match="died"):
@@ -101,6 +116,7 @@ def test_an_exchange_begins_anew_without_what_was_sent(
     for handle in (sent, received):
         handle.abandon()
     sending.relaunch(1)
+    receiving.leave_receives("relaunched").wait()
     sending.drop_messages(receiving)
     again = receiving.receive_all("relaunched", 2)
     sending.send_all("going_on", [7, 8]).wait()

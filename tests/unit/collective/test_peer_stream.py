@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,9 +15,9 @@ from rlinf_core.collective.messages.frame import Flag, Frame, FrameKind
 from rlinf_core.collective.messages.payload import PartKind
 from rlinf_core.collective.messages.received_message import PostedReceive, ReceivedMessage, find_mismatch
 from rlinf_core.collective.messages.torch_payload import TensorTarget
-from rlinf_core.collective.transfer.peer_stream import MessageSource, ReceiveQueue, SendQueue
+from rlinf_core.collective.transfer.peer_stream import MessageSource, PeerStreams, ReceiveQueue, SendQueue
 from rlinf_core.collective.work import Work
-from rlinf_core.errors import MismatchError
+from rlinf_core.errors import MismatchError, WorkerDiedError
 from rlinf_core.waiting import OperationKind
 
 
@@ -166,3 +166,41 @@ def test_mismatch_is_recorded_before_its_acknowledgement() -> None:
     outgoing.acknowledged(7, error)
     assert found == [([error], [7])]
     assert outgoing.unacknowledged == {}
+
+
+class Connected:
+    """A connection with the second life of a peer."""
+
+    def __init__(self) -> None:
+        self.peer = self
+        self.incarnation = "second"
+        self.closed = False
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def hung_up(self) -> bool:
+        self.asked.set()
+        self.answers.wait(5)
+        return False
+
+
+def test_successor_keeps_its_messages_when_two_threads_meet_it() -> None:
+    streams = PeerStreams(cast("Any", None), cast("Any", None), 1.0, lambda peer, reason: WorkerDiedError(peer))
+    stream = streams.of("me", "peer")
+    stream.incarnation = "first"
+    slow, quick = Connected(), Connected()
+    quick.answers.set()
+
+    def meet() -> None:
+        streams.bind(stream, cast("Any", quick))
+        stream.incoming.deliver(ReceivedMessage(Frame(FrameKind.MESSAGE, sequence=1)), Silent())
+
+    binding = threading.Thread(target=streams.bind, args=(stream, slow))
+    reading = threading.Thread(target=meet)
+    binding.start()
+    assert slow.asked.wait(5)
+    reading.start()
+    reading.join(0.3)
+    slow.answers.set()
+    binding.join()
+    reading.join()
+    assert stream.incoming.arrived() == 1
