@@ -5,7 +5,9 @@ The defaults build a Qwen2 of 0.3 M parameters that reads the characters of sums
 
 from __future__ import annotations
 
+import errno
 import re
+import socket
 from pathlib import Path
 from typing import Annotated, ClassVar, Final
 
@@ -25,6 +27,7 @@ from recipes.sections.checks import (
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object
 from rlinf_core import (
+    ConfigError,
     ConfigModel,
     Count,
     JobConfig,
@@ -235,6 +238,28 @@ def _check_model(config: ServeConfig, report: Report) -> None:
     where: KeyPath = ("actor", "tokenizer", "tokenizer_model") if tokenizer else at
     for refusal in faults_of_tokenizer(Path(tokenizer or folder), where, settings, chat=False):
         report(refusal.path, "unusable-path", refusal.message, refusal.help)
+
+
+def require_port(port: int) -> None:
+    """Check that the service can listen.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise unusable_port(port, error) from None
+
+
+def unusable_port(port: int, error: OSError) -> ConfigError:
+    """Return the error for a port on which the service cannot listen."""
+    in_use = error.errno == errno.EADDRINUSE
+    return ConfigError(
+        f"port {port} of 127.0.0.1 " + ("is in use" if in_use else "cannot be used"),
+        why=None if in_use else error.strerror,
+        help="end the other server, or write another `server.port`" if in_use else "write another `server.port`",
+    )
 
 
 def inputs(config: ServeConfig) -> list[Path]:

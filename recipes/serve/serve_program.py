@@ -6,7 +6,7 @@ from typing import cast
 
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import require_folder
-from recipes.serve.config import PACKAGES, ServeConfig
+from recipes.serve.config import PACKAGES, ServeConfig, require_port
 from recipes.serve.values import AdapterTraining, SnapshotSampling
 from rlinf_core import (
     Cluster,
@@ -34,7 +34,8 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
     """Serve clients as configured in `job`, and record the run in `folder`.
 
     Raises:
-        RLinfError: see `run_job`; and ConfigError: a package is missing, or the folder of the model cannot be used.
+        RLinfError: see `run_job`; and ConfigError: a package is missing, or the folder of the model or the port cannot
+            be used.
     """
     config = cast("ServeConfig", job.config)
     missing = missing_modules(PACKAGES)
@@ -42,6 +43,8 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
         raise ConfigError(f"the service needs the package {missing[0]}", help=f"run `{install_command(*missing)}`")
     if config.actor.model.model_path is not None and runs_in_this_interpreter(config, "actor"):
         require_folder(config.actor.model.model_path, "a folder that `save_pretrained` wrote")
+    # Before the workers start, which takes a while.
+    require_port(config.server.port)
     run_job(job, folder, listener, launch)
 
 

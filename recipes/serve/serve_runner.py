@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import queue
 import secrets
 import shlex
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from recipes.language.listening.listener import listening
-from recipes.serve.config import ServeConfig
+from recipes.serve.config import ServeConfig, unusable_port
 from recipes.serve.http.routes import SdkRoutes
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.service_state import ServiceState
@@ -24,7 +23,7 @@ from recipes.serve.service.weight_store import WeightStore
 from recipes.serve.values import AdapterTraining, ServedFacts, SnapshotSampling
 from recipes.serve.wire.requests_and_results import sample_bytes
 from recipes.training.comparing_worker import comparisons_of
-from rlinf_core import ConfigError, RunRecord, WorkerGroup
+from rlinf_core import RunRecord, WorkerGroup
 from rlinf_core.runners.storage.durable import remove_tree
 from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.worker.handle import wait_together
@@ -202,13 +201,7 @@ async def _listening(routes: SdkRoutes, port: int) -> AsyncGenerator[None]:
         try:
             await stack.enter_async_context(listening(routes.application(), port))
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            message, help = (
-                f"port {port} of 127.0.0.1 is in use",
-                "end the other server, or write another `server.port`",
-            )
-            raise ConfigError(message, help=help) from None
+            raise unusable_port(port, error) from None
         yield
 
 

@@ -83,7 +83,6 @@ def test_service_starts_answers_and_ends(tmp_path: Path) -> None:
     assert [file for file in (running.folder / "logs").rglob("*.log") if running.key in file.read_text()] == []
 
 
-@pytest.mark.nightly
 def test_port_in_use_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         command = [str(RLINF), "serve", "serve_laptop", f"server.port={taken.getsockname()[1]}"]
