@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import AfterValidator, Field
 
-from recipes.language.config.language_config import SYMBOLS, TokenizerConfig
+from recipes.language.config.language_config import SIZES_OF_A_FOLDER, SYMBOLS, TokenizerConfig
 from recipes.language.rules.architecture_rules import fault_of_architecture
 from recipes.language.rules.model_rules import faults_of_tokenizer
 from recipes.sections.checks import (
@@ -79,14 +79,7 @@ class ServeRunnerConfig(RunSettings):
 class ServedModelConfig(ConfigModel):
     """The model that all clients train adapters of. Its own weights stay as they are."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
-            ("hidden_dim", "num_layers"),
-            lambda model, sizes: model.model_path is not None,
-            "`model_path` names a model, which fixes the sizes",
-            because=("model_path",),
-        ),
-    )
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (SIZES_OF_A_FOLDER,)
 
     model_path: OptionalPath = Field(
         default=None, description="Folder of the model. Default: a small model built from scratch."

@@ -80,17 +80,20 @@ class LanguageRunnerConfig(RolloutRunnerConfig, ModelRunnerConfig):
     max_samples: Count = Field(default=64, description="Maximum answers per sample file.")
 
 
+SIZES_OF_A_FOLDER: Final = NoEffect(
+    ("hidden_dim", "num_layers"),
+    lambda model, sizes: model.model_path is not None,
+    "`model_path` names a model, which fixes the sizes",
+    because=("model_path",),
+)
+
+
 class LanguageModelConfig(ModelConfig):
     """The language model."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         *ModelConfig.no_effect,
-        NoEffect(
-            ("hidden_dim", "num_layers"),
-            lambda model, sizes: model.model_path is not None,
-            "`model_path` names a model, which fixes the sizes",
-            because=("model_path",),
-        ),
+        SIZES_OF_A_FOLDER,
     )
 
     precision: Precision = Field(
