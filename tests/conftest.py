@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 from collections.abc import Generator
@@ -22,6 +23,31 @@ settings.register_profile(
 )
 settings.register_profile("nightly", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("commit")
+
+
+# Seconds beyond a test's time limit after which its process is ended.
+_GRACE_SECONDS = 180
+_STACKS = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep where stacks go: no output is captured yet."""
+    config.stash[_STACKS] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the process of a test that outlasts its time limit, after its stacks: the limit itself is a signal.
+
+    A signal cannot interrupt C code that holds the interpreter's lock, nor a clean-up that waits for a thread.
+    """
+    marker = item.get_closest_marker("timeout")
+    limit = marker.args[0] if marker and marker.args else item.config.getvalue("timeout") or item.config.getini("timeout")
+    faulthandler.dump_traceback_later(float(limit) + _GRACE_SECONDS, exit=True, file=item.config.stash[_STACKS])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)
