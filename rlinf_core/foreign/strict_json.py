@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, cast
 
@@ -16,6 +18,8 @@ from rlinf_core.foreign.encodings import wide_encoding
 
 # Levels of lists and objects within each other: whatever walks through a value calls itself for each.
 MAX_DEPTH: Final = 100
+# No float holds an integer of so many digits.
+_LONG: Final = re.compile("[1-9][0-9]{308}")
 
 
 class BadJsonError(ValueError):
@@ -32,8 +36,8 @@ def load_json(text: str | bytes, *, non_finite: bool = False, number: Callable[[
 
     Raises:
         BadJsonError: it is not JSON, names a key twice, is nested more than `MAX_DEPTH` levels deep, or holds a
-            number that is not finite, an integer of more than 4300 digits (Python's limit), or half of a character
-            (`"\\ud800"`).
+            number that is not finite, an integer beyond all floats (where `number` is another type: of more than 4300
+            digits, Python's limit), or half of a character (`"\\ud800"`).
     """
     if isinstance(text, bytes):
         if (other := wide_encoding(text)) is not None:
@@ -48,6 +52,7 @@ def load_json(text: str | bytes, *, non_finite: bool = False, number: Callable[[
             text,
             object_pairs_hook=_object,
             parse_float=number if non_finite else lambda digits: _finite(digits, number),
+            parse_int=_held_by_float if number is float and _LONG.search(text) else None,
             parse_constant=None if non_finite else _refuse,
         )
     except BadJsonError:
@@ -89,6 +94,13 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _finite(digits: str, number: Callable[[str], float]) -> float:
     value = number(digits)
     if math.isinf(value):
+        raise BadJsonError(f"holds a number that is too large: {digits[:20]}")
+    return value
+
+
+def _held_by_float(digits: str) -> int:
+    value = int(digits)
+    if abs(value) > sys.float_info.max:
         raise BadJsonError(f"holds a number that is too large: {digits[:20]}")
     return value
 

@@ -22,7 +22,6 @@ _KEPT: Final = 2000
 _KEPT_BYTES: Final = 256 << 20
 _FETCHED_SECONDS: Final = 60.0
 _UNFETCHED_SECONDS: Final = 600.0
-_LARGEST_SEQ: Final = 2**31 - 1
 
 
 class RequestResult(NamedTuple):
@@ -208,20 +207,17 @@ class RequestOrder:
     ready: deque[Call] = field(default_factory=deque[Call])
     waiting: dict[int, Call] = field(default_factory=dict[int, Call])
 
-    def check(self, seq_id: Any) -> int:
-        """Return the number of a new request.
+    def check(self, seq_id: int) -> None:
+        """Check the number of a new request.
 
         Raises:
-            RequestError: it is none, lies too far ahead, or was taken.
+            RequestError: it lies too far ahead, or was taken.
         """
-        if type(seq_id) is not int or not 0 < seq_id <= _LARGEST_SEQ:
-            raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, "`seq_id` must be an integer from 1 to 2147483647")
         if seq_id > self.next + _FURTHEST:
             message = f"`seq_id` {seq_id} lies too far ahead: request {self.next} of this model has not arrived"
             raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
         if seq_id < self.next:
             raise gone(f"request {seq_id} of this model was answered before, and its result was dropped")
-        return seq_id
 
     def put(self, seq_id: int, call: Call) -> None:
         """Take a request with a number of `check`."""

@@ -268,11 +268,12 @@ class TrainingRequests:
         state = self._state
         model = state.tenants.model(tenant, model_id)
         digest = digest or _digest(fields)
-        key = ("request", model.model_id, fields.get("seq_id"))
+        seq_id = whole(fields, "seq_id", 1, _LARGEST)
+        key = ("request", model.model_id, seq_id)
         earlier = state.ledger.earlier(tenant, key, digest)
         if earlier is not None:
             return earlier
-        seq_id = model.order.check(fields.get("seq_id"))
+        model.order.check(seq_id)
         # The one that is awaited is taken in any case: all others wait for it.
         if seq_id != model.order.next:
             state.check_pending(tenant)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from recipes.language.listening.request_error import RequestError
+from recipes.serve.saved_files import RECORD, SavedRecord, read_adapter, read_record
 from recipes.serve.values import AdapterSettings
 from rlinf_core.runners.storage.durable import remove_tree, rename, sync_tree
 
@@ -23,9 +23,6 @@ _PATH: Final = re.compile(
     r"tinker://([0-9a-f-]+:train:\d+)/(weights|sampler_weights)/([A-Za-z0-9][A-Za-z0-9._-]{0,127})"
 )
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_RECORD: Final = "rlinf_saved.json"
-# Written by the workers, see `recipes.serve.workers.adapters`.
-_ADAPTER: Final = "rlinf_adapter.json"
 _OPTIMIZER: Final = "optimizer.safetensors"
 
 
@@ -78,7 +75,7 @@ class WeightStore:
         """Return the weights at a `tinker://` path.
 
         Raises:
-            RequestError: the path is none, or the tenant has no such weights.
+            RequestError: the path is none, or the tenant has no such weights, or they are damaged.
         """
         match = _PATH.fullmatch(path) if isinstance(path, str) else None
         if match is None:
@@ -87,12 +84,15 @@ class WeightStore:
                 "a path of weights is `tinker://RUN/weights/NAME` or `tinker://RUN/sampler_weights/NAME`",
             )
         folder = self._root / tenant / Path(*match.groups())
-        if not (folder / _RECORD).is_file():
-            raise RequestError(HTTPStatus.NOT_FOUND, f"there are no weights at `{path}`")
-        record: dict[str, Any] = json.loads((folder / _RECORD).read_text())
-        settings = AdapterSettings(**json.loads((folder / _ADAPTER).read_text()))
+        try:
+            record, settings = read_record(folder), read_adapter(folder)
+        except FileNotFoundError:
+            raise RequestError(HTTPStatus.NOT_FOUND, f"there are no weights at `{path}`") from None
+        except OSError as error:
+            message = f"the weights at `{path}` are damaged: `{Path(error.filename).name}` {error.strerror}"
+            raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, message) from None
         optimizer = (folder / _OPTIMIZER).is_file()
-        return Saved(folder, settings, record["base_model"], optimizer, record["user_metadata"])
+        return Saved(folder, settings, record.base_model, optimizer, record.user_metadata)
 
     async def save(
         self,
@@ -130,8 +130,9 @@ class WeightStore:
         part.mkdir(parents=True)
         try:
             await write(str(part))
-            record = {"base_model": self._base_model, "expires": None if ttl is None else time.time() + ttl}
-            (part / _RECORD).write_text(json.dumps({**record, "user_metadata": dict(metadata or {})}))
+            expires = None if ttl is None else time.time() + ttl
+            record = SavedRecord(base_model=self._base_model, expires=expires, user_metadata=dict(metadata or {}))
+            (part / RECORD).write_text(record.model_dump_json())
             sync_tree(part)
             if folder.exists():
                 old = folder.with_name(f".{name}.old-{secrets.token_hex(4)}")
@@ -158,9 +159,9 @@ class WeightStore:
 
     def remove_expired(self) -> None:
         """Remove the weights whose time is over."""
-        for record in self._root.glob(f"*/*/*/*/{_RECORD}"):
+        for file in self._root.glob(f"*/*/*/*/{RECORD}"):
             # One that is being written or removed, or is damaged, is left alone.
-            with suppress(OSError, ValueError):
-                expires = json.loads(record.read_text()).get("expires")
+            with suppress(OSError):
+                expires = read_record(file.parent).expires
                 if expires is not None and expires < time.time():
-                    remove_tree(record.parent)
+                    remove_tree(file.parent)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from recipes.language.models.policy import LanguagePolicy
+from recipes.serve.saved_files import ADAPTER, read_adapter
 from recipes.serve.values import AdapterSettings
 from rlinf_core import ConfigError
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 WEIGHTS: Final = "adapter_model.safetensors"
 PEFT_SETTINGS: Final = "adapter_config.json"
 OPTIMIZER: Final = "optimizer.safetensors"
-SETTINGS: Final = "rlinf_adapter.json"
 _ATTENTION: Final = ("attn", "attention")
 
 
@@ -120,15 +120,16 @@ class AdapterModel:
         peft = {"peft_type": "LORA", "r": settings.rank, "lora_alpha": self._alpha, "bias": "none"}
         layers = {"target_modules": self._layers(settings), "task_type": "CAUSAL_LM"}
         (folder / PEFT_SETTINGS).write_text(json.dumps({**peft, **layers}, indent=1))
-        (folder / SETTINGS).write_text(json.dumps(settings._asdict()))
+        (folder / ADAPTER).write_text(json.dumps(settings._asdict()))
 
     def load(self, name: str, folder: Path) -> AdapterSettings:
         """Add an adapter with the values in a folder of `save`, and return its settings.
 
         Raises:
             ConfigError: the folder has another model's.
+            OSError: a file is missing or damaged.
         """
-        settings = AdapterSettings(**json.loads((folder / SETTINGS).read_text()))
+        settings = read_adapter(folder)
         values = read_tensors(folder / WEIGHTS)
         self.add(name, settings)
         own = self.parameters(name)

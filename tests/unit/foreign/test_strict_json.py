@@ -34,6 +34,7 @@ def test_what_json_holds_comes_back(value: object) -> None:
         ("NaN", "holds NaN"),
         ('{"a": -Infinity}', "holds -Infinity"),
         ("[1e999]", "holds a number that is too large: 1e999"),
+        ("[-1" + "0" * 400 + "]", "holds a number that is too large: -1000000000000000000"),
         ("9" * 5000, "holds an integer of too many digits"),
         ('{"a": 1, "b": {"c": 1, "c": 2}}', "names the key 'c' twice"),
         (r'["\ud800"]', "holds half of a character"),

