@@ -43,7 +43,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """
     marker = item.get_closest_marker("timeout")
     limit = (
-        marker.args[0] if marker and marker.args else item.config.getvalue("timeout") or item.config.getini("timeout")
+        marker.args[0] if marker and marker.args else item.config.getoption("timeout") or item.config.getini("timeout")
     )
     faulthandler.dump_traceback_later(float(limit) + _GRACE_SECONDS, exit=True, file=item.config.stash[_STACKS])
     try:

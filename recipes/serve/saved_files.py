@@ -15,7 +15,7 @@ ADAPTER: Final = "rlinf_adapter.json"
 
 
 class SavedRecord(FileModel):
-    """What the service knows of saved weights.
+    """The record of saved weights.
 
     Attributes:
         base_model: name of the model that they are an adapter of.
