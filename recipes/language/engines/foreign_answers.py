@@ -12,6 +12,7 @@ from rlinf_core import RLinfError
 
 # A probability a little above 1 is rounding.
 _ROUNDING: Final = 1e-3
+_SHOWN: Final = 40
 _REASONS: Final[dict[str, FinishReason]] = {
     "stop": "stop",
     "length": "length",
@@ -26,7 +27,14 @@ class EngineAnswerError(RLinfError):
 
 
 def checked_sequence(
-    answer: Answer, tokens: Any, logprobs: Any, reason: Any, version: int, stop_texts: StopTexts | None, engine: str
+    answer: Answer,
+    tokens: Any,
+    logprobs: Any,
+    reason: Any,
+    version: int,
+    stop_texts: StopTexts | None,
+    engine: str,
+    vocabulary: int,
 ) -> Sequence:
     """Validate an answer of another engine and convert it; text after a stop text is cut off.
 
@@ -37,6 +45,7 @@ def checked_sequence(
         version: of the engine's weights.
         stop_texts: finds ending texts.
         engine: names the engine in errors.
+        vocabulary: size of the model's vocabulary; 0: not known.
 
     Raises:
         EngineAnswerError: there are too few tokens, or too many, or values are no tokens and no log-probabilities.
@@ -55,14 +64,19 @@ def checked_sequence(
     ):
         raise wrong("its tokens are not a list of integers", "the engine must return token ids")
     tokens = cast("list[int]", tokens)
+    if vocabulary and tokens and max(tokens) >= vocabulary:
+        raise wrong(
+            f"it has the token {max(tokens)}; the model's tokens are 0 to {vocabulary - 1}",
+            "the engine must serve the model of `rollout.model`",
+        )
     if not isinstance(logprobs, list) or len(cast("list[Any]", logprobs)) != len(tokens):
         count = len(cast("list[Any]", logprobs)) if isinstance(logprobs, list) else "no"
         raise wrong(f"{len(tokens)} tokens have {count} log-probabilities")
     logprobs = cast("list[Any]", logprobs)
-    if not all(isinstance(logprob, int | float) and -math.inf < logprob <= _ROUNDING for logprob in logprobs):
+    if not all(type(logprob) in (int, float) and -math.inf < logprob <= _ROUNDING for logprob in logprobs):
         raise wrong("a log-probability is missing, above 0, or not a finite number")
-    if reason not in _REASONS:
-        raise wrong(f"its finish reason is {reason!r}, not stop or length")
+    if not isinstance(reason, str) or reason not in _REASONS:
+        raise wrong(f"its finish reason is {str(reason)[:_SHOWN]!r}, not stop or length")
     if len(tokens) > params.max_new_tokens:
         raise wrong(f"it has {len(tokens)} tokens; at most {params.max_new_tokens} were requested")
     finish = _REASONS[reason]

@@ -36,6 +36,11 @@ class ModelFolder:
         positions = int(self._config.get("max_position_embeddings", 0))
         return min(asked or positions, positions or asked)
 
+    @property
+    def vocabulary(self) -> int:
+        """Size of the vocabulary; 0 if the configuration has none."""
+        return int(self._config.get("vocab_size", 0))
+
     def cache_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the memory of one token's keys and values in all layers, in bytes."""
         config = self._config

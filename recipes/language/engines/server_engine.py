@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceABC
@@ -27,7 +28,7 @@ from rlinf_core import ConfigError
 if TYPE_CHECKING:
     from recipes.language.config.rollout_config import ServerSettings
 
-_TOKEN_PREFIX: Final = "token_id:"
+_TOKEN_TEXT: Final = re.compile("token_id:([0-9]{1,10})")
 # A step waits so long for an answer, so that its caller can do other things.
 _PATIENCE = 0.2
 
@@ -96,8 +97,8 @@ class ServerEngine(Engine):
 
     def _served(self, longest: int) -> tuple[str, int]:
         """Return the model's name at the server, and the longest sequence that both take."""
-        listed = self._server.get("/v1/models")
-        models = [_fields(model) for model in _fields(listed).get("data", [])]
+        listed = _fields(self._server.get("/v1/models")).get("data")
+        models = [_fields(model) for model in cast("list[Any]", listed)] if isinstance(listed, list) else []
         by_name = {str(model.get("id")): model for model in models if model}
         name = self._settings.model or next(iter(by_name), "")
         if name not in by_name or (self._settings.model is None and len(by_name) > 1):
@@ -107,7 +108,7 @@ class ServerEngine(Engine):
                 help="set one of them as `rollout.server.model`",
             )
         limit = by_name[name].get("max_model_len")
-        return name, min(longest, limit) if isinstance(limit, int) and longest else longest
+        return name, min(longest, limit) if type(limit) is int and limit > 0 and longest else longest
 
     # Requests
 
@@ -223,25 +224,27 @@ class ServerEngine(Engine):
         if len(choices) != len(answers):
             count = len(choices) if isinstance(listed, list) else "no"
             raise EngineAnswerError(f"{where} returned {count} answers; {len(answers)} were requested")
-        ordered = sorted(choices, key=_index)
+        if not all(type(choice.get("index", 0)) is int for choice in choices):
+            raise EngineAnswerError(f"{where} returned an answer whose `index` is not an integer")
+        ordered = sorted(choices, key=lambda choice: choice.get("index", 0))
         return [self._sequence(answer, choice, where) for answer, choice in zip(answers, ordered, strict=True)]
 
     def _sequence(self, answer: Answer, choice: Mapping[str, Any], where: str) -> Sequence:
-        logprobs: Mapping[str, Any] = choice.get("logprobs") or {}
+        logprobs = _fields(choice.get("logprobs"))
         tokens = choice.get("token_ids")
         if tokens is None:
-            texts: list[Any] = logprobs.get("tokens") or []
-            if not texts or not all(str(text).startswith(_TOKEN_PREFIX) for text in texts):
+            tokens = _token_ids(logprobs.get("tokens"))
+            if not tokens:
                 raise EngineAnswerError(
                     f"{where} returns texts without token ids",
                     help="use a server with `return_token_ids` or `return_tokens_as_token_ids`, such as vLLM's",
                 )
-            tokens = [int(str(text).removeprefix(_TOKEN_PREFIX)) for text in texts]
         prompt = choice.get("prompt_token_ids")
-        if prompt is not None and tuple(prompt) != answer.request.prompt:
+        if prompt is not None and prompt != list(answer.request.prompt):
+            count = len(cast("list[Any]", prompt)) if isinstance(prompt, list) else "no"
             raise EngineAnswerError(
                 f"{where} answered a different prompt than that of request `{answer.request.request_id}`",
-                why=f"{len(answer.request.prompt)} tokens were sent; it reports {len(prompt)}",
+                why=f"{len(answer.request.prompt)} tokens were sent; it reports {count} tokens",
             )
         return checked_sequence(
             answer,
@@ -251,6 +254,7 @@ class ServerEngine(Engine):
             self._version,
             self._stop_texts,
             where,
+            self._folder.vocabulary,
         )
 
     # Control
@@ -346,8 +350,11 @@ def _fields(value: object) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
-def _index(choice: Mapping[str, Any]) -> int:
-    return choice.get("index", 0)
+def _token_ids(texts: object) -> list[int]:
+    """Return token ids that came as texts, `token_id:7`; none where one is something else."""
+    listed = cast("list[Any]", texts) if isinstance(texts, list) else []
+    matches = [_TOKEN_TEXT.fullmatch(text) if isinstance(text, str) else None for text in listed]
+    return [int(match[1]) for match in matches if match] if all(matches) else []
 
 
 def _token(settings: ServerSettings) -> str:

@@ -149,6 +149,7 @@ class SglangEngine(Engine):
             self._version,
             self._stop_texts,
             "SGLang",
+            self._folder.vocabulary,
         )
 
     def pause(self, mode: PauseMode) -> list[Sequence]:

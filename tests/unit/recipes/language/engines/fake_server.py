@@ -23,6 +23,7 @@ class FakeServer:
     Attributes:
         url: its address.
         token: which it wants, if any.
+        models: which it lists.
         faults: answers that are given instead, one a request to `/v1/completions`.
         change: changes the answers to completion requests.
         cut: bytes after which answers break off, one an answer.
@@ -32,6 +33,7 @@ class FakeServer:
     def __init__(self) -> None:
         self.url = ""
         self.token = ""
+        self.models: Any = {"data": [{"id": "tiny", "max_model_len": 96}]}
         self.faults: list[Answer] = []
         self.change: Callable[[dict[str, Any]], Any] = lambda answer: answer
         self.cut: list[int] = []
@@ -46,7 +48,7 @@ class FakeServer:
         if self.token and authorization != f"Bearer {self.token}":
             return 401, {"error": {"message": f"{authorization} is not known here"}}
         if path == "/v1/models":
-            return 200, {"data": [{"id": "tiny", "max_model_len": 96}]}
+            return 200, self.models
         if path == "/v1/completions":
             self.hold.wait(30)
             if self.faults:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from typing import Any
@@ -16,9 +17,11 @@ from recipes.language.engines.engine import Engine
 from recipes.language.engines.http_json import JsonServer
 from recipes.language.engines.server_engine import ServerEngine
 from rlinf_core.errors import ConfigError, RLinfError
+from tests.mistakes import mutated
 from tests.unit.recipes.language.engines.contract import (
     END,
     LONGEST,
+    VOCABULARY,
     EngineContract,
     contract_model,
     decode,
@@ -98,7 +101,15 @@ def changed(**new: Any) -> Any:
         (changed(logprobs={"token_logprobs": [float("nan")] * 6}), "missing, above 0"),
         (changed(logprobs=None), "no log-probabilities"),
         (changed(finish_reason="content_filter"), "content_filter"),
+        (changed(finish_reason=["stop"]), "finish reason"),
+        (changed(token_ids=lambda choice: [*choice["token_ids"][:5], 10**9]), "the model's tokens are 0 to"),
+        (changed(logprobs={"token_logprobs": [False] * 6}), "missing, above 0"),
+        (changed(logprobs=[-1.0]), "no log-probabilities"),
+        (changed(index="0"), "`index` is not an integer"),
         (changed(prompt_token_ids=[1, 9, 17, 4]), "a different prompt"),
+        (changed(prompt_token_ids=7), "it reports no tokens"),
+        (changed(token_ids=None, logprobs={"tokens": ["token_id:x"]}), "returns texts without token ids"),
+        (changed(token_ids=None, logprobs={"tokens": 3}), "returns texts without token ids"),
         (changed(token_ids=None, logprobs={"tokens": ["a", "b"]}), "returns texts without token ids"),
         (lambda answer: {**answer, "choices": []}, "returned 0 answers; 1 were requested"),
         (lambda _: {"object": "error"}, "no answers"),
@@ -109,6 +120,36 @@ def test_unlearnable_answer_is_one_clear_error(server: FakeServer, engine: Engin
     server.change = change
     with pytest.raises(RLinfError, match=words):
         ask(engine)
+
+
+@pytest.mark.parametrize(("seed", "replies"), [(0, 40), pytest.param(1, 1000, marks=pytest.mark.nightly)])
+def test_replies_with_mistakes_are_answers_or_errors(server: FakeServer, folder: str, seed: int, replies: int) -> None:
+    draw, refused = random.Random(seed), 0
+    server.change = lambda answer: mutated(draw, answer)
+    for _ in range(replies):
+        engine = ServerEngine(settings(server), folder, stop_token_ids=(END,), max_sequence_tokens=LONGEST)
+        try:
+            answer = ask(engine)
+            assert all(0 <= token < VOCABULARY for token in answer.tokens)
+        except RLinfError:
+            refused += 1
+        engine.stop()
+    assert 0 < refused < replies
+
+
+@pytest.mark.parametrize("models", [None, [], 7, {"data": 3}, {"data": [[]]}, {"data": [{"id": ["tiny"]}]}])
+def test_strange_lists_of_models_are_refused(server: FakeServer, folder: str, models: Any) -> None:
+    server.models = models
+    with pytest.raises(ConfigError, match="the server serves"):
+        ServerEngine(settings(server, model="tiny"), folder)
+
+
+@pytest.mark.parametrize("limit", [-5, 0, True, "96", 10**30])
+def test_strange_limits_of_a_server_are_passed_over(server: FakeServer, folder: str, limit: Any) -> None:
+    server.models = {"data": [{"id": "tiny", "max_model_len": limit}]}
+    engine = ServerEngine(settings(server), folder, stop_token_ids=(END,), max_sequence_tokens=LONGEST)
+    assert len(ask(engine).tokens) == 6
+    engine.stop()
 
 
 def test_tokens_may_come_as_texts_of_their_numbers(server: FakeServer, engine: Engine) -> None:
