@@ -33,8 +33,10 @@ def fault_of_model(folder: Path) -> FolderFault | None:
     """Return the reason why a model folder is incomplete: missing settings or weights."""
     if not read_object(folder / SETTINGS):
         return FolderFault(f"`{folder}` has no {SETTINGS} that can be read", "copy the complete model folder")
-    named = read_object(folder / "model.safetensors.index.json").get("weight_map", {})
-    shards = set(cast("Mapping[str, str]", named).values())
+    index = folder / "model.safetensors.index.json"
+    shards = weight_files(read_object(index)) if os.path.lexists(index) else set[str]()
+    if shards is None:
+        return FolderFault(f"`{index}` has no `weight_map` of tensors to files beside it", "copy the file again")
     missing = sorted(shard for shard in shards if not os.path.isfile(folder / shard))
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -46,6 +48,15 @@ def fault_of_model(folder: Path) -> FolderFault | None:
             "copy the weights there; pickled files (*.bin) are not read",
         )
     return next((fault for fault in map(fault_of_weights, files) if fault is not None), None)
+
+
+def weight_files(index: Mapping[str, Any]) -> set[str] | None:
+    """Return the names of the files in an index of weights; None where it has none, or one that leaves the folder."""
+    named = index.get("weight_map")
+    names = list(cast("dict[str, Any]", named).values()) if isinstance(named, dict) else []
+    if not names or not all(isinstance(name, str) and name and Path(name).name == name for name in names):
+        return None
+    return set(names)
 
 
 def fault_of_weights(file: Path) -> FolderFault | None:

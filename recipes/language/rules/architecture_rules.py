@@ -139,7 +139,7 @@ def fault_of_architecture(
         writes: whether it is to write text; a critic may come from a reward model.
     """
     kind = settings.get("model_type")
-    if kind in REFUSED:
+    if isinstance(kind, str) and kind in REFUSED:
         return ArchitectureFault(f"models of type `{kind}` are not supported", _REMEDY)
     fault = _fault_of_type(settings, writes)
     if fault is not None:
@@ -186,7 +186,7 @@ def _fault_of_type(settings: Mapping[str, Any], writes: bool) -> ArchitectureFau
         return ArchitectureFault(message, f"update transformers, or {_REMEDY}")
     text = settings.get("text_config")
     inner = cast("dict[str, Any]", text).get("model_type") if isinstance(text, dict) else None
-    if writes and kind not in known.writing and inner not in known.writing:
+    if writes and not {kind, str(inner)} & known.writing:
         return ArchitectureFault(f"a model of type `{kind}` is not a causal language model", "name a language model")
     return None
 
@@ -198,7 +198,7 @@ def fault_of_sampling(settings: Mapping[str, Any]) -> ArchitectureFault | None:
         settings: config.json of its folder.
     """
     kind = settings.get("model_type")
-    if kind not in NOT_SAMPLED:
+    if not isinstance(kind, str) or kind not in NOT_SAMPLED:
         return None
     return ArchitectureFault(f"the engine `torch` cannot sample from models of type `{kind}`", "write `backend: vllm`")
 

@@ -29,7 +29,11 @@ def stored_vocabulary(folder: Path) -> Mapping[str, int]:
         tokens |= cast("dict[str, Any]", vocabulary)
     elif isinstance(vocabulary, list):
         # Of unigram models: tokens with scores, in the order of their ids.
-        tokens |= {str(token): number for number, (token, *_) in enumerate(cast("list[list[Any]]", vocabulary))}
-    for token in cast("list[dict[str, Any]]", added) if isinstance(added, list) else ():
-        tokens[str(token.get("content"))] = token.get("id")
-    return {token: number for token, number in tokens.items() if isinstance(number, int)}
+        for number, entry in enumerate(cast("list[list[Any]]", vocabulary)):
+            if isinstance(entry, list) and entry:  # pyright: ignore[reportUnnecessaryIsInstance] - read from outside
+                tokens[str(entry[0])] = number
+    for token in cast("list[Any]", added) if isinstance(added, list) else ():
+        if isinstance(token, dict):
+            fields = cast("dict[str, Any]", token)
+            tokens[str(fields.get("content"))] = fields.get("id")
+    return {token: number for token, number in tokens.items() if type(number) is int}

@@ -5,7 +5,6 @@ The package safetensors maps whole files into memory, so that what was read of t
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,9 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from recipes.sections.model_folders import weight_files
 from rlinf_core.foreign.files import open_regular, read_bounded
+from rlinf_core.foreign.strict_json import load_json_object
 
 # Bytes of the longest description that is read, as in the package safetensors.
 _LONGEST: Final = 100_000_000
@@ -78,9 +79,12 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
     try:
         if single.is_file():
             return _of_file(single)
-        named: dict[str, str] = json.loads(read_bounded(index))["weight_map"]
-        files = {name: _of_file(folder / name) for name in set(named.values()) if Path(name).name == name}
-        return {tensor: files[name][tensor] for tensor, name in named.items()}
+        written = load_json_object(read_bounded(index))
+        names = weight_files(written)
+        if names is None:
+            return None
+        files = {name: _of_file(folder / name) for name in names}
+        return {tensor: files[name][tensor] for tensor, name in written["weight_map"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         # Whoever loads the whole of it says what is wrong.
         return None
@@ -113,14 +117,20 @@ def _of_file(path: Path) -> dict[str, StoredTensor]:
         length = int.from_bytes(file.read(8), "little")
         if length > min(size - 8, _LONGEST):
             raise ValueError("no safetensors file")
-        header: dict[str, Any] = json.loads(file.read(length))
+        header = load_json_object(file.read(length))
     tensors: dict[str, StoredTensor] = {}
     for name, about in header.items():
         if name == "__metadata__":
             continue
-        dtype, shape = _DTYPES[about["dtype"]], tuple(int(number) for number in about["shape"])
-        begin, end = (int(number) for number in cast("list[int]", about["data_offsets"]))
+        dtype, shape = _DTYPES[about["dtype"]], tuple(map(_count, about["shape"]))
+        begin, end = map(_count, about["data_offsets"])
         if not 0 <= begin <= end <= size - 8 - length or end - begin != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"`{name}` is not where the file says")
         tensors[name] = StoredTensor(path, 8 + length + begin, dtype, shape)
     return tensors
+
+
+def _count(number: object) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is no size")
+    return number

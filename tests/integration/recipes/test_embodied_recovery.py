@@ -135,4 +135,4 @@ def test_whenever_a_worker_dies_nothing_changes(train: Train, spanning: Run, com
 @pytest.mark.nightly
 def test_there_is_an_end_of_restarts(train: Train) -> None:
     with pytest.raises(WorkerGroupError, match="died"):
-        train("runner.max_restarts=1", during=Killer("env", 1, "generate_rollouts", times=2))
+        train("runner.max_restarts=1", during=Killer("actor", 1, "generate_rollouts", times=2))

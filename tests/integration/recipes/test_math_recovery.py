@@ -90,4 +90,4 @@ def test_async_generation_learns_from_every_prompt_once(
 
 def test_there_is_an_end_of_restarts(train_math: Train) -> None:
     with pytest.raises(WorkerGroupError, match="died"):
-        train_math("runner.max_restarts=1", during=Killer("reward", 1, events.GENERATE_ROLLOUTS, times=2))
+        train_math("runner.max_restarts=1", during=Killer("actor", 1, events.GENERATE_ROLLOUTS, times=2))
