@@ -163,7 +163,7 @@ class Run:
 
     @cached_property
     def faults(self) -> list[str]:
-        """What `steps` and `events` skipped as unreadable, in words; at most three lines of the metrics."""
+        """Unreadable lines that `steps` and `events` skip, in words; of the metrics at most three."""
         return [*metrics.faults(self.folder.metrics_file), *self._story[1]]
 
     @cached_property

@@ -83,7 +83,7 @@ def test_file_in_the_way_is_kept_and_nothing_written(cli: Cli, tmp_path: Path) -
     assert (tmp_path / "my_env.yaml").read_text() == "mine"
 
 
-def test_second_module_beside_the_first_has_the_readme_in_the_way(cli: Cli, tmp_path: Path) -> None:
+def test_second_project_finds_the_readme_in_the_way(cli: Cli, tmp_path: Path) -> None:
     cli("init", "env", tmp_path)
     ended = cli("init", "env", tmp_path, "--name", "cart")
     assert (ended.code, (tmp_path / "cart.py").exists()) == (2, False)
