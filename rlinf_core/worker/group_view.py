@@ -91,7 +91,7 @@ class GroupView:
 
     def __repr__(self) -> str:
         ranks = format_ranks([member.address.ranks[-1] for member in self.members])
-        return f"<ranks {ranks} of {self.group.worker_group_name}>"
+        return f"<rank{'s' if len(self.members) > 1 else ''} {ranks} of {self.group.worker_group_name}>"
 
     def __getattr__(self, name: str) -> GroupMethod:
         self.group.check_method(name)

@@ -8,7 +8,7 @@ from random import Random
 
 from pydantic import Field
 
-from rlinf_core import Count, Fraction, JobConfig, Recipe, Runner, RunnerConfig, Worker, loop_program
+from rlinf_core import Count, Fraction, JobConfig, Recipe, Runner, RunnerConfig, Seed, Worker, loop_program
 
 Pull = tuple[int, float]  # arm, reward
 
@@ -20,14 +20,15 @@ class BanditConfig(JobConfig):
     arms: Count = Field(default=8, description="Arms of the bandit; the last one pays most.")
     pulls: Count = Field(default=20, description="Pulls of each player in a training step.")
     exploration: Fraction = Field(default=0.3, description="Share of pulls that try any arm.")
+    seed: Seed = Field(default=1, description="Seed of all randomness.")
 
 
 class Player(Worker):
     """A player, in a process of its own."""
 
-    def play(self, means: list[float], pulls: int, exploration: float, seed: int) -> list[Pull]:
+    def play(self, means: list[float], pulls: int, exploration: float, seed: str) -> list[Pull]:
         """Pull the best arm so far, or now and then any; return the arms and their rewards."""
-        random = Random(seed * 1000 + self.rank)
+        random = Random(f"{seed} {self.rank}")
         best = max(range(len(means)), key=means.__getitem__)
         arms = [random.randrange(len(means)) if random.random() < exploration else best for _ in range(pulls)]
         return [(arm, random.gauss(arm / len(means), 0.1)) for arm in arms]
@@ -84,7 +85,8 @@ class BanditLoop(Runner):
 
     def _play(self, step: int, exploration: float) -> list[Pull]:
         means = self.groups["learner"].means().wait()[0]
-        by_player = self.groups["player"].play(means, self.cfg.pulls, exploration, step).wait()
+        seed = f"{self.cfg.seed} {step} {exploration}"
+        by_player = self.groups["player"].play(means, self.cfg.pulls, exploration, seed).wait()
         return [pull for pulls in by_player for pull in pulls]
 
 

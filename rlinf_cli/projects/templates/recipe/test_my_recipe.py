@@ -19,7 +19,7 @@ def test_job_file_is_valid() -> None:
 def test_player_pulls_the_best_arm() -> None:
     player = Player()
     player.rank = 0  # which it has from its group otherwise
-    assert {arm for arm, _ in player.play([0.0, 0.9, 0.1], pulls=5, exploration=0.0, seed=1)} == {1}
+    assert {arm for arm, _ in player.play([0.0, 0.9, 0.1], pulls=5, exploration=0.0, seed="1")} == {1}
 
 
 def test_learner_continues_from_its_checkpoint(tmp_path: Path) -> None:
