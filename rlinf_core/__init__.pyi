@@ -83,6 +83,8 @@ from rlinf_core.registry import Registry as Registry
 from rlinf_core.runners import events as events
 from rlinf_core.runners.events import Waiting as Waiting
 from rlinf_core.runners.metrics import read_metrics as read_metrics
+from rlinf_core.runners.opened_run import Run as Run
+from rlinf_core.runners.opened_run import open_run as open_run
 from rlinf_core.runners.record import RunRecord as RunRecord
 from rlinf_core.runners.run_program import loop_program as loop_program
 from rlinf_core.runners.run_program import run_job as run_job

@@ -247,6 +247,16 @@ class ClusterTopology:
     def num_nodes(self) -> int:
         return len(self.nodes)
 
+    def __repr__(self) -> str:
+        return f"<ClusterTopology: {self.counts}>"
+
+    @property
+    def counts(self) -> str:
+        """The numbers of nodes and accelerators, as in `2 nodes, 16 accelerators`; only nodes if others are unknown."""
+        known = self.num_accelerators
+        nodes = NODES.counted(self.num_nodes)
+        return nodes if known is None else f"{nodes}, {ACCELERATORS.counted(known)}"
+
     @cached_property
     def num_accelerators(self) -> int | None:
         """The number of accelerators in the cluster, or None while those of one node are unknown."""

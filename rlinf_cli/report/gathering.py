@@ -18,8 +18,6 @@ from rlinf_cli.report.trace_steps import TraceBar, bars_of_steps
 from rlinf_cli.run.run_documents import ORIGINS, PICTURE, PLACEMENT
 from rlinf_cli.runs.answer_samples import read_samples, sampled_steps
 from rlinf_cli.runs.provenance import Provenance, read_provenance
-from rlinf_cli.runs.run_events import StoryEvent, story_with_faults
-from rlinf_cli.runs.run_lookup import outcome
 from rlinf_cli.why.diagnosis import Diagnosis, diagnose
 from rlinf_cli.why.facts import read_facts
 from rlinf_core.errors import RunError
@@ -27,6 +25,7 @@ from rlinf_core.foreign.file_models import M, read_model
 from rlinf_core.foreign.files import read_text
 from rlinf_core.runners.metrics import faults, stream_metrics
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
+from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import RunState
 
@@ -127,7 +126,7 @@ class RunContent:
     processes: Sequence[ProcessRow]
     environment: Sequence[EnvRow]
     picture: str
-    story: Sequence[StoryEvent]
+    story: Sequence[RunEvent]
     timelines: Sequence[StepTimeline]
     samples: Sequence[Sample]
     videos: Sequence[Path]
@@ -155,7 +154,7 @@ def gather(folder: RunFolder, series: RunSeries | None = None, *, thorough: bool
     """
     notes: list[str] = []
     state = folder.state
-    status, reason = outcome(state)
+    status, reason = state.outcome
     series = series if series is not None else series_of(stream_metrics(folder.metrics_file))
     placement = _document(folder.path / PLACEMENT, PlacementFile, notes)
     origins = _document(folder.path / ORIGINS, OriginsFile, notes)

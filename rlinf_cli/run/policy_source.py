@@ -73,12 +73,13 @@ def find_run_folder(name: str, log_path: Path) -> RunFolder | None:
     Raises:
         RunError: it is a folder without a run.
     """
-    from rlinf_cli.runs.run_lookup import folder_without_run, run_at
+    from rlinf_cli.runs.run_lookup import NO_RUN_THERE, run_at
     from rlinf_core.config.shipped import meant_config
+    from rlinf_core.runners.opened_run import folder_without_run
 
     run = run_at(name, log_path)
     if run is None and Path(name).is_dir() and meant_config(name) is None:
-        raise folder_without_run(name)
+        raise folder_without_run(Path(name), NO_RUN_THERE)
     return run
 
 

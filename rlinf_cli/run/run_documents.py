@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 from rlinf_cli.file.findings import without_effect
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import View, relaunched
-from rlinf_cli.runs import run_events
 from rlinf_cli.runs.provenance import Provenance, collect, write_provenance
 from rlinf_core.errors import RLinfError
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.events import ClusterReady, Event, RunRestarted, RunStarted, WorkersRelaunched
-from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage import durable, run_events
 
 if TYPE_CHECKING:
     from rlinf_core.job.load import Job

@@ -268,7 +268,7 @@ class Training:
 
     def _finished(self, log: logging.Logger) -> ExitCode:
         from rlinf_cli.live.run_summary import summary_text
-        from rlinf_cli.runs import run_events
+        from rlinf_core.runners.storage import run_events
 
         log.info("finished after step %d", self._progress.step)
         self._documents.add_event(
@@ -281,8 +281,8 @@ class Training:
 
     def _interrupted(self, log: logging.Logger) -> ExitCode:
         from rlinf_cli.live.run_summary import shown
-        from rlinf_cli.runs import run_events
         from rlinf_cli.why.time_limit import limit_reached
+        from rlinf_core.runners.storage import run_events
 
         code = self._interrupts.code or ExitCode.INTERRUPTED
         reason = _reason_of_end(code)
@@ -301,9 +301,9 @@ class Training:
 
         from rlinf_cli.live.run_summary import shown
         from rlinf_cli.render.failure_report import failure_block
-        from rlinf_cli.runs import run_events
         from rlinf_core.runners.evidence.keeping import evidence_line, keep_evidence
         from rlinf_core.runners.failure_list import reason_of
+        from rlinf_core.runners.storage import run_events
 
         reason = reason_of(error)
         self._end_as_can_be(RunStatus.FAILED, reason)

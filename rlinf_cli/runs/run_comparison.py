@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 from rlinf_cli.live import labels
 from rlinf_cli.runs.metric_comparison import (
@@ -17,14 +16,10 @@ from rlinf_cli.runs.metric_comparison import (
     verdict,
 )
 from rlinf_cli.runs.provenance import read_provenance
-from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.tree import to_data
-from rlinf_core.config.yaml.reader import load_source, read
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.files import read_bounded
-from rlinf_core.runners.metrics import Metrics, read_metrics
+from rlinf_core.runners.metrics import Metrics
+from rlinf_core.runners.opened_run import Run
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.scalars import plain
 
 
 @dataclass(frozen=True)
@@ -71,9 +66,10 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison
     Raises:
         RunError: a run has no configuration or no such metric, or its metrics cannot be read.
     """
-    configs = [_config(folder) for folder in folders]
+    runs = [Run(folder) for folder in folders]
+    configs = [run.config for run in runs]
     provenances = [read_provenance(folder.path) for folder in folders]
-    metrics = [_metrics(folder) for folder in folders]
+    metrics = [run.steps for run in runs]
     metric = metric or _judged_by(metrics)
     results = [_result(folder, metric, lines) for folder, lines in zip(folders, metrics, strict=True)]
     alike: list[list[int]] = []
@@ -106,14 +102,6 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison
     return Comparison(metric, sets, tuple(between), verdicts)
 
 
-def _metrics(folder: RunFolder) -> list[Metrics]:
-    try:
-        return read_metrics(folder.metrics_file)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise RunError("the metrics of a run cannot be read", where=str(folder.metrics_file), why=why) from error
-
-
 def _judged_by(metrics: Sequence[Sequence[Metrics]]) -> str:
     """Return the first headline metric that all runs have."""
     names = [{name for line in lines for name in line.metrics} for lines in metrics]
@@ -134,19 +122,3 @@ def _result(folder: RunFolder, metric: str, lines: Sequence[Metrics]) -> RunResu
             help="use `--metric` with one that all runs have",
         )
     return result
-
-
-def _config(folder: RunFolder) -> dict[str, Any]:
-    """Return the resolved configuration of a run as plain data."""
-    diagnostics = Diagnostics()
-    try:
-        content = read_bounded(folder.config_file)
-    except OSError as error:
-        where, why = str(folder.config_file), error.strerror
-        raise RunError("the configuration of a run cannot be read", where=where, why=why) from None
-    source = load_source("-", diagnostics, stdin=content)
-    tree = read(source, diagnostics) if source is not None else None
-    if tree is None:
-        first = next(iter(diagnostics))
-        raise RunError("the configuration of a run cannot be read", where=str(folder.config_file), why=first.message)
-    return cast("dict[str, Any]", plain(to_data(tree)))

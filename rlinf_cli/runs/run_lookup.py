@@ -11,20 +11,14 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from rlinf_cli.console import console
-from rlinf_core.node.process_identity import Presence
-from rlinf_core.runners.storage.run_status import RunStatus
 
 if TYPE_CHECKING:
-    from rlinf_core.errors import RunError
     from rlinf_core.runners.storage.run_folder import RunFolder
-    from rlinf_core.runners.storage.run_state import RunState, UnreadableRun
+    from rlinf_core.runners.storage.run_state import UnreadableRun
 
 DEFAULT_LOG_PATH = Path("runs")
-# The process is gone without writing an end status.
-_VANISHED: Final = "its process vanished: it was killed, or its machine went down"
 _MOST_UNREADABLE: Final = 5
-# Runs that an error about a folder of runs names.
-_NAMED_RUNS: Final = 2
+NO_RUN_THERE: Final = "name a run folder or a job file"
 
 
 def find_run(run: str | None, log_path: Path, *, ask: bool = True) -> RunFolder:
@@ -139,15 +133,6 @@ def run_at(name: str, log_path: Path) -> RunFolder | None:
     return None
 
 
-def folder_without_run(folder: str) -> RunError:
-    """Return the error for a folder named in the place of a run."""
-    from rlinf_core.errors import RunError
-
-    newest = [str(Path(folder) / run.path.name) for run in sorted(all_runs(Path(folder)), key=_age)[-_NAMED_RUNS:]]
-    help = f"name one of its runs, such as {' or '.join(newest)}" if newest else "name a run folder or a job file"
-    return RunError("this folder is not a run", where=folder, help=help)
-
-
 def _named(run: str, log_path: Path) -> RunFolder:
     from rlinf_core.errors import RunError
     from rlinf_core.suggest import did_you_mean
@@ -156,23 +141,12 @@ def _named(run: str, log_path: Path) -> RunFolder:
     if folder is not None:
         return folder
     if Path(run).is_dir():
-        raise folder_without_run(run)
+        from rlinf_core.runners.opened_run import folder_without_run
+
+        raise folder_without_run(Path(run), NO_RUN_THERE)
     names = [folder.path.name for folder in all_runs(log_path)]
     raise RunError(
         f"there is no run `{run}`",
         where=str(log_path),
         help=did_you_mean(run, names) or "name the run folder, or set the folder of the runs with `--log-path`",
     )
-
-
-def outcome(state: RunState) -> tuple[str, str]:
-    """Return the status of a run and the reason, also if its process could not record them."""
-    if state.status != RunStatus.RUNNING:
-        return state.status, state.reason
-    match state.presence:
-        case Presence.ALIVE:
-            return RunStatus.RUNNING, state.reason
-        case Presence.UNKNOWN:
-            return RunStatus.UNKNOWN, f"its driver was {state.process}, which is not visible from here"
-        case Presence.GONE:
-            return outcome(state.as_before()) if state.earlier is not None else (RunStatus.FAILED, _VANISHED)

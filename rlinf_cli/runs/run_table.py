@@ -13,7 +13,7 @@ from typing import Any
 
 from rlinf_cli.console import console
 from rlinf_cli.live import labels
-from rlinf_cli.runs.run_lookup import all_runs, outcome
+from rlinf_cli.runs.run_lookup import all_runs
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.runners.metrics import Metrics, decode
 from rlinf_core.runners.storage.ownership import outside, why_not_own
@@ -101,7 +101,7 @@ def selected(
     return [
         run
         for run in (all_runs(log_path) if among is None else among)
-        if (not statuses or outcome(run.state)[0] in statuses) and recipe in (None, run.state.recipe)
+        if (not statuses or run.state.outcome[0] in statuses) and recipe in (None, run.state.recipe)
     ]
 
 
@@ -112,7 +112,7 @@ def rows_of(runs: Iterable[RunFolder]) -> list[RunRow]:
 
 def _row(run: RunFolder) -> RunRow:
     state = run.state
-    status, reason = outcome(state)
+    status, reason = state.outcome
     last, evaluated = newest_metrics(run.metrics_file)
     headlines = labels.headlines(evaluated.metrics, "eval") if evaluated else []
     if not headlines and last is not None:

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import Field
 
-from rlinf_cli.runs.run_lookup import all_runs, outcome
+from rlinf_cli.runs.run_lookup import all_runs
 from rlinf_cli.sweep.plan import SweepPlan
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Name, read_model
@@ -134,7 +134,7 @@ def states(folder: Path, plan: SweepPlan) -> dict[str, PointState]:
     result: dict[str, PointState] = {}
     for point in plan.points:
         run = newest.get(point.name)
-        result[point.name] = PointState(None, WAITING) if run is None else PointState(run, *outcome(run.state))
+        result[point.name] = PointState(None, WAITING) if run is None else PointState(run, *run.state.outcome)
     return result
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_cli.runs.log_files import log_files
-from rlinf_cli.runs.run_events import FILE as EVENTS
 from rlinf_core.config.secrets import environment_secrets, mask_text
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.process.known_secrets import hidden, remember
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.evidence import bundle_folders
+from rlinf_core.runners.storage.run_events import FILE as EVENTS
 
 MOST_BYTES: Final = 20 << 20
 _MOST_OF_A_FILE: Final = 1 << 20

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Final, cast
 
 from rlinf_cli.live.driver_log import DRIVER
 from rlinf_cli.runs.log_files import last_lines
-from rlinf_cli.runs.run_events import StoryEvent, story_with_faults
-from rlinf_cli.runs.run_lookup import outcome
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.tree import to_data
 from rlinf_core.config.yaml.reader import load_source, read
@@ -25,6 +23,7 @@ from rlinf_core.runners.metrics import Metrics, decode
 from rlinf_core.runners.storage.evidence import Bundle, read_bundles
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
 from rlinf_core.runners.storage.quarantine import QuarantinedItem, read_quarantine
+from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.scalars import plain
 
@@ -90,7 +89,7 @@ class RunFacts:
     step: int = 0
     host: str = ""
     ended: float | None = None
-    story: Sequence[StoryEvent] = ()
+    story: Sequence[RunEvent] = ()
     bundles: Sequence[Bundle] = ()
     columns: Mapping[str, MetricColumn] = field(default_factory=dict[str, MetricColumn])
     config: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -119,7 +118,7 @@ class RunFacts:
 
 def read_facts(folder: RunFolder) -> RunFacts:
     """Return the facts about a run; what cannot be read becomes a note."""
-    status, reason = outcome(folder.state)
+    status, reason = folder.state.outcome
     story, notes = story_with_faults(folder.path)
     bundles, faults = read_bundles(folder.path)
     notes += faults

@@ -7,10 +7,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Final, NamedTuple
 
-from rlinf_cli.runs import run_events
-from rlinf_cli.runs.run_events import StoryEvent
 from rlinf_cli.why.facts import RunFacts
+from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.evidence import FAILURE, FOLDER, Bundle, FailedProcess
+from rlinf_core.runners.storage.run_events import RunEvent
 from rlinf_core.runners.storage.run_status import RunStatus
 
 # The kind of an incident that no event tells of: an active run finishes no steps.
@@ -116,7 +116,7 @@ def _standstill(facts: RunFacts) -> Incident | None:
     return Incident(STALLED, what, "logs/driver/rank_0.log", latest, facts.step, lines=waits)
 
 
-def _of_event(event: StoryEvent, bundles: dict[str, Bundle]) -> Incident:
+def _of_event(event: RunEvent, bundles: dict[str, Bundle]) -> Incident:
     bundle = next((bundles[name] for name in _named(event) if name in bundles), None)
     source = run_events.FILE if bundle is None else f"{FOLDER}/{bundle.path.name}/{FAILURE}"
     process, others = _processes(bundle)
@@ -132,7 +132,7 @@ def _of_bundle(bundle: Bundle) -> Incident:
     return Incident(run_events.FAILED, content.what, source, content.time, content.step, process, others, (), bundle)
 
 
-def _named(event: StoryEvent) -> Iterator[str]:
+def _named(event: RunEvent) -> Iterator[str]:
     prefix = f"{run_events.EVIDENCE}: "
     return (line.removeprefix(prefix) for line in event.details if line.startswith(prefix))
 

@@ -99,6 +99,11 @@ class Cluster:
             driver = self._members[self._driver_rank]
             job.start_manager(self.session, driver.ip, _on(driver))
 
+    def __repr__(self) -> str:
+        if engine.current() is not self._engine:
+            return "<Cluster: shut down>"
+        return f"<Cluster: {self.topology.counts}>"
+
     @property
     def client(self) -> ManagerClient:
         """This process's connection to the manager of its job.

@@ -293,6 +293,11 @@ class Job(NamedTuple):
     view: Validated[Any] | None = None
     secret: frozenset[KeyPath] = frozenset()
 
+    def __repr__(self) -> str:
+        # Not its fields: the tree has pages, and values that must not be printed.
+        recipe = f"recipe {self.recipe.name}, " if self.recipe is not None else ""
+        return f"<Job {self.name}: {recipe}{'valid' if self.ok else 'with errors'}>"
+
     @property
     def ok(self) -> bool:
         """Whether there are no errors."""

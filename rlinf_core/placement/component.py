@@ -58,6 +58,10 @@ class ComponentPlacement:
         if not isinstance(cluster, ClusterTopology):  # a real cluster, on which the job is about to run
             self._warn_of_missing_accelerators()
 
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name} {resolution.world_size}" for name, resolution in self._resolutions.items())
+        return f"<{type(self).__name__}: {sizes or 'no component'}, {self.placement_mode}>"
+
     def _warn_of_missing_accelerators(self) -> None:
         names = [name for name, resolution in self._resolutions.items() if resolution.lacks_accelerators]
         if names:

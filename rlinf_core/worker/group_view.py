@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from rlinf_core.arguments import short_repr
+from rlinf_core.config.ranks import format_ranks
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle, unpicklable
 
@@ -32,6 +33,9 @@ class GroupMethod:
     def __init__(self, view: GroupView, name: str) -> None:
         self._view = view
         self._name = name
+
+    def __repr__(self) -> str:
+        return f"<{self._view.group.worker_group_name}.{self._name} of {len(self._view.members)} workers>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> WorkerGroupHandle[Any]:
         """Call it on every rank with the same arguments.
@@ -84,6 +88,10 @@ class GroupView:
     def __init__(self, group: CalledGroup, members: Sequence[GroupMember]) -> None:
         self.group = group
         self.members = tuple(members)
+
+    def __repr__(self) -> str:
+        ranks = format_ranks([member.address.ranks[-1] for member in self.members])
+        return f"<rank{'s' if len(self.members) > 1 else ''} {ranks} of {self.group.worker_group_name}>"
 
     def __getattr__(self, name: str) -> GroupMethod:
         self.group.check_method(name)

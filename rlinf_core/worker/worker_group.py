@@ -70,6 +70,13 @@ class WorkerGroup(Generic[W]):
                 help="rename the method",
             )
 
+    def __repr__(self) -> str:
+        kind = self.worker_class.__name__
+        if not self._members:
+            return f"<WorkerGroup of {kind}, not running>"
+        count = len(self._members)
+        return f"<WorkerGroup {self.worker_group_name}: {count} {kind} worker{'' if count == 1 else 's'}>"
+
     def launch(
         self,
         cluster: Cluster,

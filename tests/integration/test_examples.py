@@ -18,7 +18,9 @@ from examples import channel_pipeline, hello_workers, own_environment, own_rewar
 from recipes.embodied.envs.contract import check_env
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core import Cluster, RunFolder
-from rlinf_core.runners.metrics import read_metrics
+from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.runners.metrics import MetricsWriter, read_metrics
+from rlinf_core.runners.storage.checkpoint import Manifest
 from tests.unit.docs.test_commands_of_pages import unread
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -102,7 +104,22 @@ def cells_of_notebook() -> list[str]:
     return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def test_notebook_trains_every_pair_and_compares(
+def outputs_of_notebook() -> str:
+    notebook = json.loads((EXAMPLES / "sweep_and_compare.ipynb").read_text(encoding="utf-8"))
+    return json.dumps([cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"])
+
+
+def test_notebook_was_executed_and_is_small() -> None:
+    outputs = outputs_of_notebook()
+    assert "image/png" in outputs
+    assert "larger than noise" in outputs
+    assert '"output_type": "error"' not in outputs
+    # Nothing of the machine that executed it.
+    assert not re.search(r"/(tmp|home|root|work)/", outputs)
+    assert (EXAMPLES / "sweep_and_compare.ipynb").stat().st_size < 200_000
+
+
+def test_cells_of_the_notebook_read_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[list[str]] = []
@@ -111,31 +128,57 @@ def test_notebook_trains_every_pair_and_compares(
         words = command[3:]
         calls.append(words)
         assert unread(" ".join(["rlinf", *words])) == []
-        line = {"step": 1, "metrics": {"env/success_once": 0.25}}
-        (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
-        return SimpleNamespace(stdout=json.dumps({"folder": str(tmp_path), "evaluation": {}}))
+        runs = [{"folder": str(bandit_run(tmp_path, share, seed))} for share in (0.02, 0.3) for seed in range(3)]
+        return SimpleNamespace(stdout=json.dumps({"runs": runs}) if words[0] == "sweep" else "")
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("MPLBACKEND", "agg")
     namespace: dict[str, Any] = {}
     for cell in cells_of_notebook():
         exec(cell, namespace)  # noqa: S102 - as a notebook does
-    pairs = {(words[2], words[3]) for words in calls if words[0] == "train"}
-    assert len(pairs) == len(namespace["LEARNING_RATES"]) * len(namespace["SEEDS"]) == 4
-    assert [words[0] for words in calls[4:]] == ["runs", "compare"]
-    assert capsys.readouterr().out.splitlines()[-1] == "0.001 2 [0.25]"
+    assert [words[0] for words in calls] == ["init", "sweep", "compare"]
+    assert "exploration 0.02 - checkpoints [3]" in capsys.readouterr().out
+    # Of each value three seeds and their mean.
+    assert len(namespace["axes"].lines) == 8
+
+
+def bandit_run(folder: Path, share: float, seed: int) -> Path:
+    """Make a run as the notebook's sweep leaves it."""
+    runner = RunnerConfig.model_validate({"logger": {"log_path": str(folder / "swept")}})
+    run = RunFolder.create(runner, "bandit")
+    run.write_config_text(f"exploration: {share}\nseed: {seed}\n")
+    with MetricsWriter(run.metrics_file) as writer:
+        writer.log(0, {"eval/return": 0.0})
+        for step in (1, 2, 3):
+            writer.log(step, {"env/return": share * step})
+    run.checkpoints.begin(3)
+    run.checkpoints.commit(3, Manifest(3))
+    return run.path
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_notebook_compares_real_runs(
+def test_notebook_can_be_executed_again(tmp_path: Path) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="executing a notebook needs nbclient and ipykernel")
+    pytest.importorskip("ipykernel", reason="executing a notebook needs nbclient and ipykernel")
+    import nbformat
+
+    notebook: Any = nbformat.read(EXAMPLES / "sweep_and_compare.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=800, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert "image/png" in json.dumps(notebook)
+    assert "larger than noise" in json.dumps(notebook)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_cells_of_the_notebook_train_a_real_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings, *others = cells_of_notebook()
+    monkeypatch.setenv("MPLBACKEND", "agg")
     namespace: dict[str, Any] = {}
-    exec(settings, namespace)  # noqa: S102
-    namespace |= {"SEEDS": (1,), "STEPS": 2}
-    for cell in others:
-        exec(cell, namespace)  # noqa: S102
-    assert "actor.optim.lr" in capsys.readouterr().out
-    assert (tmp_path / "sweep" / "compared.png").stat().st_size > 0
+    for cell in cells_of_notebook():
+        exec(cell.replace("0.3), 3, 20", "0.3), 2, 4"), namespace)  # noqa: S102
+    assert len(namespace["runs"]) == 4
+    assert "exploration" in capsys.readouterr().out

@@ -17,6 +17,12 @@ def cluster(num_nodes: int, *groups: dict[str, Any]) -> ClusterConfig:
     return ClusterConfig.model_validate({"num_nodes": num_nodes, "node_groups": list(groups)})
 
 
+def test_topology_is_shown_by_its_counts() -> None:
+    assert repr(ClusterTopology.from_config(cluster(10_000))) == "<ClusterTopology: 10000 nodes>"
+    probed = ClusterTopology.from_nodes([NodeInfo(0, 8, "NVIDIA")])
+    assert repr(probed) == "<ClusterTopology: 1 node, 8 accelerators>"
+
+
 FRANKA = {
     "label": "arms",
     "node_ranks": "1-2",

@@ -123,8 +123,7 @@ def _follow(folder: RunFolder, component: str | None, rank: int | None, follower
 def _ending(folder: RunFolder, how: str = "") -> str:
     """`runs/embodied-...: running, step 12 was the last; `--follow` goes on`."""
     from rlinf_cli.live.run_summary import shown
-    from rlinf_cli.runs.run_lookup import outcome
 
-    status, reason = outcome(folder.state)
+    status, reason = folder.state.outcome
     text = f"{shown(folder.path)}: {status}, {f'step {folder.state.step}' if folder.state.step else 'no step'} done"
     return "; ".join(part for part in (text, reason, how) if part)

@@ -46,13 +46,13 @@ def stop(
     asked to choose. Checkpoints are kept; rerun the training command with `runner.resume_dir=auto` to resume.
     """
     from rlinf_cli.live.run_summary import shown
-    from rlinf_cli.runs.run_lookup import find_run, outcome
+    from rlinf_cli.runs.run_lookup import find_run
     from rlinf_core.errors import RunError
 
     folder = find_run(run, log_path)
     state = folder.state
     if not state.going_on:
-        status, _ = outcome(state)
+        status, _ = state.outcome
         if run is None:
             raise RunError("no run is active", where=str(log_path), why=f"the last, {folder.path.name}, is {status}")
         console.result(f"{shown(folder.path)} is already {status}")

@@ -12,11 +12,10 @@ from typing import Final
 from rlinf_cli.report.gathering import RunContent, gather
 from rlinf_cli.report.series import RunSeries
 from rlinf_cli.run.run_documents import ORIGINS, PICTURE, PLACEMENT
-from rlinf_cli.runs import answer_samples, run_events
-from rlinf_cli.runs.run_lookup import outcome
+from rlinf_cli.runs import answer_samples
 from rlinf_core.errors import RunError
 from rlinf_core.runners.metrics import MetricsTail
-from rlinf_core.runners.storage import first_contact
+from rlinf_core.runners.storage import first_contact, run_events
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -68,7 +67,7 @@ class FollowedRun:
         """Read what is new, for about `seconds`; the version grows if there is something."""
         with suppress(RunError):
             self.folder.refresh()
-        status = outcome(self.folder.state)[0]
+        status = self.folder.state.outcome[0]
         signature = tuple(_signature(self.folder.path / name) for name in _SHOWN)
         fresh = self._read_metrics(seconds)
         if fresh or (status, signature) != (self._status, self._signature):
@@ -83,7 +82,7 @@ class FollowedRun:
             # A run that goes on has no end to be diagnosed; the trace is read when it is whole.
             over = self._status not in (RunStatus.RUNNING, RunStatus.UNKNOWN)
             self._content = gather(self.folder, self._series, thorough=over and self._short())
-        status, reason = outcome(self.folder.state)
+        status, reason = self.folder.state.outcome
         notes = [*self._content.notes, *([self._fault] if self._fault else [])]
         return replace(
             self._content.with_series(self._series), status=status, reason=reason, notes=notes, made=time.time()

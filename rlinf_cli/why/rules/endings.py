@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from rlinf_cli.runs.run_events import INTERRUPTED
 from rlinf_cli.why.finding import FindingKind, RunFinding
 from rlinf_cli.why.incidents import STALLED, Incident
 from rlinf_cli.why.time_limit import REACHED
+from rlinf_core.runners.storage.run_events import INTERRUPTED
 
 _VANISHED: Final = "its process vanished"
 _GO_ON: Final = "`runner.resume_dir=auto` goes on from the last checkpoint"

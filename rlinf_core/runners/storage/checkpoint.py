@@ -82,6 +82,9 @@ class Checkpoint(NamedTuple):
     path: Path
     manifest: Manifest
 
+    def __repr__(self) -> str:
+        return f"<checkpoint of step {self.step}: {self.path}>"
+
     def check(self, facts: Mapping[str, Fact]) -> None:
         """Check that a run can resume from this checkpoint.
 

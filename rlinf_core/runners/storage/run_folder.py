@@ -66,6 +66,9 @@ class RunFolder:
         # Releases the driver process's open handles of the folder.
         self._let_go: Callable[[], object] = lambda: None
 
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
     @classmethod
     def create(
         cls,

@@ -20,6 +20,8 @@ STATE: Final = "run.json"
 _MOST_BYTES: Final = 1 << 20
 # A reason is one line of limited length; an exception's may contain a whole tensor.
 _MOST_REASON: Final = 4000
+# The process is gone without writing an end status.
+_VANISHED: Final = "its process vanished: it was killed, or its machine went down"
 
 Ending = Literal["running", "finished", "failed", "interrupted"]
 
@@ -82,6 +84,19 @@ class RunState(Attempt):
     def presence(self) -> Presence:
         """Whether its process is alive, as far as visible from here; GONE for a run with an end status."""
         return look(self.process, self.updated) if self.status == RunStatus.RUNNING else Presence.GONE
+
+    @property
+    def outcome(self) -> tuple[RunStatus, str]:
+        """The status of the run and the reason, also if its process could not record them."""
+        if self.status != RunStatus.RUNNING:
+            return RunStatus(self.status), self.reason
+        match self.presence:
+            case Presence.ALIVE:
+                return RunStatus.RUNNING, self.reason
+            case Presence.UNKNOWN:
+                return RunStatus.UNKNOWN, f"its driver was {self.process}, which is not visible from here"
+            case Presence.GONE:
+                return self.as_before().outcome if self.earlier is not None else (RunStatus.FAILED, _VANISHED)
 
     @property
     def alive(self) -> bool:

@@ -142,6 +142,14 @@ def test_results_come_by_rank(group: WorkerGroup[Probe]) -> None:
     assert group.rank().wait() == [10, 11, 12, 13]
 
 
+def test_notebook_shows_cluster_group_and_view(cluster: Cluster, group: WorkerGroup[Probe]) -> None:
+    assert repr(cluster) == f"<Cluster: {cluster.topology.counts}>"
+    name, count = group.worker_group_name, group.world_size
+    assert repr(group) == f"<WorkerGroup {name}: {count} Probe workers>"
+    assert repr(group.execute_on(0, 1)) == f"<ranks 0-1 of {name}>"
+    assert repr(group.coroutine) == f"<{name}.coroutine of {count} workers>"
+
+
 def test_view_calls_its_ranks_in_order_and_no_others(group: WorkerGroup[Probe]) -> None:
     assert group.execute_on(3, 0).rank().wait() == [13, 10]
     assert len(group.rank().wait()) == 4

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from recipes.language.loop.answer_samples import write_samples
-from rlinf_cli.runs import run_events
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.process.tracing import Taken, TraceSpan
 from rlinf_core.runners.metrics import MetricsWriter
+from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.first_contact import ContactCheck, note_comparisons
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus

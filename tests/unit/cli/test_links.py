@@ -16,13 +16,12 @@ from recipes.language.loop.answer_samples import write_samples
 from rlinf_cli.console.outfile import write_whole
 from rlinf_cli.live.driver_log import driver_log
 from rlinf_cli.run import detach
-from rlinf_cli.runs import run_events
 from rlinf_cli.runs.learning_curve import draw_curve
 from rlinf_cli.runs.provenance import Provenance, write_provenance
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import RLinfError
 from rlinf_core.runners.metrics import MetricsWriter
-from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage import durable, run_events
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE, read_state
 from rlinf_core.runners.trace import TraceWriter

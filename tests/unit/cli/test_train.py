@@ -20,11 +20,10 @@ import pytest
 from rlinf_cli.run import report_writing
 from rlinf_cli.runs import learning_curve
 from rlinf_cli.runs.provenance import read_provenance
-from rlinf_cli.runs.run_events import read_story
-from rlinf_cli.runs.run_lookup import outcome
 from rlinf_core.errors import RunError
 from rlinf_core.node.node_processes import identity
 from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.run_events import read_story
 from rlinf_core.runners.storage.run_folder import RunFolder
 
 Cli = Callable[..., Any]
@@ -410,7 +409,7 @@ class TestAnEndBeforeItsTime:
         state = last_run().state
         assert state.status == "running"
         assert not state.alive
-        assert outcome(state)[0] == "failed"
+        assert state.outcome[0] == "failed"
 
 
 class TestDetached:

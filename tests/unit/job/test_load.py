@@ -89,6 +89,11 @@ def test_sound_file_without_a_recipe() -> None:
     assert job.name == "<stdin>"
 
 
+def test_job_is_shown_without_its_values() -> None:
+    assert repr(load(CLUSTER + "runner: {token: geheim}\n", assume=("4",))) == "<Job <stdin>: valid>"
+    assert repr(load("cluster: {}\n")) == "<Job <stdin>: with errors>"
+
+
 def test_without_a_recipe_the_other_sections_get_one_note() -> None:
     job = load(CLUSTER + "runner: {max_steps: 3}\nactor: {x: 1}\n", assume=("4",))
     (note,) = job.diagnostics

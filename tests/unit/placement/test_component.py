@@ -38,6 +38,11 @@ def test_every_form_of_configuration_means_the_same(make_cluster: Make) -> None:
         assert ranks == {"actor": [0, 1, 2, 3], "rollout": [0, 1, 2, 3], "env": [5]}
 
 
+def test_placement_is_shown_by_its_world_sizes() -> None:
+    components = of(ONE_BY_EIGHT, actor="0-3", rollout="0-3", env=5)
+    assert repr(components) == "<ComponentPlacement: actor 4, rollout 4, env 1, hybrid>"
+
+
 @pytest.mark.parametrize("form", [{}, {"cluster": {}}, SimpleNamespace(cluster=None)])
 def test_a_configuration_that_places_nothing_is_refused(form: Any) -> None:
     with pytest.raises(PlacementError, match="does not place any component"):

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from rlinf_cli.lint.load import load_with_lint
-from rlinf_cli.runs.run_lookup import outcome
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.errors import CheckpointError, RunError
@@ -73,10 +72,10 @@ def test_an_experiment_may_have_any_name(tmp_path: Path, name: str, start: str) 
 def test_how_it_ended(tmp_path: Path) -> None:
     folder = RunFolder.create(settings(tmp_path), "embodied")
     folder.update(step=7, address="10.0.0.1:6379")
-    assert outcome(RunFolder.open(folder.path).state) == ("running", "")
+    assert RunFolder.open(folder.path).state.outcome == ("running", "")
     folder.end("failed", "`actor:0` died\n  why: memory")
     state = RunFolder.open(folder.path).state
-    assert outcome(state) == ("failed", "`actor:0` died")
+    assert state.outcome == ("failed", "`actor:0` died")
     assert (state.step, state.address) == (7, "10.0.0.1:6379")
     assert state.ended is not None
 
@@ -84,12 +83,12 @@ def test_how_it_ended(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_is_known_by_its_process(tmp_path: Path) -> None:
     folder = RunFolder.create(settings(tmp_path), "embodied")
     folder.update(start=f"{os.getpid()}:1")
-    status, reason = outcome(RunFolder.open(folder.path).state)
+    status, reason = RunFolder.open(folder.path).state.outcome
     assert status == "failed"
     assert "killed" in reason
     # Of another machine's process nothing can be known here.
     folder.update(host="elsewhere", boot="00000000-0000-0000-0000-000000000000")
-    status, reason = outcome(RunFolder.open(folder.path).state)
+    status, reason = RunFolder.open(folder.path).state.outcome
     assert (status, "not visible from here" in reason) == ("unknown", True)
 
 
@@ -298,9 +297,9 @@ class TestARefusedResume:
 
     def test_one_whose_process_dies_leaves_the_end_that_there_was(self, tmp_path: Path, good: RunFolder) -> None:
         self.resumed(tmp_path).update(start=f"{os.getpid()}:1")
-        assert outcome(good.refresh()) == ("finished", "")
+        assert good.refresh().outcome == ("finished", "")
         self.resumed(tmp_path).end("failed", "the machines cannot be had")
-        assert outcome(good.refresh()) == ("finished", "")
+        assert good.refresh().outcome == ("finished", "")
         assert good.state.step == 12
 
     def test_once_it_has_workers_the_folder_tells_of_it(self, tmp_path: Path, good: RunFolder) -> None:
@@ -312,7 +311,7 @@ class TestARefusedResume:
             assert "max_steps: 20" in attempt.config_file.read_text()
             assert "max_steps: 12" in (attempt.path / "config.1.yaml").read_text()
         attempt.end("failed", "it diverged")
-        assert outcome(good.refresh()) == ("failed", "it diverged")
+        assert good.refresh().outcome == ("failed", "it diverged")
 
 
 def test_keep_checkpoints(tmp_path: Path) -> None:

@@ -35,6 +35,10 @@ def test_a_mixin_cannot_replace_what_workers_have() -> None:
         Clash.create_group()
 
 
+def test_group_that_was_not_launched_says_so() -> None:
+    assert repr(Worker.create_group()) == "<WorkerGroup of Worker, not running>"
+
+
 def test_class_may_choose_its_groups_and_device() -> None:
     class Own(Worker):
         torch_device: Any = "cpu"

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlinf_cli.runs import run_events
 from rlinf_cli.why.diagnosis import Diagnosis, diagnose
 from rlinf_cli.why.facts import read_facts
 from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.evidence import FAILURE, FOLDER, SCHEMA
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.runs import run_events
 from rlinf_cli.why.diagnosis import diagnose
 from rlinf_cli.why.facts import RunFacts, columns_of, read_facts
 from rlinf_cli.why.finding import FindingKind
 from rlinf_cli.why.why_page import why_text
 from rlinf_core.node.node_processes import identity
 from rlinf_core.runners.metrics import read_metrics
+from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.first_contact import ContactCheck, note_comparisons
 from rlinf_core.runners.storage.quarantine import quarantine
 from rlinf_core.runners.storage.run_status import RunStatus

@@ -33,7 +33,7 @@ FAILED: Final = "failed"
 EVIDENCE: Final = "evidence"
 
 
-class StoryEvent(NamedTuple):
+class RunEvent(NamedTuple):
     """An event of a run.
 
     Attributes:
@@ -74,12 +74,12 @@ def append_event(folder: Path, kind: str, step: int, text: str, details: Sequenc
         os.close(descriptor)
 
 
-def read_story(folder: Path) -> list[StoryEvent]:
+def read_story(folder: Path) -> list[RunEvent]:
     """Return the events of the run in `folder`, in order; see `story_with_faults`."""
     return story_with_faults(folder)[0]
 
 
-def story_with_faults(folder: Path) -> tuple[list[StoryEvent], list[str]]:
+def story_with_faults(folder: Path) -> tuple[list[RunEvent], list[str]]:
     """Return the events of the run in `folder`, in order, and the errors of skipped lines."""
     try:
         lines = read_text(folder / FILE).splitlines(keepends=True)
@@ -87,7 +87,7 @@ def story_with_faults(folder: Path) -> tuple[list[StoryEvent], list[str]]:
         return [], []
     except OSError as error:
         return [], [f"{FILE} cannot be read: it {error.strerror}"]
-    story: list[StoryEvent] = []
+    story: list[RunEvent] = []
     faults: list[str] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -97,5 +97,5 @@ def story_with_faults(folder: Path) -> tuple[list[StoryEvent], list[str]]:
             if line.endswith("\n"):
                 faults.append(f"line {number} of {FILE} was skipped: {first_fault(error)}")
             continue
-        story.append(StoryEvent(data.time, data.kind, data.step, data.text, tuple(data.details)))
+        story.append(RunEvent(data.time, data.kind, data.step, data.text, tuple(data.details)))
     return story, faults

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlinf_cli.runs import run_events
+from rlinf_core.runners.storage import run_events
 
 
 def test_events_come_back_in_order_and_a_torn_line_is_left_out(tmp_path: Path) -> None:

@@ -1,0 +1,174 @@
+"""`rlinf init`: what it writes, what it refuses, and how little it loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.projects.project_files import Kind, next_commands, project_files
+from rlinf_core.errors import ConfigError
+
+Cli = Callable[..., Any]
+ALONE = [kind for kind in Kind if kind is not Kind.LAB]
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_project_is_a_module_a_job_a_test_and_a_readme(kind: Kind, cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "project"
+    ended = cli("init", kind, folder, "--name", "cart")
+    assert ended.code == 0, ended.err
+    names = {"README.md", "cart.py", "cart.yaml", "test_cart.py"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert set(ended.out.splitlines()) == {str(folder / name) for name in names}
+    # None of the template's own name is left.
+    assert not [path for path in folder.iterdir() if kind.word in path.read_text(encoding="utf-8")]
+
+
+def test_lab_is_a_package_of_every_kind(cli: Cli, tmp_path: Path) -> None:
+    assert cli("init", "lab", tmp_path, "--name", "my_env").code == 0
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    parts = {f"my_env/{form.format(kind)}" for kind in ALONE for form in ("{}.py", "{}.yaml", "test_{}.py")}
+    assert files == {"README.md", "my_env/__init__.py", "my_env/my_env.yaml", *parts}
+    # Each name is replaced once, also where the new one is the old one of another part.
+    job = (tmp_path / "my_env" / "my_env.yaml").read_text(encoding="utf-8")
+    assert '"my_env.env:Cart"' in job
+    assert '"my_env.model:Gaussian"' in job
+
+
+def test_next_commands_are_those_of_the_readme(cli: Cli, tmp_path: Path) -> None:
+    ended = cli("init", "recipe", tmp_path, "--name", "bandits")
+    commands = ["pytest", "PYTHONPATH=. rlinf validate bandits.yaml", "PYTHONPATH=. rlinf train bandits.yaml"]
+    assert ended.err == f"\nnext, in {tmp_path}:\n" + "".join(f"  {line}\n" for line in commands)
+    assert "\n".join(commands) in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_readme_of_each_kind_begins_with_three_commands(kind: Kind) -> None:
+    commands = next_commands(project_files(kind))
+    assert commands[0] == "pytest"
+    assert [line.split("rlinf ")[1].split()[0] for line in commands[1:]] == ["validate", "train"]
+
+
+def test_files_as_json(cli: Cli, tmp_path: Path) -> None:
+    data = json.loads(cli("init", "env", tmp_path, "--output", "json").out)
+    assert (data["schema"], data["kind"], data["folder"]) == ("rlinf.init/1", "env", str(tmp_path))
+    assert sorted(data["files"]) == sorted(path.name for path in tmp_path.iterdir())
+    assert data["next"][-1] == "rlinf train my_env.yaml"
+
+
+def test_current_folder_is_the_default(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    assert cli("init", "reward").code == 0
+    assert (tmp_path / "my_reward.py").is_file()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_file_in_the_way_is_kept_and_nothing_written(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "my_env.yaml").write_text("mine")
+    (tmp_path / "README.md").symlink_to(tmp_path / "nowhere")
+    ended = cli("init", "env", tmp_path)
+    assert ended.code == 2
+    assert ended.out == ""
+    assert "error: nothing was written: `README.md`, `my_env.yaml` would be overwritten" in ended.err
+    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "my_env.yaml"}
+    assert (tmp_path / "my_env.yaml").read_text() == "mine"
+
+
+def test_second_project_finds_the_readme_in_the_way(cli: Cli, tmp_path: Path) -> None:
+    cli("init", "env", tmp_path)
+    ended = cli("init", "env", tmp_path, "--name", "cart")
+    assert (ended.code, (tmp_path / "cart.py").exists()) == (2, False)
+    assert "`README.md`" in ended.err
+
+
+def test_failed_write_leaves_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, real = list[Path](), Path.open
+
+    def full(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.parent == tmp_path and arguments == ("x",):
+            opened.append(path)
+            if len(opened) == 3:
+                raise OSError(28, "No space left on device", str(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", full)
+    ended = cli("init", "env", tmp_path)
+    assert (ended.code, list(tmp_path.iterdir())) == (2, [])
+    assert "why: No space left on device" in ended.err
+    assert str(opened[2]) in ended.err
+
+
+def test_folder_below_a_file_is_refused(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ended = cli("init", "env", tmp_path / "file" / "new")
+    assert ended.code == 2
+    assert "the project cannot be written" in ended.err
+
+
+def test_folder_of_data_is_refused(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    ended = cli("init", "env", tmp_path / "mine")
+    assert (ended.code, (tmp_path / "mine").exists()) == (2, False)
+    assert "a project cannot be here" in ended.err
+
+
+@pytest.mark.parametrize("name", ["1st", "my-env", "a.b", "a/b", "../up", "class", "", "ﬁt"])
+def test_name_that_is_no_module_is_refused(name: str, cli: Cli, tmp_path: Path) -> None:
+    ended = cli("init", "env", tmp_path, "--name", name)
+    assert (ended.code, list(tmp_path.iterdir())) == (2, [])
+    assert "cannot be the name of a Python module" in ended.err
+
+
+@pytest.mark.parametrize("name", ["random", "numpy", "recipes", "rlinf_core"])
+def test_name_of_another_module_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"there is a Python module `{name}` already"):
+        project_files(Kind.ENV, name)
+
+
+def test_module_of_the_working_folder_takes_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cart.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError):
+        project_files(Kind.ENV, "cart")
+    monkeypatch.chdir(tmp_path)
+    assert project_files(Kind.ENV, "cart")
+
+
+def test_unknown_kind_is_a_usage_error(cli: Cli) -> None:
+    ended = cli("init", "robot")
+    assert ended.code == 2
+    assert "'robot' is not one of 'env', 'model', 'reward', 'recipe', 'lab'" in ended.err
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_job_file_is_valid(kind: Kind, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"{kind}_of_test"
+    assert cli("init", kind, tmp_path, "--name", name).code == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    jobs = sorted(tmp_path.rglob("*.yaml"))
+    assert len(jobs) == (5 if kind is Kind.LAB else 1)
+    for path in jobs:
+        job = load_with_lint(str(path), overrides=[])
+        assert job.ok, job.diagnostics
+        assert not list(job.diagnostics)
+
+
+def test_writing_loads_nothing_heavy(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom rlinf_cli.main import main\nmain(['init', 'lab'])\n"
+        "print(*(name for name in ('ray', 'torch', 'numpy', 'recipes') if name in sys.modules))\n"
+    )
+    words = [sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == ""

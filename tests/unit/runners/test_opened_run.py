@@ -1,0 +1,172 @@
+"""Runs as notebooks read them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_core import RunError, open_run
+from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.runners.metrics import MetricsWriter
+from rlinf_core.runners.storage import run_events
+from rlinf_core.runners.storage.checkpoint import Manifest
+from rlinf_core.runners.storage.run_folder import RunFolder
+
+
+def small_run(tmp_path: Path, name: str = "small", steps: int = 3, *, evaluated: bool = True) -> RunFolder:
+    runner = RunnerConfig.model_validate({"logger": {"experiment_name": name, "log_path": str(tmp_path / "runs")}})
+    run = RunFolder.create(runner, "embodied")
+    run.write_config_text("recipe: embodied\nactor: {optim: {lr: 1.0e-3}, seed: 7}\nnames: [a, b]\n")
+    run_events.append_event(run.path, run_events.STARTED, 0, "started with actor 1")
+    with MetricsWriter(run.metrics_file) as writer:
+        for step in range(1, steps + 1):
+            writer.log(step, {"env/return": step / 2, "train/actor/grad_norm": math.nan})
+        if evaluated:
+            writer.log(steps, {"eval/return": 9.0, "eval/episodes": 4.0})
+    run.checkpoints.begin(steps)
+    run.checkpoints.commit(steps, Manifest(steps))
+    run.update(step=steps)
+    return run
+
+
+def test_run_has_its_parts(tmp_path: Path) -> None:
+    folder = small_run(tmp_path)
+    folder.end("finished")
+    run = open_run(str(folder.path))
+    assert run.path == folder.path
+    assert run.config == {"recipe": "embodied", "actor": {"optim": {"lr": 1e-3}, "seed": 7}, "names": ["a", "b"]}
+    assert [record["step"] for record in run.metrics] == [1, 2, 3]
+    assert [record["env/return"] for record in run.metrics] == [0.5, 1.0, 1.5]
+    assert math.isnan(run.metrics[0]["train/actor/grad_norm"])
+    assert all(abs(record["time"] - folder.state.created) < 1e6 for record in run.metrics)
+    assert run.result == {"eval/return": 9.0, "eval/episodes": 4.0}
+    assert [(event.kind, event.text) for event in run.events] == [("started", "started with actor 1")]
+    assert [checkpoint.step for checkpoint in run.checkpoints] == [3]
+    assert (run.status, run.reason, run.step, run.recipe) == ("finished", "", 3, "embodied")
+    assert run.faults == []
+
+
+def test_result_without_evaluation_is_the_last_step(tmp_path: Path) -> None:
+    assert open_run(small_run(tmp_path, evaluated=False).path).result["env/return"] == 1.5
+
+
+def test_run_that_goes_on_is_read_again_by_opening_it(tmp_path: Path) -> None:
+    folder = small_run(tmp_path)
+    run = open_run(folder.path)
+    assert run.status == "running"
+    before = list(run.metrics)
+    with MetricsWriter(folder.metrics_file) as writer:
+        writer.log(4, {"env/return": 5.0})
+    assert run.metrics == before
+    assert open_run(folder.path).metrics[-1]["env/return"] == 5.0
+
+
+def test_metric_of_the_name_of_a_column_does_not_replace_it(tmp_path: Path) -> None:
+    folder = small_run(tmp_path)
+    line = {"step": 5, "time": 1773482102.5, "metrics": {"step": -1.0, "time": -1.0, "x": 2.0}}
+    with folder.metrics_file.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert open_run(folder.path).metrics[-1] == {"step": 5, "time": 1773482102.5, "x": 2.0}
+
+
+def test_skipped_lines_are_named(tmp_path: Path) -> None:
+    folder = small_run(tmp_path)
+    with folder.metrics_file.open("a") as file:
+        file.write('{"step": "4"}\n{"step": 4, "ti')
+    with (folder.path / run_events.FILE).open("a") as file:
+        file.write("[]\n")
+    run = open_run(folder.path)
+    assert [record["step"] for record in run.metrics] == [1, 2, 3]
+    first, second = run.faults
+    assert first.startswith("line 4 of metrics.jsonl was skipped")
+    assert second.startswith("line 2 of events.jsonl was skipped")
+
+
+def test_folder_without_a_run_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError) as missing:
+        open_run(tmp_path / "runs" / "nothing")
+    assert missing.value.message == "this is not a run folder"
+    first, second = small_run(tmp_path, "first"), small_run(tmp_path, "second")
+    with pytest.raises(RunError) as of_runs:
+        open_run(tmp_path / "runs")
+    assert of_runs.value.message == "this folder is not a run"
+    assert of_runs.value.help == f"name one of its runs, such as {first.path} or {second.path}"
+    with pytest.raises(RunError) as empty:
+        open_run(first.checkpoints.folder)
+    assert empty.value.help == "name a run folder"
+
+
+@pytest.mark.parametrize(
+    ("file", "part", "message"),
+    [
+        ("config.yaml", "config", "the configuration of a run cannot be read"),
+        ("metrics.jsonl", "metrics", "the metrics of a run cannot be read"),
+    ],
+)
+def test_part_that_is_a_pipe_is_one_clear_error(file: str, part: str, message: str, tmp_path: Path) -> None:
+    folder = small_run(tmp_path)
+    (folder.path / file).unlink()
+    os.mkfifo(folder.path / file)
+    run = open_run(folder.path)
+    with pytest.raises(RunError) as raised:
+        getattr(run, part)
+    assert (raised.value.message, raised.value.where) == (message, str(folder.path / file))
+    assert run.recipe == "embodied"
+
+
+@pytest.mark.security
+def test_nothing_of_a_received_folder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = small_run(tmp_path)
+    for name in ("evil.py", "sitecustomize.py"):
+        (folder.path / name).write_text("raise SystemExit('executed')\n")
+    folder.config_file.write_text("recipe: evil:recipe\nx: !!python/object/apply:os.abort []\n")
+    monkeypatch.chdir(folder.path)
+    monkeypatch.syspath_prepend(folder.path)
+    run = open_run(".")
+    assert run.metrics
+    with pytest.raises(RunError, match="the configuration of a run cannot be read"):
+        _ = run.config
+    folder.config_file.write_text("recipe: evil:recipe\n")
+    assert open_run(".").config == {"recipe": "evil:recipe"}
+
+
+@pytest.mark.security
+def test_shown_run_has_nothing_that_a_terminal_acts_on(tmp_path: Path) -> None:
+    folder = small_run(tmp_path)
+    state = json.loads((folder.path / "run.json").read_text())
+    evil = "\x1b]0;title\x07two\nlines" + "x" * 4000
+    (folder.path / "run.json").write_text(
+        json.dumps({**state, "status": "failed", "reason": evil, "recipe": "a\x1b[2J\nb"})
+    )
+    text = repr(open_run(folder.path))
+    assert text.startswith(
+        f"<Run {folder.path.name}: recipe a\\x1b[2J b, failed at step 3: \\x1b]0;title\\x07two lines"
+    )
+    assert text.isprintable()
+    assert len(text) < 400
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"status": "finished"}, "finished at step 3"),
+        ({"status": "failed", "reason": "`env:1` died"}, "failed at step 3: `env:1` died"),
+        ({"status": "interrupted"}, "interrupted at step 3"),
+    ],
+)
+def test_run_shows_its_end(changes: dict[str, Any], shown: str, tmp_path: Path) -> None:
+    folder = small_run(tmp_path)
+    folder.end(**changes)
+    assert repr(open_run(folder.path)) == f"<Run {folder.path.name}: recipe embodied, {shown}>"
+
+
+def test_folder_and_checkpoint_show_their_paths(tmp_path: Path) -> None:
+    folder = small_run(tmp_path)
+    assert repr(folder) == f"RunFolder({str(folder.path)!r})"
+    (checkpoint,) = open_run(folder.path).checkpoints
+    assert repr(checkpoint) == f"<checkpoint of step 3: {folder.path}/checkpoints/global_step_3>"
