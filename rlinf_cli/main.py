@@ -20,7 +20,7 @@ from rlinf_core.errors import RLinfError
 
 class _Commands(LazyGroup):
     families = (
-        CommandFamily("Train", "rlinf_cli.commands.training", ("train", "sweep", "logs", "stop", "recipes")),
+        CommandFamily("Train", "rlinf_cli.commands.training", ("train", "sweep", "logs", "debug", "stop", "recipes")),
         CommandFamily("Check", "rlinf_cli.commands.checking", ("validate", "inspect", "explain", "schema", "import")),
         CommandFamily("Cluster", "rlinf_cli.commands.cluster", ("up", "status", "doctor", "down")),
         CommandFamily("Look back", "rlinf_cli.commands.results", ("runs", "why", "report", "compare")),
