@@ -110,7 +110,7 @@ def _show(inspector: Inspector, snapshot: JobSnapshot, names: list[str], native:
 
 def _check_native(native: bool) -> None:
     from rlinf_core.errors import ConfigError
-    from rlinf_core.node.stacks.process_stacks import INSTALL_SPY, py_spy
+    from rlinf_core.node.stacks.process_stacks import install_spy, py_spy
 
     if native and py_spy() is None:
-        raise ConfigError("`--native` needs py-spy, which is not installed", help=INSTALL_SPY)
+        raise ConfigError("`--native` needs py-spy, which is not installed", help=install_spy())

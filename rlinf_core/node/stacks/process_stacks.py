@@ -21,6 +21,7 @@ from rlinf_core.node.process_identity import ProcessIdentity, UnprovenProcessErr
 from rlinf_core.node.stacks import stack_signal
 from rlinf_core.node.stacks.stack_signal import NoAnswerError
 from rlinf_core.node.stacks.stack_text import ThreadStack, of_interest, spell, threads_of_spy
+from rlinf_core.process.requirements import install_command
 
 # How long one process may take.
 SECONDS: Final = 2.0
@@ -31,7 +32,6 @@ _MOST_COMMAND: Final = 120
 # Of what py-spy prints, the line that says why.
 _REASON: Final = ("Error: ", "Reason: ")
 _ENGINE: Final = b"ray::"
-INSTALL_SPY: Final = "`pip install 'rlinf-cli[debug]'` installs py-spy"
 
 
 class ProcessStacks(NamedTuple):
@@ -52,6 +52,11 @@ class ProcessStacks(NamedTuple):
     source: str
     stacks: str
     reason: str
+
+
+def install_spy() -> str:
+    """Return the command that installs py-spy for this interpreter."""
+    return install_command("py_spy")
 
 
 class StackRequest(NamedTuple):
@@ -154,7 +159,7 @@ def _spied(process: ProcessIdentity, native: bool, seconds: float) -> list[Threa
     """
     program = py_spy()
     if program is None:
-        raise NoAnswerError(f"py-spy is not installed: {INSTALL_SPY}")
+        raise NoAnswerError(f"py-spy is not installed: `{install_spy()}`")
     command = [program, "dump", "--json", "--pid", str(process.pid), *(["--native"] if native else [])]
     with opened(process) as handle:
         try:
