@@ -9,7 +9,7 @@ import traceback
 from rlinf_core.node.stacks.stack_text import ThreadStack, spell
 
 # Threads of the runtime, irrelevant for user code.
-_OURS = ("rlinf-", "ray_", "GCCollect")
+_OURS = ("rlinf-", "ray_", "GCCollect", "PythonGCThread")
 
 
 def describe_stacks() -> str:
