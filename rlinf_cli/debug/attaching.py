@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import sys
+from contextlib import suppress
 from typing import Final
 
 from rlinf_cli.console import console
@@ -29,7 +30,7 @@ def attach(name: str, place: str, hello: Hello, command: str) -> None:
     Raises:
         RunError: it is on another machine, another terminal is attached, or it has gone on.
     """
-    from rlinf_core.worker.debugging.breakpoints import is_own_peer, socket_of
+    from rlinf_core.worker.debugging.breakpoints import GOES_ON, is_own_peer, socket_of
 
     process = hello.process
     if process is None or hello.info.unix_path is None or look(process) is not Presence.ALIVE:
@@ -52,29 +53,37 @@ def attach(name: str, place: str, hello: Hello, command: str) -> None:
         if not is_own_peer(connection):
             raise RunError(f"the breakpoint of `{name}` is not this user's", where=hello.node)
         console.message(f"{name} at {place}: `c` lets it go on, `q` fails its call, Ctrl-D leaves it waiting")
-        left = _connected(connection)
-    console.message(f"{name} {'still waits' if left else 'goes on'}")
+        goes_on = _connected(connection, GOES_ON)
+    console.message(f"{name} {'goes on' if goes_on else 'still waits, or has ended'}")
 
 
-def _connected(connection: socket.socket) -> bool:
-    """Pass bytes on in both directions; return whether standard input ended first."""
+def _connected(connection: socket.socket, mark: str) -> bool:
+    """Pass bytes on in both directions until the other end closes; return whether its last one was `mark`."""
     standard_in = sys.stdin.fileno()
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    ended = False
+    ended, text = False, ""
     while True:
         ready, _, _ = select.select([connection, *([] if ended else [standard_in])], [], [])
         if connection in ready:
-            received = connection.recv(_PART)
+            received = _received(connection)
             if not received:
-                return ended
-            _print(decoder.decode(received))
+                _print("\n")
+                return text.endswith(mark)
+            text = decoder.decode(received)
+            _print(text.removesuffix(mark))
         elif standard_in in ready:
             typed = os.read(standard_in, _PART)
-            if typed:
-                connection.sendall(typed)
-            else:
-                ended = True
-                connection.shutdown(socket.SHUT_WR)
+            ended = not typed
+            # Where the other end is closed, the next look says so.
+            with suppress(ConnectionError):
+                connection.sendall(typed) if typed else connection.shutdown(socket.SHUT_WR)
+
+
+def _received(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(_PART)
+    except ConnectionError:
+        return b""
 
 
 def _print(text: str) -> None:

@@ -30,6 +30,8 @@ _MOST_KEPT: Final = 8192
 _LINE_BYTES: Final = 65536
 _CREDENTIALS: Final = struct.Struct("3i")
 _PROMPT: Final = "(rlinf) "
+# The last that a terminal gets of a process that goes on.
+GOES_ON: Final = "\0"
 _lock = threading.RLock()
 
 
@@ -80,6 +82,7 @@ class Debugger(pdb.Pdb):
                 self._client.operations.end(serial)
                 self._client.tell(BreakpointWait(None))
             if self.quitting or (self.stoplineno == -1 and not self.get_all_breaks()):
+                self._terminal.write(GOES_ON)
                 self._terminal.close()
 
 

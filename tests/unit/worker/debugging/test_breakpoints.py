@@ -20,7 +20,7 @@ from rlinf_core.manager.manager_process import ManagerProcess
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.calls import MethodCall, enter_call
 from rlinf_core.worker.debugging import breakpoints, entering
-from rlinf_core.worker.debugging.breakpoints import socket_of
+from rlinf_core.worker.debugging.breakpoints import GOES_ON, socket_of
 from tests.waiting import until
 
 SECRET = b"0123456789abcdef" * 2
@@ -95,6 +95,10 @@ class Terminal:
     def is_closed(self) -> bool:
         return self.socket.recv(4096) == b""
 
+    def read_end(self) -> str:
+        """Return what comes until the other end closes."""
+        return b"".join(iter(lambda: self.socket.recv(4096), b"")).decode()
+
 
 def waits(client: ManagerClient) -> list[str]:
     operations = client.operations.publication().operations
@@ -115,7 +119,7 @@ def test_code_waits_until_the_terminal_continues(client: ManagerClient) -> None:
     terminal.say("n")
     assert "self.outcome = value" in terminal.read_prompt()
     terminal.say("c")
-    assert terminal.is_closed()
+    assert terminal.read_end() == GOES_ON
     assert stopped.join() == 2
     assert waits(client) == []
     assert not os.path.exists(terminal.path)
