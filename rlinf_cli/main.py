@@ -20,7 +20,9 @@ from rlinf_core.errors import RLinfError
 
 class _Commands(LazyGroup):
     families = (
-        CommandFamily("Train", "rlinf_cli.commands.training", ("train", "sweep", "logs", "stop", "recipes", "init")),
+        CommandFamily(
+            "Train", "rlinf_cli.commands.training", ("train", "sweep", "logs", "debug", "stop", "recipes", "init")
+        ),
         CommandFamily("Check", "rlinf_cli.commands.checking", ("validate", "inspect", "explain", "schema", "import")),
         CommandFamily("Cluster", "rlinf_cli.commands.cluster", ("up", "status", "doctor", "down")),
         CommandFamily("Look back", "rlinf_cli.commands.results", ("runs", "why", "report", "compare")),

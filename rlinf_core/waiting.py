@@ -121,7 +121,11 @@ class OperationKind(StrEnum):
     CALL = "call"
     LAUNCH = "launch"
     DEVICE_LOCK = "device_lock"
+    BREAKPOINT = "breakpoint"
 
+
+# Of code that runs, or is held by whoever debugs it: no wait for another process.
+RUNNING = frozenset({OperationKind.METHOD, OperationKind.BREAKPOINT})
 
 _ON_A_CHANNEL = frozenset(
     {OperationKind.PUT, OperationKind.GET, OperationKind.GET_BATCH, OperationKind.QUERY, OperationKind.CLOSE}
@@ -139,6 +143,7 @@ _WORDS = {
     OperationKind.CLOSE: "waits until {channel} is closed",
     OperationKind.CALL: "waits for `{target}`",
     OperationKind.DEVICE_LOCK: "waits for the lock of {target}",
+    OperationKind.BREAKPOINT: "waits at a breakpoint, {target}",
 }
 
 
@@ -178,6 +183,8 @@ class Operation:
             return f"{self.kind} `{self.target}`"
         if self.kind is OperationKind.DEVICE_LOCK:
             return f"{self.kind} of {self.target}"
+        if self.kind is OperationKind.BREAKPOINT:
+            return f"{self.kind} at {self.target}"
         return f"{self.kind} {'to' if self.kind in _TOWARDS else 'from'} {self.target}"
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Final
+from typing import Any, Final, Self, cast
 
 from rlinf_cli.bootstrap.cluster_state import NodeStatus, State, StatusReport
 from rlinf_cli.bootstrap.teardown import RunningJob
@@ -16,16 +16,20 @@ from rlinf_core.cluster.driver_folder import JobRecord, running_jobs
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.cluster.ray_private import gcs_client
 from rlinf_core.context import Session
-from rlinf_core.errors import ClusterError, RuntimeFailure
+from rlinf_core.errors import ClusterError, RunError, RuntimeFailure
 from rlinf_core.manager.control_rpc import expect
 from rlinf_core.manager.manager_client import ManagerClient
-from rlinf_core.manager.manager_messages import INSPECTOR, MANAGER, Inspect, JobSnapshot
+from rlinf_core.manager.manager_messages import INSPECTOR, MANAGER, Inspect, JobSnapshot, ReadStacks
 from rlinf_core.node import attach
+from rlinf_core.node.stacks.process_stacks import SECONDS, ProcessStacks
+from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import NodeInfo
 
 _SECONDS = 10.0
 _HEAD_SECONDS: Final = 5
+# For a question and its answer to be passed on.
+_REPLY_SECONDS: Final = 1.0
 
 
 def find_job(name: str | None = None) -> JobRecord:
@@ -56,6 +60,32 @@ def find_job(name: str | None = None) -> JobRecord:
     return jobs[names.index(name)]
 
 
+def job_of(folder: RunFolder) -> JobRecord:
+    """Return the job of an active run, found by its driver.
+
+    Raises:
+        RunError: it is not active, is another machine's, or has launched nothing yet.
+    """
+    state = folder.state
+    if not state.going_on:
+        raise RunError(f"{folder.path.name} is not active: it is {state.status}", where=str(folder.path))
+    if not state.alive:
+        raise RunError(
+            "the run's driver cannot be seen from here",
+            where=str(folder.path),
+            why=f"its driver was {state.process}",
+            help=f"run the same command on {state.process.host or 'the machine of the driver'}",
+        )
+    record = next((record for record in running_jobs() if record.pid == state.pid), None)
+    if record is None:
+        raise RunError(
+            "the run has not launched any process yet",
+            where=str(folder.path),
+            why=f"process {state.pid}, its driver, has no job",
+        )
+    return record
+
+
 def _jobs_of_cluster() -> list[JobRecord]:
     """Return the jobs on the known cluster, newest first, found by their manager actors."""
     joined = engine.connect(None, "rlinf-inspection", may_start=False)
@@ -74,25 +104,50 @@ def _jobs_of_cluster() -> list[JobRecord]:
 
 
 def inspect_job(record: JobRecord, *, stacks: bool) -> JobSnapshot:
-    """Return the current activity of each process of a job.
+    """Return the current activity of each process of a job; see `Inspector.snapshot`."""
+    with Inspector(record) as inspector:
+        return inspector.snapshot(stacks=stacks)
 
-    Args:
-        record: the job.
-        stacks: whether to include the stacks of their threads.
 
-    Raises:
-        ClusterError: the job does not answer.
-    """
-    session = Session(record.job, bytes.fromhex(record.secret))
-    client = ManagerClient(session, record.manager, WorkerAddress(f"{INSPECTOR}-{os.getpid()}"))
-    try:
-        return expect(client.request(Inspect(stacks), _SECONDS), JobSnapshot)
-    except RuntimeFailure as error:
-        raise ClusterError(
-            f"the job `{record.job}` does not answer", where=f"on the cluster at {record.address}", why=error.message
-        ) from error
-    finally:
-        client.close(linger=0.0)
+class Inspector:
+    """A connection to the manager of a running job, from outside of the job."""
+
+    def __init__(self, record: JobRecord) -> None:
+        self._record = record
+        session = Session(record.job, bytes.fromhex(record.secret))
+        self._client = ManagerClient(session, record.manager, WorkerAddress(f"{INSPECTOR}-{os.getpid()}"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close(linger=0.0)
+
+    def snapshot(self, *, stacks: bool) -> JobSnapshot:
+        """Return the current activity of each process of the job.
+
+        Args:
+            stacks: whether to include the stacks of their threads.
+
+        Raises:
+            ClusterError: the job does not answer.
+        """
+        try:
+            return expect(self._client.request(Inspect(stacks), _SECONDS), JobSnapshot)
+        except RuntimeFailure as error:
+            raise ClusterError(
+                f"the job `{self._record.job}` does not answer",
+                where=f"on the cluster at {self._record.address}",
+                why=error.message,
+            ) from error
+
+    def read_stacks(self, question: ReadStacks) -> list[ProcessStacks]:
+        """Return the stacks that another process of the job reads.
+
+        Raises:
+            RuntimeFailure: the manager or that process does not answer, or cannot read them.
+        """
+        return cast("list[ProcessStacks]", expect(self._client.request(question, SECONDS + _REPLY_SECONDS), list))
 
 
 def cluster_status(address: str, name: str | None = None) -> StatusReport:

@@ -10,7 +10,7 @@ from rlinf_core.manager.manager_messages import Hello, JobSnapshot, ProcessAnswe
 from rlinf_core.manager.wait_graph import Process, Wait
 from rlinf_core.manager.watch import processes_of
 from rlinf_core.manager.worker_registry import WorkerRecord
-from rlinf_core.waiting import OperationKind
+from rlinf_core.waiting import RUNNING, OperationKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,9 @@ def _answered(name: str, hello: Hello, process: Process, answer: ProcessAnswer) 
         wait = attached[-1]
         words = f"{wait.operation.doing}, {wait.state}" if wait.state else wait.operation.doing
         return _view(name, hello, "ready", words, wait.age, _awaited(wait), answer.stacks)
-    methods = [
-        operation for operation in answer.publication.operations if operation.operation.kind is OperationKind.METHOD
-    ]
-    if methods:
-        return _view(
-            name, hello, "ready", f"runs `{methods[-1].operation.target}`", methods[-1].age, stacks=answer.stacks
-        )
+    running = [operation for operation in answer.publication.operations if operation.operation.kind in RUNNING]
+    if running:
+        return _view(name, hello, "ready", running[-1].operation.doing, running[-1].age, stacks=answer.stacks)
     return _view(name, hello, "ready", "runs", stacks=answer.stacks)
 
 

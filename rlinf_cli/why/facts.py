@@ -135,7 +135,7 @@ def read_facts(folder: RunFolder) -> RunFacts:
         story=story,
         bundles=bundles,
         columns=columns_of(lines),
-        config=_config(folder.config_file, notes),
+        config=read_config(folder.config_file, notes),
         checks=read_comparisons(folder.path),
         quarantined=read_quarantine(folder.path),
         notes=notes,
@@ -200,7 +200,8 @@ def _metrics(path: Path, notes: list[str]) -> list[Metrics]:
     return lines
 
 
-def _config(path: Path, notes: list[str]) -> Mapping[str, object]:
+def read_config(path: Path, notes: list[str]) -> Mapping[str, object]:
+    """Return the values of a run's `config.yaml` by path; say in `notes` why there are none."""
     diagnostics = Diagnostics()
     try:
         source = load_source("-", diagnostics, stdin=read_bounded(path, _MOST_CONFIG_BYTES))

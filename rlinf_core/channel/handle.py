@@ -227,7 +227,7 @@ def _expire(operations: dict[int, ChannelOperation[Any]]) -> None:
     now = time.monotonic()
     for operation in list(operations.copy().values()):
         # A waiting caller expires its operation itself, precisely and with a description of the waits.
-        if now >= operation.deadline + _LOOK_EVERY:
+        if now >= operation.deadline + _LOOK_EVERY and operation.later(operation.since, operation.seconds) is None:
             operation.expire(CommunicationTimeoutError(operation.title, operation.seconds), wait=False)
 
 

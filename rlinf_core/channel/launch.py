@@ -22,6 +22,7 @@ from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, Run
 from rlinf_core.manager.manager_client import ManagerClient, current_client
 from rlinf_core.manager.manager_messages import MANAGER, CloseGroup, Inspect, JobSnapshot
 from rlinf_core.manager.worker_registry import CLOSED
+from rlinf_core.node.stacks import stack_signal
 from rlinf_core.waiting import Deadline, contact_seconds
 
 _lock = threading.Lock()
@@ -213,6 +214,7 @@ class ChannelProcess:
         node_rank: int,
     ) -> None:
         self._name = name
+        stack_signal.register()
         me = WorkerAddress(name).get_child_address(0)
         settings = replace(Settings.from_environment(), reactor_spin=_SPIN_SECONDS)
         self._client = ManagerClient(session, manager, me, ip=advertised_on(ip), settings=settings)

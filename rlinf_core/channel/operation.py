@@ -211,7 +211,7 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
             if timeout is not None and time.monotonic() + timeout < self.deadline:
                 return super().wait(timeout)
             try:
-                if not self.wait_until(self.deadline):
+                if not self.wait_within(self.deadline, self.seconds):
                     self.expire(self._too_late(self.seconds))
             except BaseException:
                 # Interrupted: its result will not be read.

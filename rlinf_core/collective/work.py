@@ -21,6 +21,10 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
+# Seconds of a further wait, at least, while somebody debugs a peer.
+_EXTENSION = 0.25
+
+
 class Poller(Protocol):
     """A way for a waiting thread to drive its own operation instead of sleeping."""
 
@@ -52,6 +56,7 @@ class WaitTable:
         operations: where they are published.
         patience: the default time limit of an operation in seconds.
         picture: describes the peers that an expired operation waits for, if known; may block briefly.
+        paused: how many of the last seconds did not count for a wait for this target, as somebody debugged its peers.
         check: called before a wait begins; raises if it must not.
     """
 
@@ -59,6 +64,7 @@ class WaitTable:
         self.operations = InflightOps() if operations is None else operations
         self.patience = 0.0
         self.picture: Callable[[Work[object]], str | None] = lambda work: None
+        self.paused: Callable[[str, float], float] = lambda target, seconds: 0.0
         self.check: Callable[[], None] = _go_on
         self._waiting: dict[int, Work[object]] = {}
         # While the run is traced: since when who waits for what goes on in the background.
@@ -209,7 +215,7 @@ class Work(Generic[T]):
             else:
                 seconds = plain_seconds(timeout)
                 deadline = time.monotonic() + seconds
-            if not self.wait_until(deadline, seconds):
+            if not self.wait_within(deadline, seconds):
                 raise self._too_late(seconds)
         return self.result()
 
@@ -218,29 +224,37 @@ class Work(Generic[T]):
 
     async def async_wait(self) -> T:
         """Return the result without blocking the event loop, see `wait`. Cancelling leaves the operation as it is."""
-        if not self._done:
-            loop = asyncio.get_running_loop()
-            future: asyncio.Future[None] = loop.create_future()
-
-            def finish() -> None:
-                if not future.done():
-                    future.set_result(None)
-
-            def wake() -> None:
-                if not loop.is_closed():
-                    loop.call_soon_threadsafe(finish)
-
-            self.add_done_callback(wake)
-            waits = self._waits
-            published = nullcontext() if waits is None else waits.during(cast("Work[object]", self), current_task_key())
+        deadline = self.deadline
+        while not self._done:
             try:
-                with published:
-                    async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
-                        await future
+                await self._async_wait_until(deadline)
             except TimeoutError:
-                if not self._done:
+                if self._done:
+                    break
+                later = await asyncio.to_thread(self.later, self.since, self.seconds)
+                if later is None:
                     raise await asyncio.to_thread(self._too_late, self.seconds) from None
+                deadline = later
         return self.result()
+
+    async def _async_wait_until(self, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def finish() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(finish)
+
+        self.add_done_callback(wake)
+        waits = self._waits
+        published = nullcontext() if waits is None else waits.during(cast("Work[object]", self), current_task_key())
+        with published:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                await future
 
     def then(self, function: Callable[[T], U]) -> Work[U]:
         """Return a handle of `function(result)`, called in a thread of its own once this one has succeeded.
@@ -288,6 +302,26 @@ class Work(Generic[T]):
             return self._sleep_until(deadline)
         finally:
             waits.leave(cast("Work[object]", self), serial)
+
+    def wait_within(self, deadline: float, seconds: float) -> bool:
+        """Return whether it is done at `deadline`, `seconds` after its start, or at the later one of a debugged job."""
+        began = deadline - seconds
+        while not self.wait_until(deadline, seconds):
+            later = self.later(began, seconds)
+            if later is None:
+                return False
+            deadline = later
+        return True
+
+    def later(self, began: float, seconds: float) -> float | None:
+        """Return the next deadline of an expired wait of `seconds` from `began`; None if it has none.
+
+        Time in which somebody debugs a process of the job does not count. Asks the manager; blocks briefly.
+        """
+        now = time.monotonic()
+        paused = 0.0 if self._waits is None else self._waits.paused(self.target, now - began)
+        deadline = began + seconds + paused
+        return None if not paused or deadline <= now else max(deadline, now + _EXTENSION)
 
     def _sleep_until(self, deadline: float) -> bool:
         if self.poller is not None:

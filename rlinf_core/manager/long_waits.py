@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from rlinf_core.waiting import FIRST_WORD_AFTER, Operation, OperationKind, Publication
+from rlinf_core.waiting import FIRST_WORD_AFTER, RUNNING, Operation, OperationKind, Publication
 
 # Group calls and peer lookups have their own messages.
-_SILENT = frozenset(
-    {OperationKind.IDLE, OperationKind.METHOD, OperationKind.CALL, OperationKind.LAUNCH, OperationKind.CONNECT}
-)
+_SILENT = frozenset({*RUNNING, OperationKind.IDLE, OperationKind.CALL, OperationKind.LAUNCH, OperationKind.CONNECT})
 
 
 class LongWaits:

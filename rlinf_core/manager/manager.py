@@ -22,6 +22,7 @@ from rlinf_core.failures import PackedError
 from rlinf_core.manager import manager_messages as m
 from rlinf_core.manager import postmortem
 from rlinf_core.manager.control_rpc import ControlRpc, expect
+from rlinf_core.manager.debugging import Debugging
 from rlinf_core.manager.wait_graph import Deadlock
 from rlinf_core.manager.watch import Round, Watch
 from rlinf_core.manager.worker_registry import Life, NotYet, Ownership, WorkerRecord, WorkerRegistry
@@ -88,6 +89,7 @@ class Manager:
         self._deaths: dict[str, _Death] = {}
         self._watch = Watch(clock)
         self._ends = EndWatch()
+        self._debugging = Debugging(self._send, self._reply, self._refuse, self._hellos, clock)
         self._handlers: dict[type, Callable[[PeerStream, Any], None]] = {
             m.Hello: self._hello,
             m.CloseGroup: self._close_group,
@@ -99,6 +101,8 @@ class Manager:
             m.ManagerRequest: self._request,
             m.ProcessAnswer: self._answer,
             m.Postmortem: self._take_postmortem,
+            m.StacksRead: self._debugging.stacks_read,
+            m.BreakpointWait: self._debugging.breakpoint,
         }
         self._control = control(endpoint, self._handle, self._tick, self._free_for)
         endpoint.on_peer_lost(lambda peer, reason: self._control.put(_Lost(peer, reason)))
@@ -196,6 +200,10 @@ class Manager:
                 self._explain(stream, request.serial, body)
             elif isinstance(body, m.Inspect):
                 self._inspect(stream, request.serial, body)
+            elif isinstance(body, m.ReadStacks):
+                self._debugging.read_stacks(stream, request.serial, body)
+            elif isinstance(body, m.PausedSeconds):
+                self._reply(stream, request.serial, self._debugging.pauses.within(body.seconds))
         except RLinfError as error:
             self._refuse(stream, request.serial, error)
 
@@ -238,6 +246,7 @@ class Manager:
             self._try_pending(pending)
 
     def _forget(self, stream: PeerStream, request: m.Forget) -> None:
+        self._debugging.forget(stream, request.serial)
         self._pending = [
             lookup for lookup in self._pending if (lookup.stream, lookup.serial) != (stream, request.serial)
         ]
@@ -266,6 +275,7 @@ class Manager:
         self._pending = [lookup for lookup in self._pending if lookup.stream.peer != lost.peer]
         peer = self._peers.pop(lost.peer, None)
         self._watch.left(lost.peer)
+        self._debugging.lost(lost.peer)
         if peer is None:
             return
         address = WorkerAddress.from_name(lost.peer)
@@ -389,11 +399,13 @@ class Manager:
 
     def _inspect(self, stream: PeerStream, serial: int, body: m.Inspect) -> None:
         def answer(round_: Round) -> None:
-            peers = {name: peer.hello for name, peer in self._peers.items() if not _only_looks(name)}
-            snapshot = m.JobSnapshot(self._job, peers, self._workers(), self._dead(), round_.answers)
+            snapshot = m.JobSnapshot(self._job, self._hellos(), self._workers(), self._dead(), round_.answers)
             self._reply(stream, serial, snapshot)
 
         self._watch.begin(self._clock(), self._ask, answer, stacks=body.stacks)
+
+    def _hellos(self) -> dict[str, m.Hello]:
+        return {name: peer.hello for name, peer in self._peers.items() if not _only_looks(name)}
 
     def _workers(self) -> dict[str, WorkerRecord[EndpointInfo]]:
         return {

@@ -27,7 +27,7 @@ from rlinf_core.collective.endpoint_info import (
 from rlinf_core.collective.messages.codec import FallbackDumps
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.work import Work
-from rlinf_core.context import Session
+from rlinf_core.context import Session, current_session
 from rlinf_core.errors import (
     CancelledOperationError,
     CommunicationTimeoutError,
@@ -40,11 +40,13 @@ from rlinf_core.errors import (
 from rlinf_core.manager import manager_messages as m
 from rlinf_core.manager import postmortem
 from rlinf_core.manager.control_rpc import ControlRpc, expect
+from rlinf_core.manager.debugging import answer_stacks, at_breakpoint
 from rlinf_core.manager.long_waits import LongWaits
-from rlinf_core.manager.stacks import describe_stacks
 from rlinf_core.manager.wait_edges import ChannelView
 from rlinf_core.manager.watch import is_long_wait
 from rlinf_core.node.process_end import EndWatch
+from rlinf_core.node.process_identity import own_identity
+from rlinf_core.node.stacks.own_stacks import describe_stacks
 from rlinf_core.process.inflight_ops import InflightOps
 from rlinf_core.waiting import FIRST_WORD_AFTER, Operation, OperationKind, Publication, PublishedOperation
 
@@ -53,6 +55,7 @@ _REPORT_EVERY = 1.0
 # Seconds that a failure may be delayed to learn why its peer died.
 _CAUSE_SECONDS = 1.0
 _PICTURE_SECONDS = 1.5
+_SHORTEST_EXTENDED = 1.0
 # Seconds until the parent of an ended process has collected how it ended, and between looks.
 _END_SECONDS, _END_PAUSE = 0.5, 0.02
 # The serial of an operation that has already ended; no operation has it.
@@ -91,6 +94,7 @@ class ManagerClient(Resolver):
             settings: of its endpoint; by default from the environment.
         """
         self.me = me
+        self._session = session
         self.info = info
         self.operations = InflightOps(has_main=has_main)
         self.in_flight: Callable[[], Sequence[str]] = tuple
@@ -122,6 +126,7 @@ class ManagerClient(Resolver):
             explain=self._explain,
         )
         self.endpoint.waits.picture = self._picture
+        self.endpoint.waits.paused = self.paused
         manager = WorkerAddress(m.MANAGER)
         self._stream = self.endpoint.stream(me, manager, StaticResolver({manager: info}))
         self.endpoint.on_peer_lost(self._peer_lost)
@@ -131,7 +136,7 @@ class ManagerClient(Resolver):
 
     def announce(self, incarnation: int, node: str, node_rank: int | None, device: str = "", host: str = "") -> None:
         log = postmortem.own_log()
-        hello = m.Hello(incarnation, self.endpoint.info, node, node_rank, device, log, host)
+        hello = m.Hello(incarnation, self.endpoint.info, node, node_rank, device, log, host, own_identity())
         self._control.send(self._stream, hello)
 
     def tell(self, message: m.ToManager) -> None:
@@ -240,6 +245,12 @@ class ManagerClient(Resolver):
         elif isinstance(message, m.PostmortemQuestion):
             cause = postmortem.describe_end(message.hello.log)
             self.tell(m.Postmortem(message.name, cause))
+        elif isinstance(message, m.StackQuestion):
+            # In a separate thread: it takes seconds.
+            threading.Thread(target=lambda: self.tell(answer_stacks(message)), name="rlinf-stacks", daemon=True).start()
+        elif isinstance(message, m.AtBreakpoint):
+            session = current_session() or self._session
+            _log.warning("%s", at_breakpoint(message, session.job, session.log_folder))
 
     def _succeeded(self, died: m.Died) -> bool:
         """Return whether a successor of a dead worker is connected already."""
@@ -304,6 +315,18 @@ class ManagerClient(Resolver):
             picture = f"{self._name} {operation.waits(time.monotonic() - operation.since)}"
         if not self._closed:
             _log.warning("%s", picture)
+
+    def paused(self, target: str, seconds: float) -> float:
+        """Return the number of the last `seconds` in which a process of the job waited at a breakpoint.
+
+        A shorter time limit than a second is not extended: its caller goes on after it by design.
+        """
+        if target == m.MANAGER or seconds < _SHORTEST_EXTENDED or self._closed:
+            return 0.0
+        try:
+            return cast("float", self.request(m.PausedSeconds(seconds), _PICTURE_SECONDS))
+        except RuntimeFailure:
+            return 0.0
 
     def picture_of(self, serial: int) -> str | None:
         """Return a description of the peers that an operation of this process waits for, if available quickly."""

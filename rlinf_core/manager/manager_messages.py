@@ -15,6 +15,8 @@ from rlinf_core.errors import ProcessEnd
 from rlinf_core.failures import PackedError
 from rlinf_core.manager.wait_edges import ChannelView
 from rlinf_core.manager.worker_registry import WorkerRecord
+from rlinf_core.node.process_identity import ProcessIdentity
+from rlinf_core.node.stacks.process_stacks import ProcessStacks, StackRequest
 from rlinf_core.waiting import Publication
 
 # The endpoint's service tag for these messages; channels use small numbers.
@@ -38,6 +40,7 @@ class Hello:
         device: its device, as in `cuda:0`; empty for the CPU.
         log: the file of its standard error on its node, or None.
         host: Ray's name of the actor that passes its calls on; empty for one that is an actor itself.
+        process: its identity on its machine.
     """
 
     incarnation: int
@@ -47,6 +50,7 @@ class Hello:
     device: str = ""
     log: str | None = None
     host: str = ""
+    process: ProcessIdentity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,44 @@ class Inspect:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadStacks:
+    """Asks for the stacks of a process, and of those that it started, read from outside by another one of its node.
+
+    Answered with a list of `ProcessStacks`.
+
+    Attributes:
+        name: the process.
+        helper: the process that reads them; `name` itself may read those of the processes that it started.
+        own, native: as in `StackRequest`.
+    """
+
+    name: str
+    helper: str
+    own: bool
+    native: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BreakpointWait:
+    """The sender waits at a breakpoint.
+
+    Attributes:
+        place: of the breakpoint, as in `recipes/x.py:12`; None once it goes on.
+        attached: whether somebody steps through it already.
+    """
+
+    place: str | None
+    attached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PausedSeconds:
+    """Answered with the number of the last `seconds` in which any process waited at a breakpoint."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ManagerRequest:
     """A wrapper for requests that are answered."""
 
@@ -196,6 +238,15 @@ class ProcessAnswer:
     in_flight: tuple[str, ...] = ()
     channels: Mapping[str, ChannelView] = field(default_factory=dict[str, ChannelView])
     stacks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StacksRead:
+    """The answer to a `StackQuestion`, or why there is none."""
+
+    serial: int
+    stacks: list[ProcessStacks] = field(default_factory=list[ProcessStacks])
+    error: PackedError | None = None
 
 
 # From the manager to a process
@@ -225,6 +276,22 @@ class Question:
 
     round: int
     stacks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StackQuestion:
+    """Asks for the stacks of a process on the receiver's node. Answered with `StacksRead`."""
+
+    serial: int
+    request: StackRequest
+
+
+@dataclass(frozen=True, slots=True)
+class AtBreakpoint:
+    """Tells the driver that a process waits at a breakpoint."""
+
+    name: str
+    place: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,5 +367,16 @@ class JobSnapshot:
 
 
 ToManager: TypeAlias = (
-    Hello | CloseGroup | Declare | Forget | WaitReport | Cancel | Dismiss | ManagerRequest | ProcessAnswer | Postmortem
+    Hello
+    | CloseGroup
+    | Declare
+    | Forget
+    | WaitReport
+    | Cancel
+    | Dismiss
+    | ManagerRequest
+    | ProcessAnswer
+    | Postmortem
+    | StacksRead
+    | BreakpointWait
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlinf_core.manager.wait_graph import Process, Wait
-from rlinf_core.waiting import Operation, OperationKind, Publication
+from rlinf_core.waiting import RUNNING, Operation, OperationKind, Publication
 
 _PUTS = frozenset({OperationKind.PUT})
 _GETS = frozenset({OperationKind.GET, OperationKind.GET_BATCH})
@@ -55,13 +55,11 @@ class JobView:
     unknown: frozenset[str] = frozenset()
 
     def process(self, name: str, publication: Publication) -> Process:
-        methods = [
-            operation for operation in publication.operations if operation.operation.kind is OperationKind.METHOD
-        ]
+        methods = [operation for operation in publication.operations if operation.operation.kind in RUNNING]
         waits = tuple(
             self._wait(operation.operation, operation.age)
             for operation in publication.operations
-            if operation.operation.kind is not OperationKind.METHOD
+            if operation.operation.kind not in RUNNING
         )
         held_up = any(not wait.operation.detached for wait in waits)
         if not publication.running and not held_up:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from rlinf_core.manager.manager_messages import ProcessAnswer
 from rlinf_core.manager.wait_edges import ChannelView, JobView
 from rlinf_core.manager.wait_graph import Deadlock, DeadlockDetector, Process, WaitGraph
-from rlinf_core.waiting import OperationKind, PublishedOperation
+from rlinf_core.waiting import RUNNING, OperationKind, PublishedOperation
 
 # Seconds between rounds while any process waits; slightly more than the detector's patience, so that two rounds
 # suffice.
@@ -142,6 +142,6 @@ def _waits(named: tuple[str, ProcessAnswer]) -> bool:
 def is_long_wait(published: PublishedOperation, *, is_worker: bool) -> bool:
     """Return whether an operation is a suspicious wait: a driver that waits for its workers is normal."""
     kind = published.operation.kind
-    if kind is OperationKind.METHOD or published.age < _LONG_WAIT:
+    if kind in RUNNING or published.age < _LONG_WAIT:
         return False
     return is_worker or kind not in _CALLS

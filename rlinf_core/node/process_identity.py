@@ -70,6 +70,18 @@ def own_identity() -> ProcessIdentity:
     return ProcessIdentity(pid, start, socket.gethostname(), boot_id(), pid_namespace(), machine_id())
 
 
+def identity_here(pid: int) -> ProcessIdentity:
+    """Return the identity of a living process of this name space of pids.
+
+    Raises:
+        ProcessLookupError: there is none.
+    """
+    start = identity(pid)
+    if start is None:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    return own_identity()._replace(pid=pid, start=start)
+
+
 def boot_id() -> str:
     """Return the id of the kernel's present boot; empty where it is hidden."""
     return _read("/proc/sys/kernel/random/boot_id")
@@ -125,6 +137,18 @@ def held(process: ProcessIdentity, folder: Path) -> Generator[int, None, None]:
         ProcessLookupError: it has ended.
         PermissionError: it is another user's.
     """
+    with opened(process) as handle:
+        if not _has_open(process.pid, folder):
+            raise UnprovenProcessError(f"process {process.pid} does not have the folder open, as its driver would")
+        yield handle
+
+
+@contextmanager
+def opened(process: ProcessIdentity) -> Generator[int, None, None]:
+    """Hold a process within the block as `held` does, for an identity that nobody can have written but its process.
+
+    Raises: as `held`.
+    """
     if process.pid < _LEAST_PID:
         raise UnprovenProcessError(f"process {process.pid} is never signalled")
     if not process.boot or not process.pid_namespace:
@@ -137,14 +161,12 @@ def held(process: ProcessIdentity, folder: Path) -> Generator[int, None, None]:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
         if presence is Presence.UNKNOWN:
             raise UnprovenProcessError(f"{process} cannot be seen from here")
-        if not _has_open(process.pid, folder):
-            raise UnprovenProcessError(f"process {process.pid} does not have the folder open, as its driver would")
         yield handle
     finally:
         os.close(handle)
 
 
-def send(handle: int, number: signal.Signals) -> None:
+def send(handle: int, number: int) -> None:
     """Send a signal to the process of a handle.
 
     Raises:

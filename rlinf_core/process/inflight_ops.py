@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TypeAlias, cast
 
 from rlinf_core.process import tracing
-from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
+from rlinf_core.waiting import RUNNING, Operation, OperationKind, Publication, PublishedOperation
 
 # For how long a process whose bytes have moved counts as moving: networks stand still for seconds, and go on.
 _STILL_MOVING = 5.0
@@ -68,7 +68,7 @@ class InflightOps:
     def _thread(self, kind: OperationKind) -> int:
         task_key = threading.get_ident()
         if task_key not in self._threads:
-            self._threads[task_key] = kind is not OperationKind.METHOD and not _is_ours()
+            self._threads[task_key] = kind not in RUNNING and not _is_ours()
         return task_key
 
     def passed(self, kind: OperationKind) -> None:
@@ -147,7 +147,7 @@ class InflightOps:
                 task_key, bounded = attached[serial]
             operation = Operation(kind, target, key, since, serial, in_background, peers, bounded)
             operations.append(PublishedOperation(operation, now - since))
-            if not in_background and kind is not OperationKind.METHOD:
+            if not in_background and kind not in RUNNING:
                 held_up.add(task_key)
         for serial in attached:
             if serial not in self._current:

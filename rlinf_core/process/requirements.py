@@ -26,6 +26,7 @@ _REQUIREMENTS: Final = {
     "peft": "peft>=0.17,<1",
     "google.protobuf": "protobuf>=5.29,<8",
     "prometheus_client": "prometheus-client>=0.20,<1",
+    "py_spy": "py-spy>=0.4,<1",
     "pyarrow": "pyarrow>=17",
     "ray": "ray>=2.60,<2.61",
     "reasoning_gym": "reasoning-gym>=0.1.25,<0.2",

@@ -119,6 +119,7 @@ class WorkerGroupHandle(Generic[T]):
     def _wait(self, deadline: Deadline, client: ManagerClient | None, serial: int) -> None:
         ray = ray_api()
         started, word_after, stopped = time.monotonic(), _FIRST_WORD_SECONDS, StoppedWatch()
+        first = deadline
         while not self._settled:
             try:
                 self._settle(ray.get(self._references, timeout=deadline.sooner(_SLICE_SECONDS).remaining()))
@@ -126,7 +127,7 @@ class WorkerGroupHandle(Generic[T]):
                 self._look_up(client, serial)
                 if self._settled:
                     return
-                if deadline.expired:
+                if deadline.expired and (deadline := _extended(first, client)).expired:
                     raise self._timeout(deadline.seconds, client, serial) from None
                 stopped.look(client)
                 waited = time.monotonic() - started
@@ -168,7 +169,7 @@ class WorkerGroupHandle(Generic[T]):
 
     async def _async_wait(self, answers: asyncio.Future[list[Any]], client: ManagerClient | None, serial: int) -> None:
         ray = ray_api()
-        deadline = Deadline.after(env_vars.CALL_TIMEOUT.get())
+        first = deadline = Deadline.after(env_vars.CALL_TIMEOUT.get())
         while not self._settled:
             done, _ = await asyncio.wait([answers], timeout=deadline.sooner(_SLICE_SECONDS).remaining())
             if done:
@@ -180,7 +181,9 @@ class WorkerGroupHandle(Generic[T]):
             # It may briefly wait for Ray or the manager, which must not block the loop.
             await asyncio.to_thread(self._look_up, client, serial)
             if deadline.expired and not self._settled:
-                raise await asyncio.to_thread(self._timeout, deadline.seconds, client, serial)
+                deadline = await asyncio.to_thread(_extended, first, client)
+                if deadline.expired:
+                    raise await asyncio.to_thread(self._timeout, deadline.seconds, client, serial)
 
     def __await__(self) -> Generator[Any, None, list[T]]:
         return self.async_wait().__await__()
@@ -360,6 +363,14 @@ class WorkerGroupHandle(Generic[T]):
         return self._error
 
 
+def _extended(deadline: Deadline, client: ManagerClient | None) -> Deadline:
+    """Return an expired deadline, later by the time in which somebody debugged a process of the job."""
+    now = time.monotonic()
+    paused = 0.0 if client is None else client.paused("", now - deadline.at + deadline.seconds)
+    at = deadline.at + paused
+    return Deadline(deadline.seconds, at if at <= now else max(at, now + _SLICE_SECONDS))
+
+
 def _check_watchers(client: ManagerClient | None) -> None:
     """Raise if a process that all workers depend on has died: nobody else would tell its driver soon.
 
@@ -391,7 +402,7 @@ def _spell(addresses: Sequence[WorkerAddress]) -> str:
 
 
 def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
-    """Return the results of several interdependent calls, in the given order.
+    """Return the results of several interdependent calls, in the first order.
 
     Waiting for one after another would hang if a later one fails and an earlier one waits for it.
 

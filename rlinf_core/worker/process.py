@@ -30,11 +30,13 @@ from rlinf_core.errors import CancelledOperationError, MismatchError, PayloadErr
 from rlinf_core.failures import PackedError
 from rlinf_core.hardware.accelerators.registry import get_accelerator
 from rlinf_core.manager.manager_client import ManagerClient, enter_job
+from rlinf_core.node.stacks import stack_signal
 from rlinf_core.process import tracing
 from rlinf_core.process.import_path import add_user_folders, add_working_folder
 from rlinf_core.process.process_memory import Peak, PeakMeter
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.calls import MethodCall, RemoteFailure, Timed, check_call, enter_call, leave_call, unanswered
+from rlinf_core.worker.debugging.entering import enter_breakpoints
 from rlinf_core.worker.log import set_up_logging
 from rlinf_core.worker.timer import recording
 
@@ -104,6 +106,8 @@ class WorkerProcess:
         """
         self._context = context
         faulthandler.enable()
+        stack_signal.register()
+        enter_breakpoints()
         own = {"MASTER_ADDR": context.master_addr, "MASTER_PORT": str(master_port), **context.placement.environment()}
         os.environ.update({name: value for name, value in own.items() if name not in context.given})
         add_user_folders(context.session.import_path)

@@ -26,6 +26,7 @@ from recipes.embodied.envs.processes.simulation_batch import SimulationBatch
 from recipes.embodied.envs.processes.simulator import BatchRequest, Start
 from recipes.embodied.envs.repeating import SimulatorError
 from rlinf_core import ConfigError
+from rlinf_core.node.stacks import stack_signal
 
 # The answer to most steps: one object, which is encoded once.
 _NOTHING_NEW: Final[Mapping[str, Any]] = {"done": {}}
@@ -139,6 +140,7 @@ def main(number: int, commands: int, answers: int, lifeline: int, memory: int) -
     """Answer commands until `close`."""
     end_with(lifeline)
     faulthandler.enable()
+    stack_signal.register()
     render_on_own_accelerator()
     # Ctrl-C in a terminal reaches every process; this one ends when its worker says so.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

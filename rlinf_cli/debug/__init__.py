@@ -1,0 +1,1 @@
+"""Debugging of active runs: the stacks of their processes, and breakpoints."""

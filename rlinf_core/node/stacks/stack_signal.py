@@ -1,0 +1,134 @@
+"""Stacks of a process that runs no Python of its own: written by a signal handler in C.
+
+Native code that holds the interpreter's lock keeps every thread of Python from answering. The handler needs no lock,
+and no right but that to signal. It writes into a file in memory, which the asking process opens through /proc.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import re
+import signal
+import time
+from contextlib import closing
+from pathlib import Path
+from traceback import FrameSummary
+from typing import Final
+
+from rlinf_core.node.process_identity import ProcessIdentity, opened, send
+from rlinf_core.node.stacks.stack_text import ThreadStack
+
+# Neither a scheduler's warning nor one of the C library's: of the highest real-time signals, which have no meaning.
+STACK_SIGNAL: Final = signal.SIGRTMAX - 6
+_FILE: Final = "rlinf-stacks"
+_PAUSE: Final = 0.005
+# The handler writes line by line; after this many pauses without a further one it has ended.
+_STILL: Final = 5
+_MOST_BYTES: Final = 1 << 20
+_THREAD: Final = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*?)\])? .*\(most recent call first\):")
+_FRAME: Final = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+
+
+class NoAnswerError(Exception):
+    """A process did not write its stacks; the message says why."""
+
+
+def register() -> None:
+    """Have this process write its stacks at `STACK_SIGNAL`. Call in its main thread or before others start."""
+    descriptor = os.memfd_create(f"{_FILE}-{os.getpid()}", os.MFD_CLOEXEC)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
+    faulthandler.register(STACK_SIGNAL, descriptor, all_threads=True)
+
+
+def ask(process: ProcessIdentity, seconds: float) -> list[ThreadStack]:
+    """Signal a process of this user on this machine, if it has registered; return its threads, as `threads_of` does.
+
+    Raises:
+        NoAnswerError: it has not registered, is stopped, or did not write within `seconds`.
+        UnprovenProcessError: it cannot be identified with certainty.
+        OSError: it has ended, or is another user's.
+    """
+    deadline = time.monotonic() + seconds
+    with opened(process) as handle:
+        path = _file_of(process.pid)
+        # By default the signal would end it.
+        if path is None or not _catches(process.pid):
+            raise NoAnswerError("it has no handler that writes its stacks")
+        if state_of(process.pid) in "Tt":
+            raise NoAnswerError(f"it is stopped, as by SIGSTOP; `kill -CONT {process.pid}` lets it go on")
+        with closing(os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC), "rb")) as file:
+            _lock(file.fileno(), deadline)
+            os.ftruncate(file.fileno(), 0)
+            send(handle, STACK_SIGNAL)
+            return threads_of(_written(file.fileno(), process.pid, deadline))
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state as in proc_pid_stat(5); a space if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return " "
+
+
+def threads_of(report: str) -> list[ThreadStack]:
+    """Return the threads of a report of faulthandler: the oldest one first, innermost call last."""
+    threads: list[tuple[str, list[FrameSummary]]] = []
+    for line in report.splitlines():
+        thread, frame = _THREAD.match(line), _FRAME.match(line)
+        if thread:
+            threads.append((thread[2] or thread[1], []))
+        elif frame and threads:
+            number = int(frame[2]) if frame[2].isdigit() else None
+            threads[-1][1].insert(0, FrameSummary(frame[1], number, frame[3]))
+    return [ThreadStack(name, frames) for name, frames in reversed(threads)]
+
+
+def _lock(file: int, deadline: float) -> None:
+    """Let one process ask at a time."""
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise NoAnswerError("another command asks it for its stacks") from None
+            time.sleep(_PAUSE)
+
+
+def _written(file: int, pid: int, deadline: float) -> str:
+    size, still = 0, 0
+    while still < _STILL or not size:
+        if time.monotonic() >= deadline:
+            if size:
+                break
+            where = ", blocked in the kernel" if state_of(pid) == "D" else ""
+            raise NoAnswerError(f"it did not take a signal in time{where}")
+        time.sleep(_PAUSE)
+        now = os.fstat(file).st_size
+        size, still = now, still + 1 if now == size else 0
+    return os.pread(file, _MOST_BYTES, 0).decode(errors="replace")
+
+
+def _file_of(pid: int) -> str | None:
+    """Return the path of the file that a process writes its stacks to; a forked one may have its parent's too."""
+    folder = f"/proc/{pid}/fd"
+    files: list[tuple[bool, str]] = []
+    for name in os.listdir(folder):
+        try:
+            target = os.readlink(f"{folder}/{name}")
+        except OSError:
+            continue
+        if target.startswith(f"/memfd:{_FILE}-"):
+            files.append((target.startswith(f"/memfd:{_FILE}-{pid} "), f"{folder}/{name}"))
+    return max(files)[1] if files else None
+
+
+def _catches(pid: int) -> bool:
+    """Return whether a process has a handler of the signal."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
+        name, _, mask = line.partition(":")
+        if name == "SigCgt":
+            return bool(int(mask, 16) >> (STACK_SIGNAL - 1) & 1)
+    return False

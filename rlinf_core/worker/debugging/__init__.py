@@ -1,0 +1,1 @@
+"""Debugging of workers: breakpoints that a terminal attaches to."""

@@ -1,0 +1,188 @@
+"""Breakpoints in workers: `breakpoint()` waits for `rlinf debug`, which attaches a terminal to Python's own debugger.
+
+Nothing listens on a network: the socket is a file in the private folder of the process, and takes this user only.
+"""
+
+from __future__ import annotations
+
+import os
+import pdb  # noqa: T100 - the debugger itself
+import select
+import socket
+import struct
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from rlinf_core.manager.manager_client import ManagerClient, current_client
+from rlinf_core.manager.manager_messages import BreakpointWait
+from rlinf_core.waiting import OperationKind
+from rlinf_core.worker.calls import check_call
+
+_SOCKET: Final = "breakpoint"
+# Seconds between looks whether the call was cancelled.
+_LOOK_EVERY: Final = 0.25
+# Of what is printed at one stop, for whoever attaches later.
+_MOST_KEPT: Final = 8192
+_LINE_BYTES: Final = 65536
+_CREDENTIALS: Final = struct.Struct("3i")
+_PROMPT: Final = "(rlinf) "
+# The last that a terminal gets of a process that goes on.
+GOES_ON: Final = "\0"
+_lock = threading.RLock()
+
+
+def socket_of(unix_path: str) -> str:
+    """Return the path of the socket at which a process waits, beside that of its endpoint."""
+    return str(Path(unix_path).with_name(_SOCKET))
+
+
+def is_own_peer(connection: socket.socket) -> bool:
+    """Return whether the process at the other end of a unix socket is this user's."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(data)[1] == os.getuid()
+
+
+def stop_at(frame: FrameType) -> None:
+    """Stop the code of a frame, as `entering.wait_here`."""
+    client = current_client()
+    if client is None or client.endpoint.info.unix_path is None:
+        print(f"breakpoint at {_place(frame)} passed: no debugger can attach to this process", file=sys.stderr)
+        return
+    Debugger(client).set_trace(frame)
+
+
+class Debugger(pdb.Pdb):
+    """Python's debugger at the other end of a socket. A detached one waits for the next terminal."""
+
+    def __init__(self, client: ManagerClient) -> None:
+        self._client = client
+        self._terminal = _Terminal(client)
+        super().__init__(stdin=self._terminal, stdout=self._terminal, nosigint=True, readrc=False)  # pyright: ignore[reportArgumentType] - needs readline, write and flush
+        self.prompt = _PROMPT
+        self.use_rawinput = False
+
+    def interaction(self, frame: FrameType | None, traceback: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - its name depends on the version
+        """Take commands at one stop."""
+        place = _place(frame) if frame is not None else "an exception"
+        # Other threads of the process that come to a breakpoint wait for their turn.
+        with _lock:
+            self._terminal.open()
+            serial = self._client.operations.begin(OperationKind.BREAKPOINT, place)
+            self._client.tell(BreakpointWait(place, self._terminal.attached))
+            try:
+                super().interaction(frame, traceback)
+            except BaseException:
+                self._terminal.close()
+                raise
+            finally:
+                self._client.operations.end(serial)
+                self._client.tell(BreakpointWait(None))
+            if self.quitting or (self.stoplineno == -1 and not self.get_all_breaks()):
+                self._terminal.write(GOES_ON)
+                self._terminal.close()
+
+
+class _Terminal:
+    """The terminal that attaches, as the debugger's files: it is waited for when a command is wanted."""
+
+    def __init__(self, client: ManagerClient) -> None:
+        path = client.endpoint.info.unix_path
+        self._path = socket_of(path or "")
+        self._listener: socket.socket | None = None
+        self._connection: socket.socket | None = None
+        self._kept = ""
+        self._received = b""
+
+    @property
+    def attached(self) -> bool:
+        return self._connection is not None
+
+    def open(self) -> None:
+        """Begin a stop: from now on a terminal can attach."""
+        self._kept = ""
+        if self._connection is None and self._listener is None:
+            self._listen()
+
+    def close(self) -> None:
+        """Let the terminal go."""
+        for held in (self._connection, self._listener):
+            if held is not None:
+                held.close()
+        self._connection = self._listener = None
+        with suppress(OSError):
+            os.unlink(self._path)
+
+    def write(self, text: str) -> int:
+        self._kept = (self._kept + text)[-_MOST_KEPT:]
+        self._send(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: what is written is sent at once."""
+
+    def readline(self) -> str:
+        """Return the next command. A terminal that detaches leaves the process waiting for the next one.
+
+        Raises:
+            CancelledOperationError: the call was cancelled.
+        """
+        while b"\n" not in self._received:
+            check_call()
+            if self._connection is None:
+                self._accept()
+            elif select.select([self._connection], [], [], _LOOK_EVERY)[0]:
+                self._receive(self._connection)
+        line, _, self._received = self._received.partition(b"\n")
+        return line.decode(errors="replace") + "\n"
+
+    def _listen(self) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._listener.bind(self._path)
+        self._listener.listen(1)
+
+    def _accept(self) -> None:
+        listener = self._listener
+        if listener is None or not select.select([listener], [], [], _LOOK_EVERY)[0]:
+            return
+        connection, _ = listener.accept()
+        if not is_own_peer(connection):
+            connection.close()
+            return
+        # A second terminal is refused at once.
+        listener.close()
+        self._listener, self._connection = None, connection
+        self._send(self._kept)
+
+    def _receive(self, connection: socket.socket) -> None:
+        try:
+            part = connection.recv(_LINE_BYTES)
+        except OSError:
+            part = b""
+        self._received += part
+        if not part:
+            self._detach()
+
+    def _send(self, text: str) -> None:
+        if self._connection is not None:
+            try:
+                self._connection.sendall(text.encode(errors="backslashreplace"))
+            except OSError:
+                self._detach()
+
+    def _detach(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection, self._received = None, b""
+            self._listen()
+
+
+def _place(frame: FrameType) -> str:
+    """Return where a frame is, as in `recipes/x.py:12`."""
+    file = frame.f_code.co_filename
+    return f"{min(file, os.path.relpath(file), key=len)}:{frame.f_lineno}"

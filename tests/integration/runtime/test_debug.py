@@ -1,0 +1,166 @@
+"""`rlinf debug` on a job that runs, from another process: stacks of workers that answer nothing, and breakpoints."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.context import current_session
+from rlinf_core.errors import CommunicationTimeoutError
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.node.stacks.process_stacks import py_spy
+from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
+from tests.waiting import until
+
+pexpect: Any = pytest.importorskip("pexpect")
+
+RLINF = Path(sys.executable).with_name("rlinf")
+HANGS = """
+from rlinf_core.node.stacks import stack_signal
+import time
+stack_signal.register()
+def wait_for_the_physics():
+    print("ready", flush=True)
+    while True:
+        time.sleep(1000)
+wait_for_the_physics()
+"""
+
+
+class Debugged(Worker):
+    def hold_the_lock(self, ready: Path) -> None:
+        """Wait in native code that holds the interpreter's lock."""
+        library = ctypes.PyDLL(None)
+        lock = ctypes.create_string_buffer(128)
+        library.pthread_mutex_lock(lock)
+        ready.touch()
+        library.pthread_mutex_lock(lock)
+
+    def start_child(self) -> int:
+        self.child = subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE)
+        assert self.child.stdout is not None
+        self.child.stdout.readline()
+        return self.child.pid
+
+    def end_child(self) -> None:
+        self.child.kill()
+        self.child.wait()
+
+    def stop_and_send(self, value: int) -> int:
+        breakpoint()  # noqa: T100 - what is tested
+        value = value + 1
+        self.send(value, "debugged", 1)
+        return value
+
+    def receive(self, timeout: float) -> int:
+        return self.recv("debugged", 0, timeout=timeout)
+
+
+@pytest.fixture
+def group(cluster: Cluster) -> Iterator[WorkerGroup[Debugged]]:
+    with Debugged.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="debugged") as launched:
+        yield launched
+
+
+def words(*arguments: str) -> list[str]:
+    session = current_session()
+    assert session is not None
+    return ["debug", "--job", session.job, *arguments]
+
+
+def debug(*arguments: str) -> tuple[int, dict[tuple[str, bool], dict[str, Any]]]:
+    """Return the exit code, and the processes by name and whether a worker started them."""
+    command = [RLINF, *words(*arguments), "--output", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout, done.stderr
+    record = json.loads(done.stdout)
+    assert record["schema"] == "rlinf.debug/1"
+    return done.returncode, {(one["name"], one["parent"] is not None): one for one in record["processes"]}
+
+
+def test_worker_that_holds_the_lock_shows_its_line(group: WorkerGroup[Debugged], tmp_path: Path) -> None:
+    group.execute_on(0).hold_the_lock(tmp_path / "ready")
+    until(lambda: (tmp_path / "ready").exists())
+    code, processes = debug()
+    held, idle = processes["debugged:0", False], processes["debugged:1", False]
+    assert held["state"] == "silent"
+    assert held["source"] == ("py-spy" if py_spy() else "signal")
+    assert (
+        f'File "{__file__}", line {line_of("library.pthread_mutex_lock(lock)", 2)}, in hold_the_lock' in held["stacks"]
+    )
+    assert (idle["source"], idle["reason"]) == ("itself", "")
+    assert "thread MainThread" in processes["driver", False]["stacks"]
+    assert code == 0
+
+
+@pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")
+def test_native_frames_are_named(group: WorkerGroup[Debugged], tmp_path: Path) -> None:
+    group.execute_on(0).hold_the_lock(tmp_path / "ready")
+    until(lambda: (tmp_path / "ready").exists())
+    _, processes = debug("debugged:0", "--native")
+    assert "pthread_mutex_lock" in processes["debugged:0", False]["stacks"]
+
+
+def test_hung_child_of_a_worker_is_shown(group: WorkerGroup[Debugged]) -> None:
+    pid = group.execute_on(0).start_child().wait()[0]
+    code, processes = debug("debugged:0")
+    child = processes["debugged:0", True]
+    assert (child["pid"], child["parent"]) == (pid, processes["debugged:0", False]["pid"])
+    assert "in wait_for_the_physics" in child["stacks"]
+    assert code == 0
+    group.execute_on(0).end_child().wait()
+
+
+def test_breakpoint_is_reached_and_left(group: WorkerGroup[Debugged]) -> None:
+    sent = group.execute_on(0).stop_and_send(41)
+    received = group.execute_on(1).receive(1.5)
+    place = f"test_debug.py:{line_of('value = value + 1', 1)}"
+    until(lambda: place in debug("debugged:0")[1]["debugged:0", False]["doing"])
+    terminal = attached()
+    assert "value = value + 1" in terminal.before
+    # The other worker's time limit passes meanwhile.
+    until(lambda: debug("debugged:1")[1]["debugged:1", False]["since"] > 2)
+    terminal.sendline("p value * 2")
+    terminal.expect_exact("82")
+    terminal.sendline("n")
+    terminal.expect_exact("self.send")
+    terminal.sendeof()
+    terminal.expect_exact("still waits")
+    terminal.expect(pexpect.EOF)
+    assert terminal.wait() == 0
+    terminal = attached()
+    terminal.sendline("c")
+    terminal.expect_exact("goes on")
+    assert terminal.wait() == 0
+    assert (sent.wait(), received.wait()) == ([42], [42])
+
+
+def test_waits_expire_once_no_breakpoint_is_waited_at(group: WorkerGroup[Debugged]) -> None:
+    with pytest.raises(WorkerGroupError) as failed:
+        group.execute_on(1).receive(1.0).wait()
+    assert isinstance(failed.value.failures[1], CommunicationTimeoutError)
+
+
+def attached() -> Any:
+    terminal = pexpect.spawn(
+        str(RLINF), words("debugged:0"), timeout=60, encoding="utf-8", env={**os.environ, "TERM": "dumb"}
+    )
+    terminal.expect_exact("(rlinf)")
+    return terminal
+
+
+def line_of(code: str, count: int) -> int:
+    """Return the number of the line that contains `code` for this time."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return [number for number, line in enumerate(lines, start=1) if line.strip() == code][count - 1]

@@ -1,0 +1,40 @@
+"""The processes that words of `rlinf debug` name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf_cli.debug.choosing import chosen_processes, components_of
+from rlinf_core.errors import RunError
+
+NAMES = ("driver", "EnvGroup:0", "EnvGroup:1", "EnvGroup:10", "ActorGroup:0")
+GROUPS = {"env": "EnvGroup", "actor": "ActorGroup"}
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        ((), NAMES),
+        (("EnvGroup:1",), ("EnvGroup:1",)),
+        (("env:1",), ("EnvGroup:1",)),
+        (("env",), ("EnvGroup:0", "EnvGroup:1", "EnvGroup:10")),
+        (("actor", "driver", "ActorGroup:0"), ("ActorGroup:0", "driver")),
+    ],
+)
+def test_words_choose_processes(words: tuple[str, ...], chosen: tuple[str, ...]) -> None:
+    assert tuple(chosen_processes(NAMES, words, GROUPS, "job x")) == chosen
+
+
+@pytest.mark.parametrize("word", ["EnvGroup:2", "Env", "env:", ""])
+def test_unknown_word_is_refused(word: str) -> None:
+    with pytest.raises(RunError, match=f"the job has no process `{word}`"):
+        chosen_processes(NAMES, (word,), GROUPS, "job x")
+
+
+def test_components_come_from_the_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    assert components_of(file) == {}
+    file.write_text("env: {group_name: EnvGroup}\nactor: {group_name: A, lr: 1}\n", encoding="utf-8")
+    assert components_of(file) == {"env": "EnvGroup", "actor": "A"}

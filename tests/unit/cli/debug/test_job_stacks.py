@@ -1,0 +1,141 @@
+"""The stacks of a job's processes: who reads them, what is shown, and what is told where there are none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from rlinf_cli.debug.job_stacks import helper_for, job_processes, waits_at_breakpoint
+from rlinf_cli.debug.stack_report import stacks_record, stacks_text
+from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.endpoint_info import EndpointInfo
+from rlinf_core.errors import RuntimeFailure
+from rlinf_core.manager.manager_messages import Hello, JobSnapshot, ProcessAnswer, ReadStacks
+from rlinf_core.manager.worker_registry import Life, WorkerRecord
+from rlinf_core.node.process_identity import ProcessIdentity
+from rlinf_core.node.stacks.process_stacks import NOT_PYTHON, ProcessStacks
+from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
+
+CONTRACT = Path(__file__).parents[1] / "contracts" / "debug.json"
+Read = Callable[[ReadStacks], list[ProcessStacks]]
+
+
+def hello(pid: int, boot: str = "elsewhere") -> Hello:
+    info = EndpointInfo("1", boot, 1, None, "127.0.0.1", 1, pid, "python", "3.11", None)
+    return Hello(1, info, f"node 1 ({boot})", 1, process=ProcessIdentity(pid, f"{pid}:5", boot, boot, 7))
+
+
+def answer(stacks: str, kind: OperationKind = OperationKind.METHOD, target: str = "run") -> ProcessAnswer:
+    operation = PublishedOperation(Operation(kind, target, None, 0.0, 1), 12.0)
+    return ProcessAnswer(1, Publication((operation,), 1, True), stacks=stacks)
+
+
+@pytest.fixture
+def job() -> JobSnapshot:
+    """The job of a worker that answers, one that does not, and one that has died; all on another machine."""
+    names = ("env:0", "env:1", "env:2")
+    workers: dict[str, Any] = {
+        name: WorkerRecord(WorkerAddress.from_name(name), 1, life=Life.DEAD if name == "env:2" else Life.READY)
+        for name in names
+    }
+    peers = {"env:0": hello(10), "env:1": hello(11)}
+    return JobSnapshot("job", peers, workers, {"env:2": 3.0}, {"env:0": answer("thread MainThread:\n  File a")})
+
+
+def read(question: ReadStacks) -> list[ProcessStacks]:
+    assert question.helper == "env:0"
+    child = ProcessStacks(20, 10, "python child", "signal", "thread x:\n  File b", "")
+    other = ProcessStacks(21, 10, "ffmpeg", "", "", NOT_PYTHON)
+    own = ProcessStacks(11, 0, "ray::env", "py-spy", "thread MainThread:\n  File c", "")
+    return [own] if question.own else [child, other]
+
+
+def names(job: JobSnapshot) -> list[str]:
+    return list(job.workers)
+
+
+def test_processes_are_shown_with_their_children(job: JobSnapshot) -> None:
+    text = stacks_text(job_processes(job, names(job), native=False, remotely=read))
+    assert text.splitlines() == [
+        "env:0 (node 1 (elsewhere), pid 10): runs `run`, 12 s",
+        "  thread MainThread:",
+        "    File a",
+        "env:0, its process 20 (python child)",
+        "  read by a signal handler",
+        "  thread x:",
+        "    File b",
+        "env:0, its process 21 (ffmpeg)",
+        "  no stacks: it does not run Python",
+        "",
+        "env:1 (node 1 (elsewhere), pid 11): does not answer; native code may hold the GIL",
+        "  read by py-spy",
+        "  thread MainThread:",
+        "    File c",
+        "",
+        "env:2: died: killed, or exited without an exception",
+        "  no stacks: died: killed, or exited without an exception",
+    ]
+
+
+def test_record_keeps_its_contract(job: JobSnapshot) -> None:
+    record = stacks_record("job", job_processes(job, names(job), native=False, remotely=read))
+    Draft202012Validator(json.loads(CONTRACT.read_text(encoding="utf-8"))).validate(record)
+    assert [(one["pid"], one["parent"]) for one in record["processes"]] == [
+        (10, None),
+        (20, 10),
+        (21, 10),
+        (11, None),
+        (None, None),
+    ]
+    assert record["complete"] is False
+
+
+def test_program_that_is_not_python_leaves_it_complete(job: JobSnapshot) -> None:
+    (process,) = job_processes(job, ["env:0"], native=False, remotely=read)
+    assert process.complete
+
+
+def test_silent_process_that_nobody_reads_has_a_reason(job: JobSnapshot) -> None:
+    def fail(question: ReadStacks) -> list[ProcessStacks]:
+        raise RuntimeFailure("py-spy: Permission denied")
+
+    (process,) = job_processes(job, ["env:1"], native=False, remotely=fail)
+    assert (process.reason, process.complete) == ("py-spy: Permission denied", False)
+    alone = replace(job, answers={})
+    (process,) = job_processes(alone, ["env:1"], native=False, remotely=fail)
+    assert process.reason == "no process of its machine answers, which could read its stacks"
+
+
+def test_python_stacks_stay_where_native_ones_are_missing(job: JobSnapshot) -> None:
+    def without(question: ReadStacks) -> list[ProcessStacks]:
+        return [ProcessStacks(10, 0, "ray::env", "", "", "py-spy is not installed")]
+
+    (process,) = job_processes(job, ["env:0"], native=True, remotely=without)
+    assert (process.source, process.reason) == ("itself", "py-spy is not installed")
+    assert "no native stacks: py-spy is not installed" in stacks_text([process])
+
+
+def test_secrets_in_stacks_are_masked(job: JobSnapshot) -> None:
+    secret = replace(job, answers={"env:0": answer("thread MainThread:\n  api_key = 'abcdefgh12345678'")})
+    (process,) = job_processes(secret, ["env:0"], native=False, remotely=read)
+    assert "abcdefgh12345678" not in process.stacks
+
+
+def test_helper_is_of_the_same_machine() -> None:
+    peers = {"a:0": hello(1, "one"), "b:0": hello(2, "two"), "b:1": hello(3, "two")}
+    assert helper_for("b:0", peers, {"b:0", "b:1"}) == "b:0"
+    assert helper_for("b:0", peers, {"a:0", "b:1"}) == "b:1"
+    assert helper_for("b:0", peers, {"a:0"}) is None
+
+
+def test_breakpoint_is_seen_in_the_answer(job: JobSnapshot) -> None:
+    assert waits_at_breakpoint(job, "env:0") is None
+    assert waits_at_breakpoint(job, "env:1") is None
+    stopped = replace(job, answers={"env:0": answer("", OperationKind.BREAKPOINT, "x.py:3")})
+    assert waits_at_breakpoint(stopped, "env:0") == "x.py:3"

@@ -1,0 +1,139 @@
+"""Pauses at breakpoints, and questions for stacks that a manager passes on."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.context import Session
+from rlinf_core.errors import CommunicationTimeoutError, RuntimeFailure
+from rlinf_core.manager.debugging import Pauses, at_breakpoint
+from rlinf_core.manager.manager_client import ManagerClient
+from rlinf_core.manager.manager_messages import AtBreakpoint, BreakpointWait, ReadStacks
+from rlinf_core.manager.manager_process import ManagerProcess
+from rlinf_core.waiting import OperationKind
+from tests.waiting import until
+
+SECRET = b"0123456789abcdef" * 2
+Join = Callable[[str], ManagerClient]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def join() -> Iterator[Join]:
+    manager = ManagerProcess("job", SECRET, "127.0.0.1", None)
+    clients: list[ManagerClient] = []
+
+    def make(name: str) -> ManagerClient:
+        address = WorkerAddress.from_name(name)
+        client = ManagerClient(Session("job", SECRET), manager.info(), address, ip="127.0.0.1")
+        clients.append(client)
+        incarnation = client.open_group(name.partition(":")[0], 1, 5) if address.ranks else 0
+        client.announce(incarnation, "node 0 (127.0.0.1)", 0)
+        return client
+
+    yield make
+    for client in clients:
+        client.close(linger=0.0)
+    manager._endpoint.close(linger=0.0)
+
+
+def test_pauses_of_several_processes_count_once() -> None:
+    clock = Clock()
+    pauses = Pauses(clock)
+    pauses.begin("a:0")
+    clock.now = 103.0
+    pauses.begin("b:0")
+    pauses.end("a:0")
+    clock.now = 105.0
+    assert pauses.within(100.0) == 5.0
+    assert pauses.within(2.0) == 2.0
+    pauses.end("b:0")
+    pauses.end("c:0")
+    clock.now = 110.0
+    assert pauses.within(7.0) == 2.0
+    pauses.begin("a:0")
+    clock.now = 111.0
+    assert pauses.within(100.0) == 6.0
+
+
+def test_wait_does_not_expire_while_a_breakpoint_is_waited_at(join: Join) -> None:
+    client = join("actor:0")
+    client.tell(BreakpointWait("x.py:3"))
+    until(lambda: client.paused("env:0", 1.0) > 0)
+    work = client.endpoint.work(OperationKind.RECV, "env:0", 1.0)
+    outcome: list[object] = []
+    waiting = threading.Thread(target=lambda: outcome.append(work.wait()), daemon=True)
+    waiting.start()
+    until(lambda: time.monotonic() > work.deadline + 0.3)
+    assert waiting.is_alive()
+    work.finish(None)
+    waiting.join(20)
+    assert outcome == [None]
+
+
+def test_wait_expires_after_the_breakpoint_is_left(join: Join) -> None:
+    client = join("actor:0")
+    client.tell(BreakpointWait("x.py:3"))
+    until(lambda: client.paused("env:0", 1.0) > 0)
+    work = client.endpoint.work(OperationKind.RECV, "env:0", 1.0)
+    client.tell(BreakpointWait(None))
+    with pytest.raises(CommunicationTimeoutError):
+        work.wait()
+
+
+def test_short_waits_are_not_extended(join: Join) -> None:
+    client = join("actor:0")
+    client.tell(BreakpointWait("x.py:3"))
+    until(lambda: client.paused("env:0", 1.0) > 0)
+    assert client.paused("env:0", 0.5) == 0.0
+    assert client.paused("manager", 5.0) == 0.0
+
+
+def test_end_of_a_process_ends_its_pause(join: Join) -> None:
+    client, other = join("actor:0"), join("env:0")
+    client.tell(BreakpointWait("x.py:3"))
+    until(lambda: other.paused("actor:0", 1.0) > 0)
+    client.close(linger=0.0)
+    # It grows no more.
+    until(lambda: other.paused("actor:0", 1000.0) == other.paused("actor:0", 1000.0))
+    assert other.paused("actor:0", 1000.0) > 0
+
+
+def test_helper_reads_a_known_process_alone(join: Join) -> None:
+    join("actor:0")
+    asking = join("inspect-1")
+    stacks = asking.request(ReadStacks("actor:0", "actor:0", own=True, native=False), 20)
+    assert isinstance(stacks, list)
+    assert next(iter(stacks)).pid == os.getpid()
+    with pytest.raises(RuntimeFailure, match="`env:0`"):
+        asking.request(ReadStacks("env:0", "actor:0", own=True, native=False), 20)
+
+
+def test_driver_is_told_the_command(join: Join, caplog: pytest.LogCaptureFixture) -> None:
+    join("driver")
+    worker = join("actor:0")
+    worker.tell(BreakpointWait("x.py:3"))
+    until(lambda: "actor:0 waits at a breakpoint, x.py:3; `rlinf debug --job job actor:0`" in caplog.text)
+    worker.tell(BreakpointWait("x.py:4", attached=True))
+    worker.tell(BreakpointWait("x.py:5"))
+    until(lambda: "x.py:5" in caplog.text)
+    assert "x.py:4" not in caplog.text
+
+
+def test_command_names_the_run(tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = at_breakpoint(AtBreakpoint("env:0", "x.py:3"), "job", os.path.join(os.getcwd(), "runs", "first", "logs"))
+    assert text == "env:0 waits at a breakpoint, x.py:3; `rlinf debug runs/first env:0` attaches to it"
