@@ -22,7 +22,8 @@ from pydantic import ValidationError
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Moment, Step, first_fault
 from rlinf_core.foreign.files import open_below, open_regular
-from rlinf_core.runners.metric_backends import MetricsBackend
+from rlinf_core.process.tracing import TraceSpan
+from rlinf_core.runners.exporters.metrics_backend import MetricsBackend
 
 LOGGER = logging.getLogger("rlinf")
 _LONGEST_LINE: Final = 16 << 20
@@ -110,6 +111,10 @@ class MetricsWriter:
             self._file.truncate(self._last_start + len(text))
         self._last = line
         self._forward(lambda backend: backend.log(step, numbers))
+
+    def add_spans(self, process: str, spans: Sequence[TraceSpan]) -> None:
+        """Forward the spans of a process to the backends; the file has numbers only."""
+        self._forward(lambda backend: backend.add_spans(process, spans))
 
     def rewind(self, step: int) -> None:
         """Drop the metrics after `step`, from which the run continues.
