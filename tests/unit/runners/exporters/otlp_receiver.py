@@ -84,10 +84,7 @@ def received_spans(receiver: Receiver) -> list[tuple[str, str, str, float, float
     spans: list[tuple[str, str, str, float, float]] = []
     for resource, item in receiver.spans:
         if item.parent_span_id:
-            began, seconds = (
-                item.start_time_unix_nano / 1e9,
-                (item.end_time_unix_nano - item.start_time_unix_nano) / 1e9,
-            )
+            began, ended = item.start_time_unix_nano / 1e9, item.end_time_unix_nano / 1e9
             kind = next(value.value.string_value for value in item.attributes if value.key == "rlinf.kind")
             spans.append((resource["service.instance.id"], kind, item.name, round(began, 4), round(ended - began, 4)))
     return sorted(spans)
