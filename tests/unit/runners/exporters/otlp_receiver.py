@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -65,26 +65,35 @@ def receiving() -> Generator[Receiver]:
         thread.join()
 
 
-def written_spans(path: Path) -> list[tuple[str, str, str, float, float]]:
-    """Return process, kind, name, begin and duration in seconds of each span of `trace.json`."""
+def written_spans(path: Path) -> dict[str, float]:
+    """Return the spans of `trace.json` by process, kind and name: their number, first begin and total, in seconds."""
     events = json.loads(path.read_text())
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     ends = {event["id"]: event["ts"] for event in events if event["ph"] == "e"}
-    spans: list[tuple[str, str, str, float, float]] = []
+    spans: list[tuple[str, float, float]] = []
     for event in events:
         if event["ph"] in ("X", "b"):
             microseconds = event["dur"] if event["ph"] == "X" else ends[event["id"]] - event["ts"]
-            place = names[event["pid"]], event["cat"], event["name"]
-            spans.append((*place, round(event["ts"] / 1e6, 4), round(microseconds / 1e6, 4)))
-    return sorted(spans)
+            label = f"{names[event['pid']]} {event['cat']} {event['name']}"
+            spans.append((label, event["ts"] / 1e6, microseconds / 1e6))
+    return _figures(spans)
 
 
-def received_spans(receiver: Receiver) -> list[tuple[str, str, str, float, float]]:
+def received_spans(receiver: Receiver) -> dict[str, float]:
     """Return those that were received below the root, alike."""
-    spans: list[tuple[str, str, str, float, float]] = []
+    spans: list[tuple[str, float, float]] = []
     for resource, item in receiver.spans:
         if item.parent_span_id:
             began, ended = item.start_time_unix_nano / 1e9, item.end_time_unix_nano / 1e9
             kind = next(value.value.string_value for value in item.attributes if value.key == "rlinf.kind")
-            spans.append((resource["service.instance.id"], kind, item.name, round(began, 4), round(ended - began, 4)))
-    return sorted(spans)
+            spans.append((f"{resource['service.instance.id']} {kind} {item.name}", began, ended - began))
+    return _figures(spans)
+
+
+def _figures(spans: Iterable[tuple[str, float, float]]) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for label, began, seconds in spans:
+        figures[f"{label}: number"] = figures.get(f"{label}: number", 0) + 1
+        figures[f"{label}: first"] = min(began, figures.get(f"{label}: first", began))
+        figures[f"{label}: total"] = figures.get(f"{label}: total", 0.0) + seconds
+    return figures
