@@ -10,7 +10,6 @@ from typing import Final
 # What pip is asked for where the name of a module would not do: as the extras of `pyproject.toml` say.
 _REQUIREMENTS: Final = {
     "PIL": "pillow>=10",
-    "altair": "altair>=6,<7",
     "av": "av>=14,<19",
     "franka": "franka-rs>=0.4,<0.5",
     "gymnasium": "gymnasium>=1.0,<2",
