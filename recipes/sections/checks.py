@@ -15,7 +15,13 @@ from pydantic import BaseModel
 
 from recipes.sections.actor import FsdpConfig
 from rlinf_core import ClusterConfig, Report, RLinfError, RunnerConfig, Severity
-from rlinf_core.config.sections.runner import LOGGER_MODULES, METRICS_PORT_MODULES, RESUME_NEWEST, RunSettings
+from rlinf_core.config.sections.runner import (
+    LOGGER_EXTRAS,
+    LOGGER_MODULES,
+    METRICS_PORT_MODULES,
+    RESUME_NEWEST,
+    RunSettings,
+)
 from rlinf_core.config.tree import Path
 from rlinf_core.job.recipe import Fact
 from rlinf_core.job.report import FindingPlace
@@ -162,7 +168,8 @@ def check_loggers(runner: RunSettings, report: Report) -> None:
                 ("runner", "logger", "logger_backends", index),
                 "missing-extra",
                 f"`logger_backends` names `{name}`, which needs {quoted(missing)}, not installed in this Python",
-                f"run `{install_command(*missing)}`, or remove it from the list: `metrics.jsonl` is always written",
+                f"run `{install_command(*missing)}`, which is the extra `rlinf-cli[{LOGGER_EXTRAS.get(name, name)}]`,"
+                " or remove it from the list: `metrics.jsonl` is always written",
             )
 
     missing = missing_modules(METRICS_PORT_MODULES) if runner.metrics_port is not None else ()
@@ -171,7 +178,8 @@ def check_loggers(runner: RunSettings, report: Report) -> None:
             ("runner", "metrics_port"),
             "missing-extra",
             f"`metrics_port` needs {quoted(missing)}, not installed in this Python",
-            f"run `{install_command(*missing)}`, or remove it: `metrics.jsonl` is always written",
+            f"run `{install_command(*missing)}`, which is the extra `rlinf-cli[prometheus]`, or remove it:"
+            " `metrics.jsonl` is always written",
         )
 
 

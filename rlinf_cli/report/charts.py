@@ -1,4 +1,4 @@
-"""Charts of a page, as Vega-Lite specifications that Altair makes. Colours of text and lines are those of the page."""
+"""Charts of a page, as Vega-Lite specifications. Colours of text and lines are those of the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,22 @@ _HEIGHT: Final = 220
 _SMALL_HEIGHT: Final = 110
 # Axis and legend of a chart with rows.
 _AROUND: Final = 80
-_FONT: Final = "system-ui, sans-serif"
+_SCHEMA: Final = "https://vega.github.io/schema/vega-lite/v6.json"
+_ROWS: Final = "rows"
+_AXIS: Final = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor", "gridColor"), "currentColor")
+_CONFIG: Final[Mapping[str, Any]] = {
+    "background": "transparent",
+    "font": "system-ui, sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        **_AXIS,
+        "gridOpacity": 0.13,
+        "domainOpacity": 0.4,
+        "tickOpacity": 0.4,
+        "titleFontWeight": "normal",
+    },
+    "legend": {"labelColor": "currentColor", "titleColor": "currentColor", "labelFontSize": 12},
+}
 # Below this many steps, bars: an area over two points is meaningless.
 _FEWEST_FOR_AREA: Final = 8
 
@@ -39,96 +54,79 @@ def curve(title: str, series: Mapping[str, Sequence[Band] | Sequence[EvaluatedPo
             else:
                 low, high = _number(point.low), _number(point.high)
                 rows.append(("eval", label, point.step, _number(point.value), low, high))
-    alt = _altair()
-    scale = alt.Scale(domain=[0, 1]) if share else alt.Scale(zero=False)
-    base = alt.Chart(_data(("kind", "series", "step", "value", "low", "high"), rows)).encode(
-        x=alt.X("step:Q", title="step", axis=alt.Axis(tickMinStep=1)),
-        color=alt.Color(
-            "series:N",
-            title=None,
-            scale=alt.Scale(domain=list(series), range=list(PALETTE[: len(series)])),
-            # The legend symbol of a band would be as pale as the band.
-            legend=alt.Legend(orient="top", symbolOpacity=1),
-        ),
-    )
-    value = alt.Y("value:Q", title=None, scale=scale)
-    tooltip = ["series:N", "step:Q", *(alt.Tooltip(f"{name}:Q", format=".4g") for name in ("value", "low", "high"))]
-    train, evaluation = alt.datum.kind == "train", alt.datum.kind == "eval"
-    interval = {"y": alt.Y("low:Q", title=None, scale=scale), "y2": "high:Q"}
-    layers: list[Any] = []
+    scale = {"domain": [0, 1]} if share else {"zero": False}
+    x = _quantity("step", title="step", axis={"tickMinStep": 1})
+    # The legend symbol of a band would be as pale as the band.
+    colour = _colour("series", list(series), {"orient": "top", "symbolOpacity": 1})
+    value = {"x": x, "color": colour, "y": _quantity("value", title=None, scale=scale)}
+    interval = {"x": x, "color": colour, "y": _quantity("low", title=None, scale=scale), "y2": {"field": "high"}}
+    figures = [_quantity(name, format=".4g") for name in ("value", "low", "high")]
+    train = [{"filter": "datum.kind === 'train'"}]
+    evaluation = [{"filter": "datum.kind === 'eval'"}]
+    layers: list[Spec] = []
     # The chart library warns about an empty layer.
     if any(row[0] == "train" for row in rows):
-        layers.append(base.transform_filter(train).mark_area(opacity=0.25, line=False).encode(**interval))
+        layers.append(_layer("area", interval, train, opacity=0.25, line=False))
     if any(row[0] == "eval" and row[4] for row in rows):
-        layers.append(base.transform_filter(evaluation).mark_rule(opacity=0.6, strokeWidth=2).encode(**interval))
-    layers.append(base.mark_line(strokeWidth=2).encode(y=value))
+        layers.append(_layer("rule", interval, evaluation, opacity=0.6, strokeWidth=2))
+    layers.append(_layer("line", value, strokeWidth=2))
     if any(row[0] == "eval" for row in rows):
-        layers.append(base.transform_filter(evaluation).mark_point(filled=True, size=45).encode(y=value))
+        layers.append(_layer("point", value, evaluation, filled=True, size=45))
     # Wide and transparent, so that hovering needs no precision.
-    layers.append(base.mark_point(size=120, opacity=0).encode(y=value, tooltip=tooltip))
-    return _finished(alt.layer(*layers), title, _HEIGHT)
+    layers.append(
+        _layer("point", {**value, "tooltip": [_name("series"), _quantity("step"), *figures]}, size=120, opacity=0)
+    )
+    data = _data(("kind", "series", "step", "value", "low", "high"), rows)
+    return _finished({"layer": layers}, data, title, _HEIGHT)
 
 
 def small_curve(title: str, bands: Sequence[Band]) -> Spec:
     """Return one metric over steps, small."""
-    alt = _altair()
     rows = [(band.step, _number(band.mean), _number(band.low), _number(band.high)) for band in bands]
-    base = alt.Chart(_data(("step", "value", "low", "high"), rows)).encode(
-        x=alt.X("step:Q", title=None, axis=alt.Axis(tickMinStep=1, tickCount=4))
-    )
-    scale = alt.Scale(zero=False)
-    axis = alt.Axis(tickCount=4, format="~g")
-    layers = (
-        base.mark_area(opacity=0.25, color=PALETTE[0]).encode(
-            y=alt.Y("low:Q", title=None, scale=scale, axis=axis), y2="high:Q"
-        ),
-        base.mark_line(strokeWidth=1.5, color=PALETTE[0], point=len(rows) == 1).encode(
-            y=alt.Y("value:Q", title=None, scale=scale, axis=axis)
-        ),
-    )
-    return _finished(alt.layer(*layers), title, _SMALL_HEIGHT)
+    x = _quantity("step", title=None, axis={"tickMinStep": 1, "tickCount": 4})
+    scale, axis = {"zero": False}, {"tickCount": 4, "format": "~g"}
+    low = _quantity("low", title=None, scale=scale, axis=axis)
+    value = _quantity("value", title=None, scale=scale, axis=axis)
+    layers = [
+        _layer("area", {"x": x, "y": low, "y2": {"field": "high"}}, opacity=0.25, color=PALETTE[0]),
+        _layer("line", {"x": x, "y": value}, strokeWidth=1.5, color=PALETTE[0], point=len(rows) == 1),
+    ]
+    return _finished({"layer": layers}, _data(("step", "value", "low", "high"), rows), title, _SMALL_HEIGHT)
 
 
 def stacked_over_steps(title: str, series: Mapping[str, Sequence[Band]]) -> Spec:
     """Return seconds by phase, stacked over steps."""
-    alt = _altair()
     rows = [(name, band.step, _number(band.mean)) for name, bands in series.items() for band in bands]
     longest = max((len(bands) for bands in series.values()), default=0)
-    chart = alt.Chart(_data(("phase", "step", "seconds"), rows))
     area = longest >= _FEWEST_FOR_AREA
-    marked = chart.mark_area(opacity=0.9) if area else chart.mark_bar(opacity=0.9, size=24)
-    x = alt.X("step:Q" if area else "step:O", title="step", axis=alt.Axis(tickMinStep=1, labelOverlap=True))
-    return _finished(
-        marked.encode(
-            x=x,
-            y=alt.Y("seconds:Q", title="seconds a step", stack=True),
-            color=_by("phase", list(series)),
-            tooltip=["phase:N", "step:Q", alt.Tooltip("seconds:Q", format=".3g")],
-        ),
-        title,
-        _HEIGHT,
-    )
+    mark = {"type": "area", "opacity": 0.9} if area else {"type": "bar", "opacity": 0.9, "size": 24}
+    encoding = {
+        "x": {
+            **_quantity("step", title="step", axis={"tickMinStep": 1, "labelOverlap": True}),
+            "type": "quantitative" if area else "ordinal",
+        },
+        "y": _quantity("seconds", title="seconds a step", stack=True),
+        "color": _colour("phase", list(series)),
+        "tooltip": [_name("phase"), _quantity("step"), _quantity("seconds", format=".3g")],
+    }
+    return _finished({"mark": mark, "encoding": encoding}, _data(("phase", "step", "seconds"), rows), title, _HEIGHT)
 
 
 def stacked_by_component(title: str, rows: Sequence[tuple[str, str, float]]) -> Spec:
     """Return seconds a step by component, stacked by what it did: (component, activity, seconds)."""
-    alt = _altair()
-    chart = alt.Chart(_data(("component", "activity", "seconds"), [(a, b, _number(c)) for a, b, c in rows]))
-    return _finished(
-        chart.mark_bar().encode(
-            y=alt.Y("component:N", title=None, sort=list(dict.fromkeys(row[0] for row in rows))),
-            x=alt.X("seconds:Q", title="seconds a step, mean", stack=True, axis=alt.Axis(labelOverlap=True)),
-            color=_by("activity", list(dict.fromkeys(row[1] for row in rows))),
-            tooltip=["component:N", "activity:N", alt.Tooltip("seconds:Q", format=".3g")],
-        ),
-        title,
-        34 * len({row[0] for row in rows}) + _AROUND,
-    )
+    components = list(dict.fromkeys(row[0] for row in rows))
+    encoding = {
+        "y": _name("component", title=None, sort=components),
+        "x": _quantity("seconds", title="seconds a step, mean", stack=True, axis={"labelOverlap": True}),
+        "color": _colour("activity", list(dict.fromkeys(row[1] for row in rows))),
+        "tooltip": [_name("component"), _name("activity"), _quantity("seconds", format=".3g")],
+    }
+    data = _data(("component", "activity", "seconds"), [(a, b, _number(c)) for a, b, c in rows])
+    return _finished({"mark": {"type": "bar"}, "encoding": encoding}, data, title, 34 * len(components) + _AROUND)
 
 
 def timeline(title: str, bars: Sequence[TraceBar], seconds: float) -> Spec:
     """Return the timeline of one step; its time axis zooms."""
-    alt = _altair()
     # Longer bars first, so that what happened within them lies above.
     ordered = sorted(bars, key=lambda bar: -bar.seconds)
     rows = [
@@ -137,103 +135,89 @@ def timeline(title: str, bars: Sequence[TraceBar], seconds: float) -> Spec:
         for bar in ordered
     ]  # fmt: skip
     kinds = [kind for kind in ("phase", "method", "timer", "wait", "transfer") if any(bar.kind == kind for bar in bars)]
-    zoom = alt.selection_interval(bind="scales", encodings=["x"], zoom="wheel![event.shiftKey]")
-    chart = alt.Chart(_data(("process", "kind", "name", "start", "end", "ms"), rows))
-    return _finished(
-        chart.mark_bar(clip=True, strokeWidth=0.5)
-        .encode(
-            y=alt.Y("process:N", title=None, sort=sorted({bar.process for bar in bars}, key=_driver_first)),
-            yOffset=alt.YOffset("kind:N", sort=kinds),
-            x=alt.X("start:Q", title="seconds from the beginning of the step", scale=alt.Scale(domain=[0, seconds])),
-            x2="end:Q",
-            color=_by("kind", kinds),
-            # The outline keeps bars below a pixel visible.
-            stroke=alt.Stroke(**_scale("kind", kinds)),
-            tooltip=["process:N", "kind:N", "name:N", alt.Tooltip("ms:Q", format=".4g")],
-        )
-        .add_params(zoom),
-        title,
-        9 * len({bar.process for bar in bars}) * max(1, len(kinds)) + _AROUND,
-    )
+    processes = sorted({bar.process for bar in bars}, key=_driver_first)
+    encoding = {
+        "y": _name("process", title=None, sort=processes),
+        "yOffset": _name("kind", sort=kinds),
+        "x": _quantity("start", title="seconds from the beginning of the step", scale={"domain": [0, seconds]}),
+        "x2": {"field": "end"},
+        "color": _colour("kind", kinds),
+        # The outline keeps bars below a pixel visible.
+        "stroke": _colour("kind", kinds),
+        "tooltip": [_name("process"), _name("kind"), _name("name"), _quantity("ms", format=".4g")],
+    }
+    zoom = {
+        "name": "zoom",
+        "bind": "scales",
+        "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.shiftKey]"},
+    }
+    shape: Spec = {
+        "mark": {"type": "bar", "clip": True, "strokeWidth": 0.5},
+        "encoding": encoding,
+        "params": [zoom],
+    }
+    height = 9 * len(processes) * max(1, len(kinds)) + _AROUND
+    return _finished(shape, _data(("process", "kind", "name", "start", "end", "ms"), rows), title, height)
 
 
 def compared(title: str, runs: Sequence[tuple[str, int, Sequence[Band]]]) -> Spec:
     """Return one metric of several runs, overlaid; each run is a label, a colour index and values."""
-    alt = _altair()
     rows = [(label, band.step, _number(band.mean)) for label, _, bands in runs for band in bands]
-    labels = [label for label, _, _ in runs]
-    colours = [PALETTE[colour % len(PALETTE)] for _, colour, _ in runs]
-    chart = alt.Chart(_data(("run", "step", "value"), rows))
-    return _finished(
-        chart.mark_line(strokeWidth=2, point=max((len(bands) for _, _, bands in runs), default=0) < 30).encode(
-            x=alt.X("step:Q", title="step", axis=alt.Axis(tickMinStep=1)),
-            y=alt.Y("value:Q", title=None, scale=alt.Scale(zero=False)),
-            color=alt.Color(
-                "run:N",
-                title=None,
-                scale=alt.Scale(domain=labels, range=colours),
-                legend=alt.Legend(orient="top", columns=1, labelLimit=600),
-            ),
-            tooltip=["run:N", "step:Q", alt.Tooltip("value:Q", format=".4g")],
-        ),
-        title,
-        300,
-    )
-
-
-def _altair() -> Any:
-    """Return the module untyped: its types do not satisfy pyright."""
-    import altair
-
-    return altair
-
-
-def _by(name: str, domain: Sequence[str]) -> Any:
-    return _altair().Color(**_scale(name, domain))
-
-
-def _scale(name: str, domain: Sequence[str]) -> dict[str, Any]:
-    """Return a colour of each value, and the legend of them."""
-    alt = _altair()
-    colours = [PALETTE[number % len(PALETTE)] for number in range(len(domain))]
-    return {
-        "shorthand": f"{name}:N",
-        "title": None,
-        "scale": alt.Scale(domain=list(domain), range=colours),
-        "legend": alt.Legend(orient="top", columns=4, labelLimit=400),
+    colour = _colour("run", [label for label, _, _ in runs], {"orient": "top", "columns": 1, "labelLimit": 600})
+    colour["scale"]["range"] = [PALETTE[number % len(PALETTE)] for _, number, _ in runs]
+    few = max((len(bands) for _, _, bands in runs), default=0) < 30
+    encoding = {
+        "x": _quantity("step", title="step", axis={"tickMinStep": 1}),
+        "y": _quantity("value", title=None, scale={"zero": False}),
+        "color": colour,
+        "tooltip": [_name("run"), _quantity("step"), _quantity("value", format=".4g")],
     }
+    shape: Spec = {"mark": {"type": "line", "strokeWidth": 2, "point": few}, "encoding": encoding}
+    return _finished(shape, _data(("run", "step", "value"), rows), title, 300)
 
 
-def _data(names: Sequence[str], rows: Iterable[Sequence[object]]) -> Any:
+def _quantity(field: str, **options: object) -> Spec:
+    return {"field": field, "type": "quantitative", **options}
+
+
+def _name(field: str, **options: object) -> Spec:
+    return {"field": field, "type": "nominal", **options}
+
+
+def _layer(mark: str, encoding: Spec, transform: Sequence[Spec] = (), **options: object) -> Spec:
+    layer: Spec = {"mark": {"type": mark, **options}, "encoding": encoding}
+    return {**layer, "transform": list(transform)} if transform else layer
+
+
+def _colour(field: str, domain: Sequence[str], legend: Mapping[str, object] | None = None) -> Spec:
+    """Return a colour of each value, and the legend of them."""
+    colours = [PALETTE[number % len(PALETTE)] for number in range(len(domain))]
+    legend = legend or {"orient": "top", "columns": 4, "labelLimit": 400}
+    return _name(field, title=None, scale={"domain": list(domain), "range": colours}, legend=legend)
+
+
+def _data(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return rows as CSV, half the size of JSON."""
-    alt = _altair()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
     writer.writerows(rows)
-    return alt.InlineData(values=text.getvalue(), format=alt.DataFormat({"type": "csv"}))
+    return text.getvalue()
 
 
-def _finished(chart: Any, title: str, height: int) -> Spec:
+def _finished(shape: Spec, data: str, title: str, height: int) -> Spec:
     """Return a chart as a specification with the width of its container and the colours of its page."""
-    alt, text = _altair(), "currentColor"
-    sized = chart.properties(
-        width="container",
-        height=height,
-        description=title,
-        autosize=alt.AutoSizeParams(type="fit", contains="padding"),
-    )
-    specification = sized.configure(
-        background="transparent",
-        font=_FONT,
-        view={"stroke": None},
-        axis={
-            "labelColor": text, "titleColor": text, "domainColor": text, "tickColor": text, "gridColor": text,
-            "gridOpacity": 0.13, "domainOpacity": 0.4, "tickOpacity": 0.4, "titleFontWeight": "normal",
-        },
-        legend={"labelColor": text, "titleColor": text, "labelFontSize": 12},
-    )  # fmt: skip
-    return specification.to_dict(validate=False)
+    return {
+        "$schema": _SCHEMA,
+        "config": _CONFIG,
+        **shape,
+        "data": {"name": _ROWS, "format": {"type": "csv"}},
+        "datasets": {_ROWS: data},
+        "width": "container",
+        "height": height,
+        "description": title,
+        "autosize": {"type": "fit", "contains": "padding"},
+    }
 
 
 def _number(value: float | None, digits: int = 5) -> str:

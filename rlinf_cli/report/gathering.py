@@ -19,11 +19,11 @@ from rlinf_cli.run.run_documents import ORIGINS, PICTURE, PLACEMENT
 from rlinf_cli.runs.answer_samples import read_samples, sampled_steps
 from rlinf_cli.runs.provenance import Provenance, read_provenance
 from rlinf_cli.why.diagnosis import Diagnosis, diagnose
-from rlinf_cli.why.facts import read_facts
+from rlinf_cli.why.facts import MOST_METRICS_BYTES, read_facts
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import M, read_model
 from rlinf_core.foreign.files import read_text
-from rlinf_core.runners.metrics import faults, stream_metrics
+from rlinf_core.runners.metrics import Metrics, read_with_faults, stream_metrics
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
 from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -155,11 +155,21 @@ def gather(folder: RunFolder, series: RunSeries | None = None, *, thorough: bool
     notes: list[str] = []
     state = folder.state
     status, reason = state.outcome
-    series = series if series is not None else series_of(stream_metrics(folder.metrics_file))
+    lines: Sequence[Metrics] | None = None
+    if thorough and _size(folder.metrics_file) <= MOST_METRICS_BYTES:
+        try:
+            lines, line_faults = read_with_faults(folder.metrics_file)
+            notes += line_faults
+        except OSError as error:
+            if series is None:
+                raise
+            notes.append(f"{folder.metrics_file.name} cannot be read: it {error.strerror}")
+    if series is None:
+        series = series_of(stream_metrics(folder.metrics_file) if lines is None else lines)
     placement = _document(folder.path / PLACEMENT, PlacementFile, notes)
     origins = _document(folder.path / ORIGINS, OriginsFile, notes)
     story, story_faults = story_with_faults(folder.path)
-    notes += [*(faults(folder.metrics_file) if thorough else ()), *story_faults[:_MOST_FAULTS]]
+    notes += story_faults[:_MOST_FAULTS]
     return RunContent(
         folder=folder,
         state=state,
@@ -179,7 +189,7 @@ def gather(folder: RunFolder, series: RunSeries | None = None, *, thorough: bool
         provenance=_provenance(folder.path, notes),
         memory=_memory(folder, notes),
         comparisons=read_comparisons(folder.path),
-        diagnosis=diagnose(read_facts(folder)) if thorough else None,
+        diagnosis=diagnose(read_facts(folder, lines)) if thorough else None,
         notes=notes,
         made=time.time(),
     )
@@ -346,6 +356,10 @@ def _document(path: Path, model: type[M], notes: list[str]) -> M:
     except OSError as error:
         notes.append(f"{path.name} cannot be read: it {error.strerror}")
         return model()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _text(path: Path, notes: list[str]) -> str:

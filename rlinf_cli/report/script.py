@@ -11,7 +11,7 @@ from rlinf_core.errors import RLinfError
 from rlinf_core.process.requirements import install_command, missing_modules
 
 # The modules that pages are made with.
-MODULES: Final = ("jinja2", "altair", "vl_convert")
+MODULES: Final = ("jinja2", "vl_convert")
 
 
 def require_modules(what: str) -> None:
@@ -51,11 +51,10 @@ def chart_script() -> str:
 
     Bundling takes seconds, so the result is kept in the user's cache folder, by the versions of the libraries.
     """
-    import altair
     import vl_convert
 
     library: Any = vl_convert
-    version = ".".join(str(altair.SCHEMA_VERSION).removeprefix("v").split(".")[:2])
+    version: str = library.get_vegalite_versions()[-1]
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     kept = Path(home) / "rlinf" / f"charts-{library.__version__}-{version}.js"
     try:

@@ -15,7 +15,7 @@ from rlinf_core.process.requirements import install_command, missing_modules
 
 NAME: Final = "report.html"
 # Modules that a report needs.
-MODULES: Final = ("jinja2", "altair", "vl_convert")
+MODULES: Final = ("jinja2", "vl_convert")
 # The first report of an installation bundles the chart library's code, which takes seconds.
 PATIENCE_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.05

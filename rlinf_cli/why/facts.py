@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_state import RunState
 
 # Of a longer metrics file the end is read.
-_MOST_METRICS_BYTES: Final = 64 << 20
+MOST_METRICS_BYTES: Final = 64 << 20
 _MOST_CONFIG_BYTES: Final = 4 << 20
 _LONGEST_LINE: Final = 16 << 20
 _TAIL_LINES: Final = 40
@@ -116,14 +116,18 @@ class RunFacts:
         return value if isinstance(value, str) else None
 
 
-def read_facts(folder: RunFolder) -> RunFacts:
-    """Return the facts about a run; what cannot be read becomes a note."""
+def read_facts(folder: RunFolder, lines: Sequence[Metrics] | None = None) -> RunFacts:
+    """Return the facts about a run; what cannot be read becomes a note.
+
+    Args:
+        lines: its metrics, where they were read already.
+    """
     status, reason = folder.state.outcome
     story, notes = story_with_faults(folder.path)
     bundles, faults = read_bundles(folder.path)
     notes += faults
     state = folder.state
-    lines = _metrics(folder.metrics_file, notes)
+    lines = _metrics(folder.metrics_file, notes) if lines is None else lines
     driver_log = last_lines(folder.log_file(DRIVER, 0), _TAIL_LINES)
     return RunFacts(
         path=folder.path,
@@ -166,11 +170,14 @@ def _warnings(lines: Sequence[str]) -> list[str]:
 def columns_of(lines: Sequence[Metrics]) -> dict[str, MetricColumn]:
     """Return metrics by name."""
     columns: dict[str, MetricColumn] = {}
-    for line in lines:
-        for name, value in line.metrics.items():
+    # Lines of the same metrics are turned into columns together, which is several times as fast.
+    for names, group in groupby(lines, key=lambda line: tuple(line.metrics)):
+        alike = list(group)
+        steps = [line.step for line in alike]
+        for name, values in zip(names, zip(*(line.metrics.values() for line in alike), strict=True), strict=True):
             column = columns.setdefault(name, MetricColumn())
-            column.steps.append(line.step)
-            column.values.append(value)
+            column.steps.extend(steps)
+            column.values.extend(values)
     return columns
 
 
@@ -185,10 +192,10 @@ def _metrics(path: Path, notes: list[str]) -> list[Metrics]:
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            if size > _MOST_METRICS_BYTES:
-                file.seek(size - _MOST_METRICS_BYTES)
+            if size > MOST_METRICS_BYTES:
+                file.seek(size - MOST_METRICS_BYTES)
                 file.readline(_LONGEST_LINE)
-                notes.append(f"of {path.name}, which is larger than {_MOST_METRICS_BYTES >> 20} MiB, the end was read")
+                notes.append(f"of {path.name}, which is larger than {MOST_METRICS_BYTES >> 20} MiB, the end was read")
             while raw := file.readline(_LONGEST_LINE):
                 line = decode(raw)
                 if line is not None:

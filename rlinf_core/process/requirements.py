@@ -10,7 +10,6 @@ from typing import Final
 # What pip is asked for where the name of a module would not do: as the extras of `pyproject.toml` say.
 _REQUIREMENTS: Final = {
     "PIL": "pillow>=10",
-    "altair": "altair>=6,<7",
     "av": "av>=14,<19",
     "franka": "franka-rs>=0.4,<0.5",
     "gymnasium": "gymnasium>=1.0,<2",
@@ -23,6 +22,8 @@ _REQUIREMENTS: Final = {
     "mlflow": "mlflow-skinny>=3,<4",
     "mujoco": "mujoco>=3.3,<5",
     "panda_gym": "panda-gym>=3.0.7,<4",
+    "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http>=1.30,<2",
+    "opentelemetry.sdk": "opentelemetry-sdk>=1.30,<2",
     "peft": "peft>=0.17,<1",
     "google.protobuf": "protobuf>=5.29,<8",
     "prometheus_client": "prometheus-client>=0.20,<1",

@@ -15,14 +15,15 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Final, NamedTuple, Self
+from typing import IO, Final, NamedTuple, Self, cast
 
 from pydantic import ValidationError
 
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Moment, Step, first_fault
 from rlinf_core.foreign.files import open_below, open_regular
-from rlinf_core.runners.metric_backends import MetricsBackend
+from rlinf_core.process.tracing import TraceSpan
+from rlinf_core.runners.exporters.metrics_backend import MetricsBackend
 
 LOGGER = logging.getLogger("rlinf")
 _LONGEST_LINE: Final = 16 << 20
@@ -110,6 +111,10 @@ class MetricsWriter:
             self._file.truncate(self._last_start + len(text))
         self._last = line
         self._forward(lambda backend: backend.log(step, numbers))
+
+    def add_spans(self, process: str, spans: Sequence[TraceSpan]) -> None:
+        """Forward the spans of a process to the backends; the file has numbers only."""
+        self._forward(lambda backend: backend.add_spans(process, spans))
 
     def rewind(self, step: int) -> None:
         """Drop the metrics after `step`, from which the run continues.
@@ -295,25 +300,31 @@ def decode(raw: bytes) -> Metrics | None:
         return None
 
 
-def faults(path: Path, most: int = 3) -> list[str]:
-    """Return at most `most` errors in a metrics file, in words: line, field and value."""
+def read_with_faults(path: Path, most: int = 3) -> tuple[list[Metrics], list[str]]:
+    """Return the metrics in `path`, and at most `most` of its errors in words: line, field and value.
+
+    Raises:
+        OSError: the file exists but cannot be read.
+    """
+    lines: list[Metrics] = []
     words: list[str] = []
     try:
-        with open_regular(path) as file:
-            number = 0
-            while (raw := file.readline(_LONGEST_LINE)) and len(words) < most:
-                number += 1
-                try:
-                    # The last line may be incomplete.
-                    if raw.endswith(b"\n") or len(raw) == _LONGEST_LINE:
-                        _decoded(raw)
-                except ValueError as error:
-                    words.append(f"line {number} of {path.name} was skipped: {error}")
+        file = open_regular(path)
     except FileNotFoundError:
-        return []
-    except OSError as error:
-        return [f"{path.name} cannot be read: it {error.strerror}"]
-    return words
+        return lines, words
+    with file:
+        number = 0
+        while raw := file.readline(_LONGEST_LINE):
+            number += 1
+            # The last line may be incomplete.
+            if not raw.endswith(b"\n") and len(raw) < _LONGEST_LINE:
+                break
+            try:
+                lines.append(_decoded(raw))
+            except ValueError as error:
+                if len(words) < most:
+                    words.append(f"line {number} of {path.name} was skipped: {error}")
+    return lines, words
 
 
 def _decoded(raw: bytes) -> Metrics:
@@ -326,5 +337,7 @@ def _decoded(raw: bytes) -> Metrics:
         line = _Line.model_validate_json(raw)
     except ValidationError as error:
         raise ValueError(first_fault(error)) from None
-    values = {name: math.nan if value is None else value for name, value in line.metrics.items()}
-    return Metrics(line.step, line.time, values)
+    values = line.metrics
+    if None in values.values():
+        values = {name: math.nan if value is None else value for name, value in values.items()}
+    return Metrics(line.step, line.time, cast("dict[str, float]", values))

@@ -19,7 +19,8 @@ from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.evidence.keeping import keep_evidence
-from rlinf_core.runners.metric_backends import BackendSettings, open_backends
+from rlinf_core.runners.exporters.metrics_backend import BackendSettings
+from rlinf_core.runners.exporters.open_backends import open_backends
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.restarts import Restarts
 from rlinf_core.runners.storage import durable
@@ -135,12 +136,12 @@ class RunRecord:
         settings = BackendSettings(folder.path, project, folder.path.name, plain, resumed, newest_step)
         services = open_backends(runner.logger.logger_backends, settings)
         if runner.metrics_port is not None:
-            from rlinf_core.runners.prometheus_exporter import PrometheusExporter
+            from rlinf_core.runners.exporters.prometheus_exporter import PrometheusExporter
 
             services.append(PrometheusExporter(settings, runner.metrics_port))
         metrics = MetricsWriter(folder.metrics_file, services)
         try:
-            trace = TraceWriter(folder.trace_file) if runner.trace else None
+            trace = TraceWriter(folder.trace_file, forward=metrics.add_spans) if runner.trace else None
             return cls(folder, metrics, listener, config_hash=digest, facts=facts_of(recipe, config), trace=trace)
         except BaseException:
             metrics.close()
@@ -152,9 +153,12 @@ class RunRecord:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._metrics.close()
-        if self._trace is not None:
-            self._trace.close()
+        # The trace forwards its last spans to the services of the metrics.
+        try:
+            if self._trace is not None:
+                self._trace.close()
+        finally:
+            self._metrics.close()
 
     def watch(self, cluster: Cluster, components: Mapping[str, str]) -> None:
         """Make groups launched from now on write their logs and traces into the run folder.

@@ -29,9 +29,12 @@ LOGGER_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "swanlab": ("swanlab",),
     "trackio": ("trackio",),
     "mlflow": ("mlflow",),
+    "otlp": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 # Likewise by `metrics_port`.
 METRICS_PORT_MODULES: Final = ("prometheus_client",)
+# The extra of `pyproject.toml` that has a backend's packages, where it has another name.
+LOGGER_EXTRAS: Final[Mapping[str, str]] = {"otlp": "telemetry"}
 
 
 # The value of `resume_dir` for the newest checkpoint of the experiment.
@@ -58,7 +61,7 @@ class LoggerConfig(ConfigModel):
     experiment_name: Text | None = Field(
         default=None, description="Name of the run, part of its folder's name. Default: the recipe's name."
     )
-    logger_backends: tuple[Literal["tensorboard", "wandb", "swanlab", "trackio", "mlflow"], ...] = Field(
+    logger_backends: tuple[Literal["tensorboard", "wandb", "swanlab", "trackio", "mlflow", "otlp"], ...] = Field(
         default=(), description="Additional metric services, each imported only if named here. Default: none."
     )
 

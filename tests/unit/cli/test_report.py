@@ -21,7 +21,7 @@ from rlinf_core.runners.storage.run_status import RunStatus
 from tests.unit.cli.report_runs import NASTY, asset, empty_run, full_run, written
 
 Cli = Callable[..., Any]
-pytest.importorskip("altair")
+pytest.importorskip("vl_convert")
 pytest.importorskip("jinja2")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("altair")
+pytest.importorskip("vl_convert")
 pytest.importorskip("starlette")
 
 from starlette.testclient import TestClient

@@ -116,7 +116,7 @@ def test_long_metrics_are_read_from_their_end(tmp_path: Path, monkeypatch: pytes
     from rlinf_cli.why import facts
 
     run = made_run(tmp_path)
-    monkeypatch.setattr(facts, "_MOST_METRICS_BYTES", 2000)
+    monkeypatch.setattr(facts, "MOST_METRICS_BYTES", 2000)
     read = facts.read_facts(run)
     steps = read.column("rollout/reward").steps
     assert steps

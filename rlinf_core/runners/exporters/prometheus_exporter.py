@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any, Final
 
 from rlinf_core.errors import RunError
-from rlinf_core.runners.metric_backends import BackendSettings, MetricsBackend
+from rlinf_core.runners.exporters.metrics_backend import BackendSettings, MetricsBackend
 
 _LOOPBACK: Final = "127.0.0.1"
 _UNSAFE: Final = re.compile(r"[^a-zA-Z0-9_]+")

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rlinf_core.errors import RunError
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.metric_backends import BackendSettings
-from rlinf_core.runners.prometheus_exporter import PrometheusExporter, metric_name
+from rlinf_core.runners.exporters.metrics_backend import BackendSettings
+from rlinf_core.runners.exporters.prometheus_exporter import PrometheusExporter, metric_name
 
 
 def free_port() -> int:

@@ -1,53 +1,13 @@
-"""Metric services for `runner.logger.logger_backends`. Each is imported only if named."""
+"""Metric services with a package of their own, as wandb has."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any
 
-from rlinf_core.config.sections.runner import LOGGER_MODULES
-from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.foreign.files import make_folder
-from rlinf_core.process.requirements import install_command, missing_modules
-from rlinf_core.suggest import did_you_mean, quoted
-
-
-class BackendSettings(NamedTuple):
-    """The facts about a run for a backend.
-
-    Attributes:
-        folder: the run folder, for files of the backend.
-        project, name: of the run in the service.
-        config: the resolved configuration without secrets, as plain data.
-        resumed: whether the run resumes an earlier one.
-        known: the last step that an earlier process of the run logged; -1: none.
-    """
-
-    folder: Path
-    project: str
-    name: str
-    config: Mapping[str, Any]
-    resumed: bool = False
-    known: int = -1
-
-
-class MetricsBackend(ABC):
-    """A metric service."""
-
-    @abstractmethod
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of `step`, numbers by name. A step may be logged in several parts."""
-
-    def rewind(self, step: int) -> None:  # noqa: B027 - most services keep logged steps
-        """Go back to `step`: later steps will be logged again."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Flush pending data. Called once."""
+from rlinf_core.runners.exporters.metrics_backend import BackendSettings, MetricsBackend
 
 
 class TensorBoard(MetricsBackend):
@@ -179,57 +139,3 @@ class MLflow(_Tracker):
 
     def close(self) -> None:
         self._module.end_run()
-
-
-_BACKENDS: Final[Mapping[str, Callable[[BackendSettings], MetricsBackend]]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-    "swanlab": SwanLab,
-    "trackio": Trackio,
-    "mlflow": MLflow,
-}
-
-
-def open_backends(names: Sequence[str], settings: BackendSettings) -> list[MetricsBackend]:
-    """Return the backends of these names, ready for logging.
-
-    Raises:
-        ConfigError: one is unknown, or its package is not installed.
-        RunError: one cannot be started, for example without a login.
-    """
-    for name in names:
-        check_backend(name)
-    opened: list[MetricsBackend] = []
-    for name in names:
-        try:
-            opened.append(_BACKENDS[name](settings))
-        except Exception as error:
-            for backend in opened:
-                with suppress(Exception):
-                    backend.close()
-            raise RunError(
-                f"the logger backend `{name}` does not start",
-                where="runner.logger.logger_backends",
-                why=f"{type(error).__name__}: {error}",
-                help="fix its settings, or remove it from the list; `metrics.jsonl` is always written",
-            ) from error
-    return opened
-
-
-def check_backend(name: str) -> None:
-    """Check that a backend can be imported, without importing it.
-
-    Raises:
-        ConfigError: it is unknown, or its package is not installed; `help` has the pip command.
-    """
-    where = "runner.logger.logger_backends"
-    if name not in _BACKENDS:
-        hint = did_you_mean(name, _BACKENDS) or f"known: {quoted(_BACKENDS)}"
-        raise ConfigError(f"unknown logger backend `{name}`", where=where, help=hint)
-    missing = missing_modules(LOGGER_MODULES[name])
-    if missing:
-        raise ConfigError(
-            f"the logger backend `{name}` needs {quoted(missing)}, which this Python does not have",
-            where=where,
-            help=f"run `{install_command(*missing)}`, or remove it from the list",
-        )

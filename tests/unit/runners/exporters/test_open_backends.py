@@ -15,8 +15,9 @@ import pytest
 from rlinf_core.config.sections.runner import LOGGER_MODULES
 from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.job.load import load_job
-from rlinf_core.runners import metric_backends
-from rlinf_core.runners.metric_backends import BackendSettings, MetricsBackend, open_backends
+from rlinf_core.runners.exporters import open_backends as opening
+from rlinf_core.runners.exporters.metrics_backend import BackendSettings, MetricsBackend
+from rlinf_core.runners.exporters.open_backends import open_backends
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 
 TRACKERS = ("wandb", "swanlab", "trackio")
@@ -205,17 +206,33 @@ def test_tensorboard_hides_what_a_restart_does_again(tmp_path: Path) -> None:
     assert [(each.step, each.value) for each in events.Scalars("env/return")] == [(1, 1.0), (2, 20.0)]
 
 
-def test_validate_knows_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("backend", "module", "packages", "extra"),
+    [
+        ("wandb", "wandb", "wandb", "wandb"),
+        ("otlp", "opentelemetry.sdk", "'opentelemetry-sdk>=1.30,<2'", "telemetry"),
+    ],
+)
+def test_validate_knows_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, backend: str, module: str, packages: str, extra: str
+) -> None:
     import importlib.util
 
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else real(name, *rest))
-    job = load_job("laptop", ["runner.logger.logger_backends=[wandb]"])
+    gone = {module}
+    kept = {name for name in LOGGER_MODULES[backend] if name != module}
+    present = real("json")
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name in gone else present if name in kept else real(name, *rest),
+    )
+    job = load_job("laptop", [f"runner.logger.logger_backends=[{backend}]"])
     (found,) = [each for each in job.diagnostics if each.code == "missing-extra"]
     assert found.path == ("runner", "logger", "logger_backends", 0)
     assert found.help is not None
-    assert f"{sys.executable} -m pip install wandb" in found.help
+    assert f"{sys.executable} -m pip install {packages}`, which is the extra `rlinf-cli[{extra}]`" in found.help
 
 
 def test_every_backend_has_its_package_and_class() -> None:
-    assert set(LOGGER_MODULES) == set(metric_backends._BACKENDS)
+    assert set(LOGGER_MODULES) == set(opening._BACKENDS)
