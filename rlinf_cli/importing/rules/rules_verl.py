@@ -112,13 +112,6 @@ def _clip_ratio(leaf: Leaf, values: Values) -> Result:
     return same("algorithm.ratio_clip_eps", leaf)
 
 
-def _adv_estimator(leaf: Leaf, values: Values) -> Result:
-    by_deviation = values.get("algorithm.norm_adv_by_std_in_grpo", True)
-    if values.of(leaf) == "grpo" and not by_deviation:
-        return new("algorithm.adv_type", "dr_grpo", "`norm_adv_by_std_in_grpo: false` with GRPO is `dr_grpo` here")
-    return same("algorithm.adv_type", leaf)
-
-
 def _norm_adv(leaf: Leaf, values: Values) -> Result:
     if values.of(leaf) is False and values.get("algorithm.adv_estimator") == "grpo":
         return LeftOut("implied by `adv_type: dr_grpo`", quiet=True)
@@ -158,19 +151,6 @@ def nested_lora(name: str, section: str = _MODEL) -> Rule:
         return same(f"actor.model.lora.{name}", leaf)
 
     return rule
-
-
-def _loss_agg_mode(leaf: Leaf, values: Values) -> Result:
-    if values.get(f"{_ACTOR}.policy_loss.loss_mode") == "gspo" and values.of(leaf) != _BY_SEQUENCE:
-        note = f"verl's gspo ignores `{values.of(leaf)}` and averages by sequence"
-        return new("algorithm.loss_agg_func", _BY_SEQUENCE, note)
-    return same("algorithm.loss_agg_func", leaf)
-
-
-def _dual_clip(leaf: Leaf, values: Values) -> Result:
-    if values.get(f"{_ACTOR}.policy_loss.loss_mode") == "gspo":
-        return new("algorithm.clip_ratio_c", None, "verl's gspo has no dual clip")
-    return same("algorithm.clip_ratio_c", leaf)
 
 
 def model_folder(path: str) -> Rule:
@@ -288,24 +268,6 @@ def _of_pictures(leaf: Leaf, values: Values) -> Result:
     if leaf.node.span.source.kind == "overrides":
         return same(leaf.name, leaf)
     return LeftOut("models of text alone are trained", quiet=True)
-
-
-def _distills(leaf: Leaf, values: Values) -> Result:
-    if values.of(leaf):
-        return same(leaf.name, leaf)
-    return LeftOut("no teacher is distilled from", quiet=True)
-
-
-def _tis(leaf: Leaf, values: Values) -> Result:
-    if values.get("algorithm.rollout_correction.rollout_is") is None:
-        return LeftOut("without `rollout_is` samples count as they are", quiet=True)
-    return same("algorithm.tis_cap", leaf, "bounds the ratio of each token; verl's may be of sequences")
-
-
-def _rejects(leaf: Leaf, values: Values) -> Result:
-    if values.of(leaf) is None:
-        return LeftOut("null rejects no sample", quiet=True)
-    return LeftOut("samples are weighted by `algorithm.tis_cap`, and none is rejected")
 
 
 VERL: Final[Table] = {
