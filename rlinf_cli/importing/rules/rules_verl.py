@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rlinf_cli.importing.outcomes import Leaf, LeftOut
+from rlinf_cli.importing.rules.rules_verl_algorithm import ALGORITHM
 from rlinf_cli.importing.rules.shared_rules import (
     EVALUATING,
     HYDRA,
@@ -37,7 +38,6 @@ _OVERLONG: Final = (
     "reward_model.reward_kwargs.overlong_buffer_cfg",
     "reward.reward_kwargs.overlong_buffer_cfg",
 )
-_BY_SEQUENCE: Final = "seq-mean-token-mean"
 # Engine arguments that verl mixes with its own keys.
 _VLLM_OPTIONS: Final = (
     "enforce_eager",
@@ -272,6 +272,7 @@ def _of_pictures(leaf: Leaf, values: Values) -> Result:
 
 VERL: Final[Table] = {
     **HYDRA,
+    **ALGORITHM,
     "actor_rollout_ref.hybrid_engine": drop(
         "`cluster.component_placement` decides which components share accelerators"
     ),
@@ -285,9 +286,6 @@ VERL: Final[Table] = {
     f"{_ACTOR}.use_kl_loss": _use_kl_loss,
     f"{_ACTOR}.kl_loss_coef": _kl("algorithm.kl_beta", in_loss=True),
     f"{_ACTOR}.kl_loss_type": _kl("algorithm.kl_penalty", in_loss=True),
-    f"{_ACTOR}.policy_loss.loss_mode": to("algorithm.loss_type"),
-    f"{_ACTOR}.loss_agg_mode": _loss_agg_mode,
-    f"{_ACTOR}.clip_ratio_c": _dual_clip,
     f"{_ACTOR}.optim.betas": betas("actor.optim"),
     "critic.optim.betas": betas("critic.optim"),
     f"{_ACTOR}.optim.lr_warmup_steps": _warmup_steps("actor.optim.lr_warmup_steps"),
@@ -320,7 +318,6 @@ VERL: Final[Table] = {
     f"{_ROLLOUT}.prompt_length": drop("`data.max_prompt_length` is the longest prompt"),
     f"{_ROLLOUT}.response_length": drop("`rollout.sampling_params.max_new_tokens` is the longest answer"),
     **{f"{_ROLLOUT}.{name}": _vllm_option(name) for name in _VLLM_OPTIONS},
-    "algorithm.adv_estimator": _adv_estimator,
     "algorithm.norm_adv_by_std_in_grpo": _norm_adv,
     "algorithm.use_kl_in_reward": _use_kl_in_reward,
     "algorithm.kl_penalty": _kl("algorithm.kl_penalty", in_loss=False),
@@ -333,9 +330,6 @@ VERL: Final[Table] = {
     "reward.reward_model.enable": _reward_model,
     "data.image_key": _of_pictures,
     "data.video_key": _of_pictures,
-    "distillation.enabled": _distills,
-    "algorithm.rollout_correction.rollout_is_threshold": _tis,
-    "algorithm.rollout_correction.rollout_rs": _rejects,
     "trainer.logger": loggers("runner.logger.logger_backends"),
     "trainer.save_freq": steps_or_never("runner.save_interval", SAVING),
     "trainer.test_freq": steps_or_never("runner.val_check_interval", EVALUATING),

@@ -194,7 +194,7 @@ def _policy_loss(
     weights: Tensor | None,
     surrogate: _Surrogate | None = None,
 ) -> Loss:
-    """Return the loss of ratios, by PPO's clip if no surrogate is given, times `weights`, with entropy and divergence."""
+    """Return the loss of ratios, by PPO's clip without a surrogate, times `weights`, with entropy and divergence."""
     log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     advantages = expand_trailing(inputs.advantages, ratio.shape)
