@@ -22,6 +22,7 @@ from rlinf_cli.importing.rules.machine_places import reward_place, verl_places, 
 from rlinf_cli.importing.rules.rules_off_policy import SAC, is_off_policy
 from rlinf_cli.importing.rules.rules_rlinf import EMBODIED, MATH, SFT, cameras
 from rlinf_cli.importing.rules.rules_verl import VERL
+from rlinf_cli.importing.rules.rules_verl_algorithm import teacher_rules
 from rlinf_cli.importing.rules.rules_verl_sft import SECTIONS as VERL_SFT_SECTIONS
 from rlinf_cli.importing.rules.rules_verl_sft import VERL_SFT, sft_places
 from rlinf_cli.importing.rules.shared_rules import Table, Values
@@ -121,8 +122,9 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
 def _rules(project: Project, recipe: str, tree: MappingNode, values: Values) -> tuple[Table, Mapping[Path, Path]]:
     """Return the rules for a file, and the sections that are others here."""
     if project is Project.VERL:
-        is_sft = recipe == "sft_chat"
-        return (VERL_SFT, VERL_SFT_SECTIONS) if is_sft else ({**VERL, **verl_rules()}, VERL_SECTIONS)
+        if recipe == "sft_chat":
+            return VERL_SFT, VERL_SFT_SECTIONS
+        return {**VERL, **verl_rules(), **teacher_rules(values)}, VERL_SECTIONS
     if recipe == "embodied" and acts_alone(tree):
         return EVALUATION, {**RLINF_SECTIONS, **EVALUATION_SECTIONS}
     if recipe == "embodied" and is_off_policy(values):

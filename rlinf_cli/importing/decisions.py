@@ -167,6 +167,8 @@ class Conversion:
             return source, None
         if any(known[: len(source)] == source for known in self.layout):
             return source, None
+        if self.project is Project.VERL and source == ("distillation",):
+            return None, None
         if self.project is Project.VERL and source == ("critic",) and not needs_values(Values(self.references)):
             return None, _NO_CRITIC
         if target is None or reason is not None:

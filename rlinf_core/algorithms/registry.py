@@ -35,7 +35,7 @@ _POLICY_LOSSES: Registry[PolicyLossFunction] = Registry(
     "policy loss",
     {
         name: f"rlinf_core.algorithms.losses.policy_loss:{name}"
-        for name in ("actor_critic", "actor", "decoupled_actor", "gspo")
+        for name in ("actor_critic", "actor", "decoupled_actor", "gspo", "gmpo", "cispo", "sapo")
     },
 )
 register_advantage = _ADVANTAGES.register

@@ -1,7 +1,7 @@
 """`rlinf import` over the job files of RLinf and verl, counted by verdict and by key.
 
-`python -m tests.conformance.imports DIR` prints the counts of the checkouts `DIR/RLinf` and `DIR/verl`; `--write`
-stores them, `--list` names every file that does not become a valid one.
+`python -m tests.conformance.imports DIR [PROJECT...]` prints the counts of the checkouts `DIR/RLinf` and `DIR/verl`;
+`--write` stores them, `--list` names every file that does not become a valid one.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ def stored() -> dict[str, dict[str, int]]:
 
 def main(arguments: list[str]) -> None:
     """Print the counts; see the module."""
-    folder = Path(next(argument for argument in arguments if not argument.startswith("--")))
+    folder, *projects = [argument for argument in arguments if not argument.startswith("--")]
     data: dict[str, Any] = stored()
-    for project in FOLDERS:
-        checkout = folder / project
+    for project in projects or FOLDERS:
+        checkout = Path(folder, project)
         if not checkout.is_dir():
             print(f"{project}: there is no `{checkout}`")
             continue

@@ -1,7 +1,8 @@
-"""RLinf's unit tests, run over our names of theirs, counted by file.
+"""RLinf's unit tests, run over our names of theirs, counted by part: a file, or a class of a file.
 
-`python -m tests.conformance.rlinf_units DIR [FILE...]` prints the counts for the checkout `DIR/RLinf`; `--write`
-stores them. Each file runs in a process of its own, with a package `rlinf` that has our names under theirs.
+`python -m tests.conformance.rlinf_units DIR [PART...]` prints the counts for the checkout `DIR/RLinf`; `--write`
+stores them. A part, such as `test_comm::TestCollective`, runs in a process of its own, with a package `rlinf` that has
+our names under theirs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from collections import Counter
 from pathlib import Path
 
 COUNTS = Path(__file__).with_name("rlinf_unit_counts.json")
-FILES = ("test_placement", "test_cluster_config", "test_worker", "test_channel", "test_comm")
+PARTS = (
+    "test_placement",
+    "test_cluster_config",
+    "test_worker",
+    "test_channel",
+    "test_comm::TestCommunication",
+    "test_comm::TestCollective",
+    "test_comm::TestMultiChannelProcessGroupFailures",
+)
 # Their modules that the tests import, all made of the names below.
 MODULES = (
     "rlinf",
@@ -55,13 +64,14 @@ def __getattr__(name):
 
 
 def stored() -> dict[str, dict[str, int]]:
-    """Return the counts by file."""
+    """Return the counts by part."""
     data: dict[str, dict[str, int]] = json.loads(COUNTS.read_text(encoding="utf-8")) if COUNTS.exists() else {}
     return data
 
 
-def run(checkout: Path, name: str) -> tuple[Counter[str], str]:
-    """Run a file; return how many tests passed, were skipped and failed, and what pytest printed."""
+def run(checkout: Path, part: str) -> tuple[Counter[str], str]:
+    """Run a part; return how many tests passed, were skipped and failed, and what pytest printed."""
+    file, *inside = part.split("::")
     with tempfile.TemporaryDirectory() as folder:
         root, report = Path(folder), Path(folder, "report.xml")
         for module in MODULES:
@@ -73,7 +83,7 @@ def run(checkout: Path, name: str) -> tuple[Counter[str], str]:
         own = ["-c", str(root / "pytest.ini"), f"--rootdir={tests}", "-p", "tests.conformance.rlinf_plugin"]
         quiet = ["-p", "no:cacheprovider", "-q", "-rsfE", "--tb=short", "--timeout=240", f"--junitxml={report}"]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *own, *quiet, str(tests / f"{name}.py")],
+            [sys.executable, "-m", "pytest", *own, *quiet, "::".join((str(tests / f"{file}.py"), *inside))],
             env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{_PROJECT}", "PYTHONDONTWRITEBYTECODE": "1"},
             cwd=root,
             capture_output=True,
@@ -94,12 +104,12 @@ def _counts(report: Path) -> Counter[str]:
 
 def main(arguments: list[str]) -> None:
     """Print the counts; see the module."""
-    folder, *names = [argument for argument in arguments if not argument.startswith("--")]
+    folder, *parts = [argument for argument in arguments if not argument.startswith("--")]
     data = stored()
-    for name in names or FILES:
-        counts, printed = run(Path(folder, "RLinf").absolute(), name)
-        data[name] = {kind: counts[kind] for kind in ("passed", "skipped", "failed")}
-        print(printed, name, data[name], sep="\n")
+    for part in parts or PARTS:
+        counts, printed = run(Path(folder, "RLinf").absolute(), part)
+        data[part] = {kind: counts[kind] for kind in ("passed", "skipped", "failed")}
+        print(printed, part, data[part], sep="\n")
     if "--write" in arguments:
         COUNTS.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 

@@ -19,7 +19,9 @@ from rlinf_core import Bool, Count, Fraction, NoEffect, NonNegativeFloat, NonNeg
 VALUE_ADVANTAGES: Final = ("gae", "turn_gae")
 DISTILLATION: Final = "distillation"
 KNOWN_ADVANTAGES: Final = (*ADVANTAGES, "turn_gae", DISTILLATION)
-LANGUAGE_LOSSES: Final = (*LOSSES, "gspo", "decoupled_actor")
+# Losses of language models without PPO's clip: none has a dual clip, and the last has no bounds at all.
+UNCLIPPED_LOSSES: Final = ("gmpo", "cispo", "sapo")
+LANGUAGE_LOSSES: Final = (*LOSSES, "gspo", "decoupled_actor", *UNCLIPPED_LOSSES)
 
 _ESTIMATORS: Final = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 
@@ -39,6 +41,27 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
     """GRPO with a higher upper clip."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("clip_ratio_c",),
+            lambda algorithm, sizes: algorithm.loss_type in UNCLIPPED_LOSSES,
+            "the loss has no dual clip",
+            "remove it",
+            because=("loss_type",),
+        ),
+        NoEffect(
+            ("clip_ratio_low", "clip_ratio_high", "ratio_clip_eps"),
+            lambda algorithm, sizes: algorithm.loss_type == "sapo",
+            "`loss_type: sapo` has a soft gate in the place of a clip",
+            "remove it, or write `tau_pos` and `tau_neg`",
+            because=("loss_type",),
+        ),
+        NoEffect(
+            ("tau_pos", "tau_neg"),
+            lambda algorithm, sizes: algorithm.loss_type != "sapo",
+            "the loss has no soft gate",
+            "remove it, or write `loss_type: sapo`",
+            because=("loss_type",),
+        ),
         NoEffect(
             ("kl_penalty", "kl_in_reward"),
             lambda algorithm, sizes: not algorithm.kl_beta,
@@ -67,16 +90,21 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
         description="Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline; with a group"
         " `critic`, gae or turn_gae; with a group `teacher`, distillation; or `package.module:name`.",
     )
-    loss_type: Annotated[Text, KnownOrOwn("loss_type", LANGUAGE_LOSSES, OTHER_LOSSES)] = Field(
+    loss_type: Annotated[Text, KnownOrOwn("loss_type", LANGUAGE_LOSSES, {**OTHER_LOSSES, "geo_mean": "gmpo"})] = Field(
         default="actor",
         description="Loss. actor: clipped token ratios; gspo: clipped sequence ratios; decoupled_actor: weighted by"
-        " the distance from the policy that sampled the tokens; or `package.module:name`.",
+        " the distance from the policy that sampled the tokens; gmpo: geometric mean of clipped ratios; cispo: clipped"
+        " ratios as weights; sapo: a soft gate in the place of the clip; or `package.module:name`.",
     )
     group_size: Count = 8
     ratio_clip_eps: NonNegativeFloat | None = Field(
         default=None, description="Sets `clip_ratio_low` and `clip_ratio_high` to the same value."
     )
     clip_ratio_high: NonNegativeFloat = 0.28
+    tau_pos: PositiveFloat = Field(
+        default=1.0, description="sapo: how fast gradients of positive advantages fade as the ratio leaves 1."
+    )
+    tau_neg: PositiveFloat = Field(default=1.05, description="sapo: the same for negative advantages.")
     tis_cap: PositiveFloat | None = Field(
         default=None,
         description="Upper bound of the token weights that correct for another engine or older weights (truncated"

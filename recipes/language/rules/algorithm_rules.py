@@ -163,11 +163,13 @@ def _check_proximal(config: LanguageConfig, report: Report) -> None:
 def _check_aggregation(config: LanguageConfig, report: Report) -> None:
     """Warn of a sequence-level ratio whose losses are not averaged over sequences."""
     algorithm = config.algorithm
-    if algorithm.loss_type == "gspo" and algorithm.loss_agg_func != "seq-mean-token-mean":
+    bounds = "3e-4" if algorithm.loss_type == "gspo" else "0.4"
+    if algorithm.loss_type in ("gspo", "gmpo") and algorithm.loss_agg_func != "seq-mean-token-mean":
         report(
             blame(config, ("algorithm", "loss_agg_func"), ("algorithm", "loss_type")),
             "conflicting-settings",
-            f"`loss_type: gspo` averages over sequences, but `loss_agg_func` is `{algorithm.loss_agg_func}`",
-            "write `loss_agg_func: seq-mean-token-mean`; clip bounds are about 3e-4 there",
+            f"`loss_type: {algorithm.loss_type}` averages over sequences, but `loss_agg_func` is"
+            f" `{algorithm.loss_agg_func}`",
+            f"write `loss_agg_func: seq-mean-token-mean`; clip bounds are about {bounds} there",
             severity=Severity.WARNING,
         )

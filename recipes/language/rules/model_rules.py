@@ -82,6 +82,7 @@ def check_model(config: LanguageConfig, report: Report) -> None:
             "conflicting-settings",
             "the tokenizer of a model built from scratch has no chat template",
             "write `apply_chat_template: false`, or give `actor.model.model_path`",
+            about=[_MODEL],
         )
     if folder is None and config.actor.model.adapter() is not None:
         report(

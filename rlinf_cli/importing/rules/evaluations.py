@@ -30,10 +30,12 @@ EVALUATION: Final[Table] = {
 
 
 def acts_alone(tree: MappingNode) -> bool:
-    """Return whether a file of RLinf evaluates a policy: it places a `rollout` and no `actor`."""
+    """Return whether a file of RLinf evaluates a policy: it places a `rollout`, and no section says what an `actor`
+    trains.
+    """
     placement = find(tree, _PLACES)
     components = placed(placement if isinstance(placement, MappingNode) else None)
-    return "rollout" in components and "actor" not in components and find(tree, ("actor", "model")) is None
+    return "rollout" in components and find(tree, ("actor", "model")) is None
 
 
 def evaluation_needs(tree: MappingNode, present: Collection[Path]) -> Iterator[Added]:
@@ -42,7 +44,8 @@ def evaluation_needs(tree: MappingNode, present: Collection[Path]) -> Iterator[A
     assert isinstance(placement, MappingNode)
     place = placement.get(placed(placement)["rollout"])
     why = "the actor reads the weights and gives them to the rollout, beside it"
-    yield from (Added(at, value, why) for at, value in plain(place, (*_PLACES, "actor")) if place is not None)
+    if "actor" not in placed(placement):
+        yield from (Added(at, value, why) for at, value in plain(place, (*_PLACES, "actor")) if place is not None)
     only = find(tree, ("runner", "only_eval"))
     if not isinstance(only, ScalarNode) or only.value is not True:
         yield Added(("runner", "only_eval"), True, "the file places nothing that trains")

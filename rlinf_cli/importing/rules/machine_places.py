@@ -7,6 +7,7 @@ from typing import Final
 
 from rlinf_cli.importing.outcomes import Added, Leaf
 from rlinf_cli.importing.rules.rules_verl import engine, kl_in_loss, kl_in_reward, needs_values
+from rlinf_cli.importing.rules.rules_verl_algorithm import distills
 from rlinf_cli.importing.rules.shared_rules import Result, Table, Values, same
 from rlinf_core.config.names import name_pieces
 from rlinf_core.config.tree import MappingNode
@@ -48,6 +49,8 @@ def verl_places(values: Values) -> Iterator[Added]:
     shared = ["actor", *(["critic"] if needs_values(values) else [])]
     if (kl_in_loss(values) or kl_in_reward(values)) and not values.get("actor_rollout_ref.model.lora_rank", 0):
         shared.append("reference")
+    if distills(values):
+        shared.append("teacher")
     for name in shared:
         yield Added((*_PLACES, name, "node_group"), "gpus", "as in verl, all components share the GPUs")
         yield Added((*_PLACES, name, "placement"), last, "as in verl, all components share the GPUs")

@@ -7,6 +7,7 @@ from typing import Final
 from rlinf_cli.importing.outcomes import Leaf, LeftOut
 from rlinf_cli.importing.rules.rules_rlinf import EMBODIED
 from rlinf_cli.importing.rules.shared_rules import Result, Table, Values, drop, new, precision, same, to
+from rlinf_core.errors import ConfigError
 
 LOSS: Final = "embodied_sac"
 _AT: Final = "algorithm.off_policy"
@@ -14,8 +15,18 @@ _SMALL: Final = ("mlp_policy", "cnn_policy", "mlp", "cnn")
 
 
 def is_off_policy(values: Values) -> bool:
-    """Return whether a file of RLinf trains by soft actor-critic."""
-    return LOSS in (values.get("algorithm.loss_type"), values.get("algorithm.adv_type"))
+    """Return whether a file of RLinf trains by soft actor-critic.
+
+    Raises:
+        ConfigError: it does so with a policy by flow matching.
+    """
+    is_sac = LOSS in (values.get("algorithm.loss_type"), values.get("algorithm.adv_type"))
+    if is_sac and values.get("actor.model.model_type") == "flow_policy":
+        raise ConfigError(
+            "this file trains a policy by flow matching with soft actor-critic, which no recipe here does",
+            help="`loss_type: sac` trains `model_type: squashed_policy`; a flow policy learns by `actor_critic`",
+        )
+    return is_sac
 
 
 def _steps_of_a_round(values: Values) -> tuple[int, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rlinf_cli.importing.outcomes import Added, Leaf, LeftOut
 from rlinf_cli.importing.rules.shared_rules import (
@@ -43,6 +43,8 @@ _ENVIRONMENTS: Final = {
     "realworld": ("franka_robot", "is a Franka arm with our own controller and tasks"),
     "frankasim": ("franka_mujoco", "is our own Franka arm in MuJoCo"),
 }
+# What names of the original's real tasks begin with where a single Franka arm does them.
+_FRANKA_TASKS: Final = ("Franka", "PegInsertion", "Charger", "Bottle")
 # Policies that need images, and simulators that render none by default.
 _SEEING: Final = ("cnn_policy", "vlm_policy", "openvla", "openvla_oft", "pi0")
 _BLIND: Final = ("metaworld", "robosuite", "gymnasium_robotics", "maniskill")
@@ -109,9 +111,27 @@ def _path_of_rollout(leaf: Leaf, values: Values) -> Result:
     return same("actor.model.model_path", leaf)
 
 
+def _robots(values: Values) -> list[dict[str, Any]]:
+    """Return the sections `hardware` of a file's node groups."""
+    groups = cast("list[dict[str, Any]]", values.get("cluster.node_groups", []))
+    return [group["hardware"] for group in groups if group.get("hardware")]
+
+
 def _env_type(section: str) -> Rule:
+    """Return the rule for an environment; a real one that no Franka of the file could be keeps its name."""
+
     def rule(leaf: Leaf, values: Values) -> Result:
-        written = str(values.of(leaf))
+        written, at = str(values.of(leaf)), f"env.{section}"
+        kinds = sorted({str(robot.get("type")) for robot in _robots(values)})
+        if written == "realworld" and kinds and not any("Franka" in kind for kind in kinds):
+            return new(
+                f"{at}.env_type", kinds[0], f"`realworld` is a {kinds[0]} here, and rlinf has nothing that moves it"
+            )
+        if written == "realworld" and not kinds and values.get(f"{at}.override_cfg.is_dummy", False):
+            task = str(values.get(f"{at}.init_params.id", ""))
+            if not task.startswith(_FRANKA_TASKS):
+                return new(f"{at}.env_type", task, f"`{task}` moves another robot than a Franka")
+            return new(f"{at}.env_type", "franka_mujoco", "the dummy arm becomes our Franka arm in MuJoCo")
         if written in _ENVIRONMENTS:
             ours, note = _ENVIRONMENTS[written]
             return new(f"env.{section}.env_type", ours, f"`{written}` {note}")
@@ -147,6 +167,14 @@ def _temperature(leaf: Leaf, values: Values) -> Result:
     if values.get("algorithm.sampling_params.use_greedy", False):
         return LeftOut("`use_greedy: true` applies", quiet=True)
     return same("rollout.sampling_params.temperature", leaf)
+
+
+def _group_size(leaf: Leaf, values: Values) -> Result:
+    """Leave out a group of one where `algorithm.group_size` says how many are compared."""
+    compared = values.get("algorithm.group_size", 1)
+    if values.of(leaf) == 1 and compared != 1:
+        return LeftOut(f"`algorithm.group_size: {compared}` holds: the members of a group share their start here")
+    return same("env.train.group_size", leaf)
 
 
 def _adv_type(leaf: Leaf, values: Values) -> Result:
@@ -239,6 +267,7 @@ EMBODIED: Final[Table] = {
     "actor.model.denoising_steps": _flow_option("steps"),
     "actor.fsdp_config.mixed_precision.param_dtype": precision("actor.fsdp_config.mixed_precision.param_dtype"),
     "algorithm.loss_type": _loss_type,
+    "env.train.group_size": _group_size,
     "algorithm.staleness_threshold": to("runner.max_staleness", "counts versions of the weights"),
     "algorithm.ratio_clip_eps": _both_clips,
     "env.train.video_cfg.save_video": drop("only evaluations are recorded: `env.eval.video_cfg.save_video`"),

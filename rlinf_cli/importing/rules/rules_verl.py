@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rlinf_cli.importing.outcomes import Leaf, LeftOut
+from rlinf_cli.importing.rules.rules_verl_algorithm import ALGORITHM
 from rlinf_cli.importing.rules.shared_rules import (
     EVALUATING,
     HYDRA,
@@ -37,7 +38,6 @@ _OVERLONG: Final = (
     "reward_model.reward_kwargs.overlong_buffer_cfg",
     "reward.reward_kwargs.overlong_buffer_cfg",
 )
-_BY_SEQUENCE: Final = "seq-mean-token-mean"
 # Engine arguments that verl mixes with its own keys.
 _VLLM_OPTIONS: Final = (
     "enforce_eager",
@@ -112,13 +112,6 @@ def _clip_ratio(leaf: Leaf, values: Values) -> Result:
     return same("algorithm.ratio_clip_eps", leaf)
 
 
-def _adv_estimator(leaf: Leaf, values: Values) -> Result:
-    by_deviation = values.get("algorithm.norm_adv_by_std_in_grpo", True)
-    if values.of(leaf) == "grpo" and not by_deviation:
-        return new("algorithm.adv_type", "dr_grpo", "`norm_adv_by_std_in_grpo: false` with GRPO is `dr_grpo` here")
-    return same("algorithm.adv_type", leaf)
-
-
 def _norm_adv(leaf: Leaf, values: Values) -> Result:
     if values.of(leaf) is False and values.get("algorithm.adv_estimator") == "grpo":
         return LeftOut("implied by `adv_type: dr_grpo`", quiet=True)
@@ -158,19 +151,6 @@ def nested_lora(name: str, section: str = _MODEL) -> Rule:
         return same(f"actor.model.lora.{name}", leaf)
 
     return rule
-
-
-def _loss_agg_mode(leaf: Leaf, values: Values) -> Result:
-    if values.get(f"{_ACTOR}.policy_loss.loss_mode") == "gspo" and values.of(leaf) != _BY_SEQUENCE:
-        note = f"verl's gspo ignores `{values.of(leaf)}` and averages by sequence"
-        return new("algorithm.loss_agg_func", _BY_SEQUENCE, note)
-    return same("algorithm.loss_agg_func", leaf)
-
-
-def _dual_clip(leaf: Leaf, values: Values) -> Result:
-    if values.get(f"{_ACTOR}.policy_loss.loss_mode") == "gspo":
-        return new("algorithm.clip_ratio_c", None, "verl's gspo has no dual clip")
-    return same("algorithm.clip_ratio_c", leaf)
 
 
 def model_folder(path: str) -> Rule:
@@ -290,26 +270,9 @@ def _of_pictures(leaf: Leaf, values: Values) -> Result:
     return LeftOut("models of text alone are trained", quiet=True)
 
 
-def _distills(leaf: Leaf, values: Values) -> Result:
-    if values.of(leaf):
-        return same(leaf.name, leaf)
-    return LeftOut("no teacher is distilled from", quiet=True)
-
-
-def _tis(leaf: Leaf, values: Values) -> Result:
-    if values.get("algorithm.rollout_correction.rollout_is") is None:
-        return LeftOut("without `rollout_is` samples count as they are", quiet=True)
-    return same("algorithm.tis_cap", leaf, "bounds the ratio of each token; verl's may be of sequences")
-
-
-def _rejects(leaf: Leaf, values: Values) -> Result:
-    if values.of(leaf) is None:
-        return LeftOut("null rejects no sample", quiet=True)
-    return LeftOut("samples are weighted by `algorithm.tis_cap`, and none is rejected")
-
-
 VERL: Final[Table] = {
     **HYDRA,
+    **ALGORITHM,
     "actor_rollout_ref.hybrid_engine": drop(
         "`cluster.component_placement` decides which components share accelerators"
     ),
@@ -323,9 +286,6 @@ VERL: Final[Table] = {
     f"{_ACTOR}.use_kl_loss": _use_kl_loss,
     f"{_ACTOR}.kl_loss_coef": _kl("algorithm.kl_beta", in_loss=True),
     f"{_ACTOR}.kl_loss_type": _kl("algorithm.kl_penalty", in_loss=True),
-    f"{_ACTOR}.policy_loss.loss_mode": to("algorithm.loss_type"),
-    f"{_ACTOR}.loss_agg_mode": _loss_agg_mode,
-    f"{_ACTOR}.clip_ratio_c": _dual_clip,
     f"{_ACTOR}.optim.betas": betas("actor.optim"),
     "critic.optim.betas": betas("critic.optim"),
     f"{_ACTOR}.optim.lr_warmup_steps": _warmup_steps("actor.optim.lr_warmup_steps"),
@@ -358,7 +318,6 @@ VERL: Final[Table] = {
     f"{_ROLLOUT}.prompt_length": drop("`data.max_prompt_length` is the longest prompt"),
     f"{_ROLLOUT}.response_length": drop("`rollout.sampling_params.max_new_tokens` is the longest answer"),
     **{f"{_ROLLOUT}.{name}": _vllm_option(name) for name in _VLLM_OPTIONS},
-    "algorithm.adv_estimator": _adv_estimator,
     "algorithm.norm_adv_by_std_in_grpo": _norm_adv,
     "algorithm.use_kl_in_reward": _use_kl_in_reward,
     "algorithm.kl_penalty": _kl("algorithm.kl_penalty", in_loss=False),
@@ -371,9 +330,6 @@ VERL: Final[Table] = {
     "reward.reward_model.enable": _reward_model,
     "data.image_key": _of_pictures,
     "data.video_key": _of_pictures,
-    "distillation.enabled": _distills,
-    "algorithm.rollout_correction.rollout_is_threshold": _tis,
-    "algorithm.rollout_correction.rollout_rs": _rejects,
     "trainer.logger": loggers("runner.logger.logger_backends"),
     "trainer.save_freq": steps_or_never("runner.save_interval", SAVING),
     "trainer.test_freq": steps_or_never("runner.val_check_interval", EVALUATING),

@@ -76,6 +76,8 @@ class LossSettings:
     correction_level: CorrectionLevel = "token"
     reject_ratio_low: float | None = None
     reject_ratio_high: float | None = None
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
     value_clip: float | None = 0.2
     huber_delta: float | None = 10.0
     value_weight: float = 1.0

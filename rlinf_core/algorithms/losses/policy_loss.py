@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,6 +13,9 @@ from rlinf_core.algorithms.aggregation import aggregate, expand_mask, expand_tra
 from rlinf_core.algorithms.kl import MAX_LOG_RATIO, kl_estimate
 from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
 from rlinf_core.algorithms.losses.value_loss import value_loss
+
+# Of the ratios and advantages, both [n, ...]: the losses, whether the clip was active, whether the dual clip was.
+_Surrogate: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]
 
 
 def clipped_policy_losses(
@@ -88,6 +93,60 @@ def gspo(inputs: LossInputs, settings: LossSettings) -> Loss:
     return _policy_loss(inputs, settings, log_ratio, _asked_correction(inputs, settings))
 
 
+def gmpo(inputs: LossInputs, settings: LossSettings) -> Loss:
+    """Return -A times the geometric mean of the ratios of a sequence's tokens, each clipped in log space.
+
+    Zhao et al., "Geometric-mean policy optimization", arXiv 2507.20673, eq. 4: a log-ratio is bounded by
+    [-clip_ratio_low, clip_ratio_high] where that lowers the objective. Bounds are about 0.4 there, and
+    `loss_agg_func: seq-mean-token-mean` is its mean over sequences. There is no dual clip.
+    """
+    log_ratio = (inputs.logprobs - inputs.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    clipped = log_ratio.clamp(-settings.clip_ratio_low, settings.clip_ratio_high)
+    rises = expand_trailing(inputs.advantages, log_ratio.shape) > 0
+    kept = torch.where(rises, torch.minimum(log_ratio, clipped), torch.maximum(log_ratio, clipped))
+    total, count = _sequence_sums(kept, inputs.mask)
+    active = kept != log_ratio
+    return _policy_loss(
+        inputs,
+        settings,
+        (total / count).expand_as(log_ratio),
+        _asked_correction(inputs, settings),
+        lambda ratio, advantages: (-advantages * ratio, active, None),
+    )
+
+
+def cispo(inputs: LossInputs, settings: LossSettings) -> Loss:
+    """Return REINFORCE's loss, each token weighted by its ratio, which is clipped and has no gradient.
+
+    MiniMax, "MiniMax-M1", arXiv 2506.13585, eq. 4 and 5: -sg(clip(r, 1 - low, 1 + high)) A log p. Every token keeps a
+    gradient; `clip_ratio_low: 1` leaves the ratio unbounded from below, as there. There is no dual clip.
+    """
+
+    def surrogate(ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        weight = ratio.detach().clamp(1 - settings.clip_ratio_low, 1 + settings.clip_ratio_high)
+        return -advantages * weight * inputs.logprobs, weight != ratio, None
+
+    log_ratio = inputs.logprobs - inputs.old_logprobs
+    return _policy_loss(inputs, settings, log_ratio, _asked_correction(inputs, settings), surrogate)
+
+
+def sapo(inputs: LossInputs, settings: LossSettings) -> Loss:
+    """Return -A f(r) with the soft gate f(r) = 4 / tau sigmoid(tau (r - 1)) in the place of a clip.
+
+    Gao et al., "Soft adaptive policy optimization", arXiv 2511.20347, eq. 5 and 6. The gradient is that of the plain
+    ratio at r = 1 and fades to both sides, faster the larger tau is: `tau_pos` where A > 0, else `tau_neg`. Bounds of
+    the ratio have no effect.
+    """
+
+    def surrogate(ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        tau = torch.where(advantages > 0, ratio.new_tensor(settings.tau_pos), ratio.new_tensor(settings.tau_neg))
+        gate = 4 / tau * torch.sigmoid(tau * (ratio - 1))
+        return -advantages * gate, torch.zeros_like(ratio, dtype=torch.bool), None
+
+    log_ratio = inputs.logprobs - inputs.old_logprobs
+    return _policy_loss(inputs, settings, log_ratio, _asked_correction(inputs, settings), surrogate)
+
+
 def _sequence_sums(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the sum over each sequence of what counts, and how much counts, at least 1; both [n, 1, ...]."""
     rows = values.reshape(values.shape[0], -1)
@@ -128,21 +187,25 @@ def _behaviour_weights(inputs: LossInputs, settings: LossSettings, needed_by: st
     return weights
 
 
-def _policy_loss(inputs: LossInputs, settings: LossSettings, log_ratio: Tensor, weights: Tensor | None) -> Loss:
-    """Return the clipped loss of ratios, times `weights`, with entropy and divergence."""
+def _policy_loss(
+    inputs: LossInputs,
+    settings: LossSettings,
+    log_ratio: Tensor,
+    weights: Tensor | None,
+    surrogate: _Surrogate | None = None,
+) -> Loss:
+    """Return the loss of ratios, by PPO's clip without a surrogate, times `weights`, with entropy and divergence."""
     log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     advantages = expand_trailing(inputs.advantages, ratio.shape)
-    losses, active, dual = clipped_policy_losses(
-        ratio, advantages, settings.clip_ratio_low, settings.clip_ratio_high, settings.clip_ratio_c
-    )
+    losses, active, dual = (surrogate or _clip_of(settings))(ratio, advantages)
     if weights is not None:
         losses = losses * weights
     how, mask = settings.loss_agg_func, inputs.mask
     policy_loss = loss = aggregate(losses, mask, how, inputs.total)
     with torch.no_grad():
         means = {"approx_kl": ratio - 1 - log_ratio, "clip_fraction": active.float(), "ratio": ratio}
-        if settings.clip_ratio_c is not None:
+        if dual is not None:
             means["dual_clip_fraction"] = dual.float()
         if weights is not None:
             means["behaviour_weight"] = weights
@@ -164,6 +227,17 @@ def _policy_loss(inputs: LossInputs, settings: LossSettings, log_ratio: Tensor, 
         metrics["actor/kl_ref"] = kl.detach()
         loss = loss + settings.kl_beta * kl
     return Loss(loss, metrics)
+
+
+def _clip_of(settings: LossSettings) -> _Surrogate:
+    """Return PPO's clip by the bounds of the settings."""
+
+    def surrogate(ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        low, high, dual = settings.clip_ratio_low, settings.clip_ratio_high, settings.clip_ratio_c
+        losses, active, bounded = clipped_policy_losses(ratio, advantages, low, high, dual)
+        return losses, active, None if dual is None else bounded
+
+    return surrogate
 
 
 def _mean(values: Tensor, mask: Tensor | None, total: Tensor | float | None) -> Tensor:

@@ -46,6 +46,7 @@ def test_losses_are_the_frozen_numbers(case: dict[str, Any]) -> None:
     if case["loss"] == "actor_critic":
         inputs |= tensors(LOSSES, "values", "old_values", "returns") | {"value_mask": inputs["mask"]}
 
-    loss = get_policy_loss(case["loss"])(LossInputs(**inputs), LossSettings(**LOSSES["settings"], **case["settings"]))
+    settings = LossSettings(**{**LOSSES["settings"], **case["settings"]})
+    loss = get_policy_loss(case["loss"])(LossInputs(**inputs), settings)
 
     assert loss.loss.item() == pytest.approx(case["value"], abs=CLOSE)

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.losses.inputs import LossInputs, LossSettings
-from rlinf_core.algorithms.losses.policy_loss import actor, actor_critic, clipped_policy_losses, decoupled_actor, gspo
+from rlinf_core.algorithms.losses.policy_loss import (
+    actor,
+    actor_critic,
+    cispo,
+    clipped_policy_losses,
+    decoupled_actor,
+    gmpo,
+    gspo,
+    sapo,
+)
 from rlinf_core.algorithms.losses.value_loss import clipped_value_loss, huber
 
 finite = st.floats(-3, 3)
@@ -326,3 +335,27 @@ def test_metrics_of_parts_add_up_to_those_of_the_whole() -> None:
         both = [each[name].item() for each in parts]
         found = max(both) if name.endswith("_max") else sum(both) / 2
         assert found == pytest.approx(value.item(), abs=1e-6), name
+
+
+@pytest.mark.parametrize("ratio", [0.3, 1.0, 1.7])
+@pytest.mark.parametrize("advantage", [1.0, -0.5])
+def test_gradients_of_losses_without_ppo_s_clip(ratio: float, advantage: float) -> None:
+    """By the papers: cispo's weight is clipped and its gradient is not, sapo's fades, gmpo's stops where it clips."""
+    near = min(max(ratio, 0.8), 1.28)
+    tau = 1.0 if advantage > 0 else 1.05
+    gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
+    log_ratio = math.log(ratio)
+    stops = log_ratio > 0.28 if advantage > 0 else log_ratio < -0.2
+    geometric = math.exp(min(log_ratio, 0.28) if advantage > 0 else max(log_ratio, -0.2))
+    expected = {cispo: near, sapo: 4 * gate * (1 - gate) * ratio, gmpo: 0.0 if stops else geometric}
+    for loss, weight in expected.items():
+        logprobs = torch.tensor([[math.log(0.25 * ratio)]], dtype=torch.float64, requires_grad=True)
+        inputs = LossInputs(
+            logprobs=logprobs,
+            old_logprobs=torch.full((1, 1), math.log(0.25), dtype=torch.float64),
+            advantages=torch.full((1, 1), advantage, dtype=torch.float64),
+        )
+        result = loss(inputs, LossSettings(clip_ratio_low=0.2, clip_ratio_high=0.28))
+        (gradient,) = torch.autograd.grad(result.loss, logprobs)
+        assert gradient.item() == pytest.approx(-advantage * weight, abs=1e-6), loss.__name__
+        assert "actor/dual_clip_fraction" not in result.metrics

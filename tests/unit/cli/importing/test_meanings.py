@@ -149,9 +149,121 @@ def test_what_rlinf_cannot_train_makes_the_result_wrong(tmp_path: Path, override
     assert [".".join(map(str, error.path)) for error in errors] == [path]
 
 
+TEACHER = (
+    "distillation.enabled=true",
+    "+distillation.distillation_loss.use_policy_gradient=true",
+    "+distillation.distillation_loss.use_task_rewards=false",
+    "+distillation.distillation_loss.loss_max_clamp=10",
+    "+distillation.teacher_models.one.model_path=/t",
+)
+
+
+def test_one_teacher_by_log_ratios_is_distillation(tmp_path: Path) -> None:
+    result = converted(tmp_path, VERL, *TEACHER, "+distillation.distillation_loss.loss_mode=k1")
+    assert result.errors == []
+    for line in ("adv_type: distillation", "model_path: /t", "teacher:"):
+        assert f"{line}\n" in result.text
+    assert outcome(result, "distillation.distillation_loss.loss_max_clamp").fate is Fate.LEFT_OUT
+
+
+@pytest.mark.parametrize(
+    "other", ["loss_mode=forward_kl_topk", "loss_mode=k1 +distillation.teacher_models.two.model_path=/u"]
+)
+def test_other_distillation_makes_the_result_wrong(tmp_path: Path, other: str) -> None:
+    errors = converted(tmp_path, VERL, *TEACHER, *f"+distillation.distillation_loss.{other}".split()).errors
+    assert [".".join(map(str, error.path)) for error in errors] == ["distillation"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lines"),
+    [
+        (("loss_mode=cispo", "clip_ratio_low=10"), ("loss_type: cispo", "clip_ratio_low: 1")),
+        (("loss_mode=sapo", "policy_loss.tau_pos=2.0"), ("loss_type: sapo", "tau_pos: 2.0")),
+        (("loss_mode=geo_mean",), ("loss_type: geo_mean", "loss_agg_func: seq-mean-token-mean")),
+    ],
+)
+def test_losses_of_verl_without_ppo_s_clip(tmp_path: Path, overrides: tuple[str, ...], lines: tuple[str, ...]) -> None:
+    actor = "actor_rollout_ref.actor."
+    written = [
+        f"{'' if 'mode' in key else '+'}{actor}{'policy_loss.' if 'mode' in key else ''}{key}" for key in overrides
+    ]
+    result = converted(tmp_path, VERL, *written)
+    assert result.errors == []
+    for line in lines:
+        assert f"  {line}\n" in result.text
+    assert "clip_ratio_c" not in result.text.partition("# Not carried over")[0]
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+def test_groups_of_one_have_the_reward_as_advantage(tmp_path: Path, estimator: str) -> None:
+    result = converted(tmp_path, VERL.replace("n: 4", "n: 1"), f"algorithm.adv_estimator={estimator}")
+    assert result.errors == []
+    assert "  adv_type: reinforce_pp\n  normalize_advantages: false\n" in result.text
+
+
+CORRECTED = (
+    "+algorithm.rollout_correction.rollout_is=sequence",
+    "+algorithm.rollout_correction.rollout_is_threshold=2.0",
+    "+algorithm.rollout_correction.rollout_rs='token_k1,seq_max_k2'",
+    "+algorithm.rollout_correction.rollout_rs_threshold='0.5_1.5,2.5'",
+)
+
+
+def test_corrections_of_verl_recompute_and_reject_by_token(tmp_path: Path) -> None:
+    result = converted(tmp_path, VERL, *CORRECTED)
+    assert result.errors == []
+    for line in ("recompute_logprobs: true", "correction_level: sequence", "tis_cap: 2.0", "reject_ratio_low: 0.5"):
+        assert f"  {line}\n" in result.text
+    assert "not taken over: seq_max_k2" in str(outcome(result, "algorithm.rollout_correction.rollout_rs").note)
+
+
+def test_a_bypass_takes_ratios_to_what_drew_the_tokens(tmp_path: Path) -> None:
+    bypass = "+algorithm.rollout_correction.bypass_mode=true"
+    result = converted(tmp_path, VERL, *CORRECTED, bypass)
+    assert result.errors == []
+    assert "recompute_logprobs: true" not in result.text
+    errors = converted(tmp_path, VERL, bypass, "+algorithm.rollout_correction.loss_type=reinforce").errors
+    assert [error.message for error in errors] == ["unknown loss_type `reinforce`"]
+
+
 def test_a_reward_model_of_rlinf_makes_the_result_wrong(tmp_path: Path) -> None:
     errors = converted(tmp_path, f"{TRAINING}reward: {{use_reward_model: true}}\n").errors
     assert [".".join(map(str, error.path)) for error in errors] == ["reward"]
+
+
+def test_a_flow_policy_by_sac_is_refused_as_one_thing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a policy by flow matching with soft actor-critic"):
+        converted(tmp_path, TRAINING.replace("model_type: mlp_policy", "model_type: flow_policy"))
+
+
+@pytest.mark.parametrize(
+    ("task", "becomes"), [("PegInsertionEnv-v1", "franka_mujoco"), ("DOSW1PickEnv-v1", "DOSW1PickEnv-v1")]
+)
+def test_a_dummy_arm_is_a_franka_only_where_the_task_is(tmp_path: Path, task: str, becomes: str) -> None:
+    dummy = f"env_type: realworld, init_params: {{id: {task}}}, override_cfg: {{is_dummy: true}}"
+    result = converted(tmp_path, TRAINING.replace("env_type: franka_mujoco", dummy))
+    assert f"env_type: {becomes}\n" in result.text
+    assert bool(result.errors) == (becomes == task)
+
+
+def test_another_robot_than_a_franka_is_named_as_missing(tmp_path: Path) -> None:
+    groups = "num_nodes: 1, node_groups: [{label: arm, node_ranks: 0, hardware: {type: Turtle2, configs: []}}]"
+    text = TRAINING.replace("num_nodes: 1", groups).replace("env_type: franka_mujoco", "env_type: realworld")
+    assert "unknown env_type `Turtle2`" in [error.message for error in converted(tmp_path, text).errors]
+
+
+def test_the_group_that_is_compared_is_the_group_that_starts(tmp_path: Path) -> None:
+    text = TRAINING.replace("embodied_sac\n  loss_type: embodied_sac", "grpo\n  loss_type: actor\n  group_size: 8")
+    text = text.replace("total_num_envs: 32", "total_num_envs: 32, group_size: 1")
+    result = converted(tmp_path, text)
+    assert "  group_size: 8\n" in result.text
+    assert "`algorithm.group_size: 8` holds" in str(outcome(result, "env.train.group_size").reason)
+
+
+def test_an_evaluation_may_place_an_actor_that_trains_nothing(tmp_path: Path) -> None:
+    result = converted(tmp_path, EVALUATION.replace('"env,rollout": 0', 'actor: 0, "env,rollout": 0'))
+    assert result.errors == []
+    assert "total_num_envs: ${env.eval.total_num_envs}\n" in result.text
 
 
 def test_fine_tuning_of_verl_becomes_a_chat_job(tmp_path: Path) -> None:

@@ -130,6 +130,10 @@ def test_a_missing_extra_is_named() -> None:
     assert cannot_be_made("phys2d/CartPole-v1", missing).help == "run `pip install 'gymnasium[jax]'`"
     moved = ImportError("The mujoco v2 and v3 based environments have been moved to the gymnasium-robotics project")
     assert "a newer version of its id" in (cannot_be_made("Hopper-v2", moved).help or "")
+    old = ImportError("`Pusher-v4` is only supported on `mujoco<3`")
+    assert "pip install 'mujoco<3'" in (cannot_be_made("Pusher-v4", old).help or "")
+    wraps = ImportError('To use the gym compatibility environments, run `pip install "shimmy[gym-v26]"`')
+    assert "shimmy:GymV26Environment-v0" in (cannot_be_made("GymV26Environment-v0", wraps).help or "")
     assert "pip install other" in (cannot_be_made("Own-v0", ModuleNotFoundError("x", name="other")).help or "")
 
 
