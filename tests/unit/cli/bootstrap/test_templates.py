@@ -169,7 +169,7 @@ cluster:
     # has a file of its own.
     stubs = (
         'srun() { printf "%s\\n" "$@" >> "$HOME/srun.$BASHPID"; }; '
-        "trap() { :; }; hostname() { :; }; test() { :; }; sleep() { :; }; scancel() { :; }; "
+        "trap() { :; }; hostname() { :; }; test() { :; }; kill() { return 1; }; scancel() { :; }; "
         f"SLURM_JOB_ID=1 SLURM_NODEID=0 HOME={tmp_path}\n"
     )
     subprocess.run(["bash"], input=stubs + script, text=True, capture_output=True, check=True, timeout=60)
