@@ -19,6 +19,7 @@ from rlinf_core.node.cluster_records import folder, make_folder, token_file
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
 DEFAULT_NAME: Final = "default"
+_PAUSE: Final = 0.2
 
 
 def cluster_name(file: str, name: str | None = None) -> str:
@@ -78,28 +79,53 @@ def keep_token(name: str, token: str) -> None:
 
 
 @contextmanager
-def locked(name: str) -> Generator[None, None, None]:
+def locked(name: str, seconds: float = 0.0) -> Generator[None, None, None]:
     """Hold the lock of a cluster: only one `up` or `down` works at a time.
+
+    Args:
+        name: the cluster.
+        seconds: to wait for another command that holds it.
 
     Raises:
         RLinfError: another command holds it.
     """
     make_folder()
     path = folder() / f"{name}.lock"
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.pread(lock, 200, 0).decode(errors="replace")
+    end = time.monotonic() + seconds
+    while (lock := _try_lock(path)) is None:
+        if time.monotonic() >= end:
             raise RLinfError(
                 f"another `rlinf up` or `rlinf down` is working on cluster `{name}`",
-                why=holder or None,
+                why=_holder(path),
                 help="wait until it has ended, and run the command again",
-            ) from None
+            )
+        time.sleep(_PAUSE)
+    try:
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"pid {os.getpid()}, since {time.strftime('%H:%M:%S')}".encode(), 0)
         yield
     finally:
-        # The file stays: removing it could let two processes lock different files.
+        if not (folder() / f"{name}.json").exists():
+            path.unlink(missing_ok=True)
         os.close(lock)
+
+
+def _try_lock(path: Path) -> int | None:
+    """Return a descriptor that holds the lock, or None while another process holds it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The previous holder may have removed the file, and another process may hold the next one.
+        if os.path.samestat(os.fstat(lock), os.stat(path)):
+            return lock
+    except OSError:
+        pass
+    os.close(lock)
+    return None
+
+
+def _holder(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")[:200] or None
+    except OSError:
+        return None

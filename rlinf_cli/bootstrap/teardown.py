@@ -73,13 +73,10 @@ class DownReport(NamedTuple):
         return not self.failures
 
 
-async def running_jobs(cluster: str, nodes: Sequence[NodeTarget], transport: Transport) -> list[RunningJob]:
-    """Return the running jobs of a cluster, from its head; empty if the head is gone."""
-    head = next((node for node in nodes if node.is_head), None)
-    if head is None:
-        return []
+async def running_jobs(cluster: str, node: NodeTarget, transport: Transport) -> list[RunningJob]:
+    """Return the running jobs of a cluster, which a node of it asks the head for; empty if the head is gone."""
     request: dict[str, Any] = {"verb": "members", "cluster": cluster, "wanted": [], "deadline": _JOBS_SECONDS}
-    answer = await ask(transport, head, request, deadline=_JOBS_SECONDS + 25.0 + _MARGIN_SECONDS + head.connect_seconds)
+    answer = await ask(transport, node, request, deadline=_JOBS_SECONDS + 25.0 + _MARGIN_SECONDS + node.connect_seconds)
     if answer.data is None:
         return []
     return [

@@ -8,10 +8,7 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-import typer
-
 from rlinf_cli.bootstrap.phases import Phase
-from rlinf_cli.console import console
 from rlinf_cli.live.phase_table import PhaseTable
 
 if TYPE_CHECKING:
@@ -81,12 +78,8 @@ def watch(request: startup.UpRequest, *, parallel: int) -> startup.UpReport:
     async def work() -> startup.UpReport:
         return await _reminded(bring_up(request, NodeRoutes(parallel=parallel), table.update), table)
 
-    try:
-        with table.shown():
-            return run(work())
-    except KeyboardInterrupt:
-        console.message(f"interrupted: nodes that are up stay up until `rlinf down --name {request.name}`")
-        raise
+    with table.shown():
+        return run(work())
 
 
 def end(
@@ -111,32 +104,8 @@ def jobs_of(name: str, nodes: Sequence[NodeTarget]) -> list[teardown.RunningJob]
     from rlinf_cli.bootstrap.teardown import running_jobs
     from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
 
-    return run(running_jobs(cluster_id(name), nodes, NodeRoutes()))
-
-
-def stay(request: startup.UpRequest, report: startup.UpReport) -> None:
-    """Wait until the node's Ray ends or this process is stopped, then take the node down.
-
-    Raises:
-        typer.Exit: Ray ended on its own.
-    """
-    import time
-
-    from rlinf_cli.bootstrap.cluster_identity import cluster_id
-    from rlinf_cli.exit_codes import ExitCode
-    from rlinf_core.node.node_facts import folder_of, read_record
-    from rlinf_core.node.node_processes import alive
-
-    record = read_record(folder_of(cluster_id(request.name))) or {}
-    console.message(f"{report.name}: this node runs until stopped")
-    try:
-        while alive(record.get("process")):
-            time.sleep(1.0)
-    finally:
-        nodes = [node for node in request.nodes if request.only in (None, node.rank)]
-        end(request.name, nodes, parallel=len(nodes))
-    console.error_block("Ray ended on this node", why="it was stopped, or its head ended")
-    raise typer.Exit(ExitCode.FAILED)
+    head = next((node for node in nodes if node.is_head), None)
+    return run(running_jobs(cluster_id(name), head, NodeRoutes())) if head is not None else []
 
 
 async def _reminded(work: Awaitable[T], table: PhaseTable) -> T:

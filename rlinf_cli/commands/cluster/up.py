@@ -14,6 +14,8 @@ from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.lazy import command
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rlinf_cli.bootstrap.startup import UpReport, UpRequest
 
 
@@ -29,6 +31,16 @@ Print = Annotated[
         "--print",
         metavar="slurm|kuberay",
         help="Print a job script or manifest with which Slurm or Kubernetes starts the same cluster.",
+        show_default=False,
+    ),
+]
+With = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        metavar="[GROUP:]KEY[=VALUE]",
+        help="With --print, for all nodes or those of a group. Slurm: an option of `sbatch`, as in `time=24:00:00` or"
+        " `sim:partition=cpu`; `requeue` resumes after the time limit. May be repeated.",
         show_default=False,
     ),
 ]
@@ -80,6 +92,7 @@ def up(
     name: NameOption = None,
     dry_run: DryRun = False,
     template: Print = None,
+    wishes: With = None,
     rollback: Rollback = False,
     node_rank: NodeRank = None,
     head_address: HeadAddress = None,
@@ -105,8 +118,10 @@ def up(
     # These signals are for the driver: its nodes must stay until it has saved.
     ignore_warnings()
     if template is not None:
-        _print(template, file, overrides, name)
+        _print(template, file, overrides, name, wishes or ())
         return
+    if wishes:
+        raise typer.BadParameter("it requires --print", param_hint="'--with'")
     asked = Asked(file, overrides, name, node_rank, head_address, token_file, timeout, not insecure_no_auth, sync)
     request = prepare(asked)
     if dry_run:
@@ -114,7 +129,16 @@ def up(
         return
     if insecure_no_auth:
         console.message("warning: authentication is off: anyone who reaches the ports can run programs on the nodes")
-    report = watch(request, parallel=parallel)
+    if block:
+        from rlinf_cli.machines.foreground import hold
+
+        hold(request, lambda report: _show(report, output), parallel=parallel)
+        return
+    try:
+        report = watch(request, parallel=parallel)
+    except KeyboardInterrupt:
+        console.message(f"interrupted: nodes that are up stay up until `rlinf down --name {request.name}`")
+        raise
     if not report.ok and rollback:
         _roll_back(request, report, parallel)
     _show(report, output)
@@ -124,23 +148,23 @@ def up(
                 "running nodes stay up: run the same command again to retry the others, or `rlinf down` to end all"
             )
         raise typer.Exit(ExitCode.UNREACHABLE)
-    if block:
-        from rlinf_cli.machines.cluster_lifecycle import stay
-
-        stay(request, report)
 
 
 app = command(up, examples=("rlinf up cluster.yaml", "rlinf up cluster.yaml --print slurm"), no_args_is_help=True)
 
 
-def _print(template: Template, file: str, overrides: list[str] | None, name: str | None) -> None:
-    from rlinf_cli.bootstrap import cluster_identity, templates
+def _print(template: Template, file: str, overrides: list[str] | None, name: str | None, wishes: Sequence[str]) -> None:
+    from rlinf_cli.bootstrap import cluster_identity
     from rlinf_cli.bootstrap.inventory import targets
+    from rlinf_cli.bootstrap.templates.kuberay import kuberay
+    from rlinf_cli.bootstrap.templates.slurm import slurm
+    from rlinf_cli.bootstrap.templates.wishes import parse
     from rlinf_cli.file.job_file import load_sound
 
     nodes = targets(load_sound(file, overrides).cluster)
-    render = templates.slurm if template is Template.SLURM else templates.kuberay
-    console.result(render(cluster_identity.cluster_name(file, name), file, nodes, overrides or ()).rstrip("\n"))
+    render = slurm if template is Template.SLURM else kuberay
+    cluster = cluster_identity.cluster_name(file, name)
+    console.result(render(cluster, file, nodes, overrides or (), parse(wishes, nodes)).rstrip("\n"))
 
 
 def _plan(request: UpRequest, output: Output) -> None:

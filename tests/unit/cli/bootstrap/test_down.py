@@ -82,8 +82,8 @@ def test_what_is_left_is_told(site: Site) -> None:
 
 def test_jobs_are_the_heads_to_tell(site: Site) -> None:
     site.fake.jobs = [{"address": "10.0.0.1", "pid": 42, "command": "python train.py", "started": 1.0, "id": "01"}]
-    jobs = asyncio.run(running_jobs("c", site.nodes, site.fake))
+    jobs = asyncio.run(running_jobs("c", site.nodes[0], site.fake))
     assert [(job.pid, job.command) for job in jobs] == [(42, "python train.py")]
     record: Any = site.fake.nodes[0].record
     record["alive"] = False
-    assert asyncio.run(running_jobs("c", site.nodes, site.fake)) == []
+    assert asyncio.run(running_jobs("c", site.nodes[0], site.fake)) == []
