@@ -1,4 +1,4 @@
-"""What a manager does for debuggers: it passes questions for stacks on, and knows who waits at a breakpoint."""
+"""Debugging through a job's manager: questions for stacks, and workers that wait at breakpoints."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def install_spy() -> str:
 
 
 class StackRequest(NamedTuple):
-    """What is to be read.
+    """A request for stacks.
 
     Attributes:
         process: the process whose stacks, and those of the processes that it started, are wanted.

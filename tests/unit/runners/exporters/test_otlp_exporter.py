@@ -52,7 +52,7 @@ def test_spans_received_are_those_of_the_trace_file(receiver: Receiver, tmp_path
     assert len(receiver.spans) == 5007
 
 
-def test_a_run_is_one_trace_with_a_root_and_a_resource_per_process(receiver: Receiver, tmp_path: Path) -> None:
+def test_run_is_one_trace_with_a_resource_per_process(receiver: Receiver, tmp_path: Path) -> None:
     exporter = OTLPExporter(settings(tmp_path))
     for process in ("actor:0", "actor:1", "driver"):
         exporter.add_spans(process, [span("one"), span("two")])
