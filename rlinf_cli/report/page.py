@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -30,6 +31,9 @@ TEMPLATES: Final = Path(__file__).parent / "templates"
 # Makes the specification of a chart: a live page asks for the visible ones only.
 Drawing: TypeAlias = Callable[[], Spec]
 Drawings: TypeAlias = dict[str, Drawing]
+# Steps that tell who waits now.
+_RECENT_STEPS: Final = 100
+_IDLE: Final = {"speed/learner_idle": "actor for samples", "speed/env_idle": "env for a rollout to begin"}
 # Phases outside the steps, not part of their time.
 _BESIDE: Final = ("step", "evaluate", "save_checkpoint")
 
@@ -105,6 +109,11 @@ def _page(template: str, specs: Mapping[str, Drawing], context: Mapping[str, Any
 
 def rendered(template: str, context: Mapping[str, Any]) -> str:
     """Return a template of this package with its variables filled in."""
+    return _environment().get_template(template).render(**context)
+
+
+@cache
+def _environment() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from rlinf_cli.live.labels import clock, duration, figure
@@ -119,7 +128,7 @@ def rendered(template: str, context: Mapping[str, Any]) -> str:
     )
     filters: dict[str, Any] = environment.filters
     filters |= {"clock": clock, "duration": duration, "figure": figure, "moment": _moment}
-    return environment.get_template(template).render(**context)
+    return environment
 
 
 def _moment(seconds: float) -> str:
@@ -208,7 +217,27 @@ def _times(series: RunSeries, specs: Drawings) -> dict[str, Any]:
     if parts:
         specs["time-components"] = partial(charts.stacked_by_component, "seconds of a step by component", parts)
     beside = [(short_phase(name), means[name]) for name in _BESIDE[1:] if name in means]
-    return {"phases": rows, "step": step, "rest": rest if rest > 0.01 * step else 0.0, "beside": beside}
+    rest = rest if rest > 0.01 * step else 0.0
+    return {"phases": rows, "step": step, "rest": rest, "beside": beside, "waits": _waits(series)}
+
+
+def _waits(series: RunSeries) -> list[tuple[str, float]]:
+    """Return who waits, and which share of the newest steps, the longest first."""
+    shares: dict[str, float] = {}
+    step = _recent_mean(series, f"{_TIME}step")
+    for name in series.columns:
+        component = name.removeprefix(_TIME).removesuffix("/wait")
+        if step and name == f"{_TIME}{component}/wait":
+            shares[f"{component} for others"] = _recent_mean(series, name) / step
+    for name, label in _IDLE.items():
+        if name in series.columns:
+            shares[label] = _recent_mean(series, name)
+    return sorted(shares.items(), key=lambda row: -row[1])
+
+
+def _recent_mean(series: RunSeries, name: str) -> float:
+    values = series.columns[name].values[-_RECENT_STEPS:] if name in series.columns else ()
+    return math.fsum(values) / len(values) if values else 0.0
 
 
 def _timelines(report: RunContent, specs: Drawings) -> list[tuple[str, Any]]:

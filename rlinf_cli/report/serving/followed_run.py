@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from rlinf_cli.live.driver_log import DRIVER
 from rlinf_cli.report.gathering import RunContent, gather
 from rlinf_cli.report.series import RunSeries
 from rlinf_cli.run.run_documents import ORIGINS, PICTURE, PLACEMENT
 from rlinf_cli.runs import answer_samples
+from rlinf_cli.why.diagnosis import Diagnosis, diagnose
+from rlinf_cli.why.facts import read_facts
 from rlinf_core.errors import RunError
-from rlinf_core.runners.metrics import MetricsTail
+from rlinf_core.runners.metrics import Metrics, MetricsTail
 from rlinf_core.runners.storage import first_contact, run_events
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE
 from rlinf_core.runners.storage.run_status import RunStatus
 
+_DRIVER_LOG: Final = f"logs/{DRIVER}/rank_0.log"
 # Files beside metrics whose change shows; folders, too.
 _SHOWN: Final = (
     *(STATE, ORIGINS, PICTURE, PLACEMENT, run_events.FILE, first_contact.FILE, answer_samples.FOLDER),
-    *("config.yaml", "environment.json", "memory.json", "videos"),
+    *("config.yaml", "environment.json", "memory.json", "videos", _DRIVER_LOG),
 )
 _MOST_THOROUGH_BYTES: Final = 8 << 20
+_MOST_RECENT: Final = 2000
+_DIAGNOSIS_SECONDS: Final = 5.0
 Signature = tuple[tuple[int, int, int] | None, ...]
 
 
@@ -47,6 +55,10 @@ class FollowedRun:
         self._status = ""
         self._content: RunContent | None = None
         self._fault = ""
+        # The newest steps, by which a run that goes on is diagnosed.
+        self._recent: deque[Metrics] = deque(maxlen=_MOST_RECENT)
+        self._diagnosis: Diagnosis | None = None
+        self._diagnosed = -math.inf
 
     @property
     def series(self) -> RunSeries:
@@ -79,14 +91,30 @@ class FollowedRun:
     def content(self) -> RunContent:
         """Return what the page shows."""
         if self._content is None:
-            # A run that goes on has no end to be diagnosed; the trace is read when it is whole.
-            over = self._status not in (RunStatus.RUNNING, RunStatus.UNKNOWN)
-            self._content = gather(self.folder, self._series, thorough=over and self._short())
+            # The trace is read when it is whole.
+            self._content = gather(self.folder, self._series, thorough=self._over and self._short())
+        diagnosis = self._content.diagnosis if self._over else self._diagnosis_so_far()
         status, reason = self.folder.state.outcome
         notes = [*self._content.notes, *([self._fault] if self._fault else [])]
         return replace(
-            self._content.with_series(self._series), status=status, reason=reason, notes=notes, made=time.time()
+            self._content.with_series(self._series),
+            status=status,
+            reason=reason,
+            notes=notes,
+            diagnosis=diagnosis,
+            made=time.time(),
         )
+
+    @property
+    def _over(self) -> bool:
+        return self._status not in (RunStatus.RUNNING, RunStatus.UNKNOWN)
+
+    def _diagnosis_so_far(self) -> Diagnosis | None:
+        """Return the causes in the newest steps of a run that goes on, looked for every few seconds."""
+        if time.monotonic() - self._diagnosed > _DIAGNOSIS_SECONDS and not self.reading:
+            self._diagnosis = diagnose(read_facts(self.folder, list(self._recent)))
+            self._diagnosed = time.monotonic()
+        return self._diagnosis
 
     def _short(self) -> bool:
         """Return whether metrics and trace are short enough to be read while somebody waits."""
@@ -105,9 +133,12 @@ class FollowedRun:
         self._fault = ""
         if part.restarted:
             self._series = RunSeries()
+            self._recent.clear()
         elif part.replaced:
             self._series.drop_step(part.lines[0].step)
+            self._recent.pop()
         self._series.add(part.lines)
+        self._recent.extend(part.lines)
         changed = bool(part.lines) or part.restarted or self.reading == part.at_end
         self.reading = not part.at_end
         return changed

@@ -26,6 +26,8 @@ from rlinf_core.foreign.files import open_below
 HOST: Final = "127.0.0.1"
 # Seconds of a request that are spent on reading metrics: the page of a long run opens before they are all read.
 _READING_SECONDS: Final = 0.4
+# When a page is opened, the first chart comes before more is read.
+_OPENING_SECONDS: Final = 0.1
 _MOST_CONNECTIONS: Final = 64
 _MOST_VIDEO_BYTES: Final = 256 << 20
 _POLICY: Final = (
@@ -94,7 +96,7 @@ class LivePages:
         if len(self._runs) == 1:
             return self._one(request)
         with self._lock:
-            refresh_all(self._runs, _READING_SECONDS)
+            refresh_all(self._runs, _seconds_of(request))
             if request.query_params.get("since") == overview_version(self._runs):
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             return self._answer(request, overview_page(self._runs, root=""))
@@ -105,7 +107,7 @@ class LivePages:
         if run is None:
             return _missing()
         with self._lock:
-            run.refresh(_READING_SECONDS)
+            run.refresh(_seconds_of(request))
             if request.query_params.get("since") == str(run.version):
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             up = "../../" if several else ""
@@ -181,6 +183,11 @@ def serve(runs: Sequence[FollowedRun], listener: socket.socket, token: str) -> N
         timeout_graceful_shutdown=1,
     )
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def _seconds_of(request: Request) -> float:
+    """Return how long a request for a page may read metrics."""
+    return _READING_SECONDS if "since" in request.query_params else _OPENING_SECONDS
 
 
 def _place(request: Request) -> str:

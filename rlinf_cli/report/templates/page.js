@@ -68,9 +68,10 @@ async function drawAll(root) {
 
 // Live pages draw what is in view, and ask for that alone.
 const inView = new Set();
+let drawing = Promise.resolve();
 const watcher = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) isIntersecting ? inView.add(target) : inView.delete(target);
-  drawVisible();
+  drawing = drawVisible();
 }, { rootMargin: "200px" });
 
 async function drawVisible() {
@@ -123,7 +124,12 @@ function update(text) {
   watchCharts();
 }
 
+const after = (pause) => new Promise((resume) => setTimeout(resume, pause));
+
 async function follow() {
+  // The first charts are drawn before the server reads on; a hidden page has no frames.
+  await Promise.race([new Promise((resume) => requestAnimationFrame(() => setTimeout(resume))), after(SECOND)]);
+  await drawing.catch(() => {});
   for (;;) {
     let pause = SECOND;
     try {
@@ -139,7 +145,7 @@ async function follow() {
       document.getElementById("freshness").textContent = "not connected: `rlinf report --live` has ended";
       pause = 5 * SECOND;
     }
-    await new Promise((resume) => setTimeout(resume, pause));
+    await after(pause);
   }
 }
 

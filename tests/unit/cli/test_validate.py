@@ -206,6 +206,18 @@ def test_it_needs_neither_ray_nor_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(("command", "looks"), [("validate", "False"), ("explain", "True")])
+def test_only_validate_leaves_out_plugins_of_pydantic(command: str, looks: str) -> None:
+    program = (
+        f"import sys\nsys.argv = ['rlinf', {command!r}, 'hetero18']\nfrom rlinf_cli import launcher\n"
+        "launcher._leave_out_plugins()\nfrom pydantic import create_model\ncreate_model('Model', size=int)\n"
+        "from pydantic.plugin import _loader\nprint(_loader._plugins is not None)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYDANTIC_DISABLE_PLUGINS"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == looks
+
+
 def test_help_needs_no_model() -> None:
     program = (
         "import sys\nfrom rlinf_cli.main import main\ncode = main(['--help'])\n"

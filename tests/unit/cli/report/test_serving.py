@@ -172,3 +172,28 @@ def test_long_run_is_shown_before_all_of_it_is_read() -> None:
         followed.refresh(0.0)
     assert followed.series.steps == 600
     assert "being read" not in run_page(followed, overview="", root="").text
+
+
+def test_run_that_goes_on_says_what_it_fails_of() -> None:
+    run = full_run("runs", status=RunStatus.RUNNING)
+    with MetricsWriter(run.metrics_file) as metrics:
+        for step in range(20, 80):
+            metrics.log(step, {"env/return": 1.0, "train/actor/grad_norm": 0.0, "train/actor/weights_changed": 0.0})
+    followed = FollowedRun(run)
+    followed.refresh(LONG)
+    diagnosis = followed.content().diagnosis
+    assert diagnosis is not None
+    codes = [finding.code for finding in diagnosis.learning]
+    assert codes
+    assert codes[0] in run_page(followed, overview="", root="").text
+
+
+def test_page_tells_who_waits_in_the_newest_steps() -> None:
+    run = full_run("runs", status=RunStatus.RUNNING)
+    with MetricsWriter(run.metrics_file) as metrics:
+        for step in range(20, 220):
+            metrics.log(step, {"time/step": 2.0, "time/env/wait": 1.0, "speed/learner_idle": 0.25})
+    page = client(run).get("").text
+    rows = page.split("Who waits for whom")[1].split("</table>")[0]
+    assert '<td>env for others</td><td class="right">50 %</td>' in rows
+    assert '<td>actor for samples</td><td class="right">25 %</td>' in rows
