@@ -16,8 +16,7 @@ from rlinf_core.config.tree import to_data
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.terminal_text import escaped
-from rlinf_core.runners import metrics
-from rlinf_core.runners.metrics import Metrics, read_metrics
+from rlinf_core.runners.metrics import Metrics, read_with_faults
 from rlinf_core.runners.storage.checkpoint import Checkpoint
 from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -108,8 +107,12 @@ class Run:
         Raises:
             RunError: they cannot be read.
         """
+        return self._lines[0]
+
+    @cached_property
+    def _lines(self) -> tuple[list[Metrics], list[str]]:
         try:
-            return read_metrics(self.folder.metrics_file)
+            return read_with_faults(self.folder.metrics_file)
         except OSError as error:
             where, why = str(self.folder.metrics_file), error.strerror or str(error)
             raise RunError("the metrics of a run cannot be read", where=where, why=why) from None
@@ -164,7 +167,7 @@ class Run:
     @cached_property
     def faults(self) -> list[str]:
         """Unreadable lines that `steps` and `events` skip, in words; of the metrics at most three."""
-        return [*metrics.faults(self.folder.metrics_file), *self._story[1]]
+        return [*self._lines[1], *self._story[1]]
 
     @cached_property
     def _story(self) -> tuple[list[RunEvent], list[str]]:

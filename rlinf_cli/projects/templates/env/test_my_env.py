@@ -19,7 +19,7 @@ def test_environment_keeps_the_contract() -> None:
 def test_carts_move_as_they_are_pushed() -> None:
     carts = Cart(EnvSettings(num_envs=8))
     before = carts.reset()["states"][:, 0]
-    pushed = np.tile(np.float32([1, -1]), 4).reshape(8, 1, 1)  # of each cart one action of one number
+    pushed = np.tile(np.array([1, -1], np.float32), 4).reshape(8, 1, 1)  # of each cart one action of one number
     after = carts.step(pushed).observations["states"][:, 0]
     assert (np.sign(after - before) == pushed[:, 0, 0]).all()
 
