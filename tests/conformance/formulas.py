@@ -87,21 +87,22 @@ def _tensor(table: Any) -> Tensor:
 def _compared(
     b: Any, key: str, ours: Callable[[Tensor], Tensor], loop: Callable[[list[list[float]]], float]
 ) -> tuple[float, float]:
-    """Return the differences of a loss and of its gradient by a table, the loop's by central differences."""
+    """Return the differences of a loss and of its gradient by a table, the loop's by small steps to both sides."""
     table = getattr(b, key)
     learned = _tensor(table).requires_grad_()
     loss = ours(learned)
     (gradient,) = torch.autograd.grad(loss, learned)
-    worst = 0.0
+    worst, here = 0.0, loop(table)
     for row, token in product(range(ROWS), range(TOKENS)):
-        sides: list[float] = []
+        slopes: list[float] = []
         for step in (_STEP, -_STEP):
             moved = [list(values) for values in table]
             moved[row][token] += step
-            sides.append(loop(moved))
-        slope = (sides[0] - sides[1]) / (2 * _STEP)
-        worst = max(worst, abs(slope - float(gradient[row, token])))
-    return abs(loss.item() - loop(table)), worst
+            slopes.append((loop(moved) - here) / step)
+        # Between the slopes to both sides, which differ where a clip begins.
+        value = gradient[row, token].item()
+        worst = max(worst, min(slopes) - value, value - max(slopes))
+    return abs(loss.item() - here), worst
 
 
 def _policy(name: str, mask: str, loop: Callable[[Any, list[list[float]], int, int], float], **keys: Any) -> Comparison:
