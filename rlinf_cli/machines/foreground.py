@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from rlinf_cli.bootstrap.cluster_identity import cluster_id
-from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.machines.cluster_lifecycle import end, watch
@@ -47,8 +46,8 @@ def hold(request: UpRequest, show: Callable[[UpReport], None], *, parallel: int)
             ours |= report.ok
             if not report.ok:
                 raise typer.Exit(ExitCode.UNREACHABLE)
-            console.message(f"{report.name}: this node runs until stopped")
-            while _runs_here(request.name):
+            console.message(f"{report.name}: {'this node runs' if local else 'the nodes run'} until stopped")
+            while not local or _runs_here(request.name):
                 time.sleep(_PAUSE)
         except SystemExit as error:
             # Asked again, Slurm for one, it ends no sooner.
@@ -72,6 +71,7 @@ def _runs_here(name: str) -> bool:
 def _wait_for_jobs(name: str, nodes: Sequence[NodeTarget]) -> None:
     """Wait until no driver is connected to the cluster: a driver that saves needs all of its nodes."""
     from rlinf_cli.bootstrap.teardown import running_jobs
+    from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
 
     until = time.monotonic() + _JOBS_SECONDS
     while run(running_jobs(cluster_id(name), nodes[0], NodeRoutes())) and time.monotonic() < until:
