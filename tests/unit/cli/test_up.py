@@ -279,6 +279,13 @@ def test_block_leaves_no_node_when_one_fails(cli: Cli, site: FakeCluster) -> Non
     assert all(node.record is None for node in site.nodes.values())
 
 
+def test_block_leaves_what_was_up_before_alone(cli: Cli, site: FakeCluster) -> None:
+    site.nodes[1].start_error = {"message": "Ray ended", "why": "w", "help": "h", "rc": 9, "lines": ""}
+    assert cli("up", "lab.yaml").code == 3
+    assert cli("up", "lab.yaml", "--block").code == 3
+    assert [rank for rank, node in site.nodes.items() if node.record is not None] == [0, 2]
+
+
 def test_with_requires_print(cli: Cli, site: FakeCluster) -> None:
     ended = cli("up", "lab.yaml", "--with", "time=1")
     assert ended.code == 2
