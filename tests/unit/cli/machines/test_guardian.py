@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,9 @@ class Node:
     """A node with one process of a cluster, and the command that guards it."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        # A longer path would not be used: Ray's sockets would not fit.
+        self.short = tempfile.TemporaryDirectory(prefix="g", dir="/tmp")
+        monkeypatch.setenv("TMPDIR", self.short.name)
         monkeypatch.setattr("tempfile.tempdir", None)
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         self.folder = Path(folder_of(cluster_id("lab")))
@@ -49,7 +52,7 @@ class Node:
 
     def guardians(self) -> list[int]:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        return [pid for pid in pids if _is_guardian(pid, self.folder.parent.parent)]
+        return [pid for pid in pids if _is_guardian(pid, Path(self.short.name))]
 
 
 def _is_guardian(pid: int, folder: Path) -> bool:
@@ -73,6 +76,7 @@ def test_a_killed_command_leaves_no_node(tmp_path: Path, monkeypatch: pytest.Mon
     finally:
         node.ray.kill()
         node.command.communicate(timeout=30)
+        node.short.cleanup()
 
 
 def test_a_dismissed_guardian_leaves_the_node_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +91,4 @@ def test_a_dismissed_guardian_leaves_the_node_alone(tmp_path: Path, monkeypatch:
     finally:
         node.ray.kill()
         node.ray.wait(timeout=30)
+        node.short.cleanup()
