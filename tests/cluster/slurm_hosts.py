@@ -126,7 +126,7 @@ class SlurmHost:
 
     def processes(self) -> dict[int, str]:
         """Return the command lines of its processes by their own pids, those of the host and of Slurm left out."""
-        listed = self.run("ps", "-eo", "pid=,ppid=,stat=,args=", "--no-headers").stdout.splitlines()
+        listed: list[str] = self.run("ps", "-eo", "pid=,ppid=,stat=,args=", "--no-headers").stdout.splitlines()
         rows = [line.split(None, 3) for line in listed if line.strip()]
         return {
             int(pid): args
