@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from rlinf_cli.bootstrap.cluster_identity import cluster_id
-from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.machines.cluster_lifecycle import end, watch
@@ -38,27 +37,30 @@ def hold(request: UpRequest, show: Callable[[UpReport], None], *, parallel: int)
         typer.Exit: the nodes did not come up, or Ray ended on its own.
     """
     nodes = [node for node in request.nodes if request.only in (None, node.rank)]
-    ours = not _runs_here(request.name)
     local = len(nodes) == 1 and nodes[0].host is None
-    with Guardian(request.name, nodes[0].rank) if local and ours else nullcontext() as guardian:
+    fresh = local and not _runs_here(request.name)
+    ours = nodes if fresh else []
+    with Guardian(request.name, nodes[0].rank) if fresh else nullcontext() as guardian:
         try:
             report = watch(request, parallel=parallel)
             show(report)
-            ours |= report.ok
             if not report.ok:
+                changed = {node.rank for node in report.nodes if node.changed}
+                ours = ours or [node for node in nodes if node.rank in changed]
                 raise typer.Exit(ExitCode.UNREACHABLE)
-            console.message(f"{report.name}: this node runs until stopped")
-            while _runs_here(request.name):
+            ours = nodes
+            console.message(f"{report.name}: {'this node runs' if local else 'the nodes run'} until stopped")
+            while not local or _runs_here(request.name):
                 time.sleep(_PAUSE)
         except SystemExit as error:
-            # Asked again, Slurm for one, it ends no sooner.
+            # Asked again, by Slurm for one, it ends no sooner.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            if error.code == ExitCode.TERMINATED:
-                _wait_for_jobs(request.name, nodes)
+            if error.code == ExitCode.TERMINATED and ours:
+                _wait_for_jobs(request.name, ours)
             raise
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            if ours and end(request.name, nodes, parallel=parallel).ok and guardian is not None:
+            if ours and end(request.name, ours, parallel=parallel).ok and guardian is not None:
                 guardian.dismiss()
     console.error_block("Ray ended on this node", why="it was stopped, or its head ended")
     raise typer.Exit(ExitCode.FAILED)
@@ -72,6 +74,7 @@ def _runs_here(name: str) -> bool:
 def _wait_for_jobs(name: str, nodes: Sequence[NodeTarget]) -> None:
     """Wait until no driver is connected to the cluster: a driver that saves needs all of its nodes."""
     from rlinf_cli.bootstrap.teardown import running_jobs
+    from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
 
     until = time.monotonic() + _JOBS_SECONDS
     while run(running_jobs(cluster_id(name), nodes[0], NodeRoutes())) and time.monotonic() < until:

@@ -12,12 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.cluster.spaces import MOUNTS, SWITCH, Space, folders_below_tmp, why_not
+from tests.cluster.spaces import MOUNTS, SWITCH, Space, die_with_parent, folders_below_tmp, why_not
 from tests.waiting import until
 
 _PROGRAMS: Final = ("slurmctld", "slurmd", "sbatch", "srun", "munged")
@@ -127,7 +126,7 @@ class SlurmHost:
 
     def processes(self) -> dict[int, str]:
         """Return the command lines of its processes by their own pids, those of the host and of Slurm left out."""
-        listed = self.run("ps", "-eo", "pid=,ppid=,stat=,args=", "--no-headers").stdout.splitlines()
+        listed: list[str] = self.run("ps", "-eo", "pid=,ppid=,stat=,args=", "--no-headers").stdout.splitlines()
         rows = [line.split(None, 3) for line in listed if line.strip()]
         return {
             int(pid): args
@@ -175,6 +174,7 @@ class SlurmHosts:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            preexec_fn=die_with_parent,
         )
         self._switch = Space(SWITCH, spaces=("net",), log=self.folder / "switch.log")
         self.master = SlurmHost(_MASTER, 1, self)
@@ -279,19 +279,3 @@ def _sweep() -> None:
         pid = folder.name[len(_PREFIX) :].split("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def main() -> None:
-    """Start it, and wait for Ctrl-C, to try things by hand."""
-    hosts = SlurmHosts(["n1", "n2", "n3"])
-    try:
-        pids = {host.name: host._space.pid for host in (hosts.master, *hosts.nodes)}  # pyright: ignore[reportPrivateUsage]
-        print(hosts.folder, pids, flush=True)
-        while True:
-            time.sleep(3600)
-    finally:
-        hosts.end()
-
-
-if __name__ == "__main__":
-    main()

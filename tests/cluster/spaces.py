@@ -90,7 +90,8 @@ def folders_below_tmp() -> list[str]:
     return [str(folder) for folder in folders if Path("/tmp") in folder.parents]
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Have this process killed when its parent ends; for `preexec_fn`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -110,7 +111,7 @@ class Space:
                 stderr=err,
                 # Ctrl-C at the test run is not for them.
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         self._forked = "pid" in spaces
 

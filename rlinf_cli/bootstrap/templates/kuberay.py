@@ -1,4 +1,4 @@
-"""A RayCluster for KubeRay: each node of the file is a pod with its own rank."""
+"""A RayCluster or RayJob for KubeRay: each node of the file is a pod with its own rank."""
 
 from __future__ import annotations
 
@@ -6,31 +6,22 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 from rlinf_cli.bootstrap.inventory import NodeTarget
+from rlinf_cli.bootstrap.templates.pods import check_wishes, pod_of
 from rlinf_cli.bootstrap.templates.text import one_line, yaml
-from rlinf_cli.bootstrap.templates.wishes import Wish, unknown
+from rlinf_cli.bootstrap.templates.wishes import Wish
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.secrets import is_secret
-from rlinf_core.env_vars import ADDRESS, NODE_RANK
-from rlinf_core.hardware.accelerators.registry import accelerator_of_model
+from rlinf_core.env_vars import NODE_RANK
 from rlinf_core.placement.environment import forwarded_values
 
 # The version that the extra `train` requires.
 RAY_VERSION: Final = "2.60.0"
-# Resource names of the vendors' device plugins.
-_DEVICE_PLUGINS: Final = {
-    "NVIDIA": "nvidia.com/gpu",
-    "AMD": "amd.com/gpu",
-    "Ascend": "huawei.com/Ascend910",
-    "Intel": "gpu.intel.com/xe",
-    "MUSA": "mthreads.com/gpu",
-}
-# KubeRay's default port of the head.
-_KUBERAY_GCS_PORT: Final = 6379
-_IMAGE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Where a RayJob's file is in the head's pod, and its key in the ConfigMap.
+_FILE_FOLDER: Final = "/etc/rlinf"
+_FILE_KEY: Final = "job.yaml"
 
 
 def kuberay(
@@ -40,32 +31,68 @@ def kuberay(
     overrides: Sequence[str] = (),
     wishes: Iterable[Wish] = (),
     environ: Mapping[str, str] | None = None,
+    text: str | None = None,
 ) -> str:
-    """Return a RayCluster for KubeRay 1.5.1 or newer: each node is a pod with its own rank.
+    """Return a RayCluster for KubeRay 1.5.1 or newer, or a RayJob: each node is a pod with its own rank.
 
     Args:
         name: of the cluster.
         file: the configuration file as named on the command line.
         nodes: of the file, by rank.
         overrides: the command line's overrides.
+        wishes: keys of `pods.WISHES`.
         environ: the source of forwarded variables; the driver runs in the head's pod.
+        text: of the file, which a RayJob carries with it; None if the image has the file.
 
     Raises:
-        ConfigError: one of those is not set.
+        ConfigError: a forwarded variable is not set, or a wish is not valid.
     """
-    for wish in wishes:
-        raise unknown(wish, (), "kuberay")
+    wishes = list(wishes)
+    check_wishes(wishes)
     resource = _kubernetes_name(name)
     forwarded = forwarded_values(nodes[0].forwarded, os.environ if environ is None else environ)
+    spec = _cluster(resource, nodes, forwarded, wishes)
+    shown = one_line(shlex.join([file, *overrides]))
+    if any(wish.key == "job" for wish in wishes):
+        kind, then = (
+            "RayJob",
+            "kubectl apply -f THIS. KubeRay submits to Ray's dashboard: the image needs `ray[default]`.",
+        )
+        manifests = _job(resource, spec, file, overrides, text)
+    else:
+        kind = "RayCluster"
+        then = f"kubectl apply -f THIS, copy the file into the head's pod, and there: rlinf train {shown}"
+        manifests = [_manifest(kind, resource, spec)]
+    lines = [
+        f"# {shown}",
+        f"# as a {kind}, for KubeRay 1.5.1 or newer: each node is a pod with its rank in {NODE_RANK.name}.",
+    ]
+    if not any(wish.key == "image" and wish.group is None for wish in wishes):
+        lines.append(
+            "# Put your image in place of `rlinf:latest`: it needs rlinf with its extra `train`, and this Ray."
+        )
+    lines += [f"# Then: {then}", *_notes(resource, nodes, sorted(filter(is_secret, forwarded)))]
+    for index, manifest in enumerate(manifests):
+        lines += [*(["---"] if index else []), *yaml(manifest)]
+    return "\n".join([*lines, ""])
+
+
+def _manifest(kind: str, resource: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "ray.io/v1", "kind": kind, "metadata": {"name": resource}, "spec": spec}
+
+
+def _cluster(
+    resource: str, nodes: Sequence[NodeTarget], forwarded: Mapping[str, str], wishes: Sequence[Wish]
+) -> dict[str, Any]:
     head, *others = nodes
-    spec: dict[str, Any] = {
+    return {
         "rayVersion": RAY_VERSION,
         # Pods have ranks, so their number is fixed.
         "enableInTreeAutoscaling": False,
         "authOptions": {"mode": "token"},
         "headGroupSpec": {
             "rayStartParams": _start_params(head),
-            "template": _pod(resource, head, forwarded),
+            "template": pod_of(resource, head, forwarded, wishes),
         },
         "workerGroupSpecs": [
             {
@@ -74,24 +101,37 @@ def kuberay(
                 "minReplicas": 1,
                 "maxReplicas": 1,
                 "rayStartParams": _start_params(node),
-                "template": _pod(resource, node, {}),
+                "template": pod_of(resource, node, {}, wishes),
             }
             for node in others
         ],
     }
-    manifest = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": resource}, "spec": spec}
-    secrets = sorted(filter(is_secret, forwarded))
-    return "\n".join([*_kuberay_notes(resource, shlex.join([file, *overrides]), nodes, secrets), *yaml(manifest), ""])
 
 
-def _kuberay_notes(resource: str, arguments: str, nodes: Sequence[NodeTarget], secrets: Sequence[str]) -> list[str]:
-    shown = one_line(arguments)
-    notes = [
-        f"# {shown}",
-        f"# as a RayCluster, for KubeRay 1.5.1 or newer: each node is a pod with its rank in {NODE_RANK.name}.",
-        "# Put your image in place of `rlinf:latest`: it needs rlinf with its `train` extra, and Ray of `rayVersion`.",
-        f"# Then: kubectl apply -f THIS, copy the file into the head's pod, and there: rlinf train {shown}",
-    ]
+def _job(
+    resource: str, spec: dict[str, Any], file: str, overrides: Sequence[str], text: str | None
+) -> list[dict[str, Any]]:
+    """Return the manifests of a job: its file, if the image does not have it, and the RayJob."""
+    manifests: list[dict[str, Any]] = []
+    if text is not None:
+        source, file = f"{resource}-file", f"{_FILE_FOLDER}/{_FILE_KEY}"
+        manifests.append(
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": source}, "data": {_FILE_KEY: text}}
+        )
+        pod = spec["headGroupSpec"]["template"]["spec"]
+        pod["volumes"].append({"name": "file", "configMap": {"name": source}})
+        pod["containers"][0]["volumeMounts"].append({"name": "file", "mountPath": _FILE_FOLDER})
+    job = {
+        "entrypoint": shlex.join(["rlinf", "train", file, *overrides]),
+        # The pods are there for this job alone.
+        "shutdownAfterJobFinishes": True,
+        "rayClusterSpec": spec,
+    }
+    return [*manifests, _manifest("RayJob", resource, job)]
+
+
+def _notes(resource: str, nodes: Sequence[NodeTarget], secrets: Sequence[str]) -> list[str]:
+    notes: list[str] = []
     if secrets:
         literals = " ".join(f"--from-literal={key}=..." for key in secrets)
         notes.append(f"# Secret values are not written here: kubectl create secret generic {resource}-env {literals}")
@@ -107,51 +147,6 @@ def _start_params(node: NodeTarget) -> dict[str, str]:
         # rlinf does its own placement; Ray's resource counts would only interfere without a device plugin.
         params["num-gpus"] = str(node.accelerators.per_node)
     return params
-
-
-def _pod(resource: str, node: NodeTarget, forwarded: Mapping[str, str]) -> dict[str, Any]:
-    container: dict[str, Any] = {
-        "name": "ray-head" if node.is_head else "ray-worker",
-        "image": "rlinf:latest",
-        "env": [_variable(resource, key, value) for key, value in _environment(node, forwarded).items()],
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-    }
-    declared = node.accelerators
-    if declared is not None and declared.per_node:
-        vendor = accelerator_of_model(declared.model).name
-        container["resources"] = {"limits": {_DEVICE_PLUGINS.get(vendor, "nvidia.com/gpu"): str(declared.per_node)}}
-    pod: dict[str, Any] = {
-        "containers": [container],
-        # A container's /dev/shm has 64 MiB by default; messages between workers of a pod go through it.
-        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
-    }
-    if node.host is not None:
-        pod["nodeSelector"] = {"kubernetes.io/hostname": node.host.rpartition("@")[2]}
-    elif node.robots:
-        pod["nodeSelector"] = {"rlinf.io/rank": str(node.rank)}
-    if node.robots:
-        # A robot's controller is on the machine's network, not the cluster's.
-        pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-    return {"spec": pod}
-
-
-def _environment(node: NodeTarget, forwarded: Mapping[str, str]) -> dict[str, str]:
-    env = {**forwarded, **node.env}
-    if node.is_head:
-        # Commands in the head's pod, such as `rlinf train`, find the cluster by it.
-        env[ADDRESS.name] = f"127.0.0.1:{_KUBERAY_GCS_PORT}"
-    if node.declared_interpreter:
-        # KubeRay runs `ray start` from PATH.
-        folder = str(PurePosixPath(node.interpreter).parent)
-        env["PATH"] = f"{folder}:{env.get('PATH', _IMAGE_PATH)}"
-    return env
-
-
-def _variable(resource: str, key: str, value: str) -> dict[str, Any]:
-    if is_secret(key):
-        return {"name": key, "valueFrom": {"secretKeyRef": {"name": f"{resource}-env", "key": key}}}
-    # Kubernetes replaces $(NAME) in a value; $$ stands for one $.
-    return {"name": key, "value": value.replace("$(", "$$(")}
 
 
 def _kubernetes_name(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,8 +40,9 @@ With = Annotated[
     typer.Option(
         "--with",
         metavar="[GROUP:]KEY[=VALUE]",
-        help="With --print, for all nodes or those of a group. Slurm: an option of `sbatch`, as in `time=24:00:00` or"
-        " `sim:partition=cpu`; `requeue` resumes after the time limit. May be repeated.",
+        help="With --print, for all nodes or those of a group. Slurm: `requeue` to resume after the time limit, or an"
+        " option of `sbatch`, as in `time=24:00:00` or `sim:partition=cpu`. KubeRay: `image`, `volume=CLAIM:/PATH`,"
+        " `cpu`, `memory`, `toleration=KEY[=VALUE][:EFFECT]`, `secret=NAME`, or `job` for a RayJob. May be repeated.",
         show_default=False,
     ),
 ]
@@ -162,9 +164,15 @@ def _print(template: Template, file: str, overrides: list[str] | None, name: str
     from rlinf_cli.file.job_file import load_sound
 
     nodes = targets(load_sound(file, overrides).cluster)
-    render = slurm if template is Template.SLURM else kuberay
     cluster = cluster_identity.cluster_name(file, name)
-    console.result(render(cluster, file, nodes, overrides or (), parse(wishes, nodes)).rstrip("\n"))
+    checked = parse(wishes, nodes)
+    if template is Template.SLURM:
+        printed = slurm(cluster, file, nodes, overrides or (), checked)
+    else:
+        path = Path(file)
+        text = path.read_text(encoding="utf-8") if path.is_file() else None
+        printed = kuberay(cluster, file, nodes, overrides or (), checked, text=text)
+    console.result(printed.rstrip("\n"))
 
 
 def _plan(request: UpRequest, output: Output) -> None:

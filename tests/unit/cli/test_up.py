@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from rlinf_cli.bootstrap.node import node_probe
 from rlinf_cli.bootstrap.transports import routes
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome
+from rlinf_cli.machines import foreground
 from rlinf_core.node import attach, cluster_records, node_processes
 from tests.unit.cli.bootstrap.conftest import CODE, FakeCluster
 from tests.waiting import until
@@ -238,3 +241,52 @@ def test_a_signal_ends_it_at_once_with_what_it_had_started(tmp_path: Path, numbe
     assert b"Traceback" not in said
     for pid in pids.read_text().split():
         until(lambda pid=int(pid): node_processes.identity(pid) is None, f"the end of ssh ({pid})")
+
+
+def test_block_takes_the_nodes_down_when_it_is_stopped(
+    cli: Cli, site: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(foreground, "time", clock)
+    ended = cli("up", "lab.yaml", "--block")
+    assert ended.code == 143
+    assert "lab: the nodes run until stopped" in ended.err
+    assert all(node.record is None for node in site.nodes.values())
+    assert cluster_records.recorded() is None
+
+
+def test_block_lets_running_jobs_end_first(cli: Cli, site: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.jobs = [{"address": "10.0.0.1", "pid": 42, "command": "train", "started": 1.0, "id": "01"}]
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        assert all(node.record is not None for node in site.nodes.values())
+        if len(waits) == 3:
+            site.jobs = []
+        # Asked again, it does not end sooner.
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(foreground, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    assert cli("up", "lab.yaml", "--block").code == 143
+    assert len(waits) == 3
+    assert all(node.record is None for node in site.nodes.values())
+
+
+def test_block_leaves_no_node_when_one_fails(cli: Cli, site: FakeCluster) -> None:
+    site.nodes[1].start_error = {"message": "Ray ended", "why": "w", "help": "h", "rc": 9, "lines": ""}
+    assert cli("up", "lab.yaml", "--block").code == 3
+    assert all(node.record is None for node in site.nodes.values())
+
+
+def test_block_leaves_what_was_up_before_alone(cli: Cli, site: FakeCluster) -> None:
+    site.nodes[1].start_error = {"message": "Ray ended", "why": "w", "help": "h", "rc": 9, "lines": ""}
+    assert cli("up", "lab.yaml").code == 3
+    assert cli("up", "lab.yaml", "--block").code == 3
+    assert [rank for rank, node in site.nodes.items() if node.record is not None] == [0, 2]
+
+
+def test_with_requires_print(cli: Cli, site: FakeCluster) -> None:
+    ended = cli("up", "lab.yaml", "--with", "time=1")
+    assert ended.code == 2
+    assert "--print" in ended.err

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from rlinf_cli.bootstrap import cluster_identity
 from rlinf_core.errors import ConfigError, RLinfError
-from rlinf_core.node.cluster_records import token_file
+from rlinf_core.node import cluster_records
+from rlinf_core.node.cluster_records import ClusterRecord, token_file
 
 
 def test_a_token_that_others_could_read_is_not_used() -> None:
@@ -45,3 +49,29 @@ def test_the_lock_is_free_again_afterwards() -> None:
         cluster_identity.locked("a"),
     ):
         pass
+
+
+def test_the_lock_goes_with_the_clusters_record() -> None:
+    with cluster_identity.locked("a"):
+        assert (cluster_records.folder() / "a.lock").exists()
+    assert not (cluster_records.folder() / "a.lock").exists()
+    cluster_records.save(ClusterRecord("a", "1", "a.yaml", "", False, (1, 2)))
+    with cluster_identity.locked("a"):
+        pass
+    assert (cluster_records.folder() / "a.lock").exists()
+
+
+def test_the_lock_is_waited_for_and_held_alone() -> None:
+    holder = "import sys\nfrom rlinf_cli.bootstrap.cluster_identity import locked\n"
+    holder += "with locked('a'):\n print('held', flush=True)\n sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(RLinfError, match="is working"), cluster_identity.locked("a", seconds=0.3):
+            pass
+        process.stdin.close()
+        with cluster_identity.locked("a", seconds=30), pytest.raises(RLinfError), cluster_identity.locked("a"):
+            pass
