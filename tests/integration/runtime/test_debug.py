@@ -149,7 +149,7 @@ def test_breakpoint_is_reached_and_left(group: WorkerGroup[Debugged]) -> None:
 def test_waits_expire_once_no_breakpoint_is_waited_at(group: WorkerGroup[Debugged]) -> None:
     with pytest.raises(WorkerGroupError) as failed:
         group.execute_on(1).receive(1.0).wait()
-    assert isinstance(failed.value.failures[1], CommunicationTimeoutError)
+    assert isinstance(failed.value.exceptions[0], CommunicationTimeoutError)
 
 
 def attached() -> Any:
