@@ -185,7 +185,7 @@ def check_loggers(runner: RunSettings, report: Report) -> None:
 
 
 def check_profiler(runner: RunnerConfig, cluster: ClusterConfig, report: Report) -> None:
-    """Report profiles of components that are not placed, and a profiler that this Python does not have."""
+    """Report profiles of components that are not placed or of steps that do not come, and a missing profiler."""
     profiler = runner.profiler
     if profiler is None:
         return
@@ -198,6 +198,14 @@ def check_profiler(runner: RunnerConfig, cluster: ClusterConfig, report: Report)
                 f"`components` names `{name}`, which is not placed",
                 f"the job places {quoted(placed)}",
             )
+    last = runner.last_step
+    if last is not None and profiler.first_step > last:
+        report(
+            ("runner", "profiler", "first_step"),
+            "conflicting-settings",
+            f"`first_step: {profiler.first_step}` is after the last step of the run, {last}: nothing would be profiled",
+            f"write {last} or less",
+        )
     if profiler.kind == "py-spy" and py_spy() is None:
         report(
             ("runner", "profiler", "kind"),

@@ -147,7 +147,7 @@ class RunnerConfig(RunSettings):
         NoEffect(
             (
                 *("max_epochs", "max_steps", "val_check_interval", "val_before_train"),
-                *("save_interval", "snapshot_interval", "save_on_interrupt", "keep_checkpoints"),
+                *("save_interval", "snapshot_interval", "save_on_interrupt", "keep_checkpoints", "profiler"),
             ),
             lambda runner, sizes: runner.only_eval,
             "`only_eval` evaluates once and trains nothing",
