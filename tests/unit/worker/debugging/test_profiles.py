@@ -11,6 +11,7 @@ import pytest
 
 from rlinf_core.worker.debugging import profiles
 from rlinf_core.worker.debugging.profiles import start_profile
+from tests.waiting import until
 
 SPY = """#!{python}
 import signal, sys
@@ -22,7 +23,12 @@ signal.signal(signal.SIGINT, end)
 open(output + ".ready", "w").close()
 signal.pause()
 """
-FAILS = "#!/bin/sh\necho 'Error: Permission denied' >&2\nexit 1\n"
+FAILS = """#!/bin/sh
+trap '' INT
+: > "$7.ready"
+echo 'Error: Permission denied' >&2
+exit 1
+"""
 
 
 def spy(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,8 +67,6 @@ def test_worker_without_torch_has_no_operators(tmp_path: Path, monkeypatch: pyte
 
 
 def test_py_spy_is_ended_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.waiting import until
-
     spy(tmp_path, SPY, monkeypatch)
     file = tmp_path / "env-0.json"
     profile = start_profile("py-spy", str(file))
@@ -77,8 +81,10 @@ def test_refusal_of_py_spy_is_logged(
 ) -> None:
     spy(tmp_path, FAILS, monkeypatch)
     caplog.set_level(logging.WARNING, "rlinf")
-    profile = start_profile("py-spy", str(tmp_path / "env-0.json"))
+    file = tmp_path / "env-0.json"
+    profile = start_profile("py-spy", str(file))
     assert profile is not None
+    until(lambda: Path(f"{file}.ready").exists())
     profile.stop()
     assert "py-spy wrote no profile of this worker: Error: Permission denied" in caplog.text
 
