@@ -17,7 +17,7 @@ from rlinf_core.node.stacks.process_stacks import install_spy, py_spy
 
 LOGGER = logging.getLogger("rlinf")
 # For a profiler to write what it has.
-_END_SECONDS: Final = 60.0
+_END_SECONDS: Final = 20.0
 # Of prctl(2): whom Yama lets trace this process besides its ancestors.
 _SET_TRACER: Final = 0x59616D61
 
@@ -70,14 +70,19 @@ class _Sampled(Profile):
             raise RuntimeError(f"py-spy is not installed here: `{install_spy()}`")
         self._path = path
         command = [program, "record", "--pid", str(os.getpid()), "--format", "speedscope", "--output", str(path)]
-        self._process = subprocess.Popen(
-            [*command, "--subprocesses"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        # Ray's workers may block the signal that ends it, and a process that they start inherits that.
+        earlier = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        try:
+            self._process = subprocess.Popen(
+                [*command, "--subprocesses"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_SET_TRACER, self._process.pid, 0, 0, 0)
 
