@@ -25,6 +25,7 @@ from rlinf_core.config.sections.runner import (
 from rlinf_core.config.tree import Path
 from rlinf_core.job.recipe import Fact
 from rlinf_core.job.report import FindingPlace
+from rlinf_core.node.stacks.process_stacks import install_spy, py_spy
 from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.suggest import quoted
 
@@ -180,6 +181,37 @@ def check_loggers(runner: RunSettings, report: Report) -> None:
             f"`metrics_port` needs {quoted(missing)}, not installed in this Python",
             f"run `{install_command(*missing)}`, which is the extra `rlinf-cli[prometheus]`, or remove it:"
             " `metrics.jsonl` is always written",
+        )
+
+
+def check_profiler(runner: RunnerConfig, cluster: ClusterConfig, report: Report) -> None:
+    """Report profiles of components that are not placed or of steps that do not come, and a missing profiler."""
+    profiler = runner.profiler
+    if profiler is None:
+        return
+    placed = list(cluster.component_placement)
+    for index, name in enumerate(profiler.components):
+        if name not in placed:
+            report(
+                ("runner", "profiler", "components", index),
+                "missing-component",
+                f"`components` names `{name}`, which is not placed",
+                f"the job places {quoted(placed)}",
+            )
+    last = runner.last_step
+    if last is not None and profiler.first_step > last:
+        report(
+            ("runner", "profiler", "first_step"),
+            "conflicting-settings",
+            f"`first_step: {profiler.first_step}` is after the last step of the run, {last}: nothing would be profiled",
+            f"write {last} or less",
+        )
+    if profiler.kind == "py-spy" and py_spy() is None:
+        report(
+            ("runner", "profiler", "kind"),
+            "missing-extra",
+            "`kind: py-spy` needs py-spy, not installed in this Python",
+            f"run `{install_spy()}`, or write `kind: torch`",
         )
 
 

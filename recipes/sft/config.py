@@ -24,6 +24,7 @@ from recipes.sections.checks import (
     check_fsdp,
     check_group_names,
     check_loggers,
+    check_profiler,
     check_training,
     near_multiples,
 )
@@ -104,6 +105,7 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_fsdp(config.actor.fsdp_config, report)
     check_training(config, ("actor",), report)
     check_loggers(config.runner, report)
+    check_profiler(config.runner, config.cluster, report)
     check_folders(config.runner, report, facts(config))
     check_model_options(config, report)
     acts = evaluates(config) and config.data.target == "actions"

@@ -19,6 +19,7 @@ from recipes.sections.checks import (
     check_fsdp,
     check_group_names,
     check_loggers,
+    check_profiler,
     check_training,
 )
 from recipes.sections.imports import runs_in_this_interpreter
@@ -42,6 +43,7 @@ def check(config: ChatConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_fsdp(config.actor.fsdp_config, report)
     check_training(config, ("actor",), report)
     check_loggers(config.runner, report)
+    check_profiler(config.runner, config.cluster, report)
     check_folders(config.runner, report, facts(config))
     _check_source(config, report)
     if not runs_in_this_interpreter(config, "actor"):

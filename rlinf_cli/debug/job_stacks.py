@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rlinf_cli.render.job_workers import WorkerView, views
@@ -42,6 +42,12 @@ class JobProcess:
     def complete(self) -> bool:
         """Whether there are stacks of it and of all Python processes that it started."""
         return bool(self.stacks) and all(child.stacks or child.reason == NOT_PYTHON for child in self.children)
+
+
+def answers_of_both(first: JobSnapshot, second: JobSnapshot) -> JobSnapshot:
+    """Return the second snapshot, with the answers of processes that answered the first one alone."""
+    late = {name: answer for name, answer in first.answers.items() if name in second.peers}
+    return replace(second, answers={**late, **second.answers})
 
 
 def waits_at_breakpoint(job: JobSnapshot, name: str) -> str | None:

@@ -305,13 +305,20 @@ class Work(Generic[T]):
 
     def wait_within(self, deadline: float, seconds: float) -> bool:
         """Return whether it is done at `deadline`, `seconds` after its start, or at the later one of a debugged job."""
+        waits = self._waits
+        if self._done or waits is None:
+            return self._done or self._sleep_until(deadline)
         began = deadline - seconds
-        while not self.wait_until(deadline, seconds):
-            later = self.later(began, seconds)
-            if later is None:
-                return False
-            deadline = later
-        return True
+        serial = waits.enter(cast("Work[object]", self), None, seconds)
+        try:
+            while not self._sleep_until(deadline):
+                later = self.later(began, seconds)
+                if later is None:
+                    return False
+                deadline = later
+            return True
+        finally:
+            waits.leave(cast("Work[object]", self), serial)
 
     def later(self, began: float, seconds: float) -> float | None:
         """Return the next deadline of an expired wait of `seconds` from `began`; None if it has none.

@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 
 from rlinf_core.errors import CheckpointError
 from rlinf_core.runners import events
+from rlinf_core.runners.profiled_steps import ProfiledSteps
 from rlinf_core.runners.record import RunConfig, RunRecord
 from rlinf_core.runners.snapshots import SnapshotSchedule
 from rlinf_core.runners.standalone import StandaloneRecord
@@ -125,9 +126,11 @@ class Runner(ABC):
             return
         if self.config.val_before_train and self.config.val_check_interval != NEVER and record.step == 0:
             self.evaluate(0)
+        profiles = ProfiledSteps(self.config.profiler, record.folder.path / "profiles", self.groups)
         for step in itertools.count(record.step + 1):
             if last is not None and step > last:
                 break
+            profiles.begin(step)
             try:
                 self.train(step)
                 if self._is_due(self.config.val_check_interval, step):
@@ -144,6 +147,7 @@ class Runner(ABC):
             if step == record.first_step:
                 record.keep_memory(self.groups)
             record.collect_trace(*self.groups.values(), last=step == last)
+            profiles.end(step, last=step == last)
         self.finish()
         record.keep_memory(self.groups)
 

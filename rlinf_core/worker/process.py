@@ -37,6 +37,7 @@ from rlinf_core.process.process_memory import Peak, PeakMeter
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.calls import MethodCall, RemoteFailure, Timed, check_call, enter_call, leave_call, unanswered
 from rlinf_core.worker.debugging.entering import enter_breakpoints
+from rlinf_core.worker.debugging.profiles import Profile, start_profile
 from rlinf_core.worker.log import set_up_logging
 from rlinf_core.worker.timer import recording
 
@@ -86,6 +87,7 @@ class WorkerProcess:
         # Calls cancelled by their callers, oldest first. Ones that had already returned stay, so the number is limited.
         self._cancelled: dict[str, Exception] = {}
         self._memory = PeakMeter()
+        self._profile: Profile | None = None
         # Why no further call may begin, during the group's shutdown.
         self._dismissed: Exception | None = None
 
@@ -251,6 +253,14 @@ class WorkerProcess:
     def take_spans(self) -> tracing.Taken:
         return tracing.take()
 
+    def start_profile(self, kind: str, file: str) -> None:
+        self._profile = start_profile(kind, file)
+
+    def stop_profile(self) -> None:
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.stop()
+
     def memory_peaks(self) -> dict[str, Peak]:
         return self._memory.peaks
 
@@ -292,6 +302,7 @@ class WorkerProcess:
     def close(self) -> None:
         """Release the worker's resources before the process ends."""
         worker, self._worker = self._worker, None
+        self.stop_profile()
         if worker is not None:
             worker._close()
         if self._client is not None:

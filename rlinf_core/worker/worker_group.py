@@ -304,6 +304,19 @@ class WorkerGroup(Generic[W]):
         """Return the peak memory of each worker by method, once it is in none."""
         return self._asked("memory_peaks")
 
+    def start_profile(self, kind: str, folder: str, name: str) -> WorkerGroupHandle[None]:
+        """Begin to profile each worker, once it is in no method, into `FOLDER/NAME-RANK.json` on its node."""
+        members = self._running
+        references = [
+            member.actor.start_profile.remote(kind, f"{folder}/{name}-{rank}.json")
+            for rank, member in enumerate(members)
+        ]
+        return WorkerGroupHandle(self.worker_group_name, "start_profile", len(members), members, references)
+
+    def stop_profile(self) -> WorkerGroupHandle[None]:
+        """Write the profile of each worker, once it is in no method."""
+        return self._asked("stop_profile")
+
     def _asked(self, question: str, *args: object) -> WorkerGroupHandle[Any]:
         """Call a method of the actor in each worker's process, not of the worker itself."""
         members = self._running

@@ -34,6 +34,7 @@ from recipes.sections.checks import (
     check_fsdp,
     check_group_names,
     check_loggers,
+    check_profiler,
     check_training,
     is_given,
     near_multiples,
@@ -51,6 +52,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_fsdp(config.actor.fsdp_config, report)
     check_training(config, ("actor",), report)
     check_loggers(config.runner, report)
+    check_profiler(config.runner, config.cluster, report)
     _check_robots_used(config, report)
     check_algorithm_options(config, report)
     check_model_options(config, report)

@@ -22,6 +22,7 @@ from recipes.sections.checks import (
     check_fsdp,
     check_group_names,
     check_loggers,
+    check_profiler,
     check_training,
 )
 from rlinf_core.job.recipe import Trial
@@ -52,6 +53,7 @@ def check_job(
     check_fsdp(config.actor.fsdp_config, report)
     check_training(config, ("actor", "critic"), report)
     check_loggers(config.runner, report)
+    check_profiler(config.runner, config.cluster, report)
     check_folders(config.runner, report, facts(config))
     check_minibatches(config, report)
     check_data(config, report)

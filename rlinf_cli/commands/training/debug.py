@@ -57,7 +57,7 @@ def debug(
     """
     from rlinf_cli.bootstrap.inspection import Inspector, find_job, job_of
     from rlinf_cli.debug.choosing import chosen_processes, components_of
-    from rlinf_cli.debug.job_stacks import waits_at_breakpoint
+    from rlinf_cli.debug.job_stacks import answers_of_both, waits_at_breakpoint
     from rlinf_cli.runs.run_lookup import find_run
 
     _check_native(native)
@@ -71,6 +71,9 @@ def debug(
     with Inspector(record) as inspector:
         snapshot = inspector.snapshot(stacks=True)
         names = chosen_processes(_names(snapshot), words, groups, f"job {record.job}")
+        if any(name in snapshot.peers and name not in snapshot.answers for name in names):
+            # On a busy machine one may answer late; only those that answer nothing are read from outside.
+            snapshot = answers_of_both(snapshot, inspector.snapshot(stacks=True))
         place = waits_at_breakpoint(snapshot, names[0]) if len(names) == 1 else None
         if words and place is not None and not (stacks or native) and output is Output.TEXT:
             from rlinf_cli.debug.attaching import attach

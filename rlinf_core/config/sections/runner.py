@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal, cast
+from typing import Any, ClassVar, Final, Literal, Self, cast
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
@@ -11,6 +11,7 @@ from pydantic_core import CoreSchema
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import ConfigModel, NoEffect
 from rlinf_core.config.sections.values import (
+    Count,
     Duration,
     Fraction,
     NonNegativeInt,
@@ -20,7 +21,7 @@ from rlinf_core.config.sections.values import (
     WrittenPath,
     duration_seconds,
 )
-from rlinf_core.scalars import Bool, Text
+from rlinf_core.scalars import Bool, Text, problem
 
 # Modules required by a logger backend.
 LOGGER_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -94,6 +95,25 @@ class RestartLimit(ConfigModel):
         return None if self.within is None else duration_seconds(self.within)
 
 
+class ProfilerConfig(ConfigModel):
+    """A profile of each worker over a few training steps, in `profiles/` of the run folder."""
+
+    kind: Literal["torch", "py-spy"] = Field(
+        default="torch",
+        description="torch: operators and kernels, of workers that use torch, for Perfetto; py-spy: functions of Python"
+        " by samples, also of processes that a worker started, for speedscope.",
+    )
+    first_step: Count = Field(default=2, description="First step that is profiled; the first of a run warms up.")
+    last_step: Count = Field(default=2, description="Last step that is profiled.")
+    components: tuple[Text, ...] = Field(default=(), description="The components, as `[actor]`. Default: all.")
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> Self:
+        if self.last_step < self.first_step:
+            raise problem("bad-value", f"`last_step: {self.last_step}` is before `first_step: {self.first_step}`")
+        return self
+
+
 class RunSettings(ConfigModel):
     """The settings of every run, one that trains nothing of its own included."""
 
@@ -127,7 +147,7 @@ class RunnerConfig(RunSettings):
         NoEffect(
             (
                 *("max_epochs", "max_steps", "val_check_interval", "val_before_train"),
-                *("save_interval", "snapshot_interval", "save_on_interrupt", "keep_checkpoints"),
+                *("save_interval", "snapshot_interval", "save_on_interrupt", "keep_checkpoints", "profiler"),
             ),
             lambda runner, sizes: runner.only_eval,
             "`only_eval` evaluates once and trains nothing",
@@ -193,6 +213,9 @@ class RunnerConfig(RunSettings):
         default=None,
         description="Checkpoint to continue from: a `global_step_N` folder, or `auto` for the newest of"
         " the run of this configuration. Default: start from scratch.",
+    )
+    profiler: ProfilerConfig | None = Field(
+        default=None, description="Profile workers over a few training steps. Default: none."
     )
     only_eval: Bool = Field(default=False, description="Evaluate once and train nothing.")
     on_nonfinite: Literal["stop", "skip"] = Field(

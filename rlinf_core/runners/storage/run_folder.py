@@ -8,6 +8,7 @@
       checkpoints/    see `rlinf_core.runners.storage.checkpoint`
       memory.json     the peak memory of each process, by phase
       trace.json      with `runner.trace: true`
+      profiles/       with `runner.profiler`
       curve.png, curve.svg
       events.jsonl    its start, checkpoints, restarts and end, one JSON object per line
       evidence/       of each failure and restart, see `rlinf_core.runners.storage.evidence`

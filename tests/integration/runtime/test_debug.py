@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,10 +97,10 @@ def test_worker_that_holds_the_lock_shows_its_line(group: WorkerGroup[Debugged],
     held, idle = processes["debugged:0", False], processes["debugged:1", False]
     assert held["state"] == "silent"
     assert held["source"] == ("py-spy" if py_spy() else "signal")
-    assert (
-        f'File "{__file__}", line {line_of("library.pthread_mutex_lock(lock)", 2)}, in hold_the_lock' in held["stacks"]
-    )
-    assert (idle["source"], idle["reason"]) == ("itself", "")
+    # py-spy names the class of a method.
+    place = re.escape(f'File "{__file__}", line {line_of("library.pthread_mutex_lock(lock)", 2)}, in ')
+    assert re.search(rf"{place}(Debugged\.)?hold_the_lock", held["stacks"])
+    assert (bool(idle["stacks"]), idle["reason"]) == (True, "")
     assert "thread MainThread" in processes["driver", False]["stacks"]
     assert code == 0
 
@@ -149,7 +150,7 @@ def test_breakpoint_is_reached_and_left(group: WorkerGroup[Debugged]) -> None:
 def test_waits_expire_once_no_breakpoint_is_waited_at(group: WorkerGroup[Debugged]) -> None:
     with pytest.raises(WorkerGroupError) as failed:
         group.execute_on(1).receive(1.0).wait()
-    assert isinstance(failed.value.failures[1], CommunicationTimeoutError)
+    assert isinstance(failed.value.exceptions[0], CommunicationTimeoutError)
 
 
 def attached() -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from rlinf_cli.debug.job_stacks import helper_for, job_processes, waits_at_breakpoint
+from rlinf_cli.debug.job_stacks import answers_of_both, helper_for, job_processes, waits_at_breakpoint
 from rlinf_cli.debug.stack_report import stacks_record, stacks_text
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.endpoint_info import EndpointInfo
@@ -132,6 +132,12 @@ def test_helper_is_of_the_same_machine() -> None:
     assert helper_for("b:0", peers, {"b:0", "b:1"}) == "b:0"
     assert helper_for("b:0", peers, {"a:0", "b:1"}) == "b:1"
     assert helper_for("b:0", peers, {"a:0"}) is None
+
+
+def test_late_answers_are_kept(job: JobSnapshot) -> None:
+    second = replace(job, peers={"env:1": job.peers["env:1"]}, answers={"env:1": answer("late")})
+    assert set(answers_of_both(job, replace(second, peers=job.peers)).answers) == {"env:0", "env:1"}
+    assert set(answers_of_both(job, second).answers) == {"env:1"}
 
 
 def test_breakpoint_is_seen_in_the_answer(job: JobSnapshot) -> None:

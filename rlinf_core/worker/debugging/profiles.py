@@ -1,0 +1,97 @@
+"""Profiles of this worker's process."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_core.node.stacks.process_stacks import install_spy, py_spy
+
+LOGGER = logging.getLogger("rlinf")
+# For a profiler to write what it has.
+_END_SECONDS: Final = 20.0
+# Of prctl(2): whom Yama lets trace this process besides its ancestors.
+_SET_TRACER: Final = 0x59616D61
+
+
+class Profile(ABC):
+    """A profile that goes on."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it, and write its file. A failure is logged, as it must not fail the run."""
+
+
+def start_profile(kind: str, file: str) -> Profile | None:
+    """Begin a profile of this process into a file; None, with a line in the log, where that cannot be done."""
+    path = Path(file)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A link is replaced, not followed.
+        path.unlink(missing_ok=True)
+        return _Sampled(path) if kind == "py-spy" else _Operators(path) if "torch" in sys.modules else None
+    except (OSError, RuntimeError) as error:
+        LOGGER.warning("no profile of this worker: %s", error)
+        return None
+
+
+class _Operators(Profile):
+    """torch's profile of the operators and kernels that are begun on the calling thread."""
+
+    def __init__(self, path: Path) -> None:
+        from torch import profiler
+
+        self._path = path
+        self._profile: Any = profiler.profile()
+        self._profile.start()
+
+    def stop(self) -> None:
+        try:
+            self._profile.stop()
+            self._profile.export_chrome_trace(str(self._path))
+        except (OSError, RuntimeError) as error:
+            LOGGER.warning("the profile of this worker cannot be written: %s", error)
+
+
+class _Sampled(Profile):
+    """py-spy's samples of this process and of those that it started."""
+
+    def __init__(self, path: Path) -> None:
+        program = py_spy()
+        if program is None:
+            raise RuntimeError(f"py-spy is not installed here: `{install_spy()}`")
+        self._path = path
+        command = [program, "record", "--pid", str(os.getpid()), "--format", "speedscope", "--output", str(path)]
+        # Ray's workers may block the signal that ends it, and a process that they start inherits that.
+        earlier = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        try:
+            self._process = subprocess.Popen(
+                [*command, "--subprocesses"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_SET_TRACER, self._process.pid, 0, 0, 0)
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+        try:
+            _, printed = self._process.communicate(timeout=_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            printed = self._process.communicate()[1]
+        if not self._path.exists():
+            LOGGER.warning("py-spy wrote no profile of this worker: %s", " ".join(printed.split()) or "it said nothing")
