@@ -42,10 +42,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     A signal cannot interrupt C code that holds the interpreter's lock, nor a clean-up that waits for a thread.
     """
     marker = item.get_closest_marker("timeout")
-    limit = (
-        marker.args[0] if marker and marker.args else item.config.getoption("timeout") or item.config.getini("timeout")
-    )
-    faulthandler.dump_traceback_later(float(limit) + _GRACE_SECONDS, exit=True, file=item.config.stash[_STACKS])
+    general = item.config.getoption("timeout") or item.config.getini("timeout")
+    limit = float((marker.args[0] if marker and marker.args else general) or 0)
+    if not limit:
+        return (yield)
+    faulthandler.dump_traceback_later(limit + _GRACE_SECONDS, exit=True, file=item.config.stash[_STACKS])
     try:
         return (yield)
     finally:

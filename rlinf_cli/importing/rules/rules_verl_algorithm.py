@@ -25,7 +25,8 @@ def teachers(values: Values) -> list[str]:
     """Return the names of the teachers that a file gives a folder; `teacher_model` counts only without others."""
     models = values.get(_TEACHERS, {})
     entries = cast("dict[str, Any]", models) if isinstance(models, dict) else {}
-    names = [name for name, entry in entries.items() if isinstance(entry, dict) and entry.get("model_path")]
+    folders = {name: cast("dict[str, Any]", entry) for name, entry in entries.items() if isinstance(entry, dict)}
+    names = [name for name, entry in folders.items() if entry.get("model_path")]
     others = [name for name in names if name != "teacher_model"]
     return others or names
 
