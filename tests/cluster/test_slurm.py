@@ -30,6 +30,9 @@ runner:
 """
 ALONE = LAB.replace("num_nodes: 2", "num_nodes: 1").replace("    - {label: sim, node_ranks: 1}\n", "")
 ALONE = ALONE.replace("node_group: sim", "node_group: trainer")
+# Two nodes in one component of the job.
+THREE = LAB.replace("num_nodes: 2", "num_nodes: 3").replace("node_ranks: 1}", "node_ranks: 1-2}")
+THREE = THREE.replace("{node_group: sim, placement: 0}", "{node_group: sim, placement: 0-1}")
 FOREVER = "runner.max_steps=1000000"
 # The cache of torch's compiler: of the user, and kept from job to job.
 KEPT = re.compile(r"/tmp/torchinductor_\w+$")
@@ -93,12 +96,13 @@ def kill(host: SlurmHost, words: str) -> None:
     host.run("kill", "-KILL", str(pids[0]))
 
 
-def test_a_heterogeneous_job_trains(slurm: SlurmHosts) -> None:
-    job = Job(slurm, "trains", LAB, "--with", "time=30", "--with", "sim:comment=simulators")
+@pytest.mark.parametrize(("text", "nodes"), [(LAB, 2), (THREE, 3)])
+def test_a_heterogeneous_job_trains(slurm: SlurmHosts, text: str, nodes: int) -> None:
+    job = Job(slurm, f"trains{nodes}", text, "--with", "time=30", "--with", "sim:comment=simulators")
     assert slurm.wait(job.id) == "COMPLETED", job.told()
     assert slurm.field(job.id, "TimeLimit") == "00:30:00"
     assert "finished" in job.told()
-    assert job.told().count("nothing left") == 2
+    assert job.told().count("nothing left") == nodes
     assert job.newest_checkpoint() == 4
     assert_clean(slurm)
 
@@ -147,7 +151,7 @@ def test_a_driver_that_is_killed_ends_the_job(slurm: SlurmHosts) -> None:
     job.until(r"step \d+/")
     kill(slurm.nodes[0], "train")
     assert slurm.wait(job.id) == "FAILED"
-    assert job.told().count("nothing left") == 2
+    assert job.told().count("nothing left") == nodes
     assert_clean(slurm, driver_killed=True)
 
 

@@ -12,6 +12,7 @@ from rlinf_cli.importing.rules.shared_rules import Result, Table, Values, same
 from rlinf_core.config.names import name_pieces
 from rlinf_core.config.tree import MappingNode
 
+_SHARED: Final = "as in verl, all components share the GPUs"
 _PLACES: Final = ("cluster", "component_placement")
 # Components of the original that are not separate groups here.
 _WITHIN: Final = {
@@ -52,12 +53,13 @@ def verl_places(values: Values) -> Iterator[Added]:
     if distills(values):
         shared.append("teacher")
     for name in shared:
-        yield Added((*_PLACES, name, "node_group"), "gpus", "as in verl, all components share the GPUs")
-        yield Added((*_PLACES, name, "placement"), last, "as in verl, all components share the GPUs")
+        why = "verl gives teachers GPUs of their own; here they share all" if name == "teacher" else _SHARED
+        yield Added((*_PLACES, name, "node_group"), "gpus", why)
+        yield Added((*_PLACES, name, "placement"), last, why)
     tensor = values.count("actor_rollout_ref.rollout.tensor_model_parallel_size", 1)
     engines = gpus // tensor if engine(values) in ("vllm", "sglang") and tensor > 1 and gpus % tensor == 0 else gpus
     place = last if engines == gpus else f"{last}:0-{engines - 1}" if engines > 1 else f"{last}:0"
-    yield Added((*_PLACES, "rollout", "node_group"), "gpus", "as in verl, all components share the GPUs")
+    yield Added((*_PLACES, "rollout", "node_group"), "gpus", _SHARED)
     yield Added((*_PLACES, "rollout", "placement"), place, "one process per engine")
     yield from reward_place()
 
