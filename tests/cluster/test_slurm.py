@@ -151,7 +151,7 @@ def test_a_driver_that_is_killed_ends_the_job(slurm: SlurmHosts) -> None:
     job.until(r"step \d+/")
     kill(slurm.nodes[0], "train")
     assert slurm.wait(job.id) == "FAILED"
-    assert job.told().count("nothing left") == nodes
+    assert job.told().count("nothing left") == 2
     assert_clean(slurm, driver_killed=True)
 
 
