@@ -25,7 +25,7 @@ _TEMPLATES: Final = Path(__file__).parent / "templates"
 _COMMANDS: Final = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-class Kind(StrEnum):
+class ProjectKind(StrEnum):
     """The kinds of projects."""
 
     ENV = "env"
@@ -40,7 +40,7 @@ class Kind(StrEnum):
         return f"my_{self}"
 
 
-def project_files(kind: Kind, name: str | None = None) -> dict[PurePosixPath, str]:
+def project_files(kind: ProjectKind, name: str | None = None) -> dict[PurePosixPath, str]:
     """Return the text of each file of a new project by its path.
 
     Args:
@@ -52,16 +52,16 @@ def project_files(kind: Kind, name: str | None = None) -> dict[PurePosixPath, st
     """
     name = kind.word if name is None else name
     _check_name(name)
-    if kind is not Kind.LAB:
+    if kind is not ProjectKind.LAB:
         return _renamed(kind, {kind: name})
-    modules = {part: f"{name}.{part}" for part in Kind if part is not Kind.LAB} | {kind: name}
+    modules = {part: f"{name}.{part}" for part in ProjectKind if part is not ProjectKind.LAB} | {kind: name}
     package = PurePosixPath(name)
     files: dict[PurePosixPath, str] = {}
-    for part in Kind:
+    for part in ProjectKind:
         for path, text in _renamed(part, modules).items():
             if path.name != README:
                 files[package / path] = text
-            elif part is Kind.LAB:
+            elif part is ProjectKind.LAB:
                 files[path] = text
     return files
 
@@ -106,7 +106,7 @@ def write_project(folder: Path, files: Mapping[PurePosixPath, str]) -> None:
         raise ConfigError("the project cannot be written", where=str(error.filename or folder), why=why) from error
 
 
-def _renamed(kind: Kind, modules: Mapping[Kind, str]) -> dict[PurePosixPath, str]:
+def _renamed(kind: ProjectKind, modules: Mapping[ProjectKind, str]) -> dict[PurePosixPath, str]:
     """Return the files of a template, with the modules called as in `modules`."""
     names = {part.word: module for part, module in modules.items()}
 

@@ -76,7 +76,7 @@ def checked_sequence(
     if not all(type(logprob) in (int, float) and -math.inf < logprob <= _ROUNDING for logprob in logprobs):
         raise wrong("a log-probability is missing, above 0, or not a finite number")
     if not isinstance(reason, str) or reason not in _REASONS:
-        raise wrong(f"its finish reason is {str(reason)[:_SHOWN]!r}, not stop or length")
+        raise wrong(f"its finish reason is {repr(reason)[:_SHOWN]}, not stop or length")
     if len(tokens) > params.max_new_tokens:
         raise wrong(f"it has {len(tokens)} tokens; at most {params.max_new_tokens} were requested")
     finish = _REASONS[reason]

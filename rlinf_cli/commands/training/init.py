@@ -10,13 +10,13 @@ import typer
 from rlinf_cli.arguments.options import Output, OutputOption, Quiet, Verbose
 from rlinf_cli.console import console
 from rlinf_cli.lazy import command
-from rlinf_cli.projects.project_files import Kind, next_commands, project_files, write_project
+from rlinf_cli.projects.project_files import ProjectKind, next_commands, project_files, write_project
 
 SCHEMA = "rlinf.init/1"
 
 
 def init(
-    kind: Annotated[Kind, typer.Argument(metavar="env|model|reward|recipe|lab", hidden=True)],
+    kind: Annotated[ProjectKind, typer.Argument(metavar="env|model|reward|recipe|lab", hidden=True)],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", hidden=True, show_default=False)] = Path(),
     name: Annotated[
         str | None,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.projects.project_files import Kind
+from rlinf_cli.projects.project_files import ProjectKind
 from rlinf_core import open_run
 from rlinf_core.runners.storage.run_folder import RunFolder
 
@@ -39,11 +39,11 @@ def test_recipe_of_one_s_own_trains_two_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", Kind)
-def test_project_passes_its_tests_and_trains(kind: Kind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ProjectKind)
+def test_project_passes_its_tests_and_trains(kind: ProjectKind, tmp_path: Path) -> None:
     work(tmp_path, "rlinf_cli", "init", kind, "--name", "project")
     work(tmp_path, "pytest", "-q", "-p", "no:cacheprovider")
     jobs = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.yaml"))
-    assert len(jobs) == (5 if kind is Kind.LAB else 1)
+    assert len(jobs) == (5 if kind is ProjectKind.LAB else 1)
     for job in jobs:
         expect_two_steps(tmp_path, job)

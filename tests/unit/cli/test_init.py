@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from rlinf_cli.lint.load import load_with_lint
-from rlinf_cli.projects.project_files import Kind, next_commands, project_files
+from rlinf_cli.projects.project_files import ProjectKind, next_commands, project_files
 from rlinf_core.errors import ConfigError
 
 Cli = Callable[..., Any]
-ALONE = [kind for kind in Kind if kind is not Kind.LAB]
+ALONE = [kind for kind in ProjectKind if kind is not ProjectKind.LAB]
 
 
 @pytest.mark.parametrize("kind", ALONE)
-def test_project_is_a_module_a_job_a_test_and_a_readme(kind: Kind, cli: Cli, tmp_path: Path) -> None:
+def test_project_is_a_module_a_job_a_test_and_a_readme(kind: ProjectKind, cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "project"
     ended = cli("init", kind, folder, "--name", "cart")
     assert ended.code == 0, ended.err
@@ -50,8 +50,8 @@ def test_next_commands_are_those_of_the_readme(cli: Cli, tmp_path: Path) -> None
     assert "\n".join(commands) in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_readme_of_each_kind_begins_with_three_commands(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", ProjectKind)
+def test_readme_of_each_kind_begins_with_three_commands(kind: ProjectKind) -> None:
     commands = next_commands(project_files(kind))
     assert commands[0] == "pytest"
     assert [line.split("rlinf ")[1].split()[0] for line in commands[1:]] == ["validate", "train"]
@@ -131,16 +131,16 @@ def test_name_that_is_no_module_is_refused(name: str, cli: Cli, tmp_path: Path) 
 @pytest.mark.parametrize("name", ["random", "numpy", "recipes", "rlinf_core"])
 def test_name_of_another_module_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"there is a Python module `{name}` already"):
-        project_files(Kind.ENV, name)
+        project_files(ProjectKind.ENV, name)
 
 
 def test_module_of_the_working_folder_takes_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cart.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError):
-        project_files(Kind.ENV, "cart")
+        project_files(ProjectKind.ENV, "cart")
     monkeypatch.chdir(tmp_path)
-    assert project_files(Kind.ENV, "cart")
+    assert project_files(ProjectKind.ENV, "cart")
 
 
 def test_unknown_kind_is_a_usage_error(cli: Cli) -> None:
@@ -149,14 +149,14 @@ def test_unknown_kind_is_a_usage_error(cli: Cli) -> None:
     assert "'robot' is not one of 'env', 'model', 'reward', 'recipe', 'lab'" in ended.err
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_every_job_file_is_valid(kind: Kind, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ProjectKind)
+def test_every_job_file_is_valid(kind: ProjectKind, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"{kind}_of_test"
     assert cli("init", kind, tmp_path, "--name", name).code == 0
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     jobs = sorted(tmp_path.rglob("*.yaml"))
-    assert len(jobs) == (5 if kind is Kind.LAB else 1)
+    assert len(jobs) == (5 if kind is ProjectKind.LAB else 1)
     for path in jobs:
         job = load_with_lint(str(path), overrides=[])
         assert job.ok, job.diagnostics

@@ -58,8 +58,10 @@ LANGUAGE: Final[tuple[tuple[str, ...], ...]] = (
     ("rollout.backend=server", "rollout.server={url: 'http://127.0.0.1:1', weights_dir: /tmp}"),
     ("data.type=sums", "data.apply_chat_template=true", "algorithm={clip_ratio_low: 0.3, clip_ratio_high: 0.3}"),
     ("data.train_data_paths=problems.jsonl",),
+    ("algorithm.loss_type=sapo", "runner.profiler.first_step=2"),
 )
 # Further files of each recipe, overrides of its shortest configuration, in which keys of special cases have an effect.
+PROFILED: Final = ("runner.profiler.first_step=2",)
 SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "embodied": (
         *POLICY,
@@ -69,9 +71,11 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("algorithm.loss_type=td3_bc", SAC[1], "actor.model.options.exploration_noise=0.1"),
         ("algorithm.loss_type=iql", SAC[1]),
         (OWN_LOSS,),
+        PROFILED,
     ),
-    "sft": POLICY,
+    "sft": (*POLICY, PROFILED),
     "sft_chat": (
+        PROFILED,
         ("actor.model.is_lora=true", "runner.logger.logger_backends=[tensorboard]"),
         ("actor.model.lora={rank: 4}", "actor.optim.lr_scheduler=cosine"),
         ("cluster.component_placement.actor={node_group: node, placement: 0:0-1}",),
@@ -102,6 +106,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "algorithm.ratio_clip_eps": 0.3,
     "runner.max_restarts.within": "10m",
     "runner.snapshot_interval": "2m",
+    "runner.profiler.components": ["actor"],
 }
 # What a rule reports at a key that it refuses.
 REFUSALS: Final = ("not-available", "no-effect", "conflicting-settings")

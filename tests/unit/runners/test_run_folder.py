@@ -378,8 +378,8 @@ def test_the_examples_of_the_page_run(
 ) -> None:
     page = Path(__file__).parents[3] / "docs" / "run-folder.md"
     (block,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    run = tmp_path / "runs" / "embodied-20260314-101502"
-    run.mkdir(parents=True)
+    made = RunFolder.create(RunnerConfig.model_validate({"logger": {"log_path": str(tmp_path / "runs")}}), "embodied")
+    run = made.path.rename(tmp_path / "runs" / "embodied-20260314-101502")
     with MetricsWriter(run / "metrics.jsonl") as writer:
         writer.log(12, {"env/success_at_end": 0.25})
     monkeypatch.chdir(tmp_path)

@@ -34,7 +34,7 @@ class Player(Worker):
         return [(arm, random.gauss(arm / len(means), 0.1)) for arm in arms]
 
 
-class Learner(Worker):
+class MyLearner(Worker):
     """The learner: counts and mean rewards of the arms."""
 
     def __init__(self, config: BanditConfig) -> None:
@@ -94,5 +94,5 @@ def _mean(pulls: list[Pull]) -> float:
     return sum(reward for _, reward in pulls) / len(pulls)
 
 
-program = loop_program(BanditLoop, {"player": Player, "learner": Learner})
+program = loop_program(BanditLoop, {"player": Player, "learner": MyLearner})
 recipe = Recipe("bandit", "players and a learner of a bandit", BanditConfig, "my_recipe.yaml", program)

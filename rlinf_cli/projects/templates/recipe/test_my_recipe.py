@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlinf_core import load_job
 
-from my_recipe import BanditConfig, Learner, Player
+from my_recipe import BanditConfig, MyLearner, Player
 
 JOB = load_job(str(Path(__file__).with_name("my_recipe.yaml")))
 
@@ -24,7 +24,7 @@ def test_player_pulls_the_best_arm() -> None:
 
 def test_learner_continues_from_its_checkpoint(tmp_path: Path) -> None:
     assert isinstance(JOB.config, BanditConfig)
-    learner, resumed = Learner(JOB.config), Learner(JOB.config)
+    learner, resumed = MyLearner(JOB.config), MyLearner(JOB.config)
     learner.learn([(0, 1.0), (0, 3.0), (2, 5.0)])
     learner.save(tmp_path)
     resumed.load(tmp_path)
