@@ -93,7 +93,7 @@ def debug(*arguments: str) -> tuple[int, dict[tuple[str, bool], dict[str, Any]]]
 def test_worker_that_holds_the_lock_shows_its_line(group: WorkerGroup[Debugged], tmp_path: Path) -> None:
     group.execute_on(0).hold_the_lock(tmp_path / "ready")
     until(lambda: (tmp_path / "ready").exists())
-    code, processes = debug()
+    code, processes = debug("debugged", "driver")
     held, idle = processes["debugged:0", False], processes["debugged:1", False]
     assert held["state"] == "silent"
     assert held["source"] == ("py-spy" if py_spy() else "signal")
@@ -102,7 +102,7 @@ def test_worker_that_holds_the_lock_shows_its_line(group: WorkerGroup[Debugged],
     assert re.search(rf"{place}(Debugged\.)?hold_the_lock", held["stacks"])
     assert (bool(idle["stacks"]), idle["reason"]) == (True, "")
     assert "thread MainThread" in processes["driver", False]["stacks"]
-    assert code == 0
+    assert code == 0, [(name, process["reason"]) for name, process in processes.items()]
 
 
 @pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")
