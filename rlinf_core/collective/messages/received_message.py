@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from rlinf_core.collective.decoded_work import DecodedWork
 from rlinf_core.collective.memory.segment import BlockLease
 from rlinf_core.collective.messages.codec import decode
 from rlinf_core.collective.messages.frame import Flag, Frame, layout
 from rlinf_core.collective.messages.payload import PartKind, copy_bytes, private_memory
 from rlinf_core.collective.messages.pipelined_copy import Growth
 from rlinf_core.collective.messages.torch_payload import TensorTarget
-from rlinf_core.collective.work import DecodedWork, WaitTable
+from rlinf_core.collective.work import WaitTable
 from rlinf_core.errors import MismatchError
 from rlinf_core.waiting import OperationKind
 

@@ -174,3 +174,27 @@ def test_background_operation_is_listed_until_it_ends() -> None:
     assert published.operation.detached
     work.finish(0)
     assert board.operations.publication().operations == ()
+
+
+def one_pause(board: WaitTable, work: Work[int]) -> None:
+    """Have the first wait that expires count as paused by a debugger; the operation finishes meanwhile."""
+
+    def paused(target: str, seconds: float) -> float:
+        work.finish(3)
+        return 60.0
+
+    board.paused = paused
+
+
+def test_wait_goes_on_while_a_peer_is_debugged() -> None:
+    board = WaitTable()
+    work = new_work(0.01, board)
+    one_pause(board, work)
+    assert work.wait() == 3
+
+
+def test_chained_wait_goes_on_while_a_peer_is_debugged() -> None:
+    board = WaitTable()
+    work = new_work(0.01, board)
+    one_pause(board, work)
+    assert work.then(lambda value: value + 1).wait() == 4
