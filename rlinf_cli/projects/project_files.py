@@ -3,7 +3,7 @@
 `templates/KIND/` holds the files as they work there, where a module is called `my_KIND`. A project
 gets a name of its own in its place, and a lab the files of all kinds as modules of one package.
 
-A template stands alone, since it is copied into the user's folder: the one of a reward repeats `examples/own_reward.py`.
+A template stands alone, since it is copied into the user's folder: that of a reward repeats `examples/own_reward.py`.
 """
 
 from __future__ import annotations
