@@ -241,6 +241,11 @@ def followed(error: BaseException) -> bool:
     return isinstance(error, _CONSEQUENCES)
 
 
+def ended_by_shutdown(failure: WorkerGroupError) -> bool:
+    """Return whether a call failed on each rank because its group was shut down, or its process ended with it."""
+    return all(isinstance(error, (CancelledOperationError, WorkerDiedError)) for error in failure.exceptions)
+
+
 def set_cause(error: BaseException, cause: WorkerGroupError) -> bool:
     """Set the cause of `error` to the failure that it followed from, which a traceback shows first.
 

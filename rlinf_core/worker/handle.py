@@ -356,10 +356,10 @@ class WorkerGroupHandle(Generic[T]):
     def references(self) -> tuple[Any, ...]:
         return tuple(self._references)
 
-    def failure(self) -> WorkerGroupError | None:
-        """Return the call's failure so far, without waiting, or None. Marks it as reported for Ray."""
+    def failure(self, grace: float = 0) -> WorkerGroupError | None:
+        """Return the call's failure so far, or within `grace` seconds; None if none. Marks it as reported for Ray."""
         if not self._settled:
-            self._take(self._failures(0))
+            self._take(self._failures(grace))
         return self._error
 
 

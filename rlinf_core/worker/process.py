@@ -203,7 +203,8 @@ class WorkerProcess:
                 raise mismatch
             return result
         except BaseException as error:  # noqa: BLE001 - user code can raise anything
-            failed = self._failure(error)
+            # What a call raises after the shutdown interrupted it is a consequence.
+            failed = self._failure((self._dismissed if isinstance(error, Exception) else None) or error)
             failure = failed.error.summary
             raise failed from None
         finally:
@@ -232,10 +233,9 @@ class WorkerProcess:
         client, context = self._client, self._context
         if client is None or context is None:
             return
-        why = "its group is shut down" if calls is None else None
-        error = CancelledOperationError("the call was cancelled", where=str(context.address), why=why)
+        error = CancelledOperationError("the call was cancelled", where=str(context.address))
         if calls is None:
-            self._dismissed = error
+            error = self._dismiss(context)
         for serial in tuple(self._calls) if calls is None else calls:
             if calls is not None:
                 self._cancelled[serial] = error
@@ -246,6 +246,11 @@ class WorkerProcess:
                 call.given_up = error
                 # If it is the only call, all waits here belong to it, including its own tasks.
                 client.endpoint.waits.fail_task(call.task_key if len(self._calls) > 1 else None, error)
+
+    def _dismiss(self, context: WorkerContext) -> CancelledOperationError:
+        why = "its group is shut down"
+        self._dismissed = CancelledOperationError("the call was cancelled", where=str(context.address), why=why)
+        return self._dismissed
 
     def info(self) -> Any:
         return self._worker.worker_info
@@ -302,6 +307,8 @@ class WorkerProcess:
     def close(self) -> None:
         """Release the worker's resources before the process ends."""
         worker, self._worker = self._worker, None
+        if self._context is not None:
+            self._dismiss(self._context)
         self.stop_profile()
         if worker is not None:
             worker._close()

@@ -20,7 +20,7 @@ from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.context import WorkerInfo, current_session
 from rlinf_core.errors import InvalidNameError, RLinfError, RuntimeFailure
-from rlinf_core.failures import WorkerGroupError, raise_unseen
+from rlinf_core.failures import WorkerGroupError, ended_by_shutdown, raise_unseen
 from rlinf_core.manager.manager_client import current_client
 from rlinf_core.manager.manager_messages import Dismiss
 from rlinf_core.placement.packed import default_strategy
@@ -41,6 +41,8 @@ V = TypeVar("V")
 # For a computing worker; a waiting one is interrupted at once.
 _SHUTDOWN_SECONDS = 2.0
 _EXIT_SECONDS = 0.5
+# For answers that are under way when every worker has closed.
+_LATE_SECONDS = 0.2
 
 # The groups that this process launched and has not shut down.
 _running: weakref.WeakSet[WorkerGroup[Any]] = weakref.WeakSet()
@@ -359,12 +361,19 @@ class WorkerGroup(Generic[W]):
         name = self.worker_group_name
         calls = [call for call in unanswered.take(name) if not call.observed]
         unseen = [failure for call in calls if (failure := call.failure()) is not None]
+        late = [call for call in calls if not call.failed and call.pending()]
         client = current_client()
         if client is not None:
             client.tell(Dismiss({str(member.address): member.incarnation for member in members}))
         close_group(name, self._incarnation)
         closing = [member.actor.close.remote() for member in members]
         ray.wait(closing, num_returns=len(closing), timeout=seconds)
+        # Ray may deliver the answer of an earlier call after that of a later one.
+        unseen += [
+            failure
+            for call in late
+            if (failure := call.failure(_LATE_SECONDS)) is not None and not ended_by_shutdown(failure)
+        ]
         kill([member.actor for member in members])
         for call in calls:
             call.failure()

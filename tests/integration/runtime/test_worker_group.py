@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import (
@@ -87,6 +88,9 @@ class Probe(Worker):
             if how == "exit":
                 os._exit(3)
         return self._rank
+
+    def wait_for_peer(self, group: str, rank: int) -> object:
+        return self.recv(group, rank)
 
     def fail_while_others_work(self) -> None:
         if self._rank == 1:
@@ -339,6 +343,34 @@ def test_a_failure_that_nobody_waited_for_fails_the_shutdown(cluster: Cluster) -
     launched.rank().wait()
     with pytest.raises(WorkerGroupError, match="bad batch"):
         launched.shutdown()
+
+
+def test_shutdown_reads_an_answer_that_ray_delivers_late(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = Probe.create_group().launch(cluster, NodePlacementStrategy([0]), name="overtaken")
+    handle = launched.fail(0)
+    launched.rank().wait()
+    known, read = handle._failures, []
+
+    def failures(grace: float) -> dict[int, Exception]:
+        return known(grace) if read else {}
+
+    def pending() -> list[WorkerAddress]:
+        read.append(True)
+        return [WorkerAddress("overtaken", 0)]
+
+    # As if the answer were still under way when the shutdown begins.
+    monkeypatch.setattr(handle, "_failures", failures)
+    monkeypatch.setattr(handle, "pending", pending)
+    with pytest.raises(WorkerGroupError, match="bad batch"):
+        launched.shutdown()
+
+
+def test_shutdown_is_silent_about_calls_that_it_interrupts(cluster: Cluster) -> None:
+    launched = Probe.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="interrupted")
+    handle = launched.execute_on(0).wait_for_peer("interrupted", 1)
+    launched.rank()
+    launched.shutdown()
+    assert isinstance(handle.failure(), WorkerGroupError)
 
 
 def test_a_name_is_taken_once(cluster: Cluster, group: WorkerGroup[Probe]) -> None:
