@@ -35,7 +35,7 @@ from recipes.agent.workers.agent_worker import AgentWorker
 from recipes.language.answers.answer_group import AnswerGroup
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.loop.order_inbox import Inbox
-from recipes.language.loop.prompts import Prompt
+from recipes.language.prompts.prompt_messages import Prompt
 from rlinf_core import Channel, ChannelEmpty, Cluster, NodePlacementStrategy, Worker, WorkerGroup
 from rlinf_core.job.load import load_job
 

@@ -25,8 +25,8 @@ from ray.util.queue import Queue
 from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
-from rlinf_core.worker.worker_group import WorkerGroup
 
 MB = 1 << 20
 BATCH = 32

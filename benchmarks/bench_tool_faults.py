@@ -28,7 +28,7 @@ from recipes.agent.tools.tool import Tool, ToolUnavailable
 from recipes.agent.tools.toolbox import Toolbox
 from recipes.agent.workers.agent_worker import AgentWorker
 from recipes.language.data.problems import Problem
-from recipes.language.loop.prompts import Prompt
+from recipes.language.prompts.prompt_messages import Prompt
 from rlinf_core.job.load import load_job
 
 FAILS, GUESSED, BEGINNING = 0.1, 0.95, 0.5

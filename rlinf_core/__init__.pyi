@@ -101,10 +101,10 @@ from rlinf_core.topology import ClusterTopology as ClusterTopology
 from rlinf_core.topology import NodeGroupInfo as NodeGroupInfo
 from rlinf_core.topology import NodeInfo as NodeInfo
 from rlinf_core.version import __version__ as __version__
-from rlinf_core.worker.handle import WorkerGroupHandle as WorkerGroupHandle
+from rlinf_core.worker.group.handle import WorkerGroupHandle as WorkerGroupHandle
+from rlinf_core.worker.group.worker_group import WorkerGroup as WorkerGroup
+from rlinf_core.worker.group.worker_group import launch_together as launch_together
 from rlinf_core.worker.worker import Worker as Worker
-from rlinf_core.worker.worker_group import WorkerGroup as WorkerGroup
-from rlinf_core.worker.worker_group import launch_together as launch_together
 from rlinf_core.worker.worker_reference import WorkerReference as WorkerReference
 
 __all__: list[str]

@@ -11,7 +11,7 @@ from recipes.language.models.load_model import built_model as built_model
 from recipes.language.models.load_model import built_tokenizer as built_tokenizer
 from recipes.language.models.packing import pack as pack
 from recipes.language.models.policy import LanguagePolicy as LanguagePolicy
-from recipes.language.rewards.rules import RULES as RULES
+from recipes.language.rewards.matching.rules import RULES as RULES
 from recipes.language.rewards.scoring import Item as Item
 from recipes.language.rewards.scoring import Scorer as Scorer
 

@@ -26,7 +26,7 @@ from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import RunRecord, WorkerGroup
 from rlinf_core.runners.storage.durable import remove_tree
 from rlinf_core.runners.storage.first_contact import note_comparisons
-from rlinf_core.worker.handle import wait_together
+from rlinf_core.worker.group.handle import wait_together
 
 # Seconds between looks for sessions whose clients are gone, and for weights whose time is over.
 _SWEEP_SECONDS: Final = 5.0

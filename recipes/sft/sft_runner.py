@@ -16,7 +16,7 @@ from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle, events, rank_means
 from rlinf_core.runners.runner import RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
-from rlinf_core.worker.handle import wait_together
+from rlinf_core.worker.group.handle import wait_together
 
 _numbers: Final = itertools.count()
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from rlinf_core.config.sections.runner import ProfilerConfig
 from rlinf_core.errors import ConfigError
 from rlinf_core.suggest import did_you_mean, quoted
-from rlinf_core.worker.handle import wait_together
+from rlinf_core.worker.group.handle import wait_together
 
 LOGGER = logging.getLogger("rlinf")
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Fact, Recipe
     from rlinf_core.process.process_memory import Peak
-    from rlinf_core.worker.handle import WorkerGroupHandle
-    from rlinf_core.worker.worker_group import WorkerGroup
+    from rlinf_core.worker.group.handle import WorkerGroupHandle
+    from rlinf_core.worker.group.worker_group import WorkerGroup
 
 
 class RunConfig(Protocol):

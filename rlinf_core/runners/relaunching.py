@@ -16,7 +16,7 @@ from rlinf_core.runners.evidence.keeping import evidence_line
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.restarts import all_deaths, death
 from rlinf_core.worker.death import took_its_node
-from rlinf_core.worker.worker_group import WorkerGroup
+from rlinf_core.worker.group.worker_group import WorkerGroup
 
 T = TypeVar("T")
 LOGGER = logging.getLogger("rlinf")

@@ -20,8 +20,8 @@ from rlinf_core.runners.profiled_steps import ProfiledSteps
 from rlinf_core.runners.record import RunConfig, RunRecord
 from rlinf_core.runners.snapshots import SnapshotSchedule
 from rlinf_core.runners.standalone import StandaloneRecord
-from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
-from rlinf_core.worker.worker_group import WorkerGroup
+from rlinf_core.worker.group.handle import WorkerGroupHandle, wait_together
+from rlinf_core.worker.group.worker_group import WorkerGroup
 
 LOGGER = logging.getLogger("rlinf")
 NEVER: Final = -1

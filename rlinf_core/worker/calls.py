@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlinf_core.address import WorkerAddress
+from rlinf_core.errors import PayloadError
 from rlinf_core.failures import PackedError, WorkerGroupError, followed, set_cause
 
 
@@ -57,6 +58,18 @@ class RemoteFailure(Exception):  # noqa: N818 - a vehicle, never seen by users
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteFailure, (self.error,)
+
+
+def unpicklable(what: str, error: Exception, where: str | None = None) -> PayloadError:
+    """Return the error for an argument or a result that does not pickle."""
+    # Ray wraps it in a long report of its own.
+    cause = error.__cause__ or error
+    return PayloadError(
+        f"{what} cannot be sent",
+        where=where,
+        why=f"it does not pickle: {type(cause).__name__}: {cause}",
+        help="send plain data, and let workers create files, locks and connections themselves",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from rlinf_core.worker.timer import caller_of, timer
 if TYPE_CHECKING:
     import torch
 
-    from rlinf_core.worker.worker_group import WorkerGroup
+    from rlinf_core.worker.group.worker_group import WorkerGroup
 
 _LOGGER = logging.getLogger("rlinf.worker")
 
@@ -47,7 +47,7 @@ class Worker(Communication):
         Raises:
             InvalidNameError: a public method of the class has a reserved name of groups or workers.
         """
-        from rlinf_core.worker.worker_group import WorkerGroup
+        from rlinf_core.worker.group.worker_group import WorkerGroup
 
         return WorkerGroup(cls, args, kwargs)
 

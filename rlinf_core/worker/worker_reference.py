@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 if TYPE_CHECKING:
-    from rlinf_core.worker.worker_group import WorkerGroup
+    from rlinf_core.worker.group.worker_group import WorkerGroup
 
 P = TypeVar("P", covariant=True)
 
@@ -39,7 +39,7 @@ class WorkerReference(Generic[P]):
 
     def create_group(self, *args: Any, **kwargs: Any) -> WorkerGroup[P]:
         """Return a group of the class, not yet launched; the arguments are those of its constructor."""
-        from rlinf_core.worker.worker_group import WorkerGroup
+        from rlinf_core.worker.group.worker_group import WorkerGroup
 
         return WorkerGroup[P](cast("type[P]", self), args, kwargs)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from recipes.language.loop.prompts import GenerationReport, Prompt
 from recipes.language.loop.protocols import AnsweringGroup, EngineGroup
+from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
 from recipes.training.comparing_worker import Comparing
 from rlinf_core import WorkerGroupHandle
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from recipes.agent.loop.protocols import AgentGroup
-from recipes.language.loop.prompts import GenerationReport, Prompt
+from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
 from rlinf_core import WorkerDiedError, WorkerGroupError, WorkerGroupHandle
 
 # Deaths of processes that a task was given to, after which it is run with no other task beside it, and after which it

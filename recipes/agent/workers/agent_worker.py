@@ -26,7 +26,7 @@ from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.data.problems import Problem, training_order
 from recipes.language.loop.generation import orders_key
-from recipes.language.loop.prompts import GenerationReport, Prompt
+from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
 from recipes.training.comparing_worker import ComparingWorker
 from rlinf_core import RuntimeFailure, WorkerGroup
 from rlinf_core.registry import import_target

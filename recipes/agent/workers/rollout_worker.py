@@ -13,7 +13,7 @@ from recipes.language.answers.sequences import Request, SamplingParams, Sequence
 from recipes.language.config import LanguageConfig
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.loop.order_inbox import Inbox
-from recipes.language.loop.prompts import GenerationReport
+from recipes.language.prompts.prompt_messages import GenerationReport
 from recipes.language.rules.template_rules import require_conversations
 from recipes.language.workers.engine_stream import EngineStream
 from recipes.language.workers.engine_worker import EngineWorker

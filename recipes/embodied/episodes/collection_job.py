@@ -22,7 +22,7 @@ from recipes.embodied.workers.acting_worker import ActingWorker
 from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, Cluster, HybridComponentPlacement
 from rlinf_core.runners.storage.first_contact import ContactCheck
-from rlinf_core.worker.handle import wait_together
+from rlinf_core.worker.group.handle import wait_together
 
 _numbers: Final = itertools.count()
 

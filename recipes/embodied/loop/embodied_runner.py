@@ -30,7 +30,7 @@ from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle, events, rank_means
 from rlinf_core.runners.runner import RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
-from rlinf_core.worker.handle import wait_together
+from rlinf_core.worker.group.handle import wait_together
 
 # Folder of a checkpoint that holds the state of the environments, a file for each env worker.
 EPISODES: Final = "env"

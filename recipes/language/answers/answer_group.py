@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.data.problems import Problem
 from recipes.language.loop.generation import ANSWERS
-from recipes.language.loop.prompts import Prompt
+from recipes.language.prompts.prompt_messages import Prompt
 from rlinf_core import Channel
 
 

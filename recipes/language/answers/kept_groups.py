@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Collection, Sequence
 
 from recipes.language.answers.answer_group import AnswerGroup
-from recipes.language.loop.prompts import Prompt
+from recipes.language.prompts.prompt_messages import Prompt
 
 
 class KeptGroups:

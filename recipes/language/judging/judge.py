@@ -17,8 +17,8 @@ from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.registry import make_engine
 from recipes.language.judging.verdicts import TEMPLATES, filled, verdict_rule
-from recipes.language.loop.judge_messages import JudgeReply, JudgeRequest
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
+from recipes.language.prompts.judge_messages import JudgeReply, JudgeRequest
 from recipes.training.chat_template import TemplateRefusalError
 from rlinf_core.runners.storage.first_contact import FirstContact
 from rlinf_core.suggest import excerpt

@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from recipes.language.loop.judge_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
 from recipes.language.loop.order_inbox import Inbox
+from recipes.language.prompts.judge_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
 from recipes.language.rewards.scoring import Item, Score
 from rlinf_core import Channel
 

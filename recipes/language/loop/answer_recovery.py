@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from recipes.language.loop.prompts import Prompt, ScoredGroup
 from recipes.language.loop.protocols import AnsweringGroup, Generation
+from recipes.language.prompts.prompt_messages import Prompt, ScoredGroup
 from rlinf_core import Channel, RunError, RunRecord, WorkerGroup, WorkerGroupHandle
 from rlinf_core.runners.relaunching import Dead, Relaunching
-from rlinf_core.worker.handle import wait_together
+from rlinf_core.worker.group.handle import wait_together
 
 # Key of the channel of answers that nobody reads.
 _DRIVER: Final = "driver"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from recipes.language.loop.prompts import GroupReport
+from recipes.language.prompts.prompt_messages import GroupReport
 from rlinf_core import RunError
 
 

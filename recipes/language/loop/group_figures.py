@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from recipes.language.loop.prompts import GroupReport
+from recipes.language.prompts.prompt_messages import GroupReport
 from rlinf_core.statistics import mean
 
 

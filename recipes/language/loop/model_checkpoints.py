@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipes.language.config import ModelRunnerConfig
-from recipes.language.loop.prompt_plan import PromptPlan, Restored
+from recipes.language.prompts.prompt_plan import PromptPlan, Restored
 from rlinf_core import CheckpointError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
-from rlinf_core.worker.handle import wait_together
+from rlinf_core.worker.group.handle import wait_together
 
 # Folders of a checkpoint.
 STATE: Final = "actor"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from recipes.language.loop.prompts import Assignment, Prompt, ScoredGroup
+from recipes.language.prompts.prompt_messages import Assignment, Prompt, ScoredGroup
 from recipes.training.comparing_worker import Comparing
 from rlinf_core import WorkerGroupHandle
 

@@ -19,14 +19,10 @@ from recipes.language.config import OPTIONAL_COMPONENTS
 from recipes.language.loop.answer_evaluation import evaluation_metrics
 from recipes.language.loop.answer_recovery import AnswerRecovery
 from recipes.language.loop.answer_samples import write_samples
-from recipes.language.loop.curriculum import make_curriculum
 from recipes.language.loop.failures import Failures
 from recipes.language.loop.generation import AsyncRollouts, PromptService, SyncRollouts, wait_for
 from recipes.language.loop.group_figures import group_metrics, help_with_nothing, rank_figures, why_nothing
-from recipes.language.loop.judge_messages import judge_key
 from recipes.language.loop.model_checkpoints import read_plan, require_state, save_parts, write_plan
-from recipes.language.loop.prompt_plan import PromptPlan
-from recipes.language.loop.prompts import GroupReport, Prompt, ScoredGroup, assign, staleness, unlearned_prompts
 from recipes.language.loop.protocols import (
     AnsweringGroup,
     CriticGroup,
@@ -39,12 +35,23 @@ from recipes.language.loop.protocols import (
     ReferenceGroup,
     RewardGroup,
 )
+from recipes.language.prompts.curriculum import make_curriculum
+from recipes.language.prompts.judge_messages import judge_key
+from recipes.language.prompts.prompt_messages import (
+    GroupReport,
+    Prompt,
+    ScoredGroup,
+    assign,
+    staleness,
+    unlearned_prompts,
+)
+from recipes.language.prompts.prompt_plan import PromptPlan
 from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, RunError, RunRecord, WorkerGroup, WorkerGroupHandle, events
 from rlinf_core.runners.record import RunConfig
 from rlinf_core.runners.runner import NEVER, RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
-from rlinf_core.worker.handle import wait_together
+from rlinf_core.worker.group.handle import wait_together
 
 LOGGER = logging.getLogger("rlinf")
 _numbers = itertools.count()

@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol, TypeAlias
 from recipes.language.data.problem_sources import ReasoningGym
 from recipes.language.rewards.functions import RewardAdapter, load_function
 from recipes.language.rewards.gold_answers import GOLDS, gold_verdict
+from recipes.language.rewards.matching.rules import RULES, Verdict, prepare_math
 from recipes.language.rewards.programs import ProgramJudge
-from recipes.language.rewards.rules import RULES, Verdict, prepare_math
 from recipes.language.rewards.scoring import PROGRAMS, Item
 from rlinf_core import RLinfError
 

@@ -10,7 +10,7 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from recipes.language.rewards.rules import Verdict
+from recipes.language.rewards.matching.rules import Verdict
 from recipes.language.rewards.scoring import Item
 from recipes.language.rewards.signatures import Signature, detect_convention, to_numbers
 from rlinf_core import ConfigError

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from recipes.language.rewards.cleaning import boxed_content
-from recipes.language.rewards.final_answer import answer_number
+from recipes.language.rewards.matching.cleaning import boxed_content
+from recipes.language.rewards.matching.final_answer import answer_number
+from recipes.language.rewards.matching.readings import Other, read, text_of
+from recipes.language.rewards.matching.rules import RULES, Verdict, is_expression
 from recipes.language.rewards.programs import fault_of_tests
-from recipes.language.rewards.readings import Other, read, text_of
-from recipes.language.rewards.rules import RULES, Verdict, is_expression
 from recipes.language.rewards.scoring import PROGRAMS
 from rlinf_core import ConfigError
 from rlinf_core.suggest import excerpt

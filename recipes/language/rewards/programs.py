@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from recipes.language.rewards.rules import Verdict
+from recipes.language.rewards.matching.rules import Verdict
 from recipes.language.rewards.scoring import Item
 from recipes.language.sandbox import sandbox
 from rlinf_core.foreign.strict_json import load_json

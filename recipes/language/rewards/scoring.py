@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import IO, Any, Final, Protocol, Self, cast
 
-from recipes.language.rewards.rules import RULES, Verdict
+from recipes.language.rewards.matching.rules import RULES, Verdict
 from rlinf_core import ConfigError
 from rlinf_core.process.import_path import module_command
 

@@ -24,9 +24,9 @@ from recipes.language.learning.initial_training import begin_training
 from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.learning.logprob_gap import GAP_LIMITS, logprob_gap
 from recipes.language.loop.generation import UNFINISHED, unfinished_key
-from recipes.language.loop.prompts import Assignment
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.policy import LanguagePolicy
+from recipes.language.prompts.prompt_messages import Assignment
 from recipes.language.weights.model_export import export
 from recipes.language.weights.weight_transfer import messages
 from recipes.language.workers.token_evaluation import EvaluationClient

@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from recipes.language.answers.sequences import Sequence
 from recipes.language.engines.engine import Engine
-from recipes.language.loop.prompts import NewWeights
+from recipes.language.prompts.prompt_messages import NewWeights
 from recipes.language.weights.weight_transfer import WeightUpdate
 
 T = TypeVar("T", covariant=True)

@@ -18,7 +18,7 @@ from recipes.language.judging.judge_scorer import JudgeClient
 from recipes.language.judging.make_scorer import make_scorer
 from recipes.language.loop.generation import ANSWERS, REPORTS
 from recipes.language.loop.order_inbox import Inbox
-from recipes.language.loop.prompts import Assignment, GroupReport, ScoredGroup
+from recipes.language.prompts.prompt_messages import Assignment, GroupReport, ScoredGroup
 from recipes.language.rewards.overlong import overlong_penalty
 from recipes.language.rewards.right_answers import check_right_answers
 from recipes.language.rewards.scoring import Item, Score

@@ -13,7 +13,7 @@ from recipes.language.data.load_problems import load_problems
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.loop.generation import UNFINISHED, orders_key, unfinished_key
 from recipes.language.loop.order_inbox import Inbox
-from recipes.language.loop.prompts import GenerationReport, Prompt
+from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
 from recipes.language.rules.template_rules import require_conversations
 from recipes.language.weights.weight_transfer import WeightUpdate
 from recipes.language.workers.engine_worker import EngineWorker

@@ -19,8 +19,7 @@ from typing import Any, Final, NamedTuple
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.ray_api import join_at_first_use, pickle_by_value
 from rlinf_core.failures import PackedError
-from rlinf_core.worker.calls import RemoteFailure
-from rlinf_core.worker.handle import unpicklable
+from rlinf_core.worker.calls import RemoteFailure, unpicklable
 from rlinf_core.worker.process import WorkerProcess
 
 LENGTH: Final = struct.Struct("!Q")

@@ -16,8 +16,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from recipes.language.loop.prompt_plan import PromptPlan
-from recipes.language.loop.prompts import GroupReport
+from recipes.language.prompts.prompt_messages import GroupReport
+from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.events import Event, PhaseStarted, RunRestarted, WorkersRelaunched

@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("transformers")
 
-from recipes.language.loop.prompt_plan import PromptPlan
-from recipes.language.loop.prompts import GroupReport
+from recipes.language.prompts.prompt_messages import GroupReport
+from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners import events
 from tests.integration.recipes.conftest import RECOVERIES, Killer, Run, Train

@@ -27,10 +27,10 @@ from rlinf_core.failures import WorkerGroupError
 from rlinf_core.manager.manager_client import ManagerClient
 from rlinf_core.node.kernel_log import memory_kill
 from rlinf_core.placement.node import NodePlacementStrategy
-from rlinf_core.worker import worker_group
-from rlinf_core.worker.handle import WorkerGroupHandle
+from rlinf_core.worker.group import worker_group
+from rlinf_core.worker.group.handle import WorkerGroupHandle
+from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
-from rlinf_core.worker.worker_group import WorkerGroup
 from tests.kernel import KEEPS_ENDS
 from tests.waiting import until
 

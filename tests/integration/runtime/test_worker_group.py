@@ -25,8 +25,8 @@ from rlinf_core.errors import (
 )
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.worker.group.worker_group import WorkerGroup, launch_together
 from rlinf_core.worker.worker import Worker
-from rlinf_core.worker.worker_group import WorkerGroup, launch_together
 
 
 class OurError(Exception):

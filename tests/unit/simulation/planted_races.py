@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from recipes.language.loop.prompt_plan import PromptPlan
+from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.broker.broker import Broker
 from rlinf_core.channel.keyed_queue import KeyedQueue

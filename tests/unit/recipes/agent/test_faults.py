@@ -24,7 +24,7 @@ from recipes.agent.tools.toolbox import Toolbox
 from recipes.agent.workers.agent_worker import AgentWorker
 from recipes.language.answers.answer_group import EpisodeStats
 from recipes.language.data.problems import Problem
-from recipes.language.loop.prompts import Prompt
+from recipes.language.prompts.prompt_messages import Prompt
 from recipes.language.sandbox import sandbox
 from recipes.language.sandbox.sandbox import SandboxLimits
 from tests.unit.recipes.agent.local import LocalEngine, agent_config

@@ -9,7 +9,7 @@ import pytest
 
 from recipes.agent.loop.protocols import AgentGroup
 from recipes.agent.loop.task_calls import TaskCalls
-from recipes.language.loop.prompts import Prompt
+from recipes.language.prompts.prompt_messages import Prompt
 from rlinf_core import WorkerDiedError, WorkerGroupError
 
 NAME = "agents"

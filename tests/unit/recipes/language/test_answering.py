@@ -18,7 +18,7 @@ from recipes.language.answers.sequences import FinishReason, Request, Sequence
 from recipes.language.data.problems import Problem
 from recipes.language.engines.engine import Engine, EngineStats, PauseMode
 from recipes.language.engines.foreign_answers import EngineAnswerError
-from recipes.language.loop.prompts import KeepUnfinished, NewWeights, Prompt
+from recipes.language.prompts.prompt_messages import KeepUnfinished, NewWeights, Prompt
 from recipes.language.weights.weight_transfer import WeightHeader, WeightUpdate
 from recipes.language.workers.request_tracker import Answering
 from rlinf_core.job.load import load_job

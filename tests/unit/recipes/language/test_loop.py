@@ -18,9 +18,9 @@ pytest.importorskip("transformers")
 from recipes.language.answers.buffered_answers import load_unfinished
 from recipes.language.answers.sequences import Sequence
 from recipes.language.engines.own.torch_engine import TorchEngine
-from recipes.language.loop.prompt_plan import PromptPlan
-from recipes.language.loop.prompts import GroupReport
 from recipes.language.loop.reasoning_runner import ReasoningRunner
+from recipes.language.prompts.prompt_messages import GroupReport
+from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core.runners import events
 from rlinf_core.runners.storage.first_contact import read_comparisons
 from tests.unit.recipes.language.in_threads import LocalRun, LocalTrain, local_train

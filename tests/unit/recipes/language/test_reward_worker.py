@@ -16,7 +16,7 @@ from recipes.language.answers.sequences import Sequence
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.data.problems import Problem
-from recipes.language.loop.prompts import Prompt
+from recipes.language.prompts.prompt_messages import Prompt
 from recipes.language.rewards.right_answers import check_right_answers
 from recipes.language.rewards.scoring import Item, Score, Scorer
 from recipes.language.workers.reward_worker import RewardWorker

@@ -10,7 +10,7 @@ import pytest
 
 from recipes.agent.workers.agent_worker import AgentWorker
 from recipes.language.answers.answer_group import EpisodeStats
-from recipes.language.loop.prompts import Prompt
+from recipes.language.prompts.prompt_messages import Prompt
 
 
 class Attempts(AgentWorker):

@@ -10,7 +10,7 @@ from recipes.language.answers.answer_group import AnswerGroup
 from recipes.language.answers.kept_groups import KeptGroups
 from recipes.language.data.problems import Problem
 from recipes.language.loop.answer_recovery import Calls
-from recipes.language.loop.prompts import Prompt
+from recipes.language.prompts.prompt_messages import Prompt
 
 
 class Call:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from recipes.language.loop.prompts import GroupReport
 from recipes.language.loop.reasoning_runner import group_metrics
+from recipes.language.prompts.prompt_messages import GroupReport
 
 
 def group(slot: int, rewards: tuple[float, ...], tokens: int = 10, **given: object) -> GroupReport:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.language.rewards.cleaning import cleaned
-from recipes.language.rewards.final_answer import answer_number
-from recipes.language.rewards.readings import read, text_of
-from recipes.language.rewards.rules import RULES
+from recipes.language.rewards.matching.cleaning import cleaned
+from recipes.language.rewards.matching.final_answer import answer_number
+from recipes.language.rewards.matching.readings import read, text_of
+from recipes.language.rewards.matching.rules import RULES
 
 PAIRS: Final = Path(__file__).parents[4] / "data" / "answers" / "pairs.jsonl"
 # A folder of .jsonl files whose rows have `gold`, `text` and `right`, the verdict of PRM800K's grader.

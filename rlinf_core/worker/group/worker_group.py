@@ -28,11 +28,11 @@ from rlinf_core.placement.strategy import PlacementStrategy, topology_of
 from rlinf_core.process.process_memory import Peak
 from rlinf_core.process.tracing import Taken
 from rlinf_core.suggest import did_you_mean
-from rlinf_core.worker.calls import unanswered
+from rlinf_core.worker.calls import unanswered, unpicklable
 from rlinf_core.worker.communication import Communication
-from rlinf_core.worker.group_view import NO_PICKLE, GroupMethod, GroupView
-from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle, unpicklable, wait_together
-from rlinf_core.worker.launch import Launch, Relaunch, close_group, kill, release_name, running_members
+from rlinf_core.worker.group.group_view import NO_PICKLE, GroupMethod, GroupView
+from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle, wait_together
+from rlinf_core.worker.group.launch import Launch, Relaunch, close_group, kill, release_name, running_members
 
 # Covariant, so that a loop can declare the methods it calls by a protocol.
 W = TypeVar("W", covariant=True)

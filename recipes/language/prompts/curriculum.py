@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.data.problems import training_order
-from recipes.language.loop.prompts import GroupReport
+from recipes.language.prompts.prompt_messages import GroupReport
 from rlinf_core.statistics import mean
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from recipes.language.rewards.cleaning import TEXT_COMMAND, closing_brace
+from recipes.language.rewards.matching.cleaning import TEXT_COMMAND, closing_brace
 
 # Measures that are not to be mixed up, by one name, with their spellings (a final s is left out).
 _MEASURES: Final = {

@@ -8,8 +8,8 @@ from typing import Any, Final, Protocol
 
 from rlinf_core.arguments import short_repr
 from rlinf_core.config.ranks import format_ranks
-from rlinf_core.worker.calls import unanswered
-from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle, unpicklable
+from rlinf_core.worker.calls import unanswered, unpicklable
+from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle
 
 # What pickling raises.
 NO_PICKLE: Final = (TypeError, pickle.PicklingError)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes.language.loop.curriculum import Curriculum
-from recipes.language.loop.prompt_plan import PromptPlan
-from recipes.language.loop.prompts import GroupReport, Prompt, staleness
+from recipes.language.prompts.curriculum import Curriculum
+from recipes.language.prompts.prompt_messages import GroupReport, Prompt, staleness
+from recipes.language.prompts.prompt_plan import PromptPlan
 
 
 def made(**given: int) -> PromptPlan:

@@ -18,8 +18,8 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from recipes.language.rewards.cleaning import cleaned, closing_brace, unwrapped
-from recipes.language.rewards.units import parse_unit
+from recipes.language.rewards.matching.cleaning import cleaned, closing_brace, unwrapped
+from recipes.language.rewards.matching.units import parse_unit
 
 # Digits of a number, and its largest power of ten: longer ones are not answers, and would take time.
 _LONGEST: Final = 200

@@ -16,11 +16,17 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from recipes.language.rewards.cleaning import boxed_content, cleaned, unwrapped, without_blanks
-from recipes.language.rewards.final_answer import answer_number, answered, candidates, is_undecided, said_answer
-from recipes.language.rewards.numbers import Number, same_number
-from recipes.language.rewards.readings import Other, as_choice, chosen, chosen_in_prose, equal, read, text_of
-from recipes.language.rewards.regions import same_region
+from recipes.language.rewards.matching.cleaning import boxed_content, cleaned, unwrapped, without_blanks
+from recipes.language.rewards.matching.final_answer import (
+    answer_number,
+    answered,
+    candidates,
+    is_undecided,
+    said_answer,
+)
+from recipes.language.rewards.matching.numbers import Number, same_number
+from recipes.language.rewards.matching.readings import Other, as_choice, chosen, chosen_in_prose, equal, read, text_of
+from recipes.language.rewards.matching.regions import same_region
 from rlinf_core import ConfigError
 from rlinf_core.suggest import excerpt
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Final, NamedTuple, TypeAlias
 
-from recipes.language.rewards.numbers import number_in_clean
+from recipes.language.rewards.matching.numbers import number_in_clean
 
 # A place between numbers: just before (-1) or just after (1) the value. Intervals run from one place to another.
 Place: TypeAlias = tuple[Fraction | float, int]

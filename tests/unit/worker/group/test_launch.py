@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.worker.launch import WAVE, waves
+from rlinf_core.worker.group.launch import WAVE, waves
 
 
 @given(st.lists(st.integers(0, 3), max_size=120))

@@ -23,7 +23,7 @@ from rlinf_core.waiting import Deadline
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.forked.hosted_actor import HostedActor, HostHandle
 from rlinf_core.worker.forked.process_host import CONCURRENCY, ProcessHost
-from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle
+from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle
 from rlinf_core.worker.process import Birth, WorkerProcess
 
 # Concurrent process starts per node: each imports Ray, which takes a second of a core and 100 MiB meanwhile.

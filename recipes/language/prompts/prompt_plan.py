@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from recipes.language.loop.curriculum import Curriculum
-from recipes.language.loop.prompts import GroupReport, Prompt
+from recipes.language.prompts.curriculum import Curriculum
+from recipes.language.prompts.prompt_messages import GroupReport, Prompt
 
 # Maximum refills of a slot whose group lost too many answers to failed scoring.
 _SPOILED_REFILLS: Final = 4

@@ -17,8 +17,8 @@ import pytest
 
 from rlinf_core.cluster import engine
 from rlinf_core.node.node_processes import MARK
-from rlinf_core.worker import stopped
-from rlinf_core.worker.stopped import StoppedWatch
+from rlinf_core.worker.group import stopped
+from rlinf_core.worker.group.stopped import StoppedWatch
 
 PARENT = "import subprocess, sys; c = subprocess.Popen(['sleep', '600']); print(c.pid, flush=True); c.wait()"
 

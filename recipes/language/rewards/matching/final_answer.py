@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from recipes.language.rewards.cleaning import boxed_content, cleaned, unwrapped
-from recipes.language.rewards.numbers import Number, number_in_clean
+from recipes.language.rewards.matching.cleaning import boxed_content, cleaned, unwrapped
+from recipes.language.rewards.matching.numbers import Number, number_in_clean
 
 _SAID: Final = re.compile(
     r"\banswer\b(?:\s+(?:to|for|of|here|now|must|should|will|would)\b[^.\n:=]{0,80}?)?(?:\*\*)?\s*"

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from recipes.language.loop.prompts import GroupReport, assign
+from recipes.language.prompts.prompt_messages import GroupReport, assign
 
 
 def group(slot: int, tokens: int) -> GroupReport:

@@ -13,15 +13,15 @@ from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.ray_api import gather, no_cluster, ray_api
-from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError, PayloadError
+from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.manager.manager_client import ManagerClient, current_client
 from rlinf_core.manager.manager_messages import Cancel
 from rlinf_core.process.inflight_ops import InflightOps, current_task_key
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
-from rlinf_core.worker.calls import RemoteFailure, Timed, check_call, unanswered
+from rlinf_core.worker.calls import RemoteFailure, Timed, check_call, unanswered, unpicklable
 from rlinf_core.worker.death import ProcessGone, describe_death
-from rlinf_core.worker.stopped import StoppedWatch
+from rlinf_core.worker.group.stopped import StoppedWatch
 from rlinf_core.worker.timer import Reduction, reduce_durations
 
 T = TypeVar("T")
@@ -382,18 +382,6 @@ def _check_watchers(client: ManagerClient | None) -> None:
         # At once: the run is told of it when all its processes have ended.
         LOGGER.warning("%s: %s", died.message, died.cause)
         raise died
-
-
-def unpicklable(what: str, error: Exception, where: str | None = None) -> PayloadError:
-    """Return the error for an argument or a result that does not pickle."""
-    # Ray wraps it in a long report of its own.
-    cause = error.__cause__ or error
-    return PayloadError(
-        f"{what} cannot be sent",
-        where=where,
-        why=f"it does not pickle: {type(cause).__name__}: {cause}",
-        help="send plain data, and let workers create files, locks and connections themselves",
-    )
 
 
 def _spell(addresses: Sequence[WorkerAddress]) -> str:

@@ -1,0 +1,1 @@
+"""Prompts: the plan of a step, the curriculum, and the messages to workers."""

@@ -1,0 +1,1 @@
+"""Comparison of answers with gold ones: what an answer says, read as numbers, units, regions and sets."""
