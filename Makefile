@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 EVERYDAY := -m "not nightly" --durations=10
-# Pure tests run in two processes. The others share clusters, hosts and cores, and bound no time of their own: one process.
+# Two processes: pure tests one by one, those of Ray by file, since the tests of a file share a cluster and its groups.
+# Hosts of name spaces and accelerators are there once: one process.
 PURE := --numprocesses=2 --dist=worksteal $(EVERYDAY) tests/unit
-WHOLE := $(EVERYDAY) tests/integration tests/cluster tests/gpu
+SHARED := --numprocesses=2 --dist=loadfile $(EVERYDAY) tests/integration
+WHOLE := $(EVERYDAY) tests/cluster tests/gpu
 LONG := --hypothesis-profile=nightly --timeout=3600 --durations=10
 
 .DEFAULT_GOAL := help
@@ -29,6 +31,7 @@ train: setup ## train the embodied recipe on this machine
 
 test: setup ## all tests but the nightly ones
 	$(BIN)/pytest $(PURE)
+	$(BIN)/pytest $(SHARED)
 	$(BIN)/pytest $(WHOLE)
 
 check: setup lint type test ## what CI runs: lint, types, import contracts, tests
