@@ -6,13 +6,13 @@ import threading
 from typing import Any, cast
 
 import pytest
-from tests.unit.recipes.language.prompts.test_prompt_plan import answered
 
 from recipes.language.loop.generation import ANSWERS, REPORTS, AsyncRollouts, orders_key, wait_for
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import NewWeights, Prompt, ScoredGroup
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import RunError
+from tests.unit.recipes.language.prompts.test_prompt_plan import answered
 
 
 class Call:
