@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isqrt
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 from pydantic import BaseModel
 
@@ -47,9 +47,12 @@ def is_given(config: BaseModel, path: Path) -> bool:
     """Return whether the value at `path` was written down, rather than the model's default."""
     value: object = config
     for segment in path:
-        if not isinstance(value, BaseModel) or str(segment) not in value.model_fields_set:
+        if isinstance(value, Mapping) and segment in value:
+            value = cast("Mapping[object, object]", value)[segment]
+        elif isinstance(value, BaseModel) and str(segment) in value.model_fields_set:
+            value = getattr(value, str(segment))
+        else:
             return False
-        value = getattr(value, str(segment))
     return True
 
 

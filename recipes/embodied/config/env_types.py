@@ -23,6 +23,7 @@ class EnvType(NamedTuple):
         max_episode_steps: its limit; None where that depends on the task.
         options: the pydantic model of its options, as `package.module:Class`; None: it has none, or any. With a model
             it is a simulator of a package of its own.
+        numbers: its options where they are all integers, with the least and the largest value; None: see `options`.
         task: the default, where `tasks` is empty and there is one.
         processes: simulator processes of a worker where the file gives no number; None: it is always stepped in the
             worker's own process.
@@ -38,6 +39,7 @@ class EnvType(NamedTuple):
     observes: tuple[str, ...] | None = ("states",)
     max_episode_steps: int | None = 50
     options: str | None = None
+    numbers: Mapping[str, tuple[int, int]] | None = None
     task: str | None = None
     install: str | None = None
     processes: int | None = None
@@ -74,16 +76,19 @@ def _simulator(
 
 
 ENV_TYPES: Final[Mapping[str, EnvType]] = {
-    "franka_kin": EnvType(f"{_FOLDER}.franka.franka_kin:FrankaKinEnv", ("pick", "reach")),
+    "franka_kin": EnvType(f"{_FOLDER}.franka.franka_kin:FrankaKinEnv", ("pick", "reach"), numbers={}),
     "franka_mujoco": EnvType(
-        f"{_FOLDER}.franka.franka_mujoco:FrankaMujocoEnv", ("reach", "push", "pick", "place"), "mujoco"
+        f"{_FOLDER}.franka.franka_mujoco:FrankaMujocoEnv", ("reach", "push", "pick", "place"), "mujoco", numbers={}
     ),
     "franka_vision": EnvType(
         f"{_FOLDER}.franka.franka_vision:FrankaVisionEnv",
         ("touch",),
         observes=("states", "images.main", "instructions"),
+        numbers={"image_size": (16, 512), "points": (1, 4)},
     ),
-    "franka_robot": EnvType(f"{_FOLDER}.real.franka_robot:FrankaRobotEnv", ("reach",), robot="Franka", action_size=7),
+    "franka_robot": EnvType(
+        f"{_FOLDER}.real.franka_robot:FrankaRobotEnv", ("reach",), robot="Franka", numbers={}, action_size=7
+    ),
     "robot": EnvType(f"{_FOLDER}.real.driver_env:DrivenRobotEnv", robot=DRIVEN, observes=None, max_episode_steps=None),
     "gymnasium": EnvType(
         f"{_FOLDER}.simulators.gymnasium_env:GymnasiumEnv",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from pydantic import BaseModel, ValidationError
@@ -104,6 +104,8 @@ def check_environments(
         check_import(config, at, kind, "env", report, is_own=True)
     if is_simulator(kind):
         _check_options(config, section, environments, report)
+    elif kind in ENV_TYPES and (numbers := ENV_TYPES[kind].numbers) is not None:
+        _check_numbers(config, section, environments, numbers, report)
     if is_robot(kind):
         _check_robots(config, section, environments, workers, report)
 
@@ -164,6 +166,27 @@ def _check_options(config: PolicyJob, section: str, environments: EnvironmentCon
         else:
             where = ".".join(str(part) for part in error["loc"])
             report(at, "bad-value", f"option `{where}`: {error['msg'][0].lower()}{error['msg'][1:]}")
+
+
+def _check_numbers(
+    config: PolicyJob,
+    section: str,
+    environments: EnvironmentConfig,
+    numbers: Mapping[str, tuple[int, int]],
+    report: Report,
+) -> None:
+    """Report options that an environment of ours does not take, or that are out of bounds."""
+    for name, value in environments.options.items():
+        at = blame(config, ("env", section, "options", name), ("env", section, "env_type"))
+        if name not in numbers:
+            from rlinf_core.suggest import did_you_mean
+
+            listed = "known: " + ", ".join(f"`{option}`" for option in numbers) if numbers else "remove it"
+            message = f"`env_type: {environments.env_type}` has no option `{name}`"
+            report(at, "unknown-choice", message, did_you_mean(name, numbers) or listed)
+        elif type(value) is not int or not numbers[name][0] <= value <= numbers[name][1]:
+            least, largest = numbers[name]
+            report(at, "bad-value", f"option `{name}`: not an integer from {least} to {largest}")
 
 
 def _check_made(

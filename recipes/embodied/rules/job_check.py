@@ -23,7 +23,7 @@ from recipes.embodied.rules.intervention_rules import check_intervention
 from recipes.embodied.rules.lerobot_rules import check_lerobot
 from recipes.embodied.rules.normalization_rules import check_running_statistics
 from recipes.embodied.rules.off_policy_rules import check_off_policy
-from recipes.embodied.rules.option_rules import check_algorithm_options, check_model_options
+from recipes.embodied.rules.option_rules import check_model_options
 from recipes.sections.algorithm import ADVANTAGES
 from recipes.sections.checks import (
     Report,
@@ -40,6 +40,7 @@ from recipes.sections.checks import (
     near_multiples,
 )
 from recipes.sections.imports import check_import
+from recipes.sections.own_options import check_algorithm_options
 from rlinf_core import Severity
 from rlinf_core.config.tree import Path
 
@@ -54,7 +55,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_loggers(config.runner, report)
     check_profiler(config.runner, config.cluster, report)
     _check_robots_used(config, report)
-    check_algorithm_options(config, report)
+    check_algorithm_options(config, config.algorithm, report)
     check_model_options(config, report)
     check_folders(config.runner, report, facts(config))
     check_load_path(config, config.env.train, report)

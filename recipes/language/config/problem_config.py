@@ -76,11 +76,18 @@ class LanguageDataConfig(ConfigModel):
             because=("type", "train_data_paths"),
         ),
         NoEffect(
-            ("task_config", "val_size"),
+            ("val_size",),
             lambda data, sizes: data.source == "files",
             "problems come from files",
             "remove it, or write `type: reasoning_gym`",
             because=("train_data_paths",),
+        ),
+        NoEffect(
+            ("task_config",),
+            lambda data, sizes: data.source not in ("reasoning_gym", "sums"),
+            lambda data: f"problems come from {data.source}",
+            "remove it, or write `type: reasoning_gym`",
+            because=("type", "train_data_paths"),
         ),
         NoEffect(
             ("seed",),
@@ -121,7 +128,9 @@ class LanguageDataConfig(ConfigModel):
     shuffle: Bool = Field(default=True, description="Reshuffle the problems in every epoch.")
     task: Text | None = Field(default=None, description="Task of reasoning-gym, such as chain_sum.")
     task_config: dict[str, Data] = Field(
-        default_factory=dict[str, Any], description="Settings of the reasoning-gym task, by the library's names."
+        default_factory=dict[str, Any],
+        description="Settings of the reasoning-gym task, by the library's names. Of generated sums `spaced: true`,"
+        " which writes `3 + 4 =`.",
     )
     train_size: Annotated[Int, Field(ge=1, le=MOST_GENERATED)] = Field(
         default=10_000, description="Number of training problems of a reasoning-gym task."

@@ -25,6 +25,7 @@ from recipes.sections.checks import (
     check_profiler,
     check_training,
 )
+from recipes.sections.own_options import check_algorithm_options
 from rlinf_core.job.recipe import Trial
 
 # The program that tries the sandbox.
@@ -60,6 +61,7 @@ def check_job(
     check_model(config, report)
     check_engine(config, world_sizes, report)
     check_algorithm(config, report)
+    check_algorithm_options(config, config.algorithm, report)
     check_judge(config, report)
 
 

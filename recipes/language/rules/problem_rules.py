@@ -40,6 +40,13 @@ def _check_source(config: LanguageConfig, report: Report) -> None:
             "`data.type: reasoning_gym` needs a task",
             "write `data.task: chain_sum`, or another name of that library",
         )
+    if data.source == "sums":
+        for name, value in data.task_config.items():
+            if name != "spaced":
+                message = f"generated sums have no setting `{name}`"
+                report(("data", "task_config", name), "unknown-key", message, "known: `spaced`")
+            elif not isinstance(value, bool):
+                report(("data", "task_config", name), "bad-value", "`spaced` is neither true nor false")
     evaluates = config.runner.only_eval and bool(data.val_data_paths)
     if data.type in ("jsonl", "parquet") and not data.train_data_paths and not evaluates:
         report(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recipes.embodied.rules.option_rules import unknown_options
+from recipes.sections.own_options import unknown_options
 from rlinf_core.algorithms.options import checked_options, options_for, with_options
 from rlinf_core.errors import ConfigError
 

@@ -35,6 +35,26 @@ def test_checking_a_file_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+VISION = ("env.train.env_type=franka_vision", "env.train.task=touch")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "words"),
+    [
+        (("env.train.options={size: 3}",), "unknown-choice", "`env_type: franka_kin` has no option `size`"),
+        ((*VISION, "env.train.options={point: 3}"), "unknown-choice", "did you mean `points`?"),
+        ((*VISION, "env.train.options={points: 5}"), "bad-value", "not an integer from 1 to 4"),
+        ((*VISION, "env.train.options={points: true}"), "bad-value", "not an integer from 1 to 4"),
+    ],
+)
+def test_options_of_our_environments_are_checked(
+    findings: Any, overrides: tuple[str, ...], code: str, words: str
+) -> None:
+    ((reported, _, *texts),) = findings(LAPTOP, *overrides, messages=True)
+    assert reported == code
+    assert words in " ".join(texts)
+
+
 class TestComponents:
     def test_a_missing_one(self, findings: Any) -> None:
         text = LAPTOP.replace("actor,rollout,env", "actor,rollout")

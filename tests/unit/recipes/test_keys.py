@@ -59,6 +59,7 @@ LANGUAGE: Final[tuple[tuple[str, ...], ...]] = (
     ("data.type=sums", "data.apply_chat_template=true", "algorithm={clip_ratio_low: 0.3, clip_ratio_high: 0.3}"),
     ("data.train_data_paths=problems.jsonl",),
     ("algorithm.loss_type=sapo", "runner.profiler.first_step=2"),
+    (OWN_LOSS,),
 )
 # Further files of each recipe, overrides of its shortest configuration, in which keys of special cases have an effect.
 PROFILED: Final = ("runner.profiler.first_step=2",)

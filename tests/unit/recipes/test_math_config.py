@@ -45,6 +45,19 @@ def test_the_samples_of_a_step(findings: Any) -> None:
     assert findings(LAPTOP + "data:\n  rollout_batch_size: 30\n") == []
 
 
+@pytest.mark.parametrize(
+    ("override", "code"),
+    [
+        ("algorithm.options={cap: 3}", "not-available"),
+        ("data.task_config={space: true}", "unknown-key"),
+        ('data.task_config.spaced="false"', "bad-value"),
+        ("data.task_config.spaced=true", None),
+    ],
+)
+def test_options_that_nothing_reads_are_refused(findings: Any, override: str, code: str | None) -> None:
+    assert [finding[0] for finding in findings(LAPTOP, override)] == ([code] if code else [])
+
+
 def test_minibatches_are_counted_once(findings: Any) -> None:
     both = "actor:\n  global_batch_size: 128\nalgorithm:\n  n_minibatches: {}\n"
     assert findings(LAPTOP + both.format(2)) == []

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.config.env_types import ENV_TYPES
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import State
@@ -44,6 +45,7 @@ POINT_RADIUS, HAND_RADIUS, ARM_WIDTH = 0.035, 0.022, 0.015
 _TABLE, _ARM, _HAND = (200, 195, 185), (110, 110, 120), (20, 20, 20)
 STATES: Final = 10
 _ATTEMPTS: Final = 8
+_BOUNDS: Final = ENV_TYPES["franka_vision"].numbers or {}
 
 
 class FrankaVisionEnv(VectorEnv):
@@ -58,9 +60,9 @@ class FrankaVisionEnv(VectorEnv):
 
     def __init__(self, settings: EnvSettings) -> None:
         super().__init__(settings)
-        check_task("franka_vision", settings.task or TASKS[0], TASKS, settings.options, "image_size points")
-        self._size = _option(settings, "image_size", 32, (16, 512))
-        self._points = _option(settings, "points", 2, (1, len(COLORS)))
+        check_task("franka_vision", settings.task or TASKS[0], TASKS, settings.options, " ".join(_BOUNDS))
+        self._size = _option(settings, "image_size", 32)
+        self._points = _option(settings, "points", 2)
         count = self.num_envs
         self._joints = np.zeros((7, count))
         self._hand = np.zeros((3, count))
@@ -160,9 +162,9 @@ class FrankaVisionEnv(VectorEnv):
         return (shares @ palette).round().astype(np.uint8)
 
 
-def _option(settings: EnvSettings, name: str, default: int, bounds: tuple[int, int]) -> int:
+def _option(settings: EnvSettings, name: str, default: int) -> int:
     value = settings.options.get(name, default)
-    low, high = bounds
+    low, high = _BOUNDS[name]
     if not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"the option `{name}` of `env_type: franka_vision` is a number from {low} to {high}")
     return value

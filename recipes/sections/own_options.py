@@ -1,0 +1,92 @@
+"""Rules of options that only a user's own component knows, such as `algorithm.options`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from recipes.sections.algorithm import AlgorithmConfig
+from recipes.sections.checks import Report
+from recipes.sections.imports import missing_module, missing_name, runs_in_this_interpreter
+from rlinf_core import ConfigError, JobConfig
+from rlinf_core.algorithms.options import option_names, options_for, options_model
+from rlinf_core.config.tree import Path
+from rlinf_core.registry import import_target
+
+
+def check_algorithm_options(config: JobConfig, algorithm: AlgorithmConfig, report: Report) -> None:
+    """Report options of advantage and loss that nothing takes, or that their owner's pydantic model refuses."""
+    names = {"adv_type": algorithm.adv_type, "loss_type": algorithm.loss_type}
+    check_options(config, ("algorithm", "options"), algorithm.options, names, report)
+
+
+def check_options(
+    config: JobConfig, at: Path, written: Mapping[str, Any], names: Mapping[str, str], report: Report
+) -> None:
+    """Report options that no component of the user's own takes, or that its pydantic model refuses.
+
+    An owner is imported only where a file gives options: importing what a user brings may take seconds.
+
+    Args:
+        config: the file.
+        at: the path of the options, as in `("algorithm", "options")`.
+        written: the options.
+        names: the components that may take them, by the key beside the options that names each.
+        report: takes findings.
+    """
+    if not written:
+        return
+    own = {key: name for key, name in names.items() if ":" in name}
+    if not own:
+        keys = " or ".join(f"`{key}`" for key in names)
+        message = f"`{at[-1]}` has no effect: {keys} name no component of your own"
+        help = "remove it, or name a component as `package.module:name`"
+        report(at, "not-available", message, help, about=[(*at[:-1], key) for key in names])
+        return
+    owners: list[object] = []
+    for key, name in own.items():
+        try:
+            owners.append(import_target(name, key))
+        except ConfigError as error:
+            is_importable = (
+                missing_module(name) is None and missing_name(name) is None
+            )  # if not, `check_import` reports it
+            if is_importable and runs_in_this_interpreter(config, "actor"):
+                report((*at[:-1], key), "missing-extra", error.message, error.help or "")
+            return
+    check_values(at, written, owners, report)
+
+
+def check_values(at: Path, written: Mapping[str, Any], owners: Sequence[object], report: Report) -> None:
+    """Report options that their owners' models refuse, or that no owner has."""
+    from rlinf_core.suggest import did_you_mean
+
+    known: list[str] = []
+    for owner in owners:
+        try:
+            options = options_for(owner, written)
+            known += type(options).model_fields if isinstance(options, BaseModel) else ()
+        except ValidationError as error:
+            for detail in error.errors():
+                missing = detail["type"] == "missing"
+                path = at if missing else (*at, *detail["loc"])
+                what = f"`{getattr(owner, '__name__', owner)}`"
+                named = ".".join(str(part) for part in detail["loc"])
+                message = f"{what} needs the option `{named}`" if missing else f"{what}: {detail['msg']}"
+                report(path, "missing-key" if missing else "bad-value", message)
+    for name in unknown_options(owners, written):
+        report((*at, name), "unknown-key", f"unknown option `{name}`", did_you_mean(name, known))
+
+
+def unknown_options(owners: Iterable[object], written: Mapping[str, Any]) -> list[str]:
+    """Return those options that none of the users' own `owners` knows; none where one of them takes any."""
+    known: set[str] = set()
+    for owner in owners:
+        model = options_model(owner)
+        names = None if model is None else option_names(model)
+        if names is None:
+            return []
+        known |= names
+    return [name for name in written if name not in known]
