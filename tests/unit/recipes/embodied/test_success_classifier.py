@@ -51,8 +51,8 @@ class SeenArm(FrankaKinEnv):
         return {**super()._observe(), "images.side": small[:, :, :32], "images.above": small[:, :, 32:]}
 
 
-def arm(seed: int, **more: Any) -> SeenArm:
-    settings = EnvSettings(num_envs=EPISODES, task="pick", seed=seed, auto_reset=False, **more)
+def arm(seed: int, episodes: int = EPISODES, **more: Any) -> SeenArm:
+    settings = EnvSettings(num_envs=episodes, task="pick", seed=seed, auto_reset=False, **more)
     return SeenArm(settings)
 
 
@@ -218,14 +218,15 @@ def test_the_keys_of_who_takes_over_are_the_same_keys(monkeypatch: pytest.Monkey
 
 
 def test_what_shows_no_success_teaches_none(tmp_path: Path) -> None:
-    env = arm(0)
+    env = arm(0, episodes=2)
     config = written(tmp_path / "set", shown(env), env.spec)  # every episode ends with its success
     with pytest.raises(DatasetError, match="no picture of the demonstrations shows the task solved") as caught:
         ImitationData(config, None, 1, successes=True)
     assert "ignore_terminations=true" in (caught.value.help or "")
 
 
-def test_a_classifier_of_other_cameras_is_refused(classifier: TrainedPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_classifier_of_other_cameras_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier = learned(tmp_path / "set", arm(0, episodes=2, ignore_terminations=True), updates=1)
     blind = FrankaKinEnv(EnvSettings(num_envs=1, task="reach"))
     with pytest.raises(ConfigError, match="no cameras"):
         judge_of(blind, classifier, monkeypatch)
