@@ -112,7 +112,7 @@ def steps_or_never(path: str, note: str | None = None) -> Rule:
 
 def loggers(path: str) -> Rule:
     """Return the rule for logger backends."""
-    known = ("tensorboard", "wandb", "swanlab", "trackio")
+    known = ("tensorboard", "wandb", "swanlab", "trackio", "mlflow")
 
     def rule(leaf: Leaf, values: Values) -> Result:
         written = values.of(leaf)
@@ -122,7 +122,10 @@ def loggers(path: str) -> Rule:
         note = f"{', '.join(others)}: not among {', '.join(known)}" if others else None
         if kept == names and isinstance(leaf.node, SequenceNode):
             return same(path, leaf)
-        return new(path, kept, note) if kept else LeftOut("metrics are always shown and written to `metrics.jsonl`")
+        if kept:
+            return new(path, kept, note)
+        always = "metrics are always shown and written to `metrics.jsonl`"
+        return LeftOut(f"{note}; {always}" if note else always)
 
     return rule
 

@@ -136,6 +136,14 @@ def test_a_verl_file_trains_its_own_objective(tmp_path: Path) -> None:
     assert "_target_" not in [target for other in result.outcomes for target in other.targets]
 
 
+def test_loggers_that_are_missing_are_named(tmp_path: Path) -> None:
+    kept = converted(tmp_path, VERL, "++trainer.logger=[console,mlflow,clearml]")
+    assert "logger_backends: [mlflow]\n" in kept.text
+    assert "clearml" in (outcome(kept, "trainer.logger").note or "")
+    none = converted(tmp_path, VERL, "++trainer.logger=[clearml]")
+    assert "clearml: not among tensorboard" in (outcome(none, "trainer.logger").reason or "")
+
+
 @pytest.mark.parametrize(
     ("override", "path"),
     [
