@@ -23,7 +23,7 @@ from rlinf_cli.importing.omegaconf_references import References, UnresolvableErr
 from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue, ReferenceText
 from rlinf_cli.importing.projects import ENGINE_OPTIONS, Project
 from rlinf_cli.importing.rules.foreign_reasons import reason_of
-from rlinf_cli.importing.rules.machine_places import without_inner
+from rlinf_cli.importing.rules.machine_places import Rest, without_inner
 from rlinf_cli.importing.rules.rules_verl import engine, needs_values
 from rlinf_cli.importing.rules.shared_rules import Table, Values
 from rlinf_core.config.composing.paths import parse_path, to_path
@@ -81,14 +81,12 @@ class Conversion:
             comments = self.comments.of_entry(entry)
             if not source and comments.above == self.header:
                 comments = comments._replace(above=())
-            if entry.key.raw in renamed and not renamed[entry.key.raw]:
-                self._all_left_out(
-                    entry, below, target or near, "the actor computes log probabilities itself", comments
-                )
+            if entry.key.raw in renamed and not renamed[entry.key.raw].name:
+                self._all_left_out(entry, below, target or near, renamed[entry.key.raw].why, comments)
                 continue
             at, why = self._target(entry, below, target, reason)
             if at is not None and entry.key.raw in renamed:
-                at = (*at[:-1], renamed[entry.key.raw])
+                at = (*at[:-1], renamed[entry.key.raw].name)
             self._entry(entry.value, below, at, why, near if target is None else target, comments)
 
     def _entry(
@@ -200,9 +198,10 @@ class Conversion:
         reason = unavailable_keys(annotations).get(name)
         return None, reason
 
-    def _components(self, node: MappingNode, source: Path) -> Mapping[str, str]:
-        """Return the keys of `component_placement` that change, each with its new name."""
-        return without_inner(node)[0] if source == ("cluster", "component_placement") else {}
+    def _components(self, node: MappingNode, source: Path) -> Mapping[str, Rest]:
+        """Return the keys of `component_placement` that change."""
+        acts = self.recipe != "sft" or self.file.tree.entry("env") is not None
+        return without_inner(node, acts=acts) if source == ("cluster", "component_placement") else {}
 
     def _all_left_out(self, entry: Entry, source: Path, section: Path, reason: str, comments: Comments) -> None:
         leaf = Leaf(source, entry.value, str(entry.key.span))

@@ -112,6 +112,12 @@ def _refuse_other_meanings(tree: MappingNode, task_type: str) -> None:
             f"the agents of this file are programs of RLinf ({what}), which no recipe here has",
             help="write a file for recipe `agent`, with your own agent or its tools",
         )
+    token = find(tree, ("actor", "model", "openpi", "use_rlt"))
+    if isinstance(token, ScalarNode) and token.value is True:
+        raise ConfigError(
+            "this file trains a token that sums up what a pi0 sees (`openpi.use_rlt`), which no recipe here does",
+            help="without `use_rlt` the file fine-tunes the policy itself",
+        )
     placement = find(tree, ("cluster", "component_placement"))
     components = placed(placement) if isinstance(placement, MappingNode) else {}
     if "env" in components and not {"actor", "rollout"} & set(components):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from rlinf_cli.importing.outcomes import Added, Leaf
 from rlinf_cli.importing.rules.rules_verl import engine, kl_in_loss, kl_in_reward, needs_values
@@ -18,6 +18,8 @@ _PLACES: Final = ("cluster", "component_placement")
 _WITHIN: Final = {
     "inference": "the actor computes log probabilities itself",
 }
+# Components that act, in a file without an environment: it only learns from demonstrations.
+_ACTING: Final = dict.fromkeys(("env", "rollout"), "the file names no environment that a policy could be evaluated in")
 # CPU processes that score answers.
 _REWARD_PROCESSES: Final = 4
 
@@ -71,16 +73,21 @@ def reward_place() -> Iterator[Added]:
     yield Added((*_PLACES, "reward", "placement"), f"0:0-{_REWARD_PROCESSES - 1}", why)
 
 
-def without_inner(placement: MappingNode) -> tuple[Mapping[str, str], list[tuple[str, str]]]:
-    """Return the renamed keys of `component_placement` (empty where nothing remains), and the removed components with
-    their reasons.
-    """
-    names: dict[str, str] = {}
-    taken: list[tuple[str, str]] = []
+class Rest(NamedTuple):
+    """What remains of a key of `component_placement`: its new name, empty where nothing does, and why."""
+
+    name: str
+    why: str
+
+
+def without_inner(placement: MappingNode, *, acts: bool) -> Mapping[str, Rest]:
+    """Return the keys of `component_placement` that change. `acts`: whether the file names an environment to act in."""
+    reasons = _WITHIN if acts else {**_WITHIN, **_ACTING}
+    changed: dict[str, Rest] = {}
     for entry in placement.entries:
         pieces = [piece.name for piece in name_pieces(entry.key.raw)]
-        kept = [name for name in pieces if name not in _WITHIN]
+        kept = [name for name in pieces if name not in reasons]
         if kept != pieces:
-            names[entry.key.raw] = ",".join(kept)
-            taken += [(name, _WITHIN[name]) for name in pieces if name in _WITHIN]
-    return names, taken
+            why = "; ".join(dict.fromkeys(reasons[name] for name in pieces if name in reasons))
+            changed[entry.key.raw] = Rest(",".join(kept), why)
+    return changed

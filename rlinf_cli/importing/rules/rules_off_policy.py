@@ -18,13 +18,18 @@ def is_off_policy(values: Values) -> bool:
     """Return whether a file of RLinf trains by soft actor-critic.
 
     Raises:
-        ConfigError: it does so with a policy by flow matching.
+        ConfigError: it does so with a policy by flow matching, or trains the noise that one starts from.
     """
     is_sac = LOSS in (values.get("algorithm.loss_type"), values.get("algorithm.adv_type"))
     if is_sac and values.get("actor.model.model_type") == "flow_policy":
         raise ConfigError(
             "this file trains a policy by flow matching with soft actor-critic, which no recipe here does",
             help="`loss_type: sac` trains `model_type: squashed_policy`; a flow policy learns by `actor_critic`",
+        )
+    if is_sac and values.get("actor.model.model_type") == "openpi":
+        raise ConfigError(
+            "this file trains the noise that steers a pi0, by soft actor-critic (DSRL), which no recipe here does",
+            help="`loss_type: sac` trains `model_type: squashed_policy`; a pi0 learns by `actor_critic`",
         )
     return is_sac
 

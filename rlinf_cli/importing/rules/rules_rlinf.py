@@ -26,16 +26,16 @@ from rlinf_cli.importing.rules.shared_rules import (
 )
 from rlinf_core.config.tree import Path
 
+_READS: Final = "becomes `pi0`, which reads folders of HuggingFace, lerobot and openpi's PyTorch"
+_BY_FLOW: Final = "becomes `flow_policy`, flow matching without a language model; GR00T weights are not supported"
 # Policies of the original, each with our nearest policy and the difference.
 _POLICIES: Final = {
-    "openpi": (
-        "pi0",
-        "becomes `pi0`, which reads folders of HuggingFace, lerobot and openpi's PyTorch",
-    ),
-    "gr00t": (
-        "flow_policy",
-        "becomes `flow_policy`, flow matching without a language model; GR00T weights are not supported",
-    ),
+    "openpi": ("pi0", _READS),
+    "openpi_rlinf": ("pi0", _READS),
+    "dexbotic_pi": ("pi0", f"{_READS}, and none of Dexbotic"),
+    "gr00t": ("flow_policy", _BY_FLOW),
+    "gr00t_n1d6": ("flow_policy", _BY_FLOW),
+    "gr00t_n1d7": ("flow_policy", _BY_FLOW),
     "mlp": ("mlp_policy", None),
     "cnn": ("cnn_policy", None),
 }
@@ -63,7 +63,8 @@ def _flow_option(name: str) -> Rule:
     """Return the rule for an option of a policy by flow matching; other policies have none of it."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
-        if _kind(values) not in ("openpi", "flow_policy", "gr00t"):
+        kind = _kind(values)
+        if _POLICIES.get(kind, (kind,))[0] not in ("pi0", "flow_policy"):
             return LeftOut("it belongs to policies by flow matching", quiet=True)
         return same(f"actor.model.options.{name}", leaf)
 
@@ -92,15 +93,15 @@ def _model_type(leaf: Leaf, values: Values) -> Result:
     if written not in _POLICIES:
         return same("actor.model.model_type", leaf)
     ours, note = _POLICIES[written]
-    if written == "openpi" and "pi05" in str(_of_model(values, "openpi.config_name")):
+    if ours == "pi0" and "pi05" in str(_of_model(values, "openpi.config_name")):
         ours, note = "pi05", str(note).replace("`pi0`", "`pi05`")
     return new("actor.model.model_type", ours, note and f"`{written}` {note}")
 
 
 def _model_path(leaf: Leaf, values: Values) -> Result:
     kind = _kind(values)
-    if kind == "gr00t":
-        return LeftOut(f"`{kind}` {_POLICIES[kind][1]}")
+    if _POLICIES.get(kind, ("", None))[1] == _BY_FLOW:
+        return LeftOut(f"`{kind}` {_BY_FLOW}")
     return same("actor.model.model_path", leaf)
 
 
@@ -134,7 +135,7 @@ def _env_type(section: str) -> Rule:
             return new(f"{at}.env_type", "franka_mujoco", "the dummy arm becomes our Franka arm in MuJoCo")
         if written in _ENVIRONMENTS:
             ours, note = _ENVIRONMENTS[written]
-            return new(f"env.{section}.env_type", ours, f"`{written}` {note}")
+            return new(f"{at}.env_type", ours, f"`{written}` {note}")
         return same(f"env.{section}.env_type", leaf)
 
     return rule
@@ -153,6 +154,18 @@ def _task(section: str, *, of: tuple[str, ...]) -> Rule:
         if kind in _ENVIRONMENTS:
             return LeftOut(f"`{kind}` {_ENVIRONMENTS[kind][1]}")
         return LeftOut(f"`task` has another meaning for `env_type: {kind}`")
+
+    return rule
+
+
+def _task_of_arm(section: str) -> Rule:
+    """Return the rule for a task of the original's Franka arm in MuJoCo."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        written = str(values.of(leaf))
+        if _env_type_of(section, values) == "frankasim" and written.startswith("PandaPickCube"):
+            return new(f"env.{section}.task", "pick", f"`{written}` is `task: pick`")
+        return LeftOut("`env.*.task` names the task, where an environment has several")
 
     return rule
 
@@ -220,6 +233,14 @@ def _reward_model(leaf: Leaf, values: Values) -> Result:
     return LeftOut("`use_reward_model: false` is the only option", quiet=True)
 
 
+def _of_pictures(leaf: Leaf, values: Values) -> Result:
+    """Keep columns of pictures: the result is wrong until somebody decides."""
+    names = values.of(leaf)
+    if isinstance(names, list) and names:
+        return new("data.image_key", str(cast("list[Any]", names)[0]))
+    return LeftOut("models of text alone are trained", quiet=True)
+
+
 def _engine_option(engine: str, name: str) -> Rule:
     def rule(leaf: Leaf, values: Values) -> Result:
         used = values.get("rollout.backend", values.get("rollout.rollout_backend", ""))
@@ -264,6 +285,8 @@ EMBODIED: Final[Table] = {
     "actor.micro_batch_size": _of_training("actor.micro_batch_size"),
     "actor.model.openpi.num_steps": _flow_option("steps"),
     "actor.model.openpi.noise_level": _flow_option("noise"),
+    "actor.model.dexbotic.num_steps": _flow_option("steps"),
+    "actor.model.dexbotic.noise_level": _flow_option("noise"),
     "actor.model.denoising_steps": _flow_option("steps"),
     "actor.fsdp_config.mixed_precision.param_dtype": precision("actor.fsdp_config.mixed_precision.param_dtype"),
     "algorithm.loss_type": _loss_type,
@@ -280,6 +303,7 @@ EMBODIED: Final[Table] = {
         for key, rule in {
             "env_type": _env_type(section),
             "simulator_type": _env_type(section),
+            "gym_id": _task_of_arm(section),
             "init_params.id": _task(section, of=("maniskill",)),
             "task_suite_name": _task(section, of=("libero",)),
             "task_name": _task(section, of=("metaworld", "robosuite")),
@@ -305,6 +329,7 @@ MATH: Final[Table] = {
     ),
     "actor.lr_sched.min_lr": drop("`actor.optim.min_lr_ratio` is the lowest learning rate divided by `lr`"),
     "critic.model.precision": precision("critic.model.precision"),
+    "data.image_keys": _of_pictures,
     "rollout.enforce_eager": _enforce_eager,
     "rollout.sampling_params.top_k": top_k("rollout.sampling_params.top_k"),
     "rollout.vllm.max_num_batched_tokens": _engine_option("vllm", "max_num_batched_tokens"),

@@ -33,6 +33,20 @@ algorithm:
   entropy_tuning: {alpha_type: fixed_alpha, initial_alpha: 0.01}
   replay_buffer: {min_buffer_size: 3, cache_size: 100}
 """
+DEMONSTRATIONS = """
+cluster: {num_nodes: 1, component_placement: {"actor,env,rollout": 0}}
+runner: {task_type: sft, max_steps: 10}
+data: {train_data_paths: [{dataset_path: /shown, weight: 1.0}]}
+actor: {global_batch_size: 8, micro_batch_size: 4, model: {model_type: mlp_policy, precision: fp32}}
+"""
+PROBLEMS = """
+cluster: {num_nodes: 1, component_placement: {"actor,rollout,reward": 0}}
+runner: {task_type: reasoning, max_steps: 10, seq_length: 64}
+data: {train_data_paths: [a.jsonl], rollout_batch_size: 4, prompt_key: problem, image_keys: [images]}
+algorithm: {adv_type: grpo, group_size: 4, sampling_params: {max_new_tokens: 16}}
+actor: {model: {model_path: /m}}
+rollout: {rollout_backend: sglang}
+"""
 VERL = """
 actor_rollout_ref:
   model: {path: /m, lora_rank: 0, lora: {rank: 0, alpha: 32}}
@@ -102,6 +116,8 @@ def test_an_asynchronous_loss_is_named_as_another(tmp_path: Path) -> None:
         (("algorithm:", "agentloop: {group_name: a}\nalgorithm:"), "the agents of this file are programs of RLinf"),
         (("task_type: embodied", "task_type: coding_online_rl"), "`runner.task_type: coding_online_rl`"),
         (('"actor,env,rollout"', "env"), "this file records episodes of a person and trains nothing"),
+        (("model_type: mlp_policy", "model_type: openpi"), "the noise that steers a pi0, by soft actor-critic"),
+        (("model_type: mlp_policy", "openpi: {use_rlt: true}"), "a token that sums up what a pi0 sees"),
     ],
 )
 def test_a_file_of_other_meaning_is_refused(tmp_path: Path, change: tuple[str, str], says: str) -> None:
@@ -252,6 +268,42 @@ def test_a_dummy_arm_is_a_franka_only_where_the_task_is(tmp_path: Path, task: st
     result = converted(tmp_path, TRAINING.replace("env_type: franka_mujoco", dummy))
     assert f"env_type: {becomes}\n" in result.text
     assert bool(result.errors) == (becomes == task)
+
+
+def test_a_cube_that_is_picked_up_stays_one(tmp_path: Path) -> None:
+    simulated = "env_type: frankasim, gym_id: PandaPickCube-v0"
+    result = converted(tmp_path, TRAINING.replace("env_type: franka_mujoco", simulated))
+    assert result.errors == []
+    assert "task: pick\n" in result.text
+
+
+@pytest.mark.parametrize(
+    ("written", "becomes"),
+    [
+        ("openpi_rlinf, openpi: {config_name: pi05_libero}", "pi05"),
+        ("openpi_rlinf, openpi: {config_name: pi0_libero}", "pi0"),
+        ("dexbotic_pi", "pi0"),
+        ("gr00t_n1d7", "flow_policy"),
+    ],
+)
+def test_another_code_of_a_policy_becomes_ours(tmp_path: Path, written: str, becomes: str) -> None:
+    text = EVALUATION.replace("model_type: mlp_policy", f"model_type: {written}")
+    result = converted(tmp_path, text)
+    assert result.errors == []
+    assert f"model_type: {becomes}\n" in result.text
+    assert "becomes" in str(outcome(result, "rollout.model.model_type").note)
+
+
+def test_demonstrations_alone_place_nothing_that_acts(tmp_path: Path) -> None:
+    result = converted(tmp_path, DEMONSTRATIONS)
+    assert (result.recipe, result.errors) == ("sft", [])
+    assert "    actor: 0\n" in result.text
+    assert "path: /shown" in result.text
+
+
+def test_pictures_of_a_language_model_make_the_result_wrong(tmp_path: Path) -> None:
+    errors = converted(tmp_path, PROBLEMS).errors
+    assert [".".join(map(str, error.path)) for error in errors] == ["data.image_key"]
 
 
 def test_another_robot_than_a_franka_is_named_as_missing(tmp_path: Path) -> None:
