@@ -183,6 +183,35 @@ def stream_metrics(path: Path) -> Iterator[Metrics]:
     return (line for _, _, line in _lines(path))
 
 
+def sampled_metrics(path: Path, most: int) -> list[Metrics]:
+    """Return lines from all over the file, the last one included, without reading what is between.
+
+    Args:
+        most: how many lines at most; 2 or more.
+
+    Raises:
+        OSError: the file exists but cannot be read.
+    """
+    lines: dict[int, Metrics] = {}
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        return []
+    with file:
+        size, longest = os.fstat(file.fileno()).st_size, 0
+        for number in range(most):
+            # The last line begins less than two lines before the end.
+            start = size * number // (most - 1) if number < most - 1 else max(0, size - 2 * longest)
+            file.seek(start)
+            if start:
+                file.readline(_LONGEST_LINE)
+            raw = file.readline(_LONGEST_LINE)
+            line, longest = decode(raw), max(longest, len(raw))
+            if line is not None:
+                lines[line.step] = line
+    return [lines[step] for step in sorted(lines)]
+
+
 class MetricsPart(NamedTuple):
     """The lines that `MetricsTail.read` read.
 
