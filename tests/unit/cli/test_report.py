@@ -133,7 +133,7 @@ def test_a_run_without_anything_has_no_empty_sections(cli: Cli) -> None:
     assert cli("report", run.path).code == 0
     page = written(run.path / "report.html")
     assert "no cluster" in page
-    assert re.findall('<section id="([a-z]+)">', page) == ["result", "why", "curves", "story"]
+    assert re.findall('<section id="([a-z]+)">', page) == ["result", "why", "curves"]
 
 
 def test_long_runs_stay_small(cli: Cli) -> None:
