@@ -199,9 +199,8 @@ def sampled_metrics(path: Path, most: int) -> list[Metrics]:
         return []
     with file:
         size, longest = os.fstat(file.fileno()).st_size, 0
-        for number in range(most):
-            # The last line begins less than two lines before the end.
-            start = size * number // (most - 1) if number < most - 1 else max(0, size - 2 * longest)
+        for number in range(most - 1):
+            start = size * number // (most - 1)
             file.seek(start)
             if start:
                 file.readline(_LONGEST_LINE)
@@ -209,6 +208,10 @@ def sampled_metrics(path: Path, most: int) -> list[Metrics]:
             line, longest = decode(raw), max(longest, len(raw))
             if line is not None:
                 lines[line.step] = line
+        # The last whole line, after which there may be a part of another, and the one before it.
+        file.seek(max(0, size - 3 * longest))
+        ends = [line for raw in file if (line := decode(raw)) is not None]
+        lines |= {line.step: line for line in ends[-1:]}
     return [lines[step] for step in sorted(lines)]
 
 
