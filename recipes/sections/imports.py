@@ -28,6 +28,11 @@ def check_import(
         report: where findings go.
         is_own: whether somebody must have written it for us, as an environment or a policy: Python itself has none.
     """
+    module = target.partition(":")[0]
+    if is_own and module.partition(".")[0] in sys.stdlib_module_names:
+        message = f"`{target}` is in Python's standard library, which defines no such component"
+        report(at, "unknown-choice", message, "name your own module, as in `my_package.module:name`")
+        return
     missing = missing_module(target)
     if not runs_in_this_interpreter(config, component):
         if missing:
@@ -35,14 +40,8 @@ def check_import(
             report(at, "missing-extra", message, severity=Severity.NOTE)
         return
     if missing:
-        module = target.partition(":")[0]
         help = f"install it, or start rlinf where `{module}` can be imported (`PYTHONPATH=FOLDER`)"
         report(at, "missing-extra", f"`{target}` cannot be imported: {missing}", help)
-        return
-    module = target.partition(":")[0]
-    if is_own and module.partition(".")[0] in sys.stdlib_module_names:
-        message = f"`{target}` is in Python's standard library, which defines no such component"
-        report(at, "unknown-choice", message, "name your own module, as in `my_package.module:name`")
         return
     wrong = missing_name(target)
     if wrong:

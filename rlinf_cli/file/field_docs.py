@@ -51,9 +51,11 @@ class UnknownFieldError(ConfigError):
 
     Attributes:
         depth: how many keys of the path there are.
+        known: the keys that there are instead, where none is near.
     """
 
     depth: int = 0
+    known: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +155,14 @@ def _below(model: type[BaseModel], spot: _Spot, name: str, requested: str) -> _S
         help_text = instead
     elif elsewhere:
         help_text = f"there is {quoted(elsewhere[:4])}"
-    elif help_text is None:
+    known = () if help_text else tuple(by_name)
+    if help_text is None:
         help_text = f"known keys: {quoted(by_name)}" if by_name else "it has no fields"
-    raise UnknownFieldError(
+    error = UnknownFieldError(
         f"there is no `{name}` {where}", where=None if name == requested else requested, help=help_text
     )
+    error.known = known
+    raise error
 
 
 def _children(spot: _Spot) -> list[_Spot]:

@@ -41,6 +41,7 @@ def lint(job: Job) -> Iterator[Diagnostic]:
         return
     yield from linter.missing_accelerators()
     yield from linter.idle_accelerators()
+    yield from linter.idle_nodes()
     yield from linter.idle_robots()
     yield from linter.denser_placements()
     yield from linter.partial_sharing()
@@ -141,6 +142,24 @@ class _Linter:
         idle = subtract(merge_ranges(numbers.on(nodes) for nodes in loose), taken)
         if idle:
             yield self._idle("of nodes in no group", idle, ("cluster", "num_nodes"))
+
+    def idle_nodes(self) -> Iterator[Diagnostic]:
+        """Report nodes without accelerators or robots, but for the driver's, on which no process is placed."""
+        used = {rank for _, by_label in self.nodes for nodes in by_label.values() for piece in nodes for rank in piece}
+        groups = [group for group in self.topology.groups.values() if group.label not in RESERVED_LABELS]
+        robots = [group for group in groups if group.unit is not None and group.unit.kind is UnitKind.ROBOT]
+        used |= {0, *(rank for group in robots for rank in group.node_ranks)}
+        for group in groups:
+            free = [rank for rank in group.node_ranks if rank not in used]
+            idle = [rank for rank in free if not self.topology.nodes[rank].num_accelerators]
+            if idle and group.label in self.paths:
+                used.update(idle)
+                yield self._warn(
+                    "idle-nodes",
+                    f"no process is placed on {_nodes(idle)} of `{group.label}`",
+                    (*self.paths[group.label], "label"),
+                    "place a component there, or remove the nodes",
+                )
 
     def idle_robots(self) -> Iterator[Diagnostic]:
         """Report groups of robots that no component is placed on."""

@@ -33,6 +33,10 @@ _MOST_SAMPLES = 16
 _MOST_FIRST = 4
 _MOST_TEXT = 3000
 _MOST_VIDEOS = 12
+_MOST_BARS = 1500
+# What is shown of a run that goes on is made anew again and again.
+_FEW_BARS = 300
+_TRACE_TAIL = 1 << 20
 _MIB = 1 << 20
 _MOST_FAULTS = 3
 
@@ -197,7 +201,7 @@ def gather(folder: RunFolder, series: RunSeries | None = None, *, thorough: bool
 
 def _result(state: RunState, series: RunSeries) -> list[tuple[str, str]]:
     """Return the results as names and figures."""
-    newest = {name: column.values[-1] for name, column in series.columns.items()}
+    newest = {name: column.last for name, column in series.columns.items()}
     rows: list[tuple[str, str]] = []
     if series.evaluations:
         step, metrics = series.evaluations[-1]
@@ -209,9 +213,8 @@ def _result(state: RunState, series: RunSeries) -> list[tuple[str, str]]:
     rows.append(("steps", str(state.step)))
     if state.ended is not None:
         rows.append(("from beginning to end", labels.clock(state.ended - state.created)))
-    if series.first is not None and series.last is not None and series.steps > 1:
-        seconds = series.last - series.first
-        rows.append(("speed", labels.speed((series.steps - 1) / max(seconds, 1e-9))))
+    if series.pace is not None:
+        rows.append(("speed", labels.speed(series.pace)))
     if state.resumed_from is not None:
         rows.append(("continued from", Path(state.resumed_from).name))
     return rows
@@ -263,20 +266,44 @@ def _every_process(placement: PlacementFile) -> list[tuple[str, PlacedProcess]]:
 
 
 def _timelines(folder: RunFolder, series: RunSeries, notes: list[str]) -> list[StepTimeline]:
-    if not folder.trace_file.exists():
-        return []
     roles: dict[int, list[str]] = {}
     for role, step in telling_steps(series.moments).items():
         roles.setdefault(step, []).append(role)
-    ends = {step: (end, seconds) for step, end, seconds in series.moments if step in roles}
+    return _timelines_of(folder, [moment for moment in series.moments if moment[0] in roles], roles, notes)
+
+
+def newest_timeline(folder: RunFolder, series: RunSeries) -> list[StepTimeline]:
+    """Return the timeline of the last step but one of a run that goes on, if it is traced; reads the trace's end only.
+
+    Workers that are busy send their spans of a step later.
+    """
+    moments = series.moments[-2:-1] or series.moments
+    roles = {moment[0]: ["newest"] for moment in moments}
+    return _timelines_of(folder, moments, roles, [], most=_FEW_BARS, tail=_TRACE_TAIL)
+
+
+def _timelines_of(
+    folder: RunFolder,
+    moments: Sequence[tuple[int, float, float]],
+    roles: Mapping[int, Sequence[str]],
+    notes: list[str],
+    *,
+    most: int = _MOST_BARS,
+    tail: int | None = None,
+) -> list[StepTimeline]:
+    """Return the timelines of steps, given as in `RunSeries.moments`; see `bars_of_steps` for the others."""
+    if not folder.trace_file.exists():
+        return []
+    windows = {step: (ended - seconds, ended) for step, ended, seconds in moments}
     try:
-        windows = {step: (end - seconds, end) for step, (end, seconds) in ends.items()}
-        bars = bars_of_steps(folder.trace_file, windows)
+        bars = bars_of_steps(folder.trace_file, windows, most, tail=tail)
     except OSError as error:
         notes.append(f"the trace cannot be read: {error.strerror}")
         return []
     return [
-        StepTimeline(step, tuple(roles[step]), ends[step][1], *bars[step]) for step in sorted(roles) if bars[step][0]
+        StepTimeline(step, tuple(roles[step]), seconds, *bars[step])
+        for step, _, seconds in sorted(moments)
+        if bars[step][0]
     ]
 
 

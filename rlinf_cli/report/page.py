@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from rlinf_cli.report import charts
 from rlinf_cli.report.charts import Spec
 from rlinf_cli.report.gathering import RunContent
-from rlinf_cli.report.series import Band, EvaluatedPoint, RunSeries, banded, evaluated
+from rlinf_cli.report.series import Band, Column, EvaluatedPoint, RunSeries, evaluated
 from rlinf_cli.runs.learning_curve import PANELS, Panel
 from rlinf_core.runners.storage.first_contact import ContactCheck
 
@@ -31,8 +31,8 @@ TEMPLATES: Final = Path(__file__).parent / "templates"
 # Makes the specification of a chart: a live page asks for the visible ones only.
 Drawing: TypeAlias = Callable[[], Spec]
 Drawings: TypeAlias = dict[str, Drawing]
-# Steps that tell who waits now.
-_RECENT_STEPS: Final = 100
+# Lines of a chart by their labels.
+Curves: TypeAlias = dict[str, Sequence[Band] | Sequence[EvaluatedPoint]]
 _IDLE: Final = {"speed/learner_idle": "actor for samples", "speed/env_idle": "env for a rollout to begin"}
 # Phases outside the steps, not part of their time.
 _BESIDE: Final = ("step", "evaluate", "save_checkpoint")
@@ -91,6 +91,7 @@ def report_context(report: RunContent, specs: Drawings, videos: Sequence[Video])
         "groups": _groups(report.series, specs),
         "picture": _svg_address(report.picture),
         "videos": videos,
+        "sketches": {},
     }
 
 
@@ -110,6 +111,12 @@ def _page(template: str, specs: Mapping[str, Drawing], context: Mapping[str, Any
 def rendered(template: str, context: Mapping[str, Any]) -> str:
     """Return a template of this package with its variables filled in."""
     return _environment().get_template(template).render(**context)
+
+
+def compile_templates() -> None:
+    """Compile the templates of live pages, which takes a tenth of a second, before they are needed."""
+    for template in ("report.html.j2", "overview.html.j2"):
+        _environment().get_template(template)
 
 
 @cache
@@ -159,34 +166,36 @@ def _comparisons(checks: Sequence[ContactCheck]) -> Table | None:
     return Table(heads, list(zip(*(columns[head] for head in heads), strict=True)), right) if heads else None
 
 
+def result_curves(series: RunSeries) -> list[tuple[str, Panel, Curves]]:
+    """Return the curves of results: the identifier of each chart, what it shows, and its lines."""
+    panels = [(f"curve-{number}", panel, _lines(panel, series)) for number, panel in enumerate(PANELS)]
+    return [(name, panel, lines) for name, panel, lines in panels if lines]
+
+
 def _curves(series: RunSeries, specs: Drawings) -> list[tuple[str, str]]:
     """Add the curves of results; return the identifier and the title of each."""
-    curves: list[tuple[str, str]] = []
-    for number, panel in enumerate(PANELS):
-        lines = _lines(panel, series)
-        if lines:
-            name = f"curve-{number}"
-            specs[name] = partial(charts.curve, f"{panel.title} over steps", lines, share=panel.share)
-            curves.append((name, panel.title))
-    return curves
+    curves = result_curves(series)
+    for name, panel, lines in curves:
+        specs[name] = partial(charts.curve, f"{panel.title} over steps", lines, share=panel.share)
+    return [(name, panel.title) for name, panel, _ in curves]
 
 
-def _lines(panel: Panel, series: RunSeries) -> dict[str, Sequence[Band] | Sequence[EvaluatedPoint]]:
-    lines: dict[str, Sequence[Band] | Sequence[EvaluatedPoint]] = {}
-    points: list[tuple[Any, Any]] = []
+def _lines(panel: Panel, series: RunSeries) -> Curves:
+    lines: Curves = {}
+    columns: list[Column] = []
     for label, names in panel.series:
         name = next((name for name in names if name in series.columns), None)
         if name is None:
             continue
         column = series.columns[name]
         # Show two series with equal values once, as where success ends the episode.
-        if (column.steps, column.values) in points:
+        if column in columns:
             continue
-        points.append((column.steps, column.values))
+        columns.append(column)
         if name.startswith("eval/"):
             lines[label] = evaluated(name, series.evaluations)
         else:
-            lines[label] = banded(column.steps, column.values)
+            lines[label] = column.bands()
     return lines
 
 
@@ -196,16 +205,14 @@ def _times(series: RunSeries, specs: Drawings) -> dict[str, Any]:
 
     means: dict[str, float] = {}
     for name, column in series.columns.items():
-        if name.startswith(_TIME) and len(column.values):
-            means[name.removeprefix(_TIME)] = sum(column.values) / len(column.values)
+        if name.startswith(_TIME):
+            means[name.removeprefix(_TIME)] = column.mean()
     phases = {name: value for name, value in means.items() if "/" not in name and name not in _BESIDE}
     step = means.get("step", sum(phases.values()))
     rows = sorted(((short_phase(name), value) for name, value in phases.items()), key=lambda row: -row[1])
     rest = step - sum(phases.values())
     over: dict[str, Sequence[Band]] = {
-        short_phase(name): banded(column.steps, column.values, _TIME_POINTS)
-        for name in phases
-        for column in (series.columns[f"{_TIME}{name}"],)
+        short_phase(name): series.columns[f"{_TIME}{name}"].bands(_TIME_POINTS) for name in phases
     }
     if over:
         specs["time-steps"] = partial(charts.stacked_over_steps, "seconds of each step by phase", over)
@@ -236,14 +243,14 @@ def _waits(series: RunSeries) -> list[tuple[str, float]]:
 
 
 def _recent_mean(series: RunSeries, name: str) -> float:
-    values = series.columns[name].values[-_RECENT_STEPS:] if name in series.columns else ()
+    values = series.columns[name].newest if name in series.columns else ()
     return math.fsum(values) / len(values) if values else 0.0
 
 
 def _timelines(report: RunContent, specs: Drawings) -> list[tuple[str, Any]]:
     figures: list[tuple[str, Any]] = []
-    for timeline in report.timelines:
-        name = f"timeline-{timeline.step}"
+    for place, timeline in enumerate(report.timelines):
+        name = f"timeline-{place}"
         title = f"timeline of step {timeline.step}"
         specs[name] = partial(charts.timeline, title, timeline.bars, timeline.seconds)
         figures.append((name, timeline))
@@ -258,9 +265,7 @@ def _chosen(series: RunSeries, specs: Drawings, space: str, words: Sequence[str]
 
 def _small(series: RunSeries, specs: Drawings, identifier: str, name: str) -> tuple[str, str]:
     column = series.columns[name]
-    specs[identifier] = lambda: charts.small_curve(
-        f"{name} over steps", banded(column.steps, column.values, _SMALL_POINTS)
-    )
+    specs[identifier] = lambda: charts.small_curve(f"{name} over steps", column.bands(_SMALL_POINTS))
     return identifier, name
 
 

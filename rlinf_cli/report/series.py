@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from array import array
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, groupby, islice, pairwise
@@ -14,16 +14,10 @@ from rlinf_core.runners.metrics import Metrics
 
 # More points than pixels add nothing.
 MOST_POINTS: Final = 300
+# Values of a metric that are kept as they are, for what is true now.
+NEWEST: Final = 100
 # Lines that are in memory at a time.
 _PART: Final = 2000
-
-
-@dataclass
-class Column:
-    """The finite values of one metric and their steps, in order."""
-
-    steps: array[int] = field(default_factory=lambda: array("q"))
-    values: array[float] = field(default_factory=lambda: array("d"))
 
 
 class Band(NamedTuple):
@@ -39,6 +33,89 @@ class Band(NamedTuple):
     mean: float
     low: float
     high: float
+
+
+class Column:
+    """The finite values of one metric, in order of their steps, reduced while they are read.
+
+    Memory and the work of a chart do not grow with the steps: there are at most `2 * MOST_POINTS` bands of equally many
+    values, and those of the next band as they are.
+
+    Attributes:
+        count: how many values were added.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._stride = 1
+        self._bands: list[Band] = []
+        # Values after the last band, never none: the last of them may be dropped.
+        self._steps: list[int] = []
+        self._values: list[float] = []
+        self._newest: deque[float] = deque(maxlen=NEWEST)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Column) and self._whole() == other._whole()
+
+    __hash__ = None
+
+    @property
+    def last(self) -> float:
+        """The value of the last step."""
+        return self._newest[-1]
+
+    @property
+    def last_step(self) -> int:
+        """The step of the last value."""
+        return self._steps[-1] if self._steps else self._bands[-1].step
+
+    @property
+    def newest(self) -> Sequence[float]:
+        """The values of at most the `NEWEST` last steps."""
+        return self._newest
+
+    def mean(self) -> float:
+        """Return the mean of all values."""
+        return (math.fsum(band.mean for band in self._bands) * self._stride + math.fsum(self._values)) / self.count
+
+    def extend(self, steps: Iterable[int], values: Sequence[float]) -> None:
+        """Add the values of later steps."""
+        self.count += len(values)
+        self._steps.extend(steps)
+        self._values.extend(values)
+        self._newest.extend(values[-NEWEST:])
+        while len(self._values) > self._stride:
+            size = self._stride
+            whole = (len(self._values) - 1) // size
+            room = 2 * MOST_POINTS - len(self._bands)
+            end = min(whole, room) * size
+            self._bands += _bands(self._steps[:end], self._values[:end], range(0, end + 1, size))
+            del self._steps[:end], self._values[:end]
+            if whole > room or len(self._bands) == 2 * MOST_POINTS:
+                self._bands = _merged(self._bands, 2, [1] * len(self._bands))
+                self._stride *= 2
+
+    def drop_last(self) -> None:
+        """Drop the last value, which was added after the last call."""
+        self.count -= 1
+        self._newest.pop()
+        if self._values:
+            self._steps.pop()
+            self._values.pop()
+        else:
+            self._bands.pop()
+
+    def bands(self, most: int = MOST_POINTS) -> list[Band]:
+        """Return at most `most` bands of about equally many values; a short series unchanged."""
+        bands, size = self._whole(), self._stride
+        # The last band may have fewer values.
+        weights = [min(size, self.count - start) for start in range(0, self.count, size)]
+        return bands if len(bands) <= most else _merged(bands, math.ceil(len(bands) / most), weights)
+
+    def _whole(self) -> list[Band]:
+        size, count = self._stride, len(self._values)
+        bounds = [*range(0, count, size), count] if count else [0]
+        return [*self._bands, *_bands(self._steps, self._values, bounds)]
 
 
 class EvaluatedPoint(NamedTuple):
@@ -59,15 +136,23 @@ class RunSeries:
         evaluations: (step, metrics) of each step that was evaluated.
         moments: (step, end as seconds since 1970, duration in seconds) of the steps that recorded it.
         steps: how many steps have metrics.
-        first, last: the seconds since 1970 of the first and last line; None without any.
+        first, last: the step of the first and last line, and its seconds since 1970; None without any.
     """
 
     columns: dict[str, Column] = field(default_factory=dict[str, Column])
     evaluations: list[tuple[int, Mapping[str, float]]] = field(default_factory=list[tuple[int, Mapping[str, float]]])
     moments: list[tuple[int, float, float]] = field(default_factory=list[tuple[int, float, float]])
     steps: int = 0
-    first: float | None = None
-    last: float | None = None
+    first: tuple[int, float] | None = None
+    last: tuple[int, float] | None = None
+
+    @property
+    def pace(self) -> float | None:
+        """Steps a second; None where it is not known."""
+        if self.first is None or self.last is None or self.first[0] >= self.last[0]:
+            return None
+        (step, began), (last_step, ended) = self.first, self.last
+        return (last_step - step) / max(ended - began, 1e-9)
 
     def add(self, lines: Sequence[Metrics]) -> None:
         """Add later steps. Keeps numbers only."""
@@ -83,8 +168,7 @@ class RunSeries:
             finite = list(map(math.isfinite, values))
             if any(finite):
                 column = self.columns.setdefault(name, Column())
-                column.steps.extend(compress(steps, finite))
-                column.values.extend(compress(values, finite))
+                column.extend(compress(steps, finite), list(compress(values, finite)))
         if any(name.startswith("eval/") for name in lines[0].metrics):
             self.evaluations += [(line.step, line.metrics) for line in lines]
         for line in lines:
@@ -92,16 +176,15 @@ class RunSeries:
             if math.isfinite(seconds):
                 self.moments.append((line.step, line.time, seconds))
         self.steps += len(lines)
-        self.first = lines[0].time if self.first is None else self.first
-        self.last = lines[-1].time
+        self.first = self.first or (lines[0].step, lines[0].time)
+        self.last = lines[-1].step, lines[-1].time
 
     def drop_step(self, step: int) -> None:
         """Drop the last step, whose metrics come again."""
         for name, column in list(self.columns.items()):
-            if column.steps[-1] == step:
-                column.steps.pop()
-                column.values.pop()
-            if not column.steps:
+            if column.last_step == step:
+                column.drop_last()
+            if not column.count:
                 del self.columns[name]
         for rows in (self.evaluations, self.moments):
             if rows and rows[-1][0] == step:
@@ -121,11 +204,27 @@ def banded(steps: Sequence[int], values: Sequence[float], most: int = MOST_POINT
     """Return a series as at most `most` bands of equally many values; a short one unchanged."""
     count = len(steps)
     bounds = range(count + 1) if count <= most else [count * number // most for number in range(most + 1)]
+    return _bands(steps, values, bounds)
+
+
+def _bands(steps: Sequence[int], values: Sequence[float], bounds: Sequence[int]) -> list[Band]:
+    """Return the bands between each two of the bounds."""
     bands: list[Band] = []
     for start, end in pairwise(bounds):
         part = values[start:end]
         bands.append(Band(steps[(start + end - 1) // 2], math.fsum(part) / (end - start), min(part), max(part)))
     return bands
+
+
+def _merged(bands: Sequence[Band], size: int, weights: Sequence[int]) -> list[Band]:
+    """Return each `size` bands as one; the weights are how many values they have."""
+    merged: list[Band] = []
+    for start in range(0, len(bands), size):
+        part, counts = bands[start : start + size], weights[start : start + size]
+        mean = math.fsum(band.mean * count for band, count in zip(part, counts, strict=True)) / sum(counts)
+        middle = part[(len(part) - 1) // 2].step
+        merged.append(Band(middle, mean, min(band.low for band in part), max(band.high for band in part)))
+    return merged
 
 
 def evaluated(metric: str, evaluations: Iterable[tuple[int, Mapping[str, float]]]) -> list[EvaluatedPoint]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, NamedTuple, cast
@@ -48,7 +49,7 @@ class TraceBar(NamedTuple):
 
 
 def bars_of_steps(
-    path: Path, windows: Mapping[int, tuple[float, float]], most: int = 1500
+    path: Path, windows: Mapping[int, tuple[float, float]], most: int = 1500, *, tail: int | None = None
 ) -> dict[int, tuple[list[TraceBar], int]]:
     """Return the activities of selected steps, by step: the `most` longest bars in order of time, and the number left
     out.
@@ -57,6 +58,8 @@ def bars_of_steps(
         path: the trace, which may still be growing; read once, line by line.
         windows: start and end of each step, in seconds since 1970.
         most: how many bars a step may have.
+        tail: how many bytes at the file's end are read; the names of processes are looked for in as many at its
+            beginning, too. None: the whole file.
 
     Raises:
         OSError: the trace cannot be read.
@@ -64,34 +67,46 @@ def bars_of_steps(
     names: dict[int, str] = {}
     bars_by_step: dict[int, list[TraceBar]] = {step: [] for step in windows}
     open_transfers: dict[int, float] = {}
-    with TextIOWrapper(cast("BinaryIO", open_regular(path)), encoding="utf-8", errors="replace") as file:
-        while line := file.readline(_LONGEST_LINE):
-            moment = _MOMENT.search(line)
-            if moment is None:
-                _take_name(line, names)
-                continue
-            # No activity lasts a day, so older events are irrelevant.
-            try:
-                at = float(moment[1]) / 1e6
-            except ValueError:
-                continue
-            if not any(begin - 86400 < at < end for begin, end in windows.values()):
-                continue
-            event = _event(line)
-            if event is None:
-                continue
-            began, seconds = at, event.dur / 1e6
-            if event.ph == "b":
-                open_transfers[event.id] = at
-                continue
-            if event.ph == _TRANSFER_ENDS:
-                began = open_transfers.pop(event.id, at)
-                seconds = at - began
-            process = names.get(event.pid, "?")
-            for step, (begin, end) in windows.items():
-                if began < end and began + seconds > begin:
-                    bars_by_step[step].append(TraceBar(process, event.cat, event.name, began - begin, seconds))
+    for line in _lines(path, tail):
+        moment = _MOMENT.search(line)
+        if moment is None:
+            _take_name(line, names)
+            continue
+        # No activity lasts a day, so older events are irrelevant.
+        try:
+            at = float(moment[1]) / 1e6
+        except ValueError:
+            continue
+        if not any(begin - 86400 < at < end for begin, end in windows.values()):
+            continue
+        event = _event(line)
+        if event is None:
+            continue
+        began, seconds = at, event.dur / 1e6
+        if event.ph == "b":
+            open_transfers[event.id] = at
+            continue
+        if event.ph == _TRANSFER_ENDS:
+            began = open_transfers.pop(event.id, at)
+            seconds = at - began
+        process = names.get(event.pid, "?")
+        for step, (begin, end) in windows.items():
+            if began < end and began + seconds > begin:
+                bars_by_step[step].append(TraceBar(process, event.cat, event.name, began - begin, seconds))
     return {step: _longest(bars, most) for step, bars in bars_by_step.items()}
+
+
+def _lines(path: Path, tail: int | None) -> Iterator[str]:
+    """Yield the lines of a trace; with `tail`, those of its first and of its last so many bytes."""
+    with TextIOWrapper(cast("BinaryIO", open_regular(path)), encoding="utf-8", errors="replace") as file:
+        size = os.fstat(file.fileno()).st_size
+        if tail is not None and size > 2 * tail:
+            yield from file.buffer.read(tail).decode(errors="replace").splitlines()
+            file.buffer.seek(size - tail)
+            # The rest of a line whose beginning was not read.
+            file.buffer.readline(_LONGEST_LINE)
+        while line := file.readline(_LONGEST_LINE):
+            yield line
 
 
 def _longest(bars: list[TraceBar], most: int) -> tuple[list[TraceBar], int]:

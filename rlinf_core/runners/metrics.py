@@ -183,6 +183,38 @@ def stream_metrics(path: Path) -> Iterator[Metrics]:
     return (line for _, _, line in _lines(path))
 
 
+def sampled_metrics(path: Path, most: int) -> list[Metrics]:
+    """Return lines from all over the file, the last one included, without reading what is between.
+
+    Args:
+        most: how many lines at most; 2 or more.
+
+    Raises:
+        OSError: the file exists but cannot be read.
+    """
+    lines: dict[int, Metrics] = {}
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        return []
+    with file:
+        size, longest = os.fstat(file.fileno()).st_size, 0
+        for number in range(most - 1):
+            start = size * number // (most - 1)
+            file.seek(start)
+            if start:
+                file.readline(_LONGEST_LINE)
+            raw = file.readline(_LONGEST_LINE)
+            line, longest = decode(raw), max(longest, len(raw))
+            if line is not None:
+                lines[line.step] = line
+        # The last whole line, after which there may be a part of another, and the one before it.
+        file.seek(max(0, size - 3 * longest))
+        ends = [line for raw in file if (line := decode(raw)) is not None]
+        lines |= {line.step: line for line in ends[-1:]}
+    return [lines[step] for step in sorted(lines)]
+
+
 class MetricsPart(NamedTuple):
     """The lines that `MetricsTail.read` read.
 

@@ -124,16 +124,23 @@ def _unknown(topic: str, failures: list[UnknownFieldError]) -> ConfigError:
     """Return the error for an unknown topic, with the nearest code or field."""
     from rlinf_cli.codes import code_names
     from rlinf_core.errors import ConfigError
-    from rlinf_core.suggest import near
+    from rlinf_core.suggest import near, quoted
 
     # A recipe in which more of the path exists says more about the rest of it.
     deepest = max((error.depth for error in failures), default=0)
     failures = [error for error in failures if error.depth == deepest]
     hints = dict.fromkeys(error.help for error in failures if error.help)
+    if len(hints) > 1 and all(error.known for error in failures):
+        # Recipes differ: each key once.
+        hints = {f"known keys: {quoted(dict.fromkeys(key for error in failures for key in error.known))}": None}
     codes = near(topic, code_names())
     if codes:
         return ConfigError(f"there is no code `{topic}`", help=f"did you mean `{codes[0]}`?")
     if "." not in topic and "-" in topic:
         return ConfigError(f"there is no code `{topic}`", help="`rlinf explain` lists them all")
     message = failures[0].message if failures else f"there is no field `{topic}`"
+    if deepest == 0 and "." not in topic:
+        message = f"`{topic}` is neither a code nor a key at the top of a file"
+        if all(error.known for error in failures):
+            hints["`rlinf explain` lists the codes"] = None
     return ConfigError(message, help="\n".join(hints) or None)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from rlinf_cli.live.driver_log import DRIVER
-from rlinf_cli.report.gathering import RunContent, gather
-from rlinf_cli.report.series import RunSeries
+from rlinf_cli.report.gathering import RunContent, StepTimeline, gather, newest_timeline
+from rlinf_cli.report.series import RunSeries, series_of
 from rlinf_cli.run.run_documents import ORIGINS, PICTURE, PLACEMENT
 from rlinf_cli.runs import answer_samples
 from rlinf_cli.why.diagnosis import Diagnosis, diagnose
 from rlinf_cli.why.facts import read_facts
 from rlinf_core.errors import RunError
-from rlinf_core.runners.metrics import Metrics, MetricsTail
+from rlinf_core.runners.metrics import Metrics, MetricsTail, sampled_metrics
 from rlinf_core.runners.storage import first_contact, run_events
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE
@@ -33,7 +33,10 @@ _SHOWN: Final = (
 )
 _MOST_THOROUGH_BYTES: Final = 8 << 20
 _MOST_RECENT: Final = 2000
-_DIAGNOSIS_SECONDS: Final = 5.0
+# Lines from all over a long file, by which it is shown until it has been read.
+_OVERVIEW_LINES: Final = 300
+# Between two looks at what takes longer to read.
+_LOOK_SECONDS: Final = 5.0
 Signature = tuple[tuple[int, int, int] | None, ...]
 
 
@@ -51,6 +54,8 @@ class FollowedRun:
         self.reading = True
         self._tail = MetricsTail(folder.metrics_file)
         self._series = RunSeries()
+        # What is shown instead of a part of the series.
+        self._overview: RunSeries | None = None
         self._signature: Signature | None = None
         self._status = ""
         self._content: RunContent | None = None
@@ -58,12 +63,13 @@ class FollowedRun:
         # The newest steps, by which a run that goes on is diagnosed.
         self._recent: deque[Metrics] = deque(maxlen=_MOST_RECENT)
         self._diagnosis: Diagnosis | None = None
-        self._diagnosed = -math.inf
+        self._timelines: Sequence[StepTimeline] = ()
+        self._looked = -math.inf
 
     @property
     def series(self) -> RunSeries:
-        """The metrics read so far."""
-        return self._series
+        """All metrics; of a long run some from all over it, until all are read."""
+        return self._overview or self._series
 
     @property
     def name(self) -> str:
@@ -92,16 +98,20 @@ class FollowedRun:
         """Return what the page shows."""
         if self._content is None:
             # The trace is read when it is whole.
-            self._content = gather(self.folder, self._series, thorough=self._over and self._short())
-        diagnosis = self._content.diagnosis if self._over else self._diagnosis_so_far()
+            self._content = gather(self.folder, self.series, thorough=self._over and self._short())
+        diagnosis, timelines = self._content.diagnosis, self._content.timelines
+        if not self._over:
+            self._look()
+            diagnosis, timelines = self._diagnosis, self._timelines
         status, reason = self.folder.state.outcome
         notes = [*self._content.notes, *([self._fault] if self._fault else [])]
         return replace(
-            self._content.with_series(self._series),
+            self._content.with_series(self.series),
             status=status,
             reason=reason,
             notes=notes,
             diagnosis=diagnosis,
+            timelines=timelines,
             made=time.time(),
         )
 
@@ -109,12 +119,12 @@ class FollowedRun:
     def _over(self) -> bool:
         return self._status not in (RunStatus.RUNNING, RunStatus.UNKNOWN)
 
-    def _diagnosis_so_far(self) -> Diagnosis | None:
-        """Return the causes in the newest steps of a run that goes on, looked for every few seconds."""
-        if time.monotonic() - self._diagnosed > _DIAGNOSIS_SECONDS and not self.reading:
+    def _look(self) -> None:
+        """Look, every few seconds, for causes in the newest steps of a run that goes on, and for a timeline."""
+        if time.monotonic() - self._looked > _LOOK_SECONDS and not self.reading:
             self._diagnosis = diagnose(read_facts(self.folder, list(self._recent)))
-            self._diagnosed = time.monotonic()
-        return self._diagnosis
+            self._timelines = newest_timeline(self.folder, self._series)
+            self._looked = time.monotonic()
 
     def _short(self) -> bool:
         """Return whether metrics and trace are short enough to be read while somebody waits."""
@@ -139,9 +149,13 @@ class FollowedRun:
             self._recent.pop()
         self._series.add(part.lines)
         self._recent.extend(part.lines)
-        changed = bool(part.lines) or part.restarted or self.reading == part.at_end
-        self.reading = not part.at_end
-        return changed
+        shown, self.reading = self._overview, not part.at_end
+        if self.reading and self._overview is None:
+            self._overview = series_of(sampled_metrics(self._tail.path, _OVERVIEW_LINES))
+        elif not self.reading:
+            self._overview = None
+        # While the rest is read, the page stays as it is.
+        return self._overview is not shown or (not self.reading and (bool(part.lines) or part.restarted))
 
 
 def refresh_all(runs: Iterable[FollowedRun], seconds: float) -> None:

@@ -6,15 +6,18 @@ import time
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from rlinf_cli.live import labels
 from rlinf_cli.report import charts
-from rlinf_cli.report.page import Drawings, Video, poster, rendered, report_context
-from rlinf_cli.report.series import RunSeries, banded
+from rlinf_cli.report.page import Drawings, Video, poster, rendered, report_context, result_curves
+from rlinf_cli.report.series import Band
 from rlinf_cli.report.serving.followed_run import FollowedRun
+from rlinf_cli.report.sketch import sketch
 
 _MOST_CURVES: Final = 3
+# The name of a run, the number of its colour, and its values.
+_RunLine: TypeAlias = tuple[str, int, Sequence[Band]]
 
 
 class _Live(NamedTuple):
@@ -32,10 +35,11 @@ class LivePage(NamedTuple):
     specs: Drawings
 
 
-def run_page(run: FollowedRun, *, overview: str, root: str) -> LivePage:
+def run_page(run: FollowedRun, *, overview: str, root: str, sketched: bool = False) -> LivePage:
     """Return the page of one run.
 
     Args:
+        sketched: whether results are in the page itself, until their charts are drawn.
         overview: the address of the page of all runs; empty where there is one run.
         root: the address of the style and the scripts, as the page names it.
     """
@@ -47,16 +51,24 @@ def run_page(run: FollowedRun, *, overview: str, root: str) -> LivePage:
     ]
     live = _Live(str(run.version), overview, _reading([run]))
     context: dict[str, Any] = {**report_context(content, specs, videos), "specs": {}, "live": live, "root": root}
+    if sketched:
+        context["sketches"] = {
+            name: sketch(enumerate(lines.values())) for name, _, lines in result_curves(content.series)
+        }
     return LivePage(rendered("report.html.j2", context), specs)
 
 
-def overview_page(runs: Sequence[FollowedRun], *, root: str) -> LivePage:
-    """Return the page of several runs side by side."""
+def overview_page(runs: Sequence[FollowedRun], *, root: str, sketched: bool = False) -> LivePage:
+    """Return the page of several runs side by side; see `run_page`."""
     specs: Drawings = {}
+    curves = _curves(runs)
+    for name, metric, lines in curves:
+        specs[name] = partial(charts.compared, f"{metric} of each run over steps", lines)
     live = _Live(overview_version(runs), "", _reading(runs))
     context: dict[str, Any] = {
         "rows": [_row(number, run) for number, run in enumerate(runs)],
-        "curves": _curves(runs, specs),
+        "curves": [(name, metric) for name, metric, _ in curves],
+        "sketches": {name: sketch(line[1:] for line in lines) for name, _, lines in curves} if sketched else {},
         "specs": {},
         "live": live,
         "root": root,
@@ -72,12 +84,9 @@ def overview_version(runs: Sequence[FollowedRun]) -> str:
 
 def _row(number: int, run: FollowedRun) -> dict[str, Any]:
     series, state = run.series, run.folder.state
-    newest = {name: column.values[-1] for name, column in series.columns.items()}
+    newest = {name: column.last for name, column in series.columns.items()}
     headlines = labels.headlines(series.evaluations[-1][1], "eval") if series.evaluations else []
     headlines = headlines or labels.headlines(newest, "env", "rollout")
-    pace = ""
-    if series.first is not None and series.last is not None and series.steps > 1:
-        pace = labels.speed((series.steps - 1) / max(series.last - series.first, 1e-9))
     return {
         "address": f"runs/{number}/",
         "name": run.name,
@@ -85,7 +94,7 @@ def _row(number: int, run: FollowedRun) -> dict[str, Any]:
         "step": state.step,
         "result": labels.figures_text(headlines),
         "slowest": _slowest(newest),
-        "speed": pace,
+        "speed": "" if series.pace is None else labels.speed(series.pace),
     }
 
 
@@ -100,32 +109,28 @@ def _slowest(newest: dict[str, float]) -> str:
     return f"{labels.short_phase(name)} {phases[name] / step:.0%}"
 
 
-def _curves(runs: Sequence[FollowedRun], specs: Drawings) -> list[tuple[str, str]]:
+def _curves(runs: Sequence[FollowedRun]) -> list[tuple[str, str, list[_RunLine]]]:
+    """Return the identifier of each chart, its metric, and the line of each run that has it."""
     names = set[str]().union(*(run.series.columns for run in runs))
     wanted = [labels.headline_metric(names, space) for space in ("eval", "env", "rollout")]
     wanted += [name for name in ("train/actor/loss", "time/step") if name in names]
-    curves: list[tuple[str, str]] = []
-    for name in dict.fromkeys(name for name in wanted if name is not None):
-        if len(curves) < _MOST_CURVES:
-            curves.append((f"curve-{len(curves)}", name))
-            specs[curves[-1][0]] = partial(_compared, name, [(run.name, run.series) for run in runs])
-    return curves
+    metrics = list(dict.fromkeys(name for name in wanted if name is not None))[:_MOST_CURVES]
+    return [(f"curve-{number}", metric, _of_runs(metric, runs)) for number, metric in enumerate(metrics)]
 
 
-def _compared(metric: str, runs: Sequence[tuple[str, RunSeries]]) -> charts.Spec:
-    lines = [
-        (name, number, banded(series.columns[metric].steps, series.columns[metric].values))
-        for number, (name, series) in enumerate(runs)
-        if metric in series.columns
+def _of_runs(metric: str, runs: Sequence[FollowedRun]) -> list[_RunLine]:
+    return [
+        (run.name, number, run.series.columns[metric].bands())
+        for number, run in enumerate(runs)
+        if metric in run.series.columns
     ]
-    return charts.compared(f"{metric} of each run over steps", lines)
 
 
 def _reading(runs: Sequence[FollowedRun]) -> str:
     behind = [run for run in runs if run.reading]
     if not behind:
         return ""
-    return f"metrics are being read: {sum(run.series.steps for run in runs)} steps so far"
+    return "an overview of some steps: all of them are being read"
 
 
 def _poster(path: Path) -> str:

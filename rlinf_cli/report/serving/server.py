@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import secrets
 import socket
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rlinf_cli.report.page import TEMPLATES, Drawings
+from rlinf_cli.report.page import TEMPLATES, Drawings, compile_templates
 from rlinf_cli.report.script import chart_script
 from rlinf_cli.report.serving.followed_run import FollowedRun, refresh_all
 from rlinf_cli.report.serving.pages import LivePage, overview_page, overview_version, run_page
@@ -25,9 +28,12 @@ from rlinf_core.foreign.files import open_below
 
 HOST: Final = "127.0.0.1"
 # Seconds of a request that are spent on reading metrics: the page of a long run opens before they are all read.
-_READING_SECONDS: Final = 0.4
+_READING_SECONDS: Final = 0.2
 # When a page is opened, the first chart comes before more is read.
-_OPENING_SECONDS: Final = 0.1
+_OPENING_SECONDS: Final = 0.05
+# Below this many bytes compressing is not worth it.
+_LEAST_COMPRESSED: Final = 1 << 12
+_COMPRESSION: Final = 5
 _MOST_CONNECTIONS: Final = 64
 _MOST_VIDEO_BYTES: Final = 256 << 20
 _POLICY: Final = (
@@ -99,7 +105,7 @@ class LivePages:
             refresh_all(self._runs, _seconds_of(request))
             if request.query_params.get("since") == overview_version(self._runs):
                 return Response(status_code=HTTPStatus.NO_CONTENT)
-            return self._answer(request, overview_page(self._runs, root=""))
+            return self._answer(request, overview_page(self._runs, root="", sketched=_opened(request)))
 
     def _one(self, request: Request) -> Response:
         several = len(self._runs) > 1
@@ -111,11 +117,11 @@ class LivePages:
             if request.query_params.get("since") == str(run.version):
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             up = "../../" if several else ""
-            return self._answer(request, run_page(run, overview=up, root=up))
+            return self._answer(request, run_page(run, overview=up, root=up, sketched=_opened(request)))
 
     def _answer(self, request: Request, page: LivePage) -> Response:
         self._specs[_place(request)] = page.specs
-        return Response(page.text, media_type="text/html", headers={"Cache-Control": "no-store"})
+        return _compressed(request, page.text.encode(), "text/html", "no-store")
 
     def _charts(self, request: Request) -> Response:
         names = request.query_params.get("names", "").split(",")
@@ -123,7 +129,7 @@ class LivePages:
             specs = self._specs.get(_place(request), {})
             # A chart of an earlier version of the page may be gone.
             drawn = {name: specs[name]() for name in names if name in specs}
-        return JSONResponse(drawn, headers={"Cache-Control": "no-store"})
+        return _compressed(request, json.dumps(drawn).encode(), "application/json", "no-store")
 
     def _video(self, request: Request) -> Response:
         run = self._run(request)
@@ -171,6 +177,7 @@ def listening(port: int) -> socket.socket:
 
 def serve(runs: Sequence[FollowedRun], listener: socket.socket, token: str) -> None:
     """Serve the pages until the process is told to end."""
+    threading.Thread(target=_prepare, daemon=True).start()
     port = listener.getsockname()[1]
     app = application(runs, token, [f"{HOST}:{port}", f"localhost:{port}"])
     config = uvicorn.Config(
@@ -185,9 +192,20 @@ def serve(runs: Sequence[FollowedRun], listener: socket.socket, token: str) -> N
     uvicorn.Server(config).run(sockets=[listener])
 
 
+def _prepare() -> None:
+    """Compile the pages and pack their script, while somebody opens the address."""
+    compile_templates()
+    _packed(chart_script().encode())
+
+
+def _opened(request: Request) -> bool:
+    """Return whether a page is opened, and not renewed."""
+    return "since" not in request.query_params
+
+
 def _seconds_of(request: Request) -> float:
     """Return how long a request for a page may read metrics."""
-    return _READING_SECONDS if "since" in request.query_params else _OPENING_SECONDS
+    return _OPENING_SECONDS if _opened(request) else _READING_SECONDS
 
 
 def _place(request: Request) -> str:
@@ -198,8 +216,23 @@ def _missing() -> Response:
     return PlainTextResponse("there is no such page\n", HTTPStatus.NOT_FOUND)
 
 
-def _script(_: Request) -> Response:
-    return Response(chart_script(), media_type="text/javascript", headers={"Cache-Control": "private, max-age=3600"})
+def _compressed(request: Request, content: bytes, media_type: str, cached: str) -> Response:
+    """Return an answer, compressed where the browser can read that: pages are also looked at through a tunnel."""
+    headers = {"Cache-Control": cached, "Vary": "Accept-Encoding"}
+    if len(content) >= _LEAST_COMPRESSED and "gzip" in request.headers.get("accept-encoding", ""):
+        content = _packed(content)
+        headers["Content-Encoding"] = "gzip"
+    return Response(content, media_type=media_type, headers=headers)
+
+
+# The script of the charts is by far the largest answer, and the same every time.
+@lru_cache(maxsize=4)
+def _packed(content: bytes) -> bytes:
+    return gzip.compress(content, _COMPRESSION)
+
+
+def _script(request: Request) -> Response:
+    return _compressed(request, chart_script().encode(), "text/javascript", "private, max-age=3600")
 
 
 def _asset(name: str, media_type: str) -> Any:

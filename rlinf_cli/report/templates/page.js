@@ -3,6 +3,8 @@
 const OPTIONS = { actions: false, renderer: "svg", ast: true, defaultStyle: false, tooltip: { disableDefaultStyle: true } };
 const NUMBERS = new Set(["step", "value", "low", "high", "seconds", "start", "end", "ms"]);
 const SECOND = 1000;
+// Between two requests while the server reads a long run.
+const READING_PAUSE = 50;
 const isLive = document.body.dataset.version !== undefined;
 const holder = document.getElementById("charts");
 const specs = new Map(Object.entries(holder ? JSON.parse(holder.textContent) : {}));
@@ -138,9 +140,9 @@ async function follow() {
         update(await answer.text());
         specs.clear();
         await drawVisible();
-        // The run's metrics are still being read.
-        if (document.getElementById("freshness").textContent) pause = 0;
       }
+      // The run's metrics are still being read.
+      if (document.getElementById("freshness").textContent) pause = READING_PAUSE;
     } catch (error) {
       document.getElementById("freshness").textContent = "not connected: `rlinf report --live` has ended";
       pause = 5 * SECOND;

@@ -153,6 +153,8 @@ def _how_to_write(expected: str, kind: str, value: object) -> str | None:
             return "remove the quotes"
         if expected in ("an integer", "a number", "a finite number") and (number := _WITH_UNIT.fullmatch(value)):
             return f"write the number alone: `{number[1]}`"
+        if expected in ("an integer", "a number", "a finite number") and _NUMBERS.fullmatch(value):
+            return "write one of them; `rlinf sweep` trains with each"
         if expected == "a mapping" and (glued := _GLUED.match(value)):
             return f"write a space after each `:`, as in `{glued[1]}: {glued[2]}`"
     return None
@@ -161,6 +163,7 @@ def _how_to_write(expected: str, kind: str, value: object) -> str | None:
 _YES: Final = {"yes", "on", "y"}
 _NO: Final = {"no", "off", "n"}
 _NUMBER: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?", re.ASCII)
+_NUMBERS: Final = re.compile(r"[-+0-9.eE]+(,[-+0-9.eE]+)+", re.ASCII)
 _WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*[A-Za-z%/]+", re.ASCII)
 # Digits in groups, as Python and people write them.
 _GROUPED: Final = re.compile(r"[-+]?[0-9]{1,3}([_,][0-9]{3})+", re.ASCII)

@@ -114,14 +114,14 @@ def test_live_page_shows_a_new_step_without_a_fault(
     page.on("dialog", lambda dialog: complaints.append("a dialog opened"))
     page.goto(address)
     page.locator("#curves .chart").first.scroll_into_view_if_needed()
-    page.wait_for_selector("#curves .chart svg", timeout=60_000)
-    drawing = page.evaluate("document.querySelector('#curves .chart svg').outerHTML")
+    page.wait_for_selector("#curves .chart svg.marks", timeout=60_000)
+    drawing = page.evaluate("document.querySelector('#curves .chart svg.marks').outerHTML")
     with MetricsWriter(run.metrics_file) as metrics:
         metrics.log(40, {"env/return": 321.0})
     page.wait_for_selector("text=return 321", timeout=60_000)
     # The curve is drawn on in its place.
-    page.wait_for_selector("#curves .chart svg >> text=300", timeout=60_000)
-    assert page.evaluate("document.querySelector('#curves .chart svg').outerHTML") != drawing
+    page.wait_for_selector("#curves .chart svg.marks >> text=300", timeout=60_000)
+    assert page.evaluate("document.querySelector('#curves .chart svg.marks').outerHTML") != drawing
     page.evaluate(axe)
     faults = [
         (fault["id"], fault["nodes"][0]["html"])

@@ -114,6 +114,17 @@ def test_json(cli: Cli) -> None:
     assert (field["path"], field["required"]) == ("cluster.num_nodes", True)
 
 
+def test_unknown_word_is_told_once_for_all_recipes(cli: Cli) -> None:
+    ended = cli("explain", "nope")
+    assert ended.code == 2
+    assert "`nope` is neither a code nor a key at the top of a file" in ended.err
+    assert ended.err.count("known keys") == ended.err.count("`cluster`") == 1
+    assert "`rlinf explain` lists the codes" in ended.err
+    near = cli("explain", "actr").err
+    assert "did you mean `actor`?" in near
+    assert "lists the codes" not in near
+
+
 def test_unknown_key_is_explained_by_recipes_with_its_section(cli: Cli) -> None:
     ended = cli("explain", "env.enable_offload")
     assert ended.code == 2

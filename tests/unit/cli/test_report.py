@@ -133,7 +133,7 @@ def test_a_run_without_anything_has_no_empty_sections(cli: Cli) -> None:
     assert cli("report", run.path).code == 0
     page = written(run.path / "report.html")
     assert "no cluster" in page
-    assert re.findall('<section id="([a-z]+)">', page) == ["result", "why", "curves", "story"]
+    assert re.findall('<section id="([a-z]+)">', page) == ["result", "why", "curves"]
 
 
 def test_long_runs_stay_small(cli: Cli) -> None:
@@ -141,7 +141,7 @@ def test_long_runs_stay_small(cli: Cli) -> None:
     cli("report", run.path)
     specs = json.loads(asset(written(run.path / "report.html"), "application/json"))
     rows = next(iter(specs["curve-0"]["datasets"].values())).splitlines()
-    assert len(rows) == 301
+    assert 150 < len(rows) <= 301
 
 
 def test_out_json_and_a_missing_folder(cli: Cli, tmp_path: Path) -> None:

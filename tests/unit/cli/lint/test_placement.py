@@ -18,6 +18,20 @@ def test_idle_accelerators_are_counted_by_node() -> None:
     assert found[0].message == ("6 accelerators of `a800` are used by no component: 4-7 on node 0, 6-7 on node 7")
 
 
+def test_nodes_that_nothing_is_placed_on_are_told_of() -> None:
+    text = (
+        "cluster:\n  num_nodes: 5\n  component_placement: {env: {node_group: sim, placement: PLACES}}\n"
+        "  node_groups:\n    - {label: sim, node_ranks: 1-3, accelerators: {per_node: 0}}\n"
+        "    - {label: spare, node_ranks: 3-4, accelerators: {per_node: 0}}\n"
+    )
+    first, second = findings(text.replace("PLACES", "0"))
+    assert (first.code, first.severity, first.span.text) == ("idle-nodes", Severity.WARNING, "sim")
+    assert first.message == "no process is placed on nodes 2-3 of `sim`"
+    # A node of two groups is told of once.
+    assert second.message == "no process is placed on node 4 of `spare`"
+    assert [finding.span.text for finding in findings(text.replace("PLACES", "0-2"))] == ["spare"]
+
+
 def test_robots_that_nothing_is_placed_on_are_told_of() -> None:
     arms = "{type: Franka, configs: [{node_rank: 1, robot_ip: 10.0.0.1}]}"
     text = (

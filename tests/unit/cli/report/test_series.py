@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from rlinf_cli.report.series import Band, banded, evaluated, series_of, telling_steps
+import pytest
+
+from rlinf_cli.report.series import MOST_POINTS, NEWEST, Band, Column, banded, evaluated, series_of, telling_steps
 from rlinf_core.runners.metrics import MetricsWriter, stream_metrics
 
 
@@ -28,17 +30,45 @@ def test_metrics_become_columns_and_evaluations(tmp_path: Path) -> None:
         metrics.log(1, {"env/return": 1.0, "train/loss": math.nan, "time/step": 2.0})
         metrics.log(2, {"env/return": 3.0, "time/step": 1.0, "eval/success_once": 0.5, "eval/episodes": 64.0})
     path.write_text(path.read_text() + '{"torn')
-    found = series_of(stream_metrics(path))
-    assert found.steps == 2
-    assert list(found.columns["env/return"].values) == [1.0, 3.0]
-    assert "train/loss" not in found.columns
-    (point,) = evaluated("eval/success_once", found.evaluations)
+    series = series_of(stream_metrics(path))
+    assert series.steps == 2
+    assert [(band.step, band.mean) for band in series.columns["env/return"].bands()] == [(1, 1.0), (2, 3.0)]
+    assert "train/loss" not in series.columns
+    (point,) = evaluated("eval/success_once", series.evaluations)
     assert point.step == 2
     assert point.low is not None
     assert point.high is not None
     assert 0.37 < point.low < 0.39
     assert point.low + point.high == 1.0
-    assert [(step, seconds) for step, _, seconds in found.moments] == [(1, 2.0), (2, 1.0)]
+    assert [(step, seconds) for step, _, seconds in series.moments] == [(1, 2.0), (2, 1.0)]
+
+
+@pytest.mark.parametrize("part", [1, 7, 2000])
+def test_column_of_any_length_is_a_few_bands(part: int) -> None:
+    column = Column()
+    values = [math.sin(step / 50) for step in range(5000)]
+    values[1234], values[4321] = 9.0, -9.0
+    for start in range(0, len(values), part):
+        added = min(start + part, len(values))
+        column.extend(range(start, added), values[start:added])
+        bands = column.bands()
+        assert len(bands) <= MOST_POINTS
+        assert max(band.high for band in bands) == max(values[:added])
+        assert min(band.low for band in bands) == min(values[:added])
+    assert math.isclose(column.mean(), sum(values) / len(values), abs_tol=1e-12)
+    assert list(column.newest) == values[-NEWEST:]
+    assert (column.count, column.last, column.last_step) == (5000, values[-1], 4999)
+
+
+@pytest.mark.parametrize("count", [2, 601, 1203])
+def test_dropped_value_comes_again(count: int) -> None:
+    once, twice = Column(), Column()
+    once.extend(range(count), [float(step) for step in range(count)])
+    twice.extend(range(count), [*[float(step) for step in range(count - 1)], -7.0])
+    twice.drop_last()
+    twice.extend([count - 1], [float(count - 1)])
+    assert twice.bands() == once.bands()
+    assert (twice.last, twice.mean()) == (once.last, once.mean())
 
 
 def test_intervals_that_were_written_are_used() -> None:

@@ -16,9 +16,11 @@ from starlette.testclient import TestClient
 from rlinf_cli.report.serving import server
 from rlinf_cli.report.serving.followed_run import FollowedRun
 from rlinf_cli.report.serving.pages import run_page
+from rlinf_core.process.tracing import Taken, TraceSpan
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
+from rlinf_core.runners.trace import TraceWriter
 from tests.unit.cli.report_runs import NASTY, empty_run, full_run
 
 LONG = 60.0
@@ -136,14 +138,14 @@ def test_metrics_are_read_once_and_renewed() -> None:
         metrics.log(3, {"env/return": 3.0})
         followed.refresh(LONG)
         series = followed.series
-        assert list(series.columns["env/return"].values) == [1.0, 2.0, 3.0]
+        assert list(series.columns["env/return"].newest) == [1.0, 2.0, 3.0]
         assert [step for step, _ in series.evaluations] == [2]
         assert (series.steps, len(series.moments)) == (3, 1)
         # A run that goes back to a checkpoint writes later steps again.
         metrics.rewind(1)
         metrics.log(2, {"env/return": 7.0})
         followed.refresh(LONG)
-    assert list(followed.series.columns["env/return"].values) == [1.0, 7.0]
+    assert list(followed.series.columns["env/return"].newest) == [1.0, 7.0]
     assert followed.series.evaluations == []
 
 
@@ -159,19 +161,79 @@ def test_torn_line_is_read_when_it_is_whole() -> None:
     assert followed.series.steps == 1
 
 
-def test_long_run_is_shown_before_all_of_it_is_read() -> None:
+def long_run(steps: int) -> RunFolder:
     run = empty_run("runs")
     with MetricsWriter(run.metrics_file) as metrics:
-        for step in range(1, 601):
+        for step in range(1, steps + 1):
             metrics.log(step, {"env/return": float(step)})
-    followed = FollowedRun(run)
+    return run
+
+
+def test_long_run_is_shown_before_all_of_it_is_read() -> None:
+    followed = FollowedRun(long_run(3000))
     followed.refresh(0.0)
-    assert followed.series.steps == 256
-    assert "metrics are being read: 256 steps so far" in run_page(followed, overview="", root="").text
+    overview = followed.series
+    # The curve is whole from the beginning, by lines from all over the file.
+    assert overview.steps <= 300
+    assert overview.columns["env/return"].bands()[0].step == 1
+    assert overview.columns["env/return"].last == 3000
+    assert "all of them are being read" in run_page(followed, overview="", root="").text
+    version = followed.version
+    followed.refresh(0.0)
+    assert followed.version == version
     while followed.reading:
         followed.refresh(0.0)
-    assert followed.series.steps == 600
+    assert followed.version == version + 1
+    assert followed.series.steps == 3000
     assert "being read" not in run_page(followed, overview="", root="").text
+
+
+def test_opened_page_holds_its_curve_until_charts_are_drawn() -> None:
+    pages = client(long_run(3000))
+    opened = pages.get("").text
+    points = opened.split('class="sketch"')[1].split('points="')[1].split('"')[0].split()
+    assert 50 <= len(points) <= 100
+    assert (points[0], points[-1]) == ("0,200", "1000,0")
+    assert 'class="sketch"' not in pages.get("?since=other").text
+
+
+def test_answers_do_not_grow_with_the_steps() -> None:
+    sizes: list[int] = []
+    for steps in (1000, 8000):
+        pages = client(long_run(steps))
+        while "being read" in (page := pages.get("?since=other").text):
+            pass
+        chart = pages.get("charts?names=curve-0")
+        assert next(iter(chart.json()["curve-0"]["datasets"].values())).count("\n") <= 301
+        sizes.append(len(page.encode()) + len(chart.content))
+    assert sizes[1] < 1.3 * sizes[0]
+
+
+def test_large_answers_are_compressed() -> None:
+    pages = client(long_run(1000))
+    pages.get("")
+    packed, plain = (
+        pages.get("charts?names=curve-0", headers={"accept-encoding": encoding}) for encoding in ("gzip", "identity")
+    )
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.json() == plain.json()
+    assert int(packed.headers["content-length"]) < len(plain.content) / 3
+
+
+def test_run_that_goes_on_shows_the_timeline_of_its_newest_steps() -> None:
+    run = full_run("runs", status=RunStatus.RUNNING)
+    now = 1_773_482_000.0
+    lines = [{"step": step, "time": now + step, "metrics": {"time/step": 1.0}} for step in range(100, 103)]
+    with run.metrics_file.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    with TraceWriter(run.trace_file) as trace:
+        spans = [TraceSpan("method", f"generate {step}", now + step - 0.5, 0.25, 1) for step in range(100, 103)]
+        trace.add("rollout:0", Taken(spans, 0))
+    pages = client(run)
+    assert "step 101 (newest)" in pages.get("").text
+    chart = next(iter(pages.get("charts?names=timeline-0").json()["timeline-0"]["datasets"].values()))
+    assert "generate 101" in chart
+    assert "generate 100" not in chart
 
 
 def test_run_that_goes_on_says_what_it_fails_of() -> None:
