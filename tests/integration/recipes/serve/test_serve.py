@@ -1,64 +1,19 @@
-"""`rlinf serve` as a command, and the unmodified Tinker SDK against it.
-
-The SDK lives in an interpreter of its own, which `RLINF_TEST_TINKER` names; without one its test is skipped:
-
-    python3 -m venv V && V/bin/pip install tinker==0.38.0
-    RLINF_TEST_TINKER=V/bin/python pytest -m nightly tests/integration/recipes/test_serve.py
-"""
+"""`rlinf serve` as a command, and the unmodified Tinker SDK against it."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 import pytest
 
-PYTHON = os.environ.get("RLINF_TEST_TINKER", "")
+from tests.integration.recipes.serve.service_command import NO_SDK, PYTHON, RLINF, run_client, service
+
 PROGRAM = Path(__file__).with_name("tinker_program.py")
-RLINF = Path(sys.executable).with_name("rlinf")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
-
-
-class Service(NamedTuple):
-    """A service: its process, its run folder and its address."""
-
-    process: subprocess.Popen[str]
-    folder: Path
-    url: str
-
-    @property
-    def key(self) -> str:
-        return (self.folder / "keys" / "default").read_text().strip()
-
-
-@contextmanager
-def service(folder: Path, *overrides: str) -> Generator[Service]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [str(RLINF), "serve", "serve_laptop", f"server.port={port}", *overrides]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    lines: list[str] = []
-    try:
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("export TINKER_API_KEY"):
-                break
-        assert process.poll() is None, "".join(lines)
-        (run,) = (folder / "runs").iterdir()
-        yield Service(process, run, f"http://127.0.0.1:{port}")
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
 
 
 def test_service_starts_answers_and_ends(tmp_path: Path) -> None:
@@ -99,12 +54,10 @@ def test_other_recipes_are_not_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(not PYTHON, reason="RLINF_TEST_TINKER names no interpreter with the Tinker SDK")
+@pytest.mark.skipif(not PYTHON, reason=NO_SDK)
 def test_unmodified_sdk_trains_samples_and_resumes(tmp_path: Path) -> None:
     with service(tmp_path) as running:
-        environment = {**os.environ, "TINKER_BASE_URL": running.url, "TINKER_API_KEY": running.key}
-        command = [PYTHON, "-W", "ignore", str(PROGRAM), str(tmp_path)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+        done = run_client(running, [str(PROGRAM), str(tmp_path)], tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen["losses"] == sorted(seen["losses"], reverse=True)
