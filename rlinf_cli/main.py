@@ -23,7 +23,9 @@ class _Commands(LazyGroup):
         CommandFamily(
             "Train", "rlinf_cli.commands.training", ("train", "sweep", "logs", "debug", "stop", "recipes", "init")
         ),
-        CommandFamily("Check", "rlinf_cli.commands.checking", ("validate", "inspect", "explain", "schema", "import")),
+        CommandFamily(
+            "Check", "rlinf_cli.commands.checking", ("validate", "inspect", "explain", "schema", "import", "chaos")
+        ),
         CommandFamily("Cluster", "rlinf_cli.commands.cluster", ("up", "status", "doctor", "down")),
         CommandFamily("Look back", "rlinf_cli.commands.results", ("runs", "why", "report", "compare")),
         CommandFamily("Use", "rlinf_cli.commands.policies", ("eval", "play", "export")),
