@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import select
 import signal
 import subprocess
 import time
@@ -109,8 +110,9 @@ class DisturbedRun:
             struck = Struck(strike, victim.name, victim.identity.pid, time.time(), self._started.step)
             with contextlib.suppress(ProcessLookupError):
                 named = self._do(fault.deed, handle, victim, strike)
+            gone = fault.deed is Deed.FREEZE and named is None and has_ended(handle)
         self._moved = time.monotonic()
-        return struck._replace(named=named)
+        return struck._replace(named=named, gone=gone)
 
     def _do(self, deed: Deed, handle: int, victim: RunProcess, strike: Strike) -> float | None:
         match deed:
@@ -121,7 +123,7 @@ class DisturbedRun:
             case Deed.PAUSE:
                 self._stopped(handle, lambda: time.sleep(strike.seconds))
             case Deed.FREEZE:
-                return self._stopped(handle, lambda: self._named(victim))
+                return self._stopped(handle, lambda: self._named(victim, handle))
             case Deed.FILL:
                 self._without_room(victim.identity.pid, strike.seconds)
         return None
@@ -134,10 +136,10 @@ class DisturbedRun:
             with contextlib.suppress(ProcessLookupError):
                 send(handle, signal.SIGCONT)
 
-    def _named(self, victim: RunProcess) -> float | None:
+    def _named(self, victim: RunProcess, handle: int) -> float | None:
         """Return after how many seconds the run's folder named a stopped process; None if never, in the deadline."""
         began = time.monotonic()
-        while time.monotonic() - began < self._deadline and self._started.code is None:
+        while time.monotonic() - began < self._deadline and not has_ended(handle):
             facts = self._facts()
             told = () if facts is None else facts.warnings
             if any(f"pid {victim.identity.pid}" in line or victim.name in line for line in told if "stopped" in line):
@@ -205,6 +207,11 @@ class DisturbedRun:
                 struck if event is None else struck._replace(event=event.text, seconds=event.time - struck.time)
             )
         return words
+
+
+def has_ended(handle: int) -> bool:
+    """Return whether the process of a handle has ended."""
+    return bool(select.select([handle], [], [], 0)[0])
 
 
 def flip_bit(path: Path) -> None:

@@ -150,7 +150,7 @@ def _names(struck: Struck, code: str, words: str) -> bool:
 
 
 def _is_unnamed(struck: Struck) -> bool:
-    return FAULTS[struck.strike.fault].deed is Deed.FREEZE and struck.named is None
+    return FAULTS[struck.strike.fault].deed is Deed.FREEZE and struck.named is None and not struck.gone
 
 
 def _same(one: float | None, other: float | None) -> bool:

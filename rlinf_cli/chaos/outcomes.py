@@ -25,6 +25,7 @@ class Struck(NamedTuple):
         time: in seconds since 1970.
         step: the last finished step then.
         named: after how many seconds a stopped process was named.
+        gone: whether it ended while it was stopped, as by a restart that an earlier strike caused.
         event, seconds: what the run told of it next, and after how many seconds.
     """
 
@@ -34,6 +35,7 @@ class Struck(NamedTuple):
     time: float
     step: int
     named: float | None = None
+    gone: bool = False
     event: str = ""
     seconds: float | None = None
 
