@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import sys
 from collections.abc import Callable, Sequence
@@ -23,7 +22,9 @@ class _Commands(LazyGroup):
         CommandFamily(
             "Train", "rlinf_cli.commands.training", ("train", "sweep", "logs", "debug", "stop", "recipes", "init")
         ),
-        CommandFamily("Check", "rlinf_cli.commands.checking", ("validate", "inspect", "explain", "schema", "import")),
+        CommandFamily(
+            "Check", "rlinf_cli.commands.checking", ("validate", "inspect", "explain", "schema", "import", "chaos")
+        ),
         CommandFamily("Cluster", "rlinf_cli.commands.cluster", ("up", "status", "doctor", "down")),
         CommandFamily("Look back", "rlinf_cli.commands.results", ("runs", "why", "report", "compare")),
         CommandFamily("Use", "rlinf_cli.commands.policies", ("eval", "play", "export")),
@@ -42,10 +43,6 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-# Write errors that are no bug: a full disk, a quota, a file-size limit, a broken device.
-_OUTPUT_LOST = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 
 
 def _version(wanted: bool) -> None:
@@ -104,7 +101,7 @@ def _report(error: Exception) -> int:
     if isinstance(error, RLinfError):
         _show(error)
         return code_of(error)
-    if isinstance(error, OSError) and error.errno in _OUTPUT_LOST and error.filename is None:
+    if isinstance(error, OSError) and error.errno in console.OUTPUT_LOST and error.filename is None:
         console.error_block("the output cannot be written", why=error.strerror)
     else:
         _show_bug(error)

@@ -9,15 +9,18 @@ lines of workers. No markup is interpreted.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 from rlinf_core.foreign.terminal_text import escaped, guarded_stream, unguarded_stream
 from rlinf_core.process.known_secrets import hidden
 
+# Write errors that are no bug: a full disk, a quota, a file-size limit, a broken device.
+OUTPUT_LOST: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 # Wide enough that no table is ever wrapped in a pipe.
 _UNBOUNDED = 10_000
 _NARROWEST = 40
@@ -165,6 +168,10 @@ def _write(stream: TextIO, text: str) -> None:
         stream.flush()
     except BrokenPipeError:
         _to_nowhere(stream)
+    except OSError as error:
+        # Messages are no reason to end what they are about, as a run whose output goes to a full disk.
+        if stream is not sys.stderr or error.errno not in OUTPUT_LOST:
+            raise
 
 
 def _to_nowhere(stream: TextIO) -> None:

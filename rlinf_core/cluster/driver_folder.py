@@ -92,6 +92,11 @@ def is_owned(folder: Path) -> bool:
     return owner is not None and look(owner) is Presence.ALIVE
 
 
+def folders_of(process: ProcessIdentity) -> list[Path]:
+    """Return the private folders of a driver on this machine: one for each Ray that it has started and not removed."""
+    return [folder for folder in base_folder().iterdir() if _owner(folder) == process]
+
+
 def _owner(folder: Path) -> ProcessIdentity | None:
     try:
         return _Owner.model_validate(read_json_object(folder / _OWNER_FILE, 1 << 16)).process()

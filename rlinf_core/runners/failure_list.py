@@ -43,12 +43,26 @@ class Failure(NamedTuple):
 
 def failures_of(error: BaseException) -> list[Failure]:
     """Return all failures in an exception, root causes before consequences."""
-    return sorted(_flat(error), key=lambda failure: failure.consequence)
+    failures = list(_flat(error))
+    return sorted([*_unlisted_deaths(failures), *failures], key=lambda failure: failure.consequence)
 
 
 def reason_of(error: BaseException) -> str:
     """Return the first failure in one line, for the run's own record."""
     return headline(failures_of(error)[0]).splitlines()[0]
+
+
+def _unlisted_deaths(failures: list[Failure]) -> list[Failure]:
+    """Return the deaths that workers failed of and that are no failure of a call, as of a channel's own process; make
+    those workers' failures consequences."""
+    known = {failure.name for failure in failures}
+    deaths: dict[str, Failure] = {}
+    for index, failure in enumerate(failures):
+        error = failure.error
+        if isinstance(error, WorkerDiedError) and error.address not in known:
+            deaths.setdefault(error.address, Failure(error))
+            failures[index] = failure._replace(consequence=True)
+    return list(deaths.values())
 
 
 def _flat(error: BaseException) -> Iterator[Failure]:

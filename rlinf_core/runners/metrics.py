@@ -7,13 +7,15 @@ NaN is written as null, since JSON has no NaN.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final, NamedTuple, Self, cast
 
@@ -29,6 +31,10 @@ LOGGER = logging.getLogger("rlinf")
 _LONGEST_LINE: Final = 16 << 20
 # Lines between two looks at the clock.
 _LOOK_LINES: Final = 256
+# Lines that are kept while there is no room for them; of a step each.
+_MOST_UNWRITTEN: Final = 10_000
+# Errors of a file system without room: a full disk, a quota, a limit on files.
+NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 class Metrics(NamedTuple):
@@ -48,7 +54,8 @@ class _Line(FileModel):
 class MetricsWriter:
     """A writer that appends the metrics of each step. A run has one.
 
-    Each line has left the process when `log` returns; a torn last line of an earlier process is cut off.
+    Each line has left the process when `log` returns; a torn last line of an earlier process is cut off. While its file
+    system has no room, lines are kept in memory and written with the next one, so that the run goes on.
 
     Args:
         path: the file; existing lines are kept.
@@ -61,9 +68,12 @@ class MetricsWriter:
     def __init__(self, path: Path, backends: Sequence[MetricsBackend] = ()) -> None:
         self.path = path
         self._backends = tuple(backends)
-        # The last line, and its offset in the file.
+        # The last line, written or not.
         self._last: Metrics | None = None
-        self._last_start = 0
+        # The newest lines, those that are not in the file yet, and the offset where they belong.
+        self._unwritten: deque[Metrics] = deque(maxlen=_MOST_UNWRITTEN)
+        self._start = 0
+        self._warned = False
         with self._guarded():
             descriptor = open_below(path.parent, path.name, os.O_RDWR | os.O_CREAT)
             self._file = os.fdopen(descriptor, "r+b", buffering=0)
@@ -78,7 +88,7 @@ class MetricsWriter:
     def newest_up_to(self, step: int) -> Mapping[str, float]:
         """Return the newest value of every metric up to `step`, from this and earlier processes."""
         newest: dict[str, float] = {}
-        for line in read_metrics(self.path):
+        for line in (*read_metrics(self.path), *self._unwritten):
             if line.step <= step:
                 newest.update(line.metrics)
         return newest
@@ -99,17 +109,16 @@ class MetricsWriter:
             raise ValueError(f"metrics of step {step} come after those of step {last.step}")
         if last is not None and step == last.step:
             line = last._replace(metrics={**last.metrics, **numbers})
+            if self._unwritten:
+                self._unwritten.pop()
         else:
             line = Metrics(step, time.time(), numbers)
-            with self._guarded():
-                self._last_start = self._file.seek(0, os.SEEK_END)
-        text = _encode(line)
-        with self._guarded():
-            # A single write, so that a reader, or a successor after a kill, finds a whole line or none.
-            self._file.seek(self._last_start)
-            self._file.write(text)
-            self._file.truncate(self._last_start + len(text))
+            if not self._unwritten:
+                with self._guarded():
+                    self._start = self._file.seek(0, os.SEEK_END)
+        self._unwritten.append(line)
         self._last = line
+        self._write()
         self._forward(lambda backend: backend.log(step, numbers))
 
     def add_spans(self, process: str, spans: Sequence[TraceSpan]) -> None:
@@ -122,12 +131,25 @@ class MetricsWriter:
         Raises:
             RunError: the file cannot be written.
         """
+        kept = [line for line in self._unwritten if line.step <= step]
         with self._guarded():
             self._keep_until(step)
+        if kept:
+            self._unwritten.extend(kept)
+            self._last = kept[-1]
+            with self._guarded():
+                self._start = self._file.seek(0, os.SEEK_END)
         self._forward(lambda backend: backend.rewind(step))
 
     def close(self) -> None:
-        """Flush and close the backends. Idempotent."""
+        """Write what is left, and close the backends. Idempotent."""
+        if self._unwritten and not self._file.closed:
+            with suppress(RunError):
+                self._write()
+        if self._unwritten:
+            steps = f"{self._unwritten[0].step} to {self._unwritten[-1].step}"
+            LOGGER.warning("the metrics of the steps %s are not in %s: it could not be written", steps, self.path)
+            self._unwritten.clear()
         self._file.close()
         self._forward(lambda backend: backend.close())
         self._backends = ()
@@ -148,13 +170,41 @@ class MetricsWriter:
 
     def _keep_until(self, step: int | None) -> None:
         """Truncate the file after the last whole line of a step up to `step` (None: of any)."""
-        self._last, self._last_start = None, 0
+        self._unwritten.clear()
+        self._last, self._start = None, 0
         end = 0
         for start, stop, line in _lines(self.path):
             if step is not None and line.step > step:
                 break
-            self._last, self._last_start, end = line, start, stop
+            self._last, self._start, end = line, start, stop
         self._file.truncate(end)
+
+    def _write(self) -> None:
+        """Write the unwritten lines in one piece, so that a reader, or a successor after a kill, has whole lines.
+
+        Raises:
+            RunError: the file cannot be written, for another reason than a lack of room.
+        """
+        text = b"".join(map(_encode, self._unwritten))
+        with self._guarded():
+            try:
+                self._file.seek(self._start)
+                done = 0
+                while done < len(text):
+                    # A file system that is nearly full takes a part.
+                    done += self._file.write(text[done:])
+                self._file.truncate(self._start + len(text))
+            except OSError as error:
+                self._file.truncate(self._start)
+                if error.errno not in NO_ROOM:
+                    raise
+                if not self._warned:
+                    self._warned = True
+                    LOGGER.warning("metrics cannot be written (%s), and are kept in memory: %s", error, self.path)
+                return
+        self._start += len(text) - len(_encode(self._unwritten[-1]))
+        self._unwritten.clear()
+        self._warned = False
 
     @contextmanager
     def _guarded(self) -> Generator[None, None, None]:

@@ -99,7 +99,9 @@ def write_demonstrations(folder: Path) -> Path:
 def problems(count: int = 64) -> list[tuple[str, str]]:
     """Return sums in words, each with its answer."""
     pairs = [(left, right) for left in range(10) for right in range(10)][:count]
-    return [(f"Tom has {left} apples and finds {right} more. How many has he?", str(left + right)) for left, right in pairs]
+    return [
+        (f"Tom has {left} apples and finds {right} more. How many has he?", str(left + right)) for left, right in pairs
+    ]
 
 
 def write_rows(file: Path) -> Path:

@@ -137,3 +137,13 @@ def test_a_message_of_many_lines_is_cut_and_the_reason_is_one() -> None:
     block = failure_block(error, None, None)
     assert block.what.splitlines()[-1] == "... 38 more lines"
     assert reason_of(error) == "`actor:0` failed in `generate`: RuntimeError: line 0"
+
+
+def test_unlisted_death_comes_first_of_its_consequences() -> None:
+    """A channel's own process answers no call: those that use it tell of its death."""
+    death = WorkerDiedError("trajectories:0", node="node 0", cause="it was killed by SIGKILL")
+    error = group("rollout", {0: raised(death, "rollout:0"), 1: raised(death, "rollout:1")})
+    first, *others = failures_of(error)
+    assert (first.name, first.consequence) == ("trajectories:0", False)
+    assert [(failure.name, failure.consequence) for failure in others] == [("rollout:0", True), ("rollout:1", True)]
+    assert reason_of(error) == "`trajectories:0` on node 0 died"

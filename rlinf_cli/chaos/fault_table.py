@@ -1,0 +1,113 @@
+"""The table of faults that `rlinf chaos` plants: one row a fault, read by the planner, the injector, the judge and the
+docs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from rlinf_core.errors import ConfigError
+from rlinf_core.suggest import did_you_mean, quoted
+
+
+class Target(StrEnum):
+    """A kind of process of a run."""
+
+    WORKER = "worker"
+    ACTOR = "actor"
+    CHILD = "child of a worker"
+    CHANNEL = "channel"
+    MANAGER = "manager"
+    GCS_SERVER = "gcs_server"
+    RAYLET = "raylet"
+    LOG_MONITOR = "log monitor"
+    RAY_AGENT = "agent of Ray"
+    DRIVER = "driver"
+
+
+class Deed(StrEnum):
+    """What is done to a process."""
+
+    KILL = "kill -9"
+    TERMINATE = "SIGTERM"
+    PAUSE = "SIGSTOP for seconds"
+    FREEZE = "SIGSTOP until it is named"
+    DAMAGE = "a bit of the newest checkpoint flipped, then kill -9"
+    FILL = "no room for files for seconds"
+
+
+class Fault(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        deed: what is done.
+        target: to which kind of process.
+        weight: how often it is drawn, relative to the others.
+        outcome: what becomes of the run, for the docs.
+        ends_command: whether the command `rlinf train` ends by it, and is typed again with `runner.resume_dir=auto`.
+    """
+
+    deed: Deed
+    target: Target
+    weight: int
+    outcome: str
+    ends_command: bool = False
+
+
+_AGAIN: Final = "all processes start again; the steps since the checkpoint or snapshot are done again"
+_ALONE: Final = "it is started again alone, or all are; at most the steps since the checkpoint are done again"
+_WAITED: Final = "it is waited for; nothing is lost"
+FAULTS: Final[Mapping[str, Fault]] = {
+    "kill-worker": Fault(Deed.KILL, Target.WORKER, 8, _ALONE),
+    "kill-child": Fault(Deed.KILL, Target.CHILD, 2, "its worker makes it again, or dies and is started again"),
+    "kill-channel": Fault(Deed.KILL, Target.CHANNEL, 2, _AGAIN),
+    "kill-manager": Fault(Deed.KILL, Target.MANAGER, 2, _AGAIN),
+    "kill-gcs_server": Fault(Deed.KILL, Target.GCS_SERVER, 2, _AGAIN),
+    "kill-raylet": Fault(Deed.KILL, Target.RAYLET, 2, _AGAIN),
+    "kill-log-monitor": Fault(Deed.KILL, Target.LOG_MONITOR, 1, "nothing is lost: rlinf keeps logs of its own"),
+    "kill-agent": Fault(Deed.KILL, Target.RAY_AGENT, 1, "Ray ends its raylet, and all processes start again"),
+    "kill-driver": Fault(
+        Deed.KILL,
+        Target.DRIVER,
+        2,
+        "all processes end; `runner.resume_dir=auto` goes on from the checkpoint",
+        ends_command=True,
+    ),
+    "terminate-driver": Fault(
+        Deed.TERMINATE,
+        Target.DRIVER,
+        1,
+        "the step is finished and kept; `runner.resume_dir=auto` goes on",
+        ends_command=True,
+    ),
+    "pause-worker": Fault(Deed.PAUSE, Target.WORKER, 3, _WAITED),
+    "pause-channel": Fault(Deed.PAUSE, Target.CHANNEL, 1, _WAITED),
+    "pause-manager": Fault(Deed.PAUSE, Target.MANAGER, 1, _WAITED),
+    "pause-gcs_server": Fault(Deed.PAUSE, Target.GCS_SERVER, 1, _WAITED),
+    "pause-raylet": Fault(Deed.PAUSE, Target.RAYLET, 1, _WAITED),
+    "freeze-worker": Fault(Deed.FREEZE, Target.WORKER, 2, "it is named while the run waits; nothing is lost"),
+    "damage-checkpoint": Fault(
+        Deed.DAMAGE, Target.ACTOR, 2, "the damaged checkpoint is refused; the one before it is used"
+    ),
+    "fill-driver": Fault(
+        Deed.FILL, Target.DRIVER, 1, "the run goes on without that part of its record, or ends with the reason"
+    ),
+    "fill-actor": Fault(Deed.FILL, Target.ACTOR, 1, "the run ends with the reason where a checkpoint is due"),
+}
+
+
+def chosen_faults(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the faults that names select, as `kill-worker`, or `kill` for all that begin so; all without names.
+
+    Raises:
+        ConfigError: a name selects none.
+    """
+    chosen: dict[str, None] = {}
+    for name in names:
+        matching = [fault for fault in FAULTS if fault == name or fault.startswith(f"{name}-")]
+        if not matching:
+            help = did_you_mean(name, list(FAULTS)) or f"faults: {quoted(list(FAULTS))}"
+            raise ConfigError(f"there is no fault `{name}`", help=help)
+        chosen.update(dict.fromkeys(matching))
+    return tuple(chosen) or tuple(FAULTS)

@@ -1,0 +1,164 @@
+"""The judge: whether a disturbed run ended right, or said why it did not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from rlinf_cli.chaos.fault_table import FAULTS, Deed, Target
+from rlinf_cli.chaos.outcomes import Outcome, Struck
+from rlinf_core.runners.storage.run_status import RunStatus
+
+# Counts of what recovery itself does, which an undisturbed run does not do.
+_OF_RECOVERY: Final = frozenset({"agent/tasks_moved", "rollout/prompted_again"})
+_MOST_NAMED: Final = 5
+
+
+class Verdict(StrEnum):
+    """How a disturbed run came out."""
+
+    EQUAL = "equal"
+    """It finished, with the very results of the undisturbed run."""
+    RIGHT = "right"
+    """It finished, every step once; results of this job differ from run to run, and cannot be compared."""
+    EXPLAINED = "explained"
+    """It ended early, and its folder names the process that was hit."""
+    UNTOUCHED = "untouched"
+    """No fault hit it."""
+    WRONG = "wrong"
+    """It finished with other results, or without a step."""
+    UNEXPLAINED = "unexplained"
+    """It ended early, and its folder does not name what was hit; or a stopped process was not named."""
+    HUNG = "hung"
+    """It neither went on nor ended within the deadline."""
+    UNCLEAN = "unclean"
+    """It ended right, and left processes or files behind, or printed a fault of rlinf."""
+
+
+GOOD: Final = frozenset({Verdict.EQUAL, Verdict.RIGHT, Verdict.EXPLAINED, Verdict.UNTOUCHED})
+
+
+class Reference(NamedTuple):
+    """What is the same in every undisturbed run of a job.
+
+    Attributes:
+        steps: of the run.
+        digests: of the files of the last checkpoint that are equal in two undisturbed runs.
+        metrics: of each step, those that are equal in them; times are not.
+        launch: seconds from the command to the first step.
+    """
+
+    steps: tuple[int, ...]
+    digests: Mapping[str, str]
+    metrics: tuple[Mapping[str, float], ...]
+    launch: float
+
+    @property
+    def comparable(self) -> bool:
+        """Whether results can be compared bit by bit: weights and all else, as the job says nothing by chance."""
+        return bool(self.digests)
+
+
+def reference_of(one: Outcome, other: Outcome, launch: float) -> Reference:
+    """Return what is equal in two undisturbed runs.
+
+    The files of the checkpoint are compared only where the policy's weights are equal: a job whose weights differ from
+    run to run has nothing that must be equal.
+    """
+    equal = {name: digest for name, digest in one.digests.items() if other.digests.get(name) == digest}
+    # The description of a format holds names of processes, or times.
+    data = {name for name in one.digests if not name.rpartition("/")[2].startswith(".")}
+    if not data <= equal.keys() or one.steps != other.steps:
+        return Reference(one.steps, {}, (), launch)
+    metrics = tuple(
+        {name: value for name, value in mine.items() if _same(theirs.get(name), value)}
+        for mine, theirs in zip(one.metrics, other.metrics, strict=True)
+    )
+    return Reference(one.steps, equal, metrics, launch)
+
+
+def judge(outcome: Outcome, reference: Reference) -> tuple[Verdict, str]:
+    """Return the verdict on a disturbed run, and what is wrong in words; empty where all is well."""
+    if outcome.code is None:
+        return Verdict.HUNG, f"it neither went on nor ended: {outcome.status} after step {len(outcome.steps)}"
+    verdict, why = _of_end(outcome, reference)
+    if verdict not in GOOD:
+        return verdict, why
+    unnamed = [struck.victim for struck in outcome.hit if _is_unnamed(struck)]
+    if unnamed:
+        return Verdict.UNEXPLAINED, f"stopped, and not named: {', '.join(unnamed)}"
+    unclean = [*(f"left behind: {left}" for left in outcome.left), *(f"printed: {line}" for line in outcome.bugs)]
+    return (Verdict.UNCLEAN, "; ".join(unclean[:_MOST_NAMED])) if unclean else (verdict, why)
+
+
+def _of_end(outcome: Outcome, reference: Reference) -> tuple[Verdict, str]:
+    if outcome.status == RunStatus.FINISHED and outcome.code == 0:
+        wrong = _differences(outcome, reference)
+        if wrong:
+            return Verdict.WRONG, wrong
+        if not outcome.hit:
+            return Verdict.UNTOUCHED, ""
+        return (Verdict.EQUAL if reference.comparable else Verdict.RIGHT), ""
+    if outcome.code == 0:
+        return Verdict.WRONG, f"its exit code is 0, and the run is {outcome.status}"
+    if not outcome.hit:
+        return Verdict.WRONG, f"nothing was hit, and it ended with {outcome.code}: {outcome.reason}"
+    if _explained(outcome):
+        return Verdict.EXPLAINED, ""
+    words = outcome.why[-1][1].partition("\n")[0] if outcome.why else "nothing"
+    return Verdict.UNEXPLAINED, f"exit code {outcome.code}, {outcome.reason}; `rlinf why` says: {words}"
+
+
+def _differences(outcome: Outcome, reference: Reference) -> str:
+    """Return in words in what a finished run differs from the undisturbed one; empty for nothing."""
+    if outcome.steps != reference.steps:
+        return f"its steps are {_short(outcome.steps)}, not {_short(reference.steps)}"
+    files = [name for name, digest in reference.digests.items() if outcome.digests.get(name) != digest]
+    if files:
+        return f"files of the last checkpoint differ: {', '.join(files[:_MOST_NAMED])}"
+    for step, expected, values in zip(reference.steps, reference.metrics, outcome.metrics, strict=False):
+        names = [
+            name for name, value in expected.items() if name not in _OF_RECOVERY and not _same(values.get(name), value)
+        ]
+        if names:
+            shown = ", ".join(f"{name} {values.get(name)} not {expected[name]}" for name in names[:_MOST_NAMED])
+            return f"metrics of step {step} differ: {shown}"
+    return ""
+
+
+def _explained(outcome: Outcome) -> bool:
+    """Return whether the last failure that the folder tells of is the fault that ended the run."""
+    if not outcome.why:
+        return False
+    code, words = outcome.why[-1]
+    return any(_names(struck, code, words) for struck in outcome.hit)
+
+
+def _names(struck: Struck, code: str, words: str) -> bool:
+    fault = FAULTS[struck.strike.fault]
+    match fault.deed:
+        case Deed.FILL:
+            return any(text in words for text in ("No space left", "File too large", "disk"))
+        case _ if fault.ends_command:
+            return code in ("driver-vanished", "terminated")
+        case _:
+            # A child dies as a part of its worker, and Ray's agents take their raylet with them.
+            name = struck.victim.removeprefix("child of ")
+            lost = code == "node-lost" and fault.target in (Target.RAYLET, Target.RAY_AGENT)
+            return lost or name in words or str(fault.target) in words
+
+
+def _is_unnamed(struck: Struck) -> bool:
+    return FAULTS[struck.strike.fault].deed is Deed.FREEZE and struck.named is None and not struck.gone
+
+
+def _same(one: float | None, other: float | None) -> bool:
+    """Return whether two numbers are the same, NaN included."""
+    return one == other or (one is not None and other is not None and one != one and other != other)
+
+
+def _short(steps: tuple[int, ...]) -> str:
+    if list(steps) == list(range(steps[0], steps[-1] + 1)) if steps else False:
+        return f"{steps[0]} to {steps[-1]}"
+    return str(list(steps[:50]))

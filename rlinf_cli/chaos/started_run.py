@@ -1,0 +1,116 @@
+"""One run as `rlinf train` makes it, in a process of its own, and what can be seen of it from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from rlinf_cli.chaos.run_processes import RunProcesses
+from rlinf_cli.console.subcommands import COMMAND
+from rlinf_core.env_vars import ADDRESS
+from rlinf_core.foreign.files import open_log
+from rlinf_core.node.attach import LOCAL
+from rlinf_core.node.process_identity import identity_here
+from rlinf_core.runners.metrics import MetricsTail
+from rlinf_core.runners.storage import run_events
+from rlinf_core.runners.storage.run_folder import RunFolder
+
+RESUME: Final = "runner.resume_dir=auto"
+OUTPUT: Final = "output.log"
+# Seconds between two looks.
+PAUSE: Final = 0.02
+_END_SECONDS: Final = 60.0
+_READ_SECONDS: Final = 1.0
+
+
+class StartedRun:
+    """A run that is started in a new session, followed by its files, and ended at the end of the block.
+
+    It has a Ray of its own, whatever `RLINF_ADDRESS` says: nothing of another job is in reach of its faults.
+
+    Args:
+        file, overrides: as of `rlinf train`.
+        folder: for it, the only run in there; one that is there, of the same seed before, is replaced.
+        groups: the component of each worker group.
+
+    Attributes:
+        began: when its command was started last, in monotonic seconds.
+        step: the last step that has finished, so far.
+    """
+
+    def __init__(self, file: str, overrides: Sequence[str], folder: Path, groups: Mapping[str, str]) -> None:
+        self._file, self._overrides, self.folder, self._groups = file, tuple(overrides), folder, groups
+        self.began = 0.0
+        self.step = 0
+        self._tail: MetricsTail | None = None
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def start(self, *, resumed: bool = False) -> None:
+        """Start its command; `resumed` goes on with the run that was interrupted."""
+        log_path = f"runner.logger.log_path={self.folder}"
+        argv = [*COMMAND, "train", self._file, *self._overrides, log_path, *([RESUME] if resumed else [])]
+        log = open_log(self.folder, OUTPUT)
+        try:
+            self._child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, ADDRESS.name: LOCAL},
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        self.began = time.monotonic()
+        # Until this process waits for its child, the pid can mean no other.
+        self.processes = RunProcesses(identity_here(self._child.pid), self._groups)
+
+    def end(self) -> None:
+        """End what is left of it."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._child.poll() is None:
+                self._child.send_signal(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._child.wait(_END_SECONDS)
+
+    @property
+    def code(self) -> int | None:
+        """The exit code of its command; None while it runs."""
+        return self._child.poll()
+
+    @property
+    def run(self) -> RunFolder | None:
+        """Its run folder, once there is one."""
+        return RunFolder.latest(self.folder)
+
+    def look(self) -> int:
+        """Return how much it has written so far: a number that grows while it goes on."""
+        run = self.run
+        if run is None:
+            return 0
+        if self._tail is None or self._tail.path != run.metrics_file:
+            self._tail = MetricsTail(run.metrics_file)
+        with contextlib.suppress(OSError):
+            lines = self._tail.read(_READ_SECONDS).lines
+            self.step = max([self.step, *(line.step for line in lines)])
+        files = (run.metrics_file, run.path / run_events.FILE)
+        return sum(path.stat().st_size for path in files if path.exists())

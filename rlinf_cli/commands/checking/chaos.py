@@ -1,0 +1,183 @@
+"""`rlinf chaos`: faults by seed in runs of a job, and whether they end right."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlinf_cli.arguments import completion
+from rlinf_cli.arguments.options import Output, OutputOption, Quiet, Verbose
+from rlinf_cli.console import console
+from rlinf_cli.lazy import command
+
+if TYPE_CHECKING:
+    from rlinf_cli.chaos.campaign import ChaosJob
+    from rlinf_cli.file.job_file import SoundJob
+
+
+def chaos(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE|recipe=NAME", hidden=True, autocompletion=completion.training),
+    ],
+    seeds: Annotated[int, typer.Option("--seeds", min=1, metavar="N", help="Number of runs, one for each seed.")] = 3,
+    first_seed: Annotated[
+        int, typer.Option("--first-seed", min=0, metavar="K", help="The first seed; a run is replayed by its own.")
+    ] = 0,
+    faults: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fault",
+            metavar="NAME",
+            help="Draw from these faults, as `kill-worker`, or `kill` for all that begin so. Default: all.",
+            show_default=False,
+        ),
+    ] = None,
+    most: Annotated[int, typer.Option("--most", min=1, metavar="N", help="Largest number of faults in one run.")] = 3,
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            "--deadline",
+            min=1.0,
+            metavar="SECONDS",
+            help="Time without a step or an event after which a run is hung. Default: by the undisturbed runs.",
+            show_default=False,
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder",
+            metavar="FOLDER",
+            help="For the runs; that of an earlier call has its undisturbed runs. Default: a new one in the folder of"
+            " runs.",
+            show_default=False,
+        ),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the folders of good runs.", show_default=False)] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the faults of each seed, start nothing.", show_default=False)
+    ] = False,
+    output: OutputOption = Output.TEXT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Plant faults into runs of a file, and judge whether each ended right or said why.
+
+    FILE and KEY=VALUE are as for `rlinf train`; the file must limit the steps. The job runs twice undisturbed, on this
+    machine alone, then once for each seed: processes of that run are killed or stopped, a checkpoint is damaged, files
+    cannot be written. Where both undisturbed runs have the same weights, a disturbed one must have them, too. Only
+    processes of runs that this command has started are touched; jobs with robots are refused. The exit code is 1 where
+    a run ended wrong, hung, or did not say why; its folder is kept.
+    """
+    from rlinf_cli.chaos.campaign import line_of, record_of, table_of, work
+    from rlinf_cli.chaos.judge import GOOD
+    from rlinf_cli.exit_codes import ExitCode
+    from rlinf_core.errors import RunError
+
+    job, log_path = _job(arguments, faults or [], most, deadline, keep=keep)
+    numbers = range(first_seed, first_seed + seeds)
+    if dry_run:
+        _list(job, numbers, output)
+        return
+    place = (folder or log_path / f"chaos-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError("the folder cannot be made", where=str(place), why=error.strerror or str(error)) from None
+    console.message(f"folder: {place}")
+    results = work(job, place, numbers, lambda result: console.message(line_of(result)))
+    if output is Output.JSON:
+        console.result_json({"schema": "rlinf.chaos_runs/1", "runs": [record_of(result) for result in results]})
+    else:
+        console.result(table_of(results))
+    bad = [result.plan.seed for result in results if result.verdict not in GOOD]
+    if bad:
+        words = ", ".join(f"seed-{seed}" for seed in bad)
+        console.message(f"look at {words} in {place}; `--first-seed {bad[0]} --seeds 1` plants the same faults again")
+        raise typer.Exit(ExitCode.FAILED)
+
+
+app = command(
+    chaos,
+    examples=(
+        "rlinf chaos laptop runner.max_steps=20 runner.save_interval=3",
+        "rlinf chaos math_laptop runner.max_steps=12 --seeds 10 --fault kill",
+        "rlinf chaos laptop runner.max_steps=20 --first-seed 7 --seeds 1 --keep",
+    ),
+    no_args_is_help=True,
+)
+
+
+def _job(
+    arguments: list[str], faults: list[str], most: int, deadline: float | None, *, keep: bool
+) -> tuple[ChaosJob, Path]:
+    """Return the job, and the folder of runs that it names.
+
+    Raises:
+        ConfigError: it has robots, several machines, or no end.
+    """
+    from rlinf_cli.chaos.campaign import ChaosJob
+    from rlinf_cli.chaos.fault_table import chosen_faults
+    from rlinf_cli.file.job_file import load, sound, split_files
+    from rlinf_cli.run.runnable import check_has_program, check_installed
+    from rlinf_core.errors import ConfigError
+    from rlinf_core.runners.storage.resuming import config_id, values_of
+    from rlinf_core.runners.storage.run_folder import config_text_of
+
+    files, overrides = split_files(arguments)
+    if len(files) != 1 or files[0] == "-":
+        raise typer.BadParameter("name one file or a recipe, as in `rlinf chaos laptop runner.max_steps=20`")
+    loaded = load(files[0], overrides)
+    parts = sound(loaded)
+    if loaded.recipe is not None:
+        check_has_program(loaded.recipe)
+    check_installed()
+    _check_machine(parts)
+    config = loaded.config
+    runner = getattr(config, "runner", None)
+    steps = getattr(runner, "last_step", None)
+    if steps is None or runner is None:
+        raise ConfigError(
+            "the job has no end", where=loaded.name, help="limit it, as by `runner.max_steps=20`: every seed is a run"
+        )
+    groups = {
+        getattr(getattr(config, name, None), "group_name", name): name for name in parts.cluster.component_placement
+    }
+    digest = config_id(values_of(config_text_of(loaded)) or {})
+    chosen = chosen_faults(faults)
+    chaos_job = ChaosJob(files[0], tuple(overrides), digest, steps, groups, chosen, most, deadline, keep)
+    return chaos_job, Path(runner.logger.log_path)
+
+
+def _check_machine(parts: SoundJob) -> None:
+    """Refuse a job that is more than processes of this machine."""
+    from rlinf_core.errors import ConfigError
+
+    if any(group.hardware is not None for group in parts.cluster.node_groups or ()):
+        raise ConfigError("faults are planted into no job with robots", where=parts.name)
+    if parts.cluster.num_nodes != 1:
+        raise ConfigError(
+            "faults are planted on this machine only, and the job is for several",
+            where=parts.name,
+            help="name a file for one machine, or set `cluster.num_nodes=1`",
+        )
+
+
+def _list(job: ChaosJob, seeds: range, output: Output) -> None:
+    from rlinf_cli.chaos.strike_plan import plan_of
+
+    plans = [plan_of(seed, job.steps, job.faults, job.most) for seed in seeds]
+    if output is Output.JSON:
+        listed = [
+            {"seed": plan.seed, "max_restarts": plan.max_restarts, "strikes": [one._asdict() for one in plan.strikes]}
+            for plan in plans
+        ]
+        console.result_json({"schema": "rlinf.chaos_plan/1", "runs": listed})
+        return
+    rows = [(str(plan.seed), str(strike), str(plan.max_restarts)) for plan in plans for strike in plan.strikes]
+    console.result(console.table(("seed", "fault", "max_restarts"), rows, right=(0, 2)))
+    console.message("\nnothing was started, and nothing written")
