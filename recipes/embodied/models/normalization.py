@@ -241,7 +241,7 @@ def _counted(rows: Any) -> int | None:
     return rows
 
 
-def _check_columns(first: Sequence[float], second: Sequence[float], name: str, other: str) -> None:
+def _check_columns(first: Sequence[Any], second: Sequence[Any], name: str, other: str) -> None:
     if len(first) != len(second):
         raise ValueError(f"there are {len(first)} {name} and {len(second)} {other}")
     for number in (*first, *second):

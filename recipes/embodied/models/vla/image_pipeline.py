@@ -171,7 +171,7 @@ def _colours(values: Any, name: str, folder: str | None) -> tuple[float, ...]:
     Raises:
         ConfigError: it is something else.
     """
-    numbers = cast("Sequence[Any]", values) if isinstance(values, list | tuple) else ()
+    numbers = cast("Sequence[Any]", values) if type(values) in (list, tuple) else ()
     is_known = all(type(number) in (float, int) and 0 <= number <= 1 for number in numbers)
     if len(numbers) == 3 and is_known and (name == "image_mean" or all(numbers)):
         return tuple(numbers)
