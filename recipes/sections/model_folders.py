@@ -107,6 +107,19 @@ def read_settings(file: Path) -> dict[str, Any]:
     raise ConfigError(f"`{file}` cannot be read", why=why, help="copy the file again from its source")
 
 
+def whole_number(settings: Mapping[str, Any], name: str, most: int) -> int:
+    """Return a number from 1 to `most` among settings.
+
+    Raises:
+        KeyError: there is none.
+        ValueError: it is something else.
+    """
+    number = settings[name]
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
+        raise ValueError(f"`{name}` is `{excerpt(repr(number), 40)}`, and should be a whole number from 1 to {most}")
+    return number
+
+
 def named_stops(folder: Path) -> tuple[int, ...]:
     """Return the tokens that end an answer, as far as `generation_config.json` in a model's folder names them.
 

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from recipes.sections.actor import LoraSettings
-from recipes.sections.model_folders import read_object
+from recipes.sections.model_folders import SETTINGS, read_object
 from recipes.training.without_memory import seemingly_on_host
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import read_bounded
+from rlinf_core.suggest import excerpt
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 
 # Keys of config.json that may name a repository, from which transformers would fetch compiled code.
 _IMPLEMENTATIONS: Final = tuple(f"{mark}{part}_implementation" for mark in ("", "_") for part in ("attn", "experts"))
+
+# What models return; transformers tests any value for truth, or compares it.
+_FLAGS: Final = ("output_hidden_states", "output_attentions", "return_dict", "use_cache")
+# Characters of a reason that another library gives: some quote what they read.
+_MOST_REASON: Final = 300
 
 
 def require_transformers() -> None:
@@ -58,14 +64,34 @@ def require_transformers() -> None:
     cast("Any", dynamic_module_utils).TIME_OUT_REMOTE_CODE = 0
 
 
-def refuse_kernels(folder: str) -> None:
-    """Reject a model whose configuration refers to remote code.
+def refuse_settings(folder: str) -> None:
+    """Reject a model whose configuration refers to remote code, or has a flag that transformers would not judge.
 
     Raises:
         ConfigError: it does.
     """
+    for key, value in _settings_of(folder):
+        names: list[Any] = list(cast("dict[str, Any]", value).values()) if isinstance(value, dict) else [value]
+        if key in _IMPLEMENTATIONS and any("/" in str(name) for name in names):
+            raise ConfigError(
+                f"the model in `{folder}` needs remote code, which is never run",
+                where=str(Path(folder) / SETTINGS),
+                why=f"`{key}` is `{value}`",
+                help=f"remove `{key}` from the file",
+            )
+        if key in _FLAGS and not isinstance(value, bool | None):
+            raise ConfigError(
+                f"`{key}` of the model in `{folder}` is `{excerpt(repr(value), 40)}`",
+                where=str(Path(folder) / SETTINGS),
+                why="it should be true or false",
+                help="copy the file again from its source",
+            )
+
+
+def _settings_of(folder: str) -> Iterator[tuple[str, Any]]:
+    """Yield names and values in a model's configuration, those within others included; none if it cannot be read."""
     try:
-        pending: list[Any] = [json.loads(read_bounded(Path(folder) / "config.json"))]
+        pending: list[Any] = [json.loads(read_bounded(Path(folder) / SETTINGS))]
     except (OSError, ValueError, RecursionError):
         # Whoever reads it next says so.
         return
@@ -73,16 +99,9 @@ def refuse_kernels(folder: str) -> None:
         part = pending.pop()
         if isinstance(part, list):
             pending += cast("list[Any]", part)
-        for key, value in cast("dict[str, Any]", part).items() if isinstance(part, dict) else ():
-            pending.append(value)
-            names: list[Any] = list(cast("dict[str, Any]", value).values()) if isinstance(value, dict) else [value]
-            if key in _IMPLEMENTATIONS and any("/" in str(name) for name in names):
-                raise ConfigError(
-                    f"the model in `{folder}` needs remote code, which is never run",
-                    where=str(Path(folder) / "config.json"),
-                    why=f"`{key}` is `{value}`",
-                    help=f"remove `{key}` from the file",
-                )
+        elif isinstance(part, dict):
+            pending += cast("dict[str, Any]", part).values()
+            yield from cast("dict[str, Any]", part).items()
 
 
 def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
@@ -115,11 +134,9 @@ def config_of(kind: Any, folder: str) -> Any:
     Raises:
         ConfigError: there is none.
     """
-    refuse_kernels(folder)
-    try:
+    refuse_settings(folder)
+    with judging_model(folder):
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"`{folder}` has no model", why=first_line(error)) from None
 
 
 def load_pretrained(
@@ -137,17 +154,15 @@ def load_pretrained(
         ConfigError: there is none, or its weights are missing, some or all of them.
     """
     require_transformers()
-    from safetensors import SafetensorError
-
     check_folder(folder)
-    refuse_kernels(folder)
+    refuse_settings(folder)
     if not list(Path(folder).glob("*.safetensors")):
         raise ConfigError(
             f"the model folder `{folder}` has no weights",
             why="it has no *.safetensors file",
             help="copy the weights there; pickled files (*.bin) are not read",
         )
-    try:
+    with judging_model(folder):
         model, report = loader.from_pretrained(
             folder,
             dtype=dtype,
@@ -156,8 +171,6 @@ def load_pretrained(
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"the model in `{folder}` cannot be loaded", why=first_line(error)) from None
     # transformers initializes missing weights randomly and only warns: such a model acts at random.
     missing = sorted(report["missing_keys"])
     if missing:
@@ -167,6 +180,27 @@ def load_pretrained(
             help="copy the complete folder again, or name a folder of such a model",
         )
     return cast("PreTrainedModel", model)
+
+
+@contextmanager
+def judging_model(folder: str | None) -> Generator[None, None, None]:
+    """Say of whatever another library raises in here that it cannot load the model in a folder; None: of no folder.
+
+    Raises:
+        ConfigError: it raises anything.
+    """
+    try:
+        yield
+    except (ConfigError, MemoryError):
+        raise
+    except Exception as error:  # each class of configurations and models judges values by itself
+        if folder is None:
+            raise
+        raise ConfigError(
+            f"the model in `{folder}` cannot be loaded",
+            why=first_line(error),
+            help=f"copy the complete folder again from its source, `{SETTINGS}` and weights",
+        ) from None
 
 
 def check_folder(folder: str) -> None:
@@ -192,8 +226,9 @@ def check_folder(folder: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text, or its type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Return the first line of an exception's text, and the second where the first announces it, or its type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return excerpt(" ".join(lines[:2] if lines[0].endswith(":") else lines[:1]), _MOST_REASON)
 
 
 def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | None = "CAUSAL_LM") -> PeftModel:

@@ -23,11 +23,14 @@ from recipes.embodied.models.folder_facts import STATISTICS
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
+from rlinf_core.suggest import excerpt
 
 Scheme: TypeAlias = Literal["mean_std", "quantile"]
 SCHEMES: Final = ("mean_std", "quantile")
 # A number that hardly varies is shifted, and not blown up.
 _SMALLEST_SCALE: Final = 1e-4
+# Of a statistic; its square and its ratios to others remain float32.
+_LARGEST: Final = 1e15
 _QUANTILES: Final = (0.01, 0.99)
 
 Array = TypeVar("Array", NDArray[Any], Tensor)
@@ -71,9 +74,11 @@ class Statistics:
         """Return statistics of which only mean and standard deviation are known, for `mean_std`.
 
         Raises:
-            ValueError: one of the two has more numbers, or one that is not finite.
+            ValueError: one of the two has more numbers, or one that cannot be.
         """
         _check_columns(mean, std, "means", "standard deviations")
+        if min(std, default=0) < 0:
+            raise ValueError(f"a standard deviation is {min(std)}")
         low = tuple(float(center) - float(spread) for center, spread in zip(mean, std, strict=True))
         high = tuple(float(center) + float(spread) for center, spread in zip(mean, std, strict=True))
         return cls(tuple(map(float, mean)), tuple(map(float, std)), low, high)
@@ -83,9 +88,12 @@ class Statistics:
         """Return statistics of which only two bounds are known, for `quantile`.
 
         Raises:
-            ValueError: one of the two has more numbers, or one that is not finite.
+            ValueError: one of the two has more numbers, or one that cannot be.
         """
         _check_columns(low, high, "lower", "upper bounds")
+        wrong = next(((least, most) for least, most in zip(low, high, strict=True) if least > most), None)
+        if wrong is not None:
+            raise ValueError(f"the lower bound {wrong[0]} is above the upper bound {wrong[1]}")
         middle = tuple((float(least) + float(most)) / 2 for least, most in zip(low, high, strict=True))
         half = tuple((float(most) - float(least)) / 2 for least, most in zip(low, high, strict=True))
         return cls(middle, half, tuple(map(float, low)), tuple(map(float, high)))
@@ -233,11 +241,14 @@ def _counted(rows: Any) -> int | None:
     return rows
 
 
-def _check_columns(first: Sequence[float], second: Sequence[float], name: str, other: str) -> None:
+def _check_columns(first: Sequence[Any], second: Sequence[Any], name: str, other: str) -> None:
     if len(first) != len(second):
         raise ValueError(f"there are {len(first)} {name} and {len(second)} {other}")
-    if not all(map(math.isfinite, (*first, *second))):
-        raise ValueError(f"a number of the {name} or {other} is not finite")
+    for number in (*first, *second):
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not abs(number) < _LARGEST:
+            raise ValueError(
+                f"one of the {name} or {other} is `{excerpt(repr(number))}`, and no number that can be used"
+            )
 
 
 def _like(values: NDArray[np.float32], other: NDArray[Any] | Tensor) -> Any:
@@ -250,8 +261,6 @@ def _like(values: NDArray[np.float32], other: NDArray[Any] | Tensor) -> Any:
 def _read(data: dict[str, Sequence[float]] | None) -> Statistics | None:
     if data is None:
         return None
-    statistics = Statistics(*(tuple(float(number) for number in data[name]) for name in ("mean", "std", "low", "high")))
-    columns = (statistics.mean, statistics.std, statistics.low, statistics.high)
-    if len({len(column) for column in columns}) != 1 or not all(math.isfinite(number) for number in sum(columns, ())):
-        raise ValueError("a row of numbers is incomplete or has a non-finite number")
-    return statistics
+    moments, bounds = Statistics.of_moments(data["mean"], data["std"]), Statistics.of_bounds(data["low"], data["high"])
+    _check_columns(moments.mean, bounds.low, "means", "lower bounds")
+    return Statistics(moments.mean, moments.std, bounds.low, bounds.high)

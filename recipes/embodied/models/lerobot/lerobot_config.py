@@ -53,14 +53,12 @@ def require_lerobot(
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the reason of an exception of lerobot in a line: of what it was raised from in the end.
-
-    draccus's own says only that there was one, and the first line of torch's about weights only that they differ.
+    """Return the reason of an exception of lerobot in a line: of what it was raised from, since draccus's own says only
+    that there was one.
     """
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2]) if lines and lines[0].endswith(":") else first_line(error)
+    return first_line(error)
 
 
 def policy_config(config: EmbodiedModelConfig, options: LerobotOptions, spec: EnvSpec) -> Any:

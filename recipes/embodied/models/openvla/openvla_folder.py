@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization, Statistics
-from recipes.sections.model_folders import SETTINGS
+from recipes.sections.model_folders import SETTINGS, whole_number
 from recipes.training.huggingface import check_folder, first_line
 from recipes.training.reading.tensor_files import stored_shapes
 from recipes.training.without_memory import are_shapes_only
@@ -37,6 +37,8 @@ DINO, SIGLIP = "vision_backbone.featurizer", "vision_backbone.fused_featurizer"
 STATISTICS: Final = "dataset_statistics.json"
 # Heads of timm's models, by the beginnings of their names: sizes do not tell them.
 _HEADS: Final = {"vit_large_patch14_reg4_dinov2": 16, "vit_so400m_patch14_siglip": 16}
+# Of a vocabulary's part.
+_MOST_TOKENS: Final = 100_000
 # OpenVLA adds it to what it divides by when it normalizes actions.
 _EPSILON: Final = 1e-8
 # Of towers whose second to last layer is read: what comes after it has no effect.
@@ -136,7 +138,8 @@ def read_shape(folder: str) -> OpenVlaShape:
         shapes = stored_shapes(_files(folder))
         known = shapes or not are_shapes_only()
         dino, siglip = (_tower(shapes, DINO, heads[0]), _tower(shapes, SIGLIP, heads[1])) if known else _PUBLISHED
-        padding, bins = int(about["pad_to_multiple_of"]), int(about.get("n_action_bins", 256))
+        padding = whole_number(about, "pad_to_multiple_of", _MOST_TOKENS)
+        bins = whole_number({"n_action_bins": 256, **about}, "n_action_bins", _MOST_TOKENS)
         return OpenVlaShape(dino, siglip, about["text_config"], padding, bins)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"`{folder}` has no OpenVLA", why=first_line(error), help="copy the folder again") from None

@@ -36,7 +36,7 @@ from recipes.embodied.models.vla.image_pipeline import ImagePipeline, centre_cro
 from recipes.embodied.models.vla.token_policy import TokenPolicy
 from recipes.embodied.models.vla.vision_language import encoded_prompts, initialize_narrow, load_policy_tokenizer
 from recipes.sections.model_folders import SETTINGS
-from recipes.training.huggingface import require_transformers
+from recipes.training.huggingface import judging_model, require_transformers
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 
@@ -71,9 +71,16 @@ class OpenVlaPolicy(TokenPolicy):
         is_own = folder is not None and is_policy_folder(folder)
         inner = str(Path(str(folder)) / BACKBONE) if is_own else folder
         self.tokenizer = load_policy_tokenizer(inner)
+        if self.tokenizer.bos_token_id is None:
+            raise ConfigError(
+                f"the tokenizer in `{inner}` is not that of an OpenVLA",
+                why="none of its tokens begins a text (`bos_token`)",
+                help="copy its `tokenizer_config.json` again from its source",
+            )
         shape = _built_shape(config, options, spec, len(self.tokenizer)) if inner is None else read_shape(inner)
         self._bins = shape.bins
-        self.vlm = OpenVlaNetwork(shape, config.adapter())
+        with judging_model(inner):
+            self.vlm = OpenVlaNetwork(shape, config.adapter())
         if folder is None:
             initialize_narrow(self.vlm)
         elif not is_own and not are_shapes_only():
@@ -98,7 +105,8 @@ class OpenVlaPolicy(TokenPolicy):
         first = observations[self._cameras[0]]
         texts = observations[INSTRUCTIONS].tolist() if self._has_instructions else [""] * len(first)
         prompts = [self._options.prompt.replace("{instruction}", text.lower()) for text in texts]
-        tokens, mask = encoded_prompts(self.tokenizer, prompts, self._options.max_prompt_tokens, "left")
+        longest, vocabulary = self._options.max_prompt_tokens, int(self.vlm.base.config.vocab_size)
+        tokens, mask = encoded_prompts(self.tokenizer, prompts, longest, "left", vocabulary)
         space = self.tokenizer.convert_tokens_to_ids(_SPACE)
         if space is not None and space != self.tokenizer.unk_token_id:
             tokens = np.concatenate((tokens, np.full_like(tokens[:, :1], space)), axis=1)

@@ -42,12 +42,14 @@ class ModelSizes:
         states: numbers of a state; shorter ones are padded with 0.
         actions: numbers of an action, as well.
         horizon: actions that it predicts together.
+        vocabulary: tokens of a prompt that it knows.
     """
 
     width: int
     states: int
     actions: int
     horizon: int
+    vocabulary: int
 
 
 class ReadObservation(NamedTuple):
@@ -140,7 +142,8 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         if self._has_states:
             named[STATES] = self.normalization.normalized_states(observations[STATES]).astype(np.float32)
         prompts = self.prompts(texts, named.get(STATES))
-        tokens, mask = encoded_prompts(self.tokenizer, prompts, self.options.max_prompt_tokens, "right")
+        longest, vocabulary = self.options.max_prompt_tokens, self._sizes.vocabulary
+        tokens, mask = encoded_prompts(self.tokenizer, prompts, longest, "right", vocabulary)
         if self.options.relative_actions:
             # As the environment has them: from normalized ones they could not be computed exactly.
             origins = np.zeros((len(first), self.shape[1]), np.float32)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from recipes.sections.model_folders import read_settings
 from rlinf_core import ConfigError
+from rlinf_core.suggest import excerpt
 
 _IMAGE_SETTINGS: Final = "preprocessor_config.json"
 _PROCESSOR_SETTINGS: Final = "processor_config.json"
@@ -160,5 +161,22 @@ class ImagePipeline:
                 f"`{folder}` has been written by another version: it resizes images as `{resizing}`",
                 help=f"known ways: {', '.join(RESIZINGS)}",
             )
-        mean, deviation = tuple(about.get("image_mean", _HALF)), tuple(about.get("image_std", _HALF))
+        mean, deviation = (_colours(about.get(name, _HALF), name, folder) for name in ("image_mean", "image_std"))
         return cls(size, resizing, mean, deviation)
+
+
+def _colours(values: Any, name: str, folder: str | None) -> tuple[float, ...]:
+    """Return three numbers, in parts of 255.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    numbers = cast("Sequence[Any]", values) if type(values) in (list, tuple) else ()
+    is_known = all(type(number) in (float, int) and 0 <= number <= 1 for number in numbers)
+    if len(numbers) == 3 and is_known and (name == "image_mean" or all(numbers)):
+        return tuple(numbers)
+    raise ConfigError(
+        f"`{name}` in the image processor's settings of `{folder}` is `{excerpt(repr(values), 40)}`",
+        why="colours are normalized by three numbers from 0 to 1" + (", none of them 0" if name == "image_std" else ""),
+        help="copy the folder again from its source",
+    )

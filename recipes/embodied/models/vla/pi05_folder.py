@@ -14,13 +14,14 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Shape
-from recipes.sections.model_folders import SETTINGS
+from recipes.sections.model_folders import SETTINGS, whole_number
 from recipes.training.huggingface import check_folder, first_line
 from recipes.training.reading.tensor_files import stored_shapes
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
+from rlinf_core.suggest import excerpt
 
 # Beginnings of names there, and those of the network here. The first that fits is taken; None: it is not used.
 _NAMES: Final[tuple[tuple[str, str | None], ...]] = (
@@ -40,6 +41,9 @@ _VARIANTS: Final = {
     "gemma_2b": GemmaSizes(2048, 16_384, 18, 8, 256),
     "gemma_300m": GemmaSizes(1024, 4096, 18, 8, 256),
 }
+_STEPS: Final = "num_inference_steps"
+# Of a horizon, and from noise to actions: more are a mistake.
+MOST_STEPS: Final = 10_000
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -133,16 +137,13 @@ def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def _shape(about: Mapping[str, Any], shapes: Shapes) -> Pi05Shape:
     patches = shapes[f"{_VISION}.embeddings.patch_embedding.weight"]
     expert = _gemma(shapes, _EXPERT)
-    is_lerobot = "type" in about
-    kept = {
-        name: about[key]
-        for name, key in (
-            ("steps", "num_inference_steps"),
-            ("scale", "time_sampling_scale"),
-            ("offset", "time_sampling_offset"),
-        )
+    kept: dict[str, Any] = {
+        name: _share(about, key)
+        for name, key in (("scale", "time_sampling_scale"), ("offset", "time_sampling_offset"))
         if key in about
     }
+    if _STEPS in about:
+        kept["steps"] = whole_number(about, _STEPS, MOST_STEPS)
     return Pi05Shape(
         language=_gemma(shapes, _TEXT),
         expert=expert,
@@ -156,14 +157,25 @@ def _shape(about: Mapping[str, Any], shapes: Shapes) -> Pi05Shape:
         patch=patches[2],
         vocabulary=shapes[f"{_TEXT}.embed_tokens.weight"][0],
         actions=shapes["action_in_proj.weight"][1],
-        horizon=int(about["chunk_size" if is_lerobot else "action_horizon"]),
+        horizon=_horizon(about),
         **kept,
     )
 
 
+def _horizon(about: Mapping[str, Any]) -> int:
+    return whole_number(about, "chunk_size" if "type" in about else "action_horizon", MOST_STEPS)
+
+
+def _share(about: Mapping[str, Any], name: str) -> float:
+    """Return a number between 0 and 1."""
+    number = about[name]
+    if isinstance(number, bool) or not isinstance(number, float | int) or not 0 <= number <= 1:
+        raise ValueError(f"`{name}` is `{excerpt(repr(number), 40)}`, and should be between 0 and 1")
+    return number
+
+
 def _published_shape(about: Mapping[str, Any]) -> Pi05Shape:
     """Return the sizes that settings name, for a forecast where there are no weights."""
-    is_lerobot = "type" in about
     language, expert = (about[f"{name}_variant"] for name in ("paligemma", "action_expert"))
     return Pi05Shape(
         language=_VARIANTS[language],
@@ -172,8 +184,8 @@ def _published_shape(about: Mapping[str, Any]) -> Pi05Shape:
         image=224,
         patch=14,
         vocabulary=257_152,
-        actions=int(about["max_action_dim" if is_lerobot else "action_dim"]),
-        horizon=int(about["chunk_size" if is_lerobot else "action_horizon"]),
+        actions=whole_number(about, "max_action_dim" if "type" in about else "action_dim", MOST_STEPS),
+        horizon=_horizon(about),
     )
 
 

@@ -71,7 +71,7 @@ class Pi05Policy(FlowVlaPolicy):
         elif not is_own and not are_shapes_only():
             load_network(network, inner)
         states = shape.prompt_states or spec.state_size
-        sizes = ModelSizes(shape.language.width, states, shape.actions, shape.horizon)
+        sizes = ModelSizes(shape.language.width, states, shape.actions, shape.horizon, shape.vocabulary)
         super().__init__(config, spec, sizes, options.steps or shape.steps)
         self._shape, self._words = shape, words
         self._base = [network]

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.embodied.models.published_statistics import layout_of
-from recipes.embodied.models.vla.pi05_folder import load_network, shape_of_folder
+from recipes.embodied.models.vla.pi05_folder import MOST_STEPS, load_network, shape_of_folder
 from recipes.embodied.models.vla.pi05_network import paligemma_config
 from recipes.embodied.models.vla.vision_language import initialize_narrow
-from recipes.sections.model_folders import SETTINGS, read_object
+from recipes.sections.model_folders import SETTINGS, read_object, whole_number
 from recipes.training.huggingface import (
     check_folder,
     config_of,
     first_line,
+    judging_model,
     load_pretrained,
     require_transformers,
 )
@@ -158,7 +159,11 @@ def load_pi0(folder: str) -> PI0ForConditionalGeneration:
     if are_shapes_only():
         return shaped_pi0(folder)
     check_pi0(folder)
-    return load_pretrained(PI0ForConditionalGeneration, folder)  # pyright: ignore[reportReturnType]
+    model: Any = load_pretrained(PI0ForConditionalGeneration, folder)
+    with judging_model(folder):
+        for name in ("chunk_size", "num_inference_steps"):
+            whole_number(model.config.to_dict(), name, MOST_STEPS)
+    return model
 
 
 def shaped_pi0(folder: str) -> PI0ForConditionalGeneration:
@@ -171,7 +176,9 @@ def shaped_pi0(folder: str) -> PI0ForConditionalGeneration:
     from transformers import PI0Config, PI0ForConditionalGeneration
 
     check_pi0(folder)
-    return PI0ForConditionalGeneration(config_of(PI0Config, folder))
+    config = config_of(PI0Config, folder)
+    with judging_model(folder):
+        return PI0ForConditionalGeneration(config)
 
 
 def check_pi0(folder: str) -> None:

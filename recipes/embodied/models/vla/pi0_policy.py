@@ -59,6 +59,7 @@ class Pi0Policy(FlowVlaPolicy):
             int(shape.max_state_dim),
             int(shape.max_action_dim),
             shape.chunk_size,
+            int(shape.vlm_config.text_config.vocab_size),
         )
         super().__init__(config, spec, sizes, options.steps or int(shape.num_inference_steps))
         self._words = words

@@ -86,8 +86,14 @@ class SmolVlaPolicy(FlowVlaPolicy):
         network = make_network(shape, words, vlm, config, options, spec)
         if inner is not None and not is_own and not are_shapes_only():
             load_weights(network, inner)
-        width = int(network.vlm_with_expert.config.text_config.hidden_size)
-        sizes = ModelSizes(width, int(shape.max_state_dim), int(shape.max_action_dim), shape.chunk_size)
+        text = network.vlm_with_expert.config.text_config
+        sizes = ModelSizes(
+            int(text.hidden_size),
+            int(shape.max_state_dim),
+            int(shape.max_action_dim),
+            shape.chunk_size,
+            int(text.vocab_size),
+        )
         super().__init__(config, spec, sizes, options.steps or int(shape.num_steps))
         self._shape, self._words = shape, words
         self._base = [network]

@@ -17,12 +17,14 @@ from recipes.embodied.models.folder_facts import ARCHITECTURES
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline
 from recipes.training.huggingface import (
     config_of,
+    judging_model,
     load_pretrained,
     load_tokenizer,
     require_transformers,
 )
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
+from rlinf_core.suggest import excerpt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -120,7 +122,9 @@ def shaped_backbone(folder: str) -> PreTrainedModel:
     require_transformers()
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText.from_config(config_of(AutoConfig, folder), trust_remote_code=False)
+    config = config_of(AutoConfig, folder)
+    with judging_model(folder):
+        return AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
 
 
 def load_backbone(folder: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -233,11 +237,26 @@ def built_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def load_policy_tokenizer(folder: str | None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a folder, or one that is built."""
-    return built_tokenizer() if folder is None else load_tokenizer(folder)
+    """Return the tokenizer in a folder, or one that is built.
+
+    Raises:
+        ConfigError: there is none, or it has no token for padding.
+    """
+    if folder is None:
+        return built_tokenizer()
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.pad_token_id is None:
+        raise ConfigError(
+            f"the tokenizer in `{folder}` cannot pad prompts to one length",
+            why="no token of its vocabulary is its `pad_token`",
+            help="copy its `tokenizer_config.json` again from its source",
+        )
+    return tokenizer
 
 
-def encoded_prompts(tokenizer: Any, prompts: list[str], longest: int, side: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def encoded_prompts(
+    tokenizer: Any, prompts: list[str], longest: int, side: str, vocabulary: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return tokens int64 [n, longest] of texts, and which are no padding, bool [n, longest].
 
     Args:
@@ -245,9 +264,10 @@ def encoded_prompts(tokenizer: Any, prompts: list[str], longest: int, side: str)
         prompts: n texts, with whatever marks their beginning.
         longest: `max_prompt_tokens`.
         side: of the padding, `left` or `right`.
+        vocabulary: tokens that the model knows.
 
     Raises:
-        ConfigError: a text is longer.
+        ConfigError: a text is longer, or has a token that the model does not know.
     """
     tokenizer.padding_side = side
     encoded = tokenizer(prompts, padding="max_length", max_length=longest, truncation=False, add_special_tokens=False)
@@ -257,7 +277,16 @@ def encoded_prompts(tokenizer: Any, prompts: list[str], longest: int, side: str)
             f"a prompt of {length} tokens exceeds `max_prompt_tokens: {longest}`",
             help=f"write `actor.model.options.max_prompt_tokens: {length}`",
         )
-    return np.array(encoded["input_ids"]), np.array(encoded["attention_mask"], np.bool_)
+    tokens = np.array(encoded["input_ids"])
+    if tokens.max() >= vocabulary:
+        word = tokenizer.convert_ids_to_tokens(int(tokens.max()))
+        raise ConfigError(
+            "the tokenizer is of another model",
+            where=str(tokenizer.name_or_path) or None,
+            why=f"`{excerpt(str(word), 40)}` is its token {tokens.max()}, and the model knows {vocabulary}",
+            help="put the tokenizer of the model in its folder, with its `tokenizer_config.json`",
+        )
+    return tokens, np.array(encoded["attention_mask"], np.bool_)
 
 
 def image_size(config: Any) -> tuple[int, int]:

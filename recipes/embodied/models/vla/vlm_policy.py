@@ -76,7 +76,8 @@ class VlmPolicy(TokenPolicy):
         first = observations[self._cameras[0]]
         texts = observations[INSTRUCTIONS].tolist() if self._has_instructions else [""] * len(first)
         prompts = [self._options.prompt.replace("{instruction}", text) for text in texts]
-        tokens, mask = encoded_prompts(self.tokenizer, prompts, self._options.max_prompt_tokens, "left")
+        longest, vocabulary = self._options.max_prompt_tokens, self.vlm.vocabulary
+        tokens, mask = encoded_prompts(self.tokenizer, prompts, longest, "left", vocabulary)
         named: dict[str, NDArray[Any]] = {
             _TOKENS: tokens,
             _MASK: mask,
