@@ -11,6 +11,7 @@ three methods, `_start`, `_advance` and `_observe`; `env_type: package.module:Cl
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,14 +35,16 @@ from recipes.embodied.envs.first_step import check_observations
 from recipes.embodied.envs.nonfinite import NonFiniteGuard
 from recipes.embodied.envs.observation_keys import camera_of
 from recipes.embodied.envs.repeating_batch import RepeatingBatch
-from recipes.embodied.envs.running import RunningEpisodes, judged, unrewarded
+from recipes.embodied.envs.running import RunningEpisodes, judged, rewarded, unrewarded
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.executed import ExecutedActions
 from recipes.embodied.interventions.intervention import (
+    CameraView,
     EnvProgress,
     HandMotion,
     InterventionSource,
     SuccessJudge,
+    Verdict,
 )
 from rlinf_core import ConfigError
 
@@ -197,6 +200,18 @@ class VectorEnv(ABC):
         padded = [np.pad(image, ((0, 0), (0, height - image.shape[1]), (0, 0), (0, 0))) for image in seen.values()]
         return np.concatenate(padded, axis=2)
 
+    def views(self, row: int) -> list[CameraView]:
+        """Return the newest picture of each camera of one environment, for a person who steers it; by default those
+        that `look` and `picture` make now.
+        """
+        seen = self.look(np.array([row]))
+        if seen is None:
+            return []
+        now, cameras = time.monotonic(), {name: camera_of(name) for name in seen}
+        if all(cameras.values()):
+            return [CameraView(str(cameras[name]), images[0], now) for name, images in seen.items()]
+        return [CameraView("scene", self.picture(seen)[0], now)]
+
     def outcomes(self, rows: IntArray, truncated: BoolArray) -> list[str]:
         """Return how the episodes of `rows` ended; their last states are the current ones.
 
@@ -243,6 +258,11 @@ class VectorEnv(ABC):
     def solved(self) -> BoolArray:
         """bool [B], whether the task is solved in the current state, or was in the last state of a finished episode."""
         return self._episodes.success.copy()
+
+    @property
+    def discarded(self) -> BoolArray:
+        """bool [B], whether a person has discarded the present episode, or the finished one."""
+        return self._episodes.discarded.copy()
 
     @property
     def knows_success(self) -> bool:
@@ -318,7 +338,10 @@ class VectorEnv(ABC):
                 moved = self._obey(executed, index, rows)
             if self.judge is not None:
                 verdicts = self.judge.judge(self._simulator.observe())
-                moved = judged(unrewarded(moved), verdicts | ({} if executed is None else executed.verdicts))
+                verdicts |= {} if executed is None else executed.verdicts
+                moved = self._judged(unrewarded(moved), verdicts)
+            if executed is not None:
+                moved = rewarded(moved, executed.rewards)
             if moved.failures is not None and moved.failures.any():
                 failed = moved.failures.copy() if failed is None else failed | moved.failures
             moved = self._guard.finite_rewards(moved, valid[:, index])
@@ -361,7 +384,12 @@ class VectorEnv(ABC):
         moved = self._simulator.advance(executed.take(index), rows)
         if moved.actions is not None:
             executed.replace(index, moved.actions)
-        return moved if self.judge is not None else judged(moved, executed.verdicts)
+        return moved if self.judge is not None else self._judged(moved, executed.verdicts)
+
+    def _judged(self, moved: Transition, verdicts: dict[int, Verdict]) -> Transition:
+        for row, verdict in verdicts.items():
+            self._episodes.discarded[row] |= verdict == "discard"
+        return judged(moved, verdicts)
 
     def save(self) -> State | None:
         """Return the state of all episodes, as arrays [B, ...] by name; None if `_save` returns none."""

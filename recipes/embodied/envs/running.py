@@ -28,6 +28,7 @@ class RunningEpisodes:
         success_once: bool [B], solved in some state.
         success: bool [B], solved in the present state.
         resting: bool [B], ended, and not begun again.
+        discarded: bool [B], ended by a person who discards it.
     """
 
     def __init__(self, count: int) -> None:
@@ -37,6 +38,7 @@ class RunningEpisodes:
         self.success_once = np.zeros(count, np.bool_)
         self.success = np.zeros(count, np.bool_)
         self.resting = np.zeros(count, np.bool_)
+        self.discarded = np.zeros(count, np.bool_)
 
     def reset(self) -> None:
         """Restart the episode counts, and let every environment step."""
@@ -49,6 +51,7 @@ class RunningEpisodes:
         self.returns[rows] = 0
         self.success_once[rows] = False
         self.success[rows] = False
+        self.discarded[rows] = False
 
     def add(self, moved: Transition, rewards: FloatArray, active: BoolArray | Literal[True]) -> None:
         """Add a step of the active environments, True for all; `rewards` are 0 for the others."""
@@ -122,12 +125,37 @@ def unrewarded(moved: Transition) -> Transition:
 
 
 def judged(moved: Transition, verdicts: dict[int, Verdict]) -> Transition:
-    """Return a transition as judged by a person: the episode ends, and a success has reward 1."""
+    """Return a transition as judged by a person: the episode ends, a success has reward 1, a discarded one fails."""
     if not verdicts:
         return moved
+    nothing = np.zeros(len(moved.rewards), np.bool_)
     rewards, terminations = moved.rewards.copy(), moved.terminations.copy()
-    successes = np.zeros(len(rewards), np.bool_) if moved.successes is None else moved.successes.copy()
+    successes, truncations, failures = (
+        nothing.copy() if flags is None else flags.copy()
+        for flags in (moved.successes, moved.truncations, moved.failures)
+    )
     for row, verdict in verdicts.items():
         rewards[row] += (verdict == "success") and not successes[row]
-        terminations[row], successes[row] = True, verdict == "success"
-    return replace(moved, rewards=rewards, terminations=terminations, successes=successes)
+        successes[row] = verdict == "success"
+        terminations[row] = verdict != "discard"
+        truncations[row] |= verdict == "discard"
+        failures[row] |= verdict == "discard"
+    discards = "discard" in verdicts.values()
+    return replace(
+        moved,
+        rewards=rewards,
+        terminations=terminations,
+        successes=successes,
+        truncations=truncations if discards else moved.truncations,
+        failures=failures if discards else moved.failures,
+    )
+
+
+def rewarded(moved: Transition, rewards: dict[int, float]) -> Transition:
+    """Return a transition with the rewards that a person adds, by row."""
+    if not rewards:
+        return moved
+    total = moved.rewards.copy()
+    for row, reward in rewards.items():
+        total[row] += reward
+    return replace(moved, rewards=total)

@@ -129,14 +129,16 @@ class EpisodeCollector:
         self._steps.append({**row, ACTIONS: kept, REWARDS: result.rewards[:, 0], SUCCESSES: solved})
 
     def episodes(self) -> list[CollectedEpisode]:
-        """Return what was collected, by environment, without the episodes whose simulators failed.
+        """Return what was collected, by environment, without the episodes whose simulators failed, and without those
+        that a person has discarded.
 
         Raises:
-            RunError: those are more than half.
+            RunError: simulators failed in more than half.
         """
-        if 2 * self._failed.sum() > len(self._failed):
+        broken = int((self._failed & ~self._batch.discarded).sum())
+        if 2 * broken > len(self._failed):
             raise RunError(
-                f"the simulators of {self._failed.sum()} of {len(self._failed)} episodes failed",
+                f"the simulators of {broken} of {len(self._failed)} episodes failed",
                 why="the log of the env worker has environment, seed, action and traceback",
                 help="mend the simulator",
             )

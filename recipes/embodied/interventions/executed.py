@@ -30,6 +30,7 @@ class ExecutedActions:
         self.taken = np.zeros(chunk.shape[:2], np.bool_)
         self._source = source
         self._verdicts: dict[int, Verdict] = {}
+        self._rewards: dict[int, float] = {}
 
     def take(self, index: int) -> NDArray[Any]:
         """Return the actions [B, A] to carry out in a step.
@@ -37,7 +38,7 @@ class ExecutedActions:
         Raises:
             InterventionError: an action of the source is not finite, or it was lost.
         """
-        self._verdicts = {}
+        self._verdicts, self._rewards = {}, {}
         taken_over = None if self._source is None else self._source.read()
         if index:
             self.actions[self.taken[:, :index].any(axis=1), index] = 0
@@ -51,7 +52,7 @@ class ExecutedActions:
                 )
             self.actions[taken_over.rows, index] = np.clip(wanted, -1, 1)
             self.taken[:, index] = taken_over.rows
-            self._verdicts = taken_over.verdicts
+            self._verdicts, self._rewards = taken_over.verdicts, taken_over.rewards
         return self.actions[:, index]
 
     def replace(self, index: int, actions: NDArray[Any]) -> None:
@@ -62,3 +63,8 @@ class ExecutedActions:
     def verdicts(self) -> dict[int, Verdict]:
         """Verdicts on the last step, by row."""
         return self._verdicts
+
+    @property
+    def rewards(self) -> dict[int, float]:
+        """What a person adds to the reward of the last step, by row."""
+        return self._rewards

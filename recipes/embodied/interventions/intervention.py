@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from rlinf_core import RuntimeFailure
 
-# A person's judgement of the episode that is under way, which ends it.
-Verdict: TypeAlias = Literal["success", "failure"]
+# A person's judgement of the episode that is under way, which ends it. A discarded one is neither recorded nor learned
+# from.
+Verdict: TypeAlias = Literal["success", "failure", "discard"]
 Axes: TypeAlias = tuple[float, float, float]
 STILL: Axes = (0.0, 0.0, 0.0)
 
@@ -59,11 +60,27 @@ class Takeover:
         rows: bool [B], environments in which it replaces the policy's action.
         actions: float32 [B, A], its actions; rows of other environments may hold anything.
         verdicts: by row, of episodes that end with this step.
+        rewards: by row, what a person adds to the reward of this step.
     """
 
     rows: NDArray[np.bool_]
     actions: NDArray[np.float32]
     verdicts: dict[int, Verdict]
+    rewards: dict[int, float] = field(default_factory=dict[int, float])
+
+
+class CameraView(NamedTuple):
+    """A picture that a person is shown.
+
+    Attributes:
+        camera: its name.
+        image: uint8 [H, W, 3], RGB, upright.
+        taken: when, on `time.monotonic`.
+    """
+
+    camera: str
+    image: NDArray[np.uint8]
+    taken: float
 
 
 class EnvProgress(NamedTuple):
@@ -118,6 +135,10 @@ class Steerable(Protocol):
 
     def steer(self, motion: HandMotion, row: int) -> NDArray[np.float32]:
         """Return the action, float32 [A], that moves the hand of one environment as commanded."""
+        ...
+
+    def views(self, row: int) -> list[CameraView]:
+        """Return the newest picture of each camera of one environment; empty: there is nothing to see."""
         ...
 
 

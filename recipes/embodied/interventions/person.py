@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from recipes.embodied.interventions.source_options import PersonOptions
 from rlinf_core import ConfigError
 
 _DEFAULT_HZ = 20.0
+KEY_REWARD: Final = 1.0  # by which the button for a reward raises that of a step
 
 
 class Controls(NamedTuple):
@@ -32,6 +33,7 @@ class Controls(NamedTuple):
         engaged: a button is held, or was pressed, that takes over even without a motion.
         toggles_gripper: the gripper's button was pressed.
         verdict: a button was pressed that judges the episode.
+        rewards: a button was pressed that rewards this step.
     """
 
     linear: Axes = STILL
@@ -39,6 +41,7 @@ class Controls(NamedTuple):
     engaged: bool = False
     toggles_gripper: bool = False
     verdict: Verdict | None = None
+    rewards: bool = False
 
 
 class Engagement:
@@ -120,13 +123,14 @@ class PersonSource(InterventionSource):
         self._new_episode()
         controls = self.poll()
         motion = self._engagement.step(controls)
-        if motion is None and controls.verdict is None:
+        if motion is None and controls.verdict is None and not controls.rewards:
             return None
         actions = np.zeros((1, self.env.action_size), np.float32)
         if motion is not None:
             actions[0] = self.env.steer(motion, 0)
         verdicts: dict[int, Verdict] = {} if controls.verdict is None else {0: controls.verdict}
-        return Takeover(np.array([motion is not None]), actions, verdicts)
+        rewards = {0: KEY_REWARD} if controls.rewards else {}
+        return Takeover(np.array([motion is not None]), actions, verdicts, rewards)
 
     def _pace(self) -> None:
         """Wait until the next step of a simulation is due."""

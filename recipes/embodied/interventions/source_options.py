@@ -104,6 +104,19 @@ class RemoteOptions(PersonOptions):
     lost_steps: _Count = 200
 
 
+class BrowserOptions(RemoteOptions):
+    """Options of `browser`: a person at a web page.
+
+    Attributes:
+        picture_hz: most pictures of a camera that are sent in a second.
+        quality: of their JPEG compression, from 1 to 95.
+    """
+
+    port: Annotated[int, Field(ge=0, lt=65536)] = 17321
+    picture_hz: Annotated[float, Field(gt=0, le=60)] = 10.0
+    quality: Annotated[int, Field(ge=1, le=95)] = 75
+
+
 class KeysOptions(_Options):
     """Options of `keys`.
 
@@ -113,7 +126,7 @@ class KeysOptions(_Options):
         options: of that device.
     """
 
-    device: Literal["keyboard", "gamepad", "remote"] = "keyboard"
+    device: Literal["keyboard", "gamepad", "remote", "browser"] = "keyboard"
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final
 
-from recipes.embodied.interventions.intervention import Axes
+from recipes.embodied.interventions.intervention import Axes, Verdict
 from recipes.embodied.interventions.person import Controls
 
 # Direction of each key: forward, left, up, and about these.
@@ -27,9 +27,12 @@ GRIPPER: Final = "space"
 HOLD: Final = "tab"
 SUCCESS: Final = "enter"
 FAILURE: Final = "backspace"
+DISCARD: Final = "x"
+REWARD: Final = "e"
+_VERDICTS: Final[dict[str, Verdict]] = {SUCCESS: "success", FAILURE: "failure", DISCARD: "discard"}
 LEGEND: Final = (
     "w/s forward and back, a/d left and right, r/f up and down, u/o, i/k, j/l turn, space gripper, tab hold,"
-    " enter success, backspace failure"
+    " enter success, backspace failure, x discard, e reward"
 )
 
 
@@ -52,5 +55,6 @@ def controls_of(held: Set[str], pressed: Set[str]) -> Controls:
         angular,
         engaged=HOLD in held | pressed,
         toggles_gripper=GRIPPER in pressed,
-        verdict="success" if SUCCESS in pressed else "failure" if FAILURE in pressed else None,
+        verdict=next((verdict for key, verdict in _VERDICTS.items() if key in pressed), None),
+        rewards=REWARD in pressed,
     )

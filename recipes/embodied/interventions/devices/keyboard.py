@@ -7,7 +7,16 @@ import select
 from typing import Any, Final
 
 from recipes.embodied.interventions.devices.event_device import EventDevice
-from recipes.embodied.interventions.devices.key_bindings import FAILURE, GRIPPER, HOLD, MOVES, SUCCESS, controls_of
+from recipes.embodied.interventions.devices.key_bindings import (
+    DISCARD,
+    FAILURE,
+    GRIPPER,
+    HOLD,
+    MOVES,
+    REWARD,
+    SUCCESS,
+    controls_of,
+)
 from recipes.embodied.interventions.intervention import InterventionError, Steerable
 from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.interventions.source_options import KeyboardOptions
@@ -15,7 +24,7 @@ from recipes.embodied.interventions.source_options import KeyboardOptions
 # Codes of linux/input-event-codes.h.
 _LETTERS: Final = {17: "w", 31: "s", 30: "a", 32: "d", 19: "r", 33: "f"}
 _TURNS: Final = {24: "o", 22: "u", 37: "k", 23: "i", 36: "j", 38: "l"}
-CODES: Final = {**_LETTERS, **_TURNS, 57: GRIPPER, 15: HOLD, 28: SUCCESS, 14: FAILURE}
+CODES: Final = {**_LETTERS, **_TURNS, 57: GRIPPER, 15: HOLD, 28: SUCCESS, 14: FAILURE, 45: DISCARD, 18: REWARD}
 CHARACTERS: Final = {
     **{letter: letter for letter in MOVES},
     " ": GRIPPER,
@@ -24,6 +33,8 @@ CHARACTERS: Final = {
     "\n": SUCCESS,
     "\x7f": FAILURE,
     "\b": FAILURE,
+    DISCARD: DISCARD,
+    REWARD: REWARD,
 }
 _TERMINAL: Final = "/dev/tty"
 

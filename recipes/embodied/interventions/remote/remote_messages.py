@@ -3,7 +3,8 @@
 The first line is `{"token": "..."}`, and its reply `{"ok": true}` with the pace in steps a second; after a wrong token
 the connection ends. Every line that follows is the state of the device, told several times a second:
 
-    {"linear": [0.5, 0, 0], "angular": [0, 0, 0], "engaged": true, "toggles_gripper": false, "verdict": null}
+    {"linear": [0.5, 0, 0], "angular": [0, 0, 0], "engaged": true, "toggles_gripper": false, "verdict": null,
+     "rewards": false}
 """
 
 from __future__ import annotations
@@ -58,15 +59,15 @@ def controls_of(message: dict[str, Any]) -> Controls:
         BadMessageError: a value is missing or wrong.
     """
     flags: list[bool] = []
-    for name in ("engaged", "toggles_gripper"):
+    for name in ("engaged", "toggles_gripper", "rewards"):
         flag = message.get(name, False)
         if not isinstance(flag, bool):
             raise BadMessageError(f"`{name}` is neither true nor false")
         flags.append(flag)
     verdict = message.get("verdict")
-    if verdict not in (None, "success", "failure"):
-        raise BadMessageError("`verdict` is neither success nor failure")
-    return Controls(_axes(message, "linear"), _axes(message, "angular"), flags[0], flags[1], verdict)
+    if verdict not in (None, "success", "failure", "discard"):
+        raise BadMessageError("`verdict` is neither success, failure nor discard")
+    return Controls(_axes(message, "linear"), _axes(message, "angular"), flags[0], flags[1], verdict, flags[2])
 
 
 def _axes(message: dict[str, Any], name: str) -> Axes:

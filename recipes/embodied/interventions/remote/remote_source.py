@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.embodied.interventions.intervention import InterventionError, Steerable
+from recipes.embodied.interventions.operator_link import OperatorLink, merged
 from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.interventions.remote.remote_messages import (
     MAX_LINE,
@@ -123,8 +124,7 @@ class RemoteSource(PersonSource):
         self._unproven: Unproven[_Connection] = Unproven(_MOST_UNPROVEN, seconds=_TOKEN_SECONDS)
         self._warn = LimitedWarnings(_log.warning)
         self._person: _Connection | None = None
-        self._silent = 0
-        self._last = Controls()
+        self._link = OperatorLink(options, f"remote {options.host}:{options.port}")
 
     @property
     def address(self) -> tuple[str, int]:
@@ -135,22 +135,8 @@ class RemoteSource(PersonSource):
     def poll(self) -> Controls:
         """See `PersonSource`. Where the person was in charge and falls silent, the arm is held where it is."""
         self._accept()
-        message = self._messages()
-        if message is not None:
-            self._silent, self._last = 0, message
-            return message
-        self._silent += 1
-        if not self._last.engaged and not any((*self._last.linear, *self._last.angular)):
-            return Controls()
-        if self._silent >= self.options.lost_steps:
-            raise InterventionError(
-                f"the operator has been silent for {self._silent} steps",
-                where=f"remote {self.options.host}:{self.options.port}",
-                help="reconnect in time, or release control before leaving",
-            )
-        if self._silent >= self.options.hold_steps:
-            return Controls(engaged=True)
-        return Controls(self._last.linear, self._last.angular, engaged=True)
+        heard = self._messages()
+        return self._link.step(heard, connected=self._person is not None)
 
     def close(self) -> None:
         """See `InterventionSource`."""
@@ -224,10 +210,4 @@ class RemoteSource(PersonSource):
         if fault or person.ended:
             person.close(fault)
             self._person = None
-        if not controls:
-            return None
-        newest = controls[-1]
-        # Buttons count, however soon after them the next message came.
-        verdict = next((control.verdict for control in controls if control.verdict is not None), None)
-        toggles = sum(control.toggles_gripper for control in controls) % 2 == 1
-        return newest._replace(verdict=verdict, toggles_gripper=toggles)
+        return merged(controls)
