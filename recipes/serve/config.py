@@ -156,10 +156,15 @@ class ServerConfig(ConfigModel):
     session_timeout: PositiveFloat = Field(
         default=120.0, description="Seconds without a sign of life after which a client's session ends."
     )
-    weights_dir: OptionalPath = Field(
+    state_dir: OptionalPath = Field(
         default=None,
-        description="Folder of saved weights; runs that share one can load each other's. Default: `weights` in the run"
-        " folder.",
+        description="Folder of keys, sessions and saved weights. A service that is started with that of an earlier one"
+        " goes on with its models and unfinished requests. Default: `service` in the run folder.",
+    )
+    save_interval: Count = Field(
+        default=20,
+        description="Optimizer steps of a model after which it is saved in `state_dir`; later requests are computed"
+        " again when the service starts anew.",
     )
 
 

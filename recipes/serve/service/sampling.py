@@ -7,7 +7,8 @@ import json
 import secrets
 from typing import Any, Final
 
-from recipes.serve.service.ledger import Promise
+from recipes.serve.service.journal import Entry
+from recipes.serve.service.ledger import Outcome, Promise, RequestRecord
 from recipes.serve.service.request_fields import (
     check_tokens,
     flag,
@@ -19,7 +20,7 @@ from recipes.serve.service.request_fields import (
     whole,
 )
 from recipes.serve.service.service_state import ServiceState
-from recipes.serve.service.tenants import Sampler
+from recipes.serve.service.tenants import ClientSession, Sampler
 from recipes.serve.values import Drawing
 
 _LARGEST: Final = 2**31 - 1
@@ -58,7 +59,10 @@ class SamplingRequests:
         if path is None or fields.get("base_model") is not None:
             self._state.check_base_model(fields.get("base_model"))
         sampler = Sampler(f"{session.session_id}:sample:{place}", session, path, folder)
-        there = session.samplers.setdefault(sampler.sampler_id, sampler)
+        there = session.samplers.get(sampler.sampler_id)
+        if there is None:
+            self._state.points.keep_sampler(sampler)
+            there = session.samplers[sampler.sampler_id] = sampler
         if there.path != path or (path is None and there.folder is not None):
             raise invalid(f"`sampling_session_seq_id` {place} names another sampler: number them one by one")
         return {"sampling_session_id": sampler.sampler_id, "type": "create_sampling_session"}
@@ -88,9 +92,23 @@ class SamplingRequests:
         self._state.check_pending(tenant)
         drawing = self._drawing(fields, sampler)
         names = {"sample_sequence_ids": [secrets.token_hex(8) for _ in range(drawing.samples)]}
-        promise = self._state.ledger.promise(tenant, sampler.session.session_id, key, digest, names)
+        record = RequestRecord("asample", drawing._asdict())
+        promise = self._state.ledger.promise(tenant, sampler.session.session_id, key, digest, record, names)
         self._state.sampler_turns.submit(drawing._replace(request_id=promise.request_id), promise)
         return promise
+
+    def resume(self, session: ClientSession, entry: Entry, outcome: Outcome | None) -> None:
+        """Take a request of an earlier start again: without an outcome, the same answers are drawn."""
+        fields, route = entry.fields["fields"], entry.fields["route"]
+        key, digest = tuple(entry.fields["key"]), bytes.fromhex(entry.fields["digest"])
+        promise = self._state.ledger.promise(session.tenant, session.session_id, key, digest, RequestRecord(route))
+        if outcome is not None:
+            return
+        sampler = session.samplers[key[1]]
+        lists = {name: tuple(fields[name]) for name in ("prompt", "stop_tokens", "stop_texts")}
+        snapshot = None if sampler.folder is None else str(sampler.folder)
+        drawing = Drawing(**{**fields, **lists, "request_id": promise.request_id, "snapshot": snapshot})
+        self._state.sampler_turns.submit(drawing, promise)
 
     def _drawing(self, fields: dict[str, Any], sampler: Sampler) -> Drawing:
         longest = self._state.limits.context_length

@@ -35,7 +35,7 @@ class Service(NamedTuple):
         return self.key_of("default")
 
     def key_of(self, tenant: str) -> str:
-        return (self.folder / "keys" / tenant).read_text().strip()
+        return (self.folder / "service/keys" / tenant).read_text().strip()
 
 
 @contextmanager
