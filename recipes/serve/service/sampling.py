@@ -24,14 +24,12 @@ from recipes.serve.service.tenants import ClientSession, Sampler
 from recipes.serve.values import Drawing
 
 _LARGEST: Final = 2**31 - 1
+_MOST_LIKELY: Final = 100
 _SEEDS: Final = 2**63 - 1
 # Fields that ask for something that is not there, and what to use.
 _NOT_SERVED: Final = {
-    "topk_prompt_logprobs": "prompt_logprobs gives those of the prompt's own tokens",
-    "topk_sample_logprobs": "answers have the log-probabilities of their own tokens",
     "target_prompt_logprobs": "forward() of a TrainingClient gives log-probabilities of any targets",
     "prompt_alt_tokens_k": "sample with max_tokens=1 from each prefix",
-    "prompt_logprobs_last_n": "prompt_logprobs gives those of the whole prompt",
     "record_stability_info": "stable_reinforce is not served; use importance_sampling, ppo, cispo or gspo",
 }
 
@@ -124,6 +122,7 @@ class SamplingRequests:
         top_k, top_p = whole(params, "top_k", -1, _LARGEST, -1), number(params, "top_p", 1.0, 0.0)
         if top_k == 0 or not 0 < top_p <= 1:
             raise invalid("`top_k` must be at least 1, or -1 for all; `top_p` above 0 and at most 1")
+        most_likely = min(_MOST_LIKELY, self._state.facts.vocabulary)
         # Equal requests without a seed get unlike answers.
         seed = whole(params, "seed", -(2**63), 2**64 - 1, secrets.randbits(62)) & _SEEDS
         stop_tokens, stop_texts = stops(params.get("stop"), self._state.facts.stops)
@@ -140,4 +139,7 @@ class SamplingRequests:
             stop_tokens=stop_tokens,
             stop_texts=stop_texts,
             prompt_logprobs=flag(fields, "prompt_logprobs", default=False),
+            prompt_top=whole(fields, "topk_prompt_logprobs", 0, most_likely, 0),
+            answer_top=whole(fields, "topk_sample_logprobs", 0, most_likely, 0),
+            prompt_last=whole(fields, "prompt_logprobs_last_n", 1, len(prompt), len(prompt)),
         )

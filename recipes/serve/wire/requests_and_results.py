@@ -11,7 +11,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from recipes.language.listening.request_error import bad_request
-from recipes.serve.values import Datum, PassOutcome, SampleOutcome
+from recipes.serve.values import Datum, PassOutcome, SampleOutcome, TopTokens
 from recipes.serve.wire.messages import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
 
 Array = npt.NDArray[Any]
@@ -168,11 +168,20 @@ def sample_bytes(outcome: SampleOutcome) -> bytes:
     """Return the message with the answers to a prompt."""
     message = SAMPLE_RESULT()
     for answer in outcome.answers:
-        message.sequences.add(
+        sequence = message.sequences.add(
             reason=_REASONS[answer.reason],
             tokens=np.asarray(answer.tokens, np.int32).tobytes(),
             logprobs=np.asarray(answer.logprobs, np.float32).tobytes(),
         )
+        _set_top(sequence.top, answer.top)
     if outcome.prompt_logprobs is not None:
         message.prompt_logprobs = outcome.prompt_logprobs.astype(np.float32).tobytes()
+    _set_top(message.prompt_top, outcome.prompt_top)
     return message.SerializeToString()
+
+
+def _set_top(message: Any, top: TopTokens | None) -> None:
+    """Set a field with the most likely tokens; without any, it stays absent."""
+    if top is not None:
+        message.length, message.k = top.ids.shape
+        message.ids, message.logprobs = top.ids.astype(np.int32).tobytes(), top.logprobs.astype(np.float32).tobytes()

@@ -1,0 +1,91 @@
+"""Deaths of the server, of the actor and of the engine under a client: it goes on, and sees what it would have seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from time import sleep
+
+import psutil
+import pytest
+
+from tests.integration.recipes.serve.service_command import (
+    NO_SDK,
+    PYTHON,
+    Service,
+    client_environment,
+    free_port,
+    run_client,
+    service,
+)
+from tests.waiting import until
+
+PROGRAM = Path(__file__).with_name("restart_program.py")
+SMALL = ("actor.model.hidden_dim=32", "actor.model.num_layers=1", "server.save_interval=3", "runner.max_restarts=100")
+# Of Ray's own processes, which no client depends on by themselves.
+OTHERS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::IDLE")
+
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.ray,
+    pytest.mark.timeout(3000),
+    pytest.mark.skipif(not PYTHON, reason=NO_SDK),
+]
+
+
+def workers_of(running: Service) -> list[psutil.Process]:
+    """Return the processes of the actor and the engine: those of Ray's actors, but for the manager, which is first."""
+    processes = psutil.Process(running.process.pid).children(recursive=True)
+    named = [(process, " ".join(process.cmdline())) for process in processes]
+    actors = [process for process, name in named if name.startswith("ray::") and not name.startswith(OTHERS)]
+    return sorted(actors, key=lambda process: process.create_time())[1:]
+
+
+def seen_without_deaths(folder: Path, steps: int) -> list[object]:
+    folder.mkdir()
+    with service(folder, *SMALL) as running:
+        done = run_client(running, [str(PROGRAM), str(folder), str(steps)], folder)
+        assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / "seen.json").read_text())
+
+
+def progress(folder: Path) -> int:
+    file = folder / "progress"
+    return int(file.read_text() or 0) if file.exists() else 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_client_goes_on_through_ten_deaths(tmp_path: Path, seed: int) -> None:
+    deaths = int(os.environ.get("RLINF_TEST_DEATHS", "10"))
+    steps, draw, folder = 4 * deaths + 4, random.Random(seed), tmp_path / "killed"
+    right = seen_without_deaths(tmp_path / "whole", steps)
+    folder.mkdir()
+    options, port = (*SMALL, f"server.state_dir={folder / 'state'}"), free_port()
+    with ExitStack() as stack:
+        running = stack.enter_context(service(folder, *options, port=port))
+        command = [PYTHON, "-W", "ignore", str(PROGRAM), str(folder), str(steps)]
+        client = subprocess.Popen(
+            command, env=client_environment(running, folder), cwd=folder, stderr=subprocess.PIPE, text=True
+        )
+        stack.callback(client.kill)
+        for death in range(deaths):
+            at = 4 * death + draw.randint(1, 4)
+            until(lambda at=at: progress(folder) >= at or client.poll() is not None, f"step {at}", 300)
+            sleep(0.2 * draw.random())  # the moment within the step
+            assert client.poll() is None, client.communicate()[1][-3000:]
+            victim = draw.choice(["server", "actor", "engine"])
+            if victim == "server":
+                os.kill(running.process.pid, signal.SIGKILL)
+                running.process.wait(60)
+                running = stack.enter_context(service(folder, *options, port=port))
+            else:
+                until(lambda running=running: len(workers_of(running)) == 2, "both workers", 240)
+                workers_of(running)[victim == "engine"].kill()
+        errors = client.communicate(timeout=600)[1]
+    assert client.returncode == 0, errors[-3000:]
+    assert json.loads((folder / "seen.json").read_text()) == right
