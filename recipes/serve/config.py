@@ -153,6 +153,19 @@ class ServerConfig(ConfigModel):
     max_pending: Count = Field(
         default=256, description="Unfinished requests of a tenant; further ones are asked to wait (429)."
     )
+    max_requests_per_minute: Count | None = Field(
+        default=None,
+        description="Requests to train, save or sample of a tenant in a minute; further ones are asked to wait (429)."
+        " Default: no limit.",
+    )
+    max_tokens_per_minute: Count | None = Field(
+        default=None,
+        description="Tokens of a tenant in a minute: of batches, prompts and answers at their longest; further requests"
+        " are asked to wait (429). Default: no limit.",
+    )
+    max_stored_mib: Count | None = Field(
+        default=None, description="MiB of saved weights of a tenant beyond which saving fails. Default: no limit."
+    )
     session_timeout: PositiveFloat = Field(
         default=120.0, description="Seconds without a sign of life after which a client's session ends."
     )

@@ -89,6 +89,7 @@ class SamplingRequests:
                 raise invalid(f"`{name}` is not served: {instead}")
         self._state.check_pending(tenant)
         drawing = self._drawing(fields, sampler)
+        self._state.quotas.take(tenant, len(drawing.prompt) + drawing.samples * drawing.max_tokens)
         names = {"sample_sequence_ids": [secrets.token_hex(8) for _ in range(drawing.samples)]}
         record = RequestRecord("asample", drawing._asdict())
         promise = self._state.ledger.promise(tenant, sampler.session.session_id, key, digest, record, names)

@@ -11,6 +11,7 @@ from recipes.serve.config import ServerConfig
 from recipes.serve.service.journal import Journal
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.model_points import ModelPoints
+from recipes.serve.service.quotas import Quotas
 from recipes.serve.service.request_fields import invalid
 from recipes.serve.service.tenants import ClientSession, Tenants
 from recipes.serve.service.turns import ActorTurns, SamplerTurns
@@ -86,6 +87,7 @@ class ServiceState:
         self.points = ModelPoints(journal, ledger, actor, self.actor_turns, limits.save_interval)
         self.tokenizer = tokenizer
         self.figures = ServiceFigures()
+        self.quotas = Quotas(limits)
         self._on_step = on_step
 
     def check_base_model(self, name: Any) -> None:

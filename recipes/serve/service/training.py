@@ -185,7 +185,7 @@ class TrainingRequests:
 
             return act
 
-        return self._sequenced(tenant, fields, prepare, "forward_backward", request.digest_bytes)
+        return self._sequenced(tenant, fields, prepare, "forward_backward", request.digest_bytes, request.tokens)
 
     def step(self, tenant: str, fields: dict[str, Any]) -> Promise:
         """Take an optimizer step with the gradients since the last one."""
@@ -221,6 +221,7 @@ class TrainingRequests:
             overwrite = flag(fields, "overwrite", default=False)
 
             async def act() -> dict[str, Any]:
+                self._check_stored(model)
                 path = await self._state.store.save(
                     tenant,
                     model.model_id,
@@ -253,6 +254,7 @@ class TrainingRequests:
                 name = self._name(fields)
 
                 async def named() -> dict[str, Any]:
+                    self._check_stored(model)
                     kind, run = "sampler_weights", model.model_id
                     seq_id = fields["seq_id"]
                     path = await self._state.store.save(tenant, run, kind, name, write, ttl=ttl, seq_id=seq_id)
@@ -273,6 +275,9 @@ class TrainingRequests:
 
         return self._sequenced(tenant, fields, prepare, "save_weights_for_sampler")
 
+    def _check_stored(self, model: ServedModel) -> None:
+        self._state.quotas.check_stored(self._state.store.folder(model.session.tenant))
+
     def _name(self, fields: dict[str, Any]) -> str:
         """Return the name to save under: the client's, or the number of the request."""
         name = fields.get("path")
@@ -285,6 +290,7 @@ class TrainingRequests:
         prepare: Callable[[ServedModel], Act],
         route: str,
         body: bytes = b"",
+        tokens: int = 0,
     ) -> Promise:
         """Return the promise of a request that has its place in the order of a model's.
 
@@ -297,6 +303,7 @@ class TrainingRequests:
             prepare: returns what is done once it is its turn.
             route: that the request came by.
             body: of the request, where it is not JSON.
+            tokens: that count for the tenant's quota.
 
         Raises:
             RequestError: there is no such model, or the number cannot be taken.
@@ -314,6 +321,8 @@ class TrainingRequests:
         # The one that is awaited is taken in any case: all others wait for it.
         if seq_id != model.order.next and taken is None:
             state.check_pending(tenant)
+        if taken is None:
+            state.quotas.take(tenant, tokens)
         try:
             act = prepare(model)
         except RequestError as error:

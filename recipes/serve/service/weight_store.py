@@ -58,6 +58,10 @@ class WeightStore:
         self._sessions = sessions
         self._base_model = base_model
 
+    def folder(self, tenant: str) -> Path:
+        """Return the folder of a tenant's weights."""
+        return self._root / tenant
+
     def check_name(self, name: Any) -> str:
         """Return a name under which weights may be saved.
 

@@ -19,6 +19,7 @@ Array = npt.NDArray[Any]
 # The types of tensors, by their numbers on the wire.
 _FLOAT, _INT = 1, 2
 _DTYPES: Final = {_FLOAT: np.dtype(np.float32), _INT: np.dtype(np.int64)}
+_TOKEN_BYTES: Final = 4
 _LARGEST_TENSOR: Final = 1 << 22
 _INPUTS: Final = {
     "target_tokens": _INT,
@@ -42,6 +43,7 @@ class PassRequest(NamedTuple):
         forward_only: whether no gradients are computed.
         message: the parsed message; `read_data` returns its data.
         digest_bytes: the same bytes for the same request.
+        tokens: of all data together.
     """
 
     model_id: str
@@ -51,6 +53,7 @@ class PassRequest(NamedTuple):
     forward_only: bool
     message: Any
     digest_bytes: bytes
+    tokens: int
 
 
 def read_pass(body: bytes) -> PassRequest:
@@ -68,7 +71,9 @@ def read_pass(body: bytes) -> PassRequest:
     for name, setting in message.settings.items():
         settings[name] = setting.text if setting.HasField("text") else setting.number
     digest = message.SerializeToString(deterministic=True)
-    return PassRequest(message.model_id, message.seq_id, message.loss, settings, message.forward_only, message, digest)
+    tokens = sum(len(chunk.text.tokens) // _TOKEN_BYTES for datum in message.data for chunk in datum.input)
+    head = (message.model_id, message.seq_id, message.loss, settings, message.forward_only)
+    return PassRequest(*head, message, digest, tokens)
 
 
 def read_data(request: PassRequest) -> list[Datum]:
