@@ -211,6 +211,7 @@ class Served(NamedTuple):
     http: httpx.AsyncClient
     steps: list[dict[str, float]]
     resumed: int
+    application: Any
 
 
 @asynccontextmanager
@@ -234,10 +235,11 @@ async def served(folder: Path, shared: str, *overrides: str) -> AsyncGenerator[S
     routes = SdkRoutes(state, keys)
     resumed = routes.resume()
     work = [asyncio.create_task(part.run()) for part in turns]
-    transport = httpx.ASGITransport(routes.application())
+    application = routes.application()
+    transport = httpx.ASGITransport(application)
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
         clients = [Client(http, (folder / "keys" / name).read_text().strip()) for name in ("ann", "ben")]
-        yield Served(state, *clients, http, steps, resumed)
+        yield Served(state, *clients, http, steps, resumed, application)
         assert [task for task in work if task.done()] == []
     for task in work:
         task.cancel()
