@@ -44,6 +44,10 @@ class TrainingRequests:
         session = self._state.tenants.session(tenant, fields.get("session_id"))
         self._state.check_base_model(fields.get("base_model"))
         _check_optimizer(fields)
+        if fields.get("lora_config") is None:
+            raise invalid(
+                "all weights of the model are not trained here, only adapters: pass `lora_config` with a rank"
+            )
         lora = mapping(fields.get("lora_config"), "lora_config")
         settings = AdapterSettings(
             rank=whole(lora, "rank", 1, self._state.limits.max_rank),
