@@ -19,6 +19,7 @@ from recipes.serve.http.routes import SdkRoutes
 from recipes.serve.service.journal import Journal
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.service_state import ServiceState
+from recipes.serve.service.state_folder import state_folder
 from recipes.serve.service.tenants import Keys, Tenants
 from recipes.serve.service.turns import ActorTurns, SamplerTurns
 from recipes.serve.service.weight_store import WeightStore
@@ -78,9 +79,13 @@ class ServeRunner:
         """Serve.
 
         Raises:
-            ConfigError: the port is in use.
+            ConfigError: the port is in use, or the state is another service's or another model's.
             WorkerGroupError: a worker died.
         """
+        with state_folder(self._state, self._model()):
+            self._run()
+
+    def _run(self) -> None:
         limit = None if self._cfg.runner.max_steps == _NEVER else self._cfg.runner.max_steps
         keys = Keys(self._state / "keys", self._cfg.server.tenants)
         stop = _Stop()
@@ -97,6 +102,18 @@ class ServeRunner:
         finally:
             stop.ask()
             thread.join(_END_SECONDS)
+
+    def _model(self) -> dict[str, Any]:
+        """Return what a start must share with an earlier one to go on with its models, by keys of the file."""
+        actor, model = self._cfg.actor, self._cfg.actor.model
+        built = {"actor.seed": actor.seed, "actor.model.hidden_dim": model.hidden_dim}
+        built |= {"actor.model.num_layers": model.num_layers}
+        return {
+            "server.model_name": self._cfg.server.model_name,
+            "actor.model.model_path": model.model_path,
+            "actor.lora_alpha": actor.lora_alpha,
+            **(built if model.model_path is None else {}),
+        }
 
     def environment(self) -> str:
         """Return the lines of a shell by which clients find the server, for each tenant."""
