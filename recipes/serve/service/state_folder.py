@@ -31,16 +31,22 @@ def state_folder(folder: Path, model: Mapping[str, Any]) -> Generator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _LOCK).touch()
-        with claimed(folder / _LOCK) as mine:
-            if not mine:
-                raise ConfigError(
-                    f"another service uses the state in `{folder}`",
-                    help="end it, or write another `server.state_dir`",
-                )
-            _check_model(folder / _MODEL, dict(model))
-            yield
     except OSError as error:
-        raise RunError(f"the state in `{folder}` cannot be read or written", why=error.strerror) from error
+        raise _unusable(folder, error) from error
+    with claimed(folder / _LOCK) as mine:
+        if not mine:
+            raise ConfigError(
+                f"another service uses the state in `{folder}`", help="end it, or write another `server.state_dir`"
+            )
+        try:
+            _check_model(folder / _MODEL, dict(model))
+        except OSError as error:
+            raise _unusable(folder, error) from error
+        yield
+
+
+def _unusable(folder: Path, error: OSError) -> RunError:
+    return RunError(f"the state in `{folder}` cannot be read or written", why=error.strerror)
 
 
 def _check_model(file: Path, model: dict[str, Any]) -> None:

@@ -13,9 +13,9 @@ MODEL = {"server.model_name": "base", "actor.lora_alpha": 32.0}
 
 
 def test_folder_is_of_one_server_at_a_time(tmp_path: Path) -> None:
-    with state_folder(tmp_path / "state", MODEL):
-        with pytest.raises(ConfigError, match="another service uses"), state_folder(tmp_path / "state", MODEL):
-            pass
+    refused = pytest.raises(ConfigError, match="another service uses")
+    with state_folder(tmp_path / "state", MODEL), refused, state_folder(tmp_path / "state", MODEL):
+        pass
     with state_folder(tmp_path / "state", MODEL):
         assert (tmp_path / "state/model.json").exists()
 
@@ -30,5 +30,5 @@ def test_folder_is_of_one_model(tmp_path: Path) -> None:
 
 def test_damaged_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text("{")
-    with pytest.raises(RunError, match="model.json"), state_folder(tmp_path, MODEL):
+    with pytest.raises(RunError, match=r"model\.json"), state_folder(tmp_path, MODEL):
         pass
