@@ -196,7 +196,8 @@ class SnapshotSampler(ComparingWorker):
         self, request: Drawing, tokens: tuple[int, ...], first: int, k: int, temperature: float
     ) -> TopTokens:
         """Return the k most likely tokens from place `first` on."""
-        model, read = self._adapters.model, torch.tensor(tokens[:-1], device=self.torch_device)[None]
+        model: Any = self._adapters.model
+        read = torch.tensor(tokens[:-1], device=self.torch_device)[None]
         with self._adapters.using(request.snapshot), plain_attention(model):
             logits = model(input_ids=read, logits_to_keep=len(tokens) - first).logits[0].float()
         values, ids = (logits / temperature).log_softmax(-1).topk(k)

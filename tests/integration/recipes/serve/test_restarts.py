@@ -7,11 +7,10 @@ import os
 import random
 import signal
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import sleep
 
-import psutil
 import pytest
 
 from tests.integration.recipes.serve.service_command import (
@@ -38,12 +37,25 @@ pytestmark = [
 ]
 
 
-def workers_of(running: Service) -> list[psutil.Process]:
+def workers_of(running: Service) -> list[int]:
     """Return the processes of the actor and the engine: those of Ray's actors, but for the manager, which is first."""
-    processes = psutil.Process(running.process.pid).children(recursive=True)
-    named = [(process, " ".join(process.cmdline())) for process in processes]
-    actors = [process for process, name in named if name.startswith("ray::") and not name.startswith(OTHERS)]
-    return sorted(actors, key=lambda process: process.create_time())[1:]
+    parents = dict[int, tuple[int, int]]()
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            values = file.read_text().rpartition(")")[2].split()
+            parents[int(file.parent.name)] = int(values[1]), int(values[19])  # the parent, and when it began
+    below = {running.process.pid}
+    for _ in range(4):
+        below |= {pid for pid, (parent, _) in parents.items() if parent in below}
+    actors = [pid for pid in below if is_actor(pid)]
+    return sorted(actors, key=lambda pid: parents[pid][1])[1:]
+
+
+def is_actor(pid: int) -> bool:
+    with suppress(OSError):
+        name = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        return name.startswith("ray::") and not name.startswith(OTHERS)
+    return False
 
 
 def seen_without_deaths(folder: Path, steps: int) -> list[object]:
@@ -85,7 +97,7 @@ def test_client_goes_on_through_ten_deaths(tmp_path: Path, seed: int) -> None:
                 running = stack.enter_context(service(folder, *options, port=port))
             else:
                 until(lambda running=running: len(workers_of(running)) == 2, "both workers", 240)
-                workers_of(running)[victim == "engine"].kill()
+                os.kill(workers_of(running)[victim == "engine"], signal.SIGKILL)
         errors = client.communicate(timeout=600)[1]
     assert client.returncode == 0, errors[-3000:]
     assert json.loads((folder / "seen.json").read_text()) == right
