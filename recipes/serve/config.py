@@ -153,13 +153,31 @@ class ServerConfig(ConfigModel):
     max_pending: Count = Field(
         default=256, description="Unfinished requests of a tenant; further ones are asked to wait (429)."
     )
+    max_requests_per_minute: Count | None = Field(
+        default=None,
+        description="Requests to train, save or sample of a tenant in a minute; further ones are asked to wait (429)."
+        " Default: no limit.",
+    )
+    max_tokens_per_minute: Count | None = Field(
+        default=None,
+        description="Tokens of a tenant in a minute: of batches, prompts and answers at their longest; further requests"
+        " are asked to wait (429). Default: no limit.",
+    )
+    max_stored_mib: Count | None = Field(
+        default=None, description="MiB of saved weights of a tenant beyond which saving fails. Default: no limit."
+    )
     session_timeout: PositiveFloat = Field(
         default=120.0, description="Seconds without a sign of life after which a client's session ends."
     )
-    weights_dir: OptionalPath = Field(
+    state_dir: OptionalPath = Field(
         default=None,
-        description="Folder of saved weights; runs that share one can load each other's. Default: `weights` in the run"
-        " folder.",
+        description="Folder of keys, sessions and saved weights. A service that is started with that of an earlier one"
+        " goes on with its models and unfinished requests. Default: `service` in the run folder.",
+    )
+    save_interval: Count = Field(
+        default=20,
+        description="Optimizer steps of a model after which it is saved in `state_dir`; later requests are computed"
+        " again when the service starts anew.",
     )
 
 

@@ -20,11 +20,13 @@ class SavedRecord(FileModel):
     Attributes:
         base_model: name of the model that they are an adapter of.
         expires: when they are removed; None: never.
+        seq_id: number of the request that saved them among those of its model.
         user_metadata: what the client wrote down about the run.
     """
 
     base_model: Name
     expires: Moment | None = None
+    seq_id: int | None = None
     user_metadata: dict[str, Any] = Field(default_factory=dict)
 
 

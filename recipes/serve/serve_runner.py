@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import secrets
 import shlex
@@ -15,8 +16,10 @@ from typing import Any, Final, cast
 from recipes.language.listening.listener import listening
 from recipes.serve.config import ServeConfig, unusable_port
 from recipes.serve.http.routes import SdkRoutes
+from recipes.serve.service.journal import Journal
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.service_state import ServiceState
+from recipes.serve.service.state_folder import state_folder
 from recipes.serve.service.tenants import Keys, Tenants
 from recipes.serve.service.turns import ActorTurns, SamplerTurns
 from recipes.serve.service.weight_store import WeightStore
@@ -24,10 +27,10 @@ from recipes.serve.values import AdapterTraining, ServedFacts, SnapshotSampling
 from recipes.serve.wire.requests_and_results import sample_bytes
 from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import RunRecord, WorkerGroup
-from rlinf_core.runners.storage.durable import remove_tree
 from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.worker.group.handle import wait_together
 
+LOGGER: Final = logging.getLogger("rlinf")
 # Seconds between looks for sessions whose clients are gone, and for weights whose time is over.
 _SWEEP_SECONDS: Final = 5.0
 _END_SECONDS: Final = 5.0
@@ -57,6 +60,9 @@ class ServeRunner:
         self._actor, self._rollout = cast("Any", actor), cast("Any", rollout)
         self._groups: Mapping[str, WorkerGroup[Any]] = {"actor": actor, "rollout": rollout}
         self._record = record
+        # Sessions go on after the death of a worker, and so do the steps.
+        record.keeps_steps = True
+        self._state = Path(cfg.server.state_dir or record.folder.path / "service").absolute()
         self._boot = secrets.token_hex(4)
         # Metrics of steps, and what ends the service.
         self._events: queue.Queue[dict[str, float] | BaseException] = queue.Queue()
@@ -73,11 +79,15 @@ class ServeRunner:
         """Serve.
 
         Raises:
-            ConfigError: the port is in use.
+            ConfigError: the port is in use, or the state is another service's or another model's.
             WorkerGroupError: a worker died.
         """
+        with state_folder(self._state, self._model()):
+            self._run()
+
+    def _run(self) -> None:
         limit = None if self._cfg.runner.max_steps == _NEVER else self._cfg.runner.max_steps
-        keys = Keys(self._record.folder.path / "keys", self._cfg.server.tenants)
+        keys = Keys(self._state / "keys", self._cfg.server.tenants)
         stop = _Stop()
         thread = threading.Thread(target=self._serve, args=(keys, stop), name="serve", daemon=True)
         thread.start()
@@ -93,11 +103,23 @@ class ServeRunner:
             stop.ask()
             thread.join(_END_SECONDS)
 
+    def _model(self) -> dict[str, Any]:
+        """Return what a start must share with an earlier one to go on with its models, by keys of the file."""
+        actor, model = self._cfg.actor, self._cfg.actor.model
+        built = {"actor.seed": actor.seed, "actor.model.hidden_dim": model.hidden_dim}
+        built |= {"actor.model.num_layers": model.num_layers}
+        return {
+            "server.model_name": self._cfg.server.model_name,
+            "actor.model.model_path": model.model_path,
+            "actor.lora_alpha": actor.lora_alpha,
+            **(built if model.model_path is None else {}),
+        }
+
     def environment(self) -> str:
         """Return the lines of a shell by which clients find the server, for each tenant."""
         lines = [f"export TINKER_BASE_URL=http://127.0.0.1:{self._cfg.server.port}"]
         for tenant in self._cfg.server.tenants:
-            file = shlex.quote(str(self._record.folder.path / "keys" / tenant))
+            file = shlex.quote(str(self._state / "keys" / tenant))
             several = len(self._cfg.server.tenants) > 1
             lines.append(f'export TINKER_API_KEY="$(cat {file})"' + (f"  # {tenant}" if several else ""))
         return "\n".join(lines)
@@ -132,14 +154,13 @@ class ServeRunner:
 
     async def _main(self, keys: Keys, stop: _Stop) -> None:
         end = stop.bind()
-        server, folder = self._cfg.server, self._record.folder.path
-        tenants, ledger = Tenants(self._boot, server.session_timeout), Ledger(self._boot)
-        actor_turns = ActorTurns(tenants, self._events.put)
+        server, sessions = self._cfg.server, self._state / "sessions"
+        journal = Journal(sessions)
+        tenants, ledger = Tenants(self._boot, server.session_timeout), Ledger(self._boot, journal)
+        actor_turns = ActorTurns(tenants)
         views = [self._rollout.execute_on(rank) for rank in range(self._rollout.world_size)]
-        sampler_turns = SamplerTurns(views, sample_bytes, self._events.put)
-        snapshots = folder / "snapshots"
-        remove_tree(snapshots)  # of an earlier start
-        store = WeightStore(Path(server.weights_dir or folder / "weights"), snapshots, server.model_name)
+        sampler_turns = SamplerTurns(views, sample_bytes)
+        store = WeightStore(self._state / "weights", sessions, server.model_name)
         state = ServiceState(
             server,
             self._facts,
@@ -147,13 +168,18 @@ class ServeRunner:
             tenants,
             ledger,
             store,
+            journal,
             (actor_turns, sampler_turns),
             self._events.put,
             str(self._tokenizer),
         )
+        routes = SdkRoutes(state, keys)
+        resumed = routes.resume()
+        if resumed:
+            LOGGER.warning("%d sessions of an earlier start go on", resumed)
         work = [asyncio.create_task(part) for part in (actor_turns.run(), sampler_turns.run(), _sweep(state))]
         try:
-            async with _listening(SdkRoutes(state, keys), server.port):
+            async with _listening(routes, server.port):
                 self._ready.set()
                 done, _ = await asyncio.wait([*work, end], return_when=asyncio.FIRST_COMPLETED)
                 for task in done:

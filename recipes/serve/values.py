@@ -87,6 +87,8 @@ class Drawing(NamedTuple):
         temperature, top_k, top_p, seed: of the draws.
         stop_tokens, stop_texts: what ends an answer.
         prompt_logprobs: whether log-probabilities of the prompt are asked for.
+        prompt_top, answer_top: number of the most likely tokens that are asked for at each position; 0: none.
+        prompt_last: tokens of the prompt, from its end, that are asked about; 0: all.
     """
 
     request_id: str
@@ -101,14 +103,25 @@ class Drawing(NamedTuple):
     stop_tokens: tuple[int, ...]
     stop_texts: tuple[str, ...]
     prompt_logprobs: bool
+    prompt_top: int = 0
+    answer_top: int = 0
+    prompt_last: int = 0
+
+
+class TopTokens(NamedTuple):
+    """The most likely tokens at each position, ids int32 [N, K] and log-probabilities float32 [N, K]."""
+
+    ids: npt.NDArray[np.int32]
+    logprobs: FloatArray
 
 
 class DrawnAnswer(NamedTuple):
-    """An answer: token ids, their log-probabilities, and why it ended."""
+    """An answer: token ids, their log-probabilities, why it ended, and the most likely tokens where asked for."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     reason: Literal["stop", "length"]
+    top: TopTokens | None = None
 
 
 class SampleOutcome(NamedTuple):
@@ -118,11 +131,14 @@ class SampleOutcome(NamedTuple):
         answers: in the order of their numbers.
         prompt_logprobs: of each token of the prompt, NaN for the first; None: not asked for.
         failure: why there are none; empty: there are.
+        prompt_top: the most likely tokens at each place of the prompt, of which the first has none; None: not asked
+            for.
     """
 
     answers: list[DrawnAnswer]
     prompt_logprobs: FloatArray | None = None
     failure: str = ""
+    prompt_top: TopTokens | None = None
 
 
 class AdapterTraining(Protocol):

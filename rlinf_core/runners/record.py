@@ -69,6 +69,7 @@ class RunRecord:
         newest: the newest value of every metric.
         source: the checkpoint to resume from, or None for the start.
         restarts: those after deaths so far; none is allowed where nobody restarts.
+        keeps_steps: whether finished steps stay after a death, because what they did is stored elsewhere.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class RunRecord:
         # The component of each worker group.
         self._components: Mapping[str, str] = {}
         self.restarts = Restarts(RestartLimit(max=0))
+        self.keeps_steps = False
         self.source: Checkpoint | None = None
         if folder.resumed_from is not None:
             self.source = open_checkpoint(folder.resumed_from)
@@ -246,7 +248,8 @@ class RunRecord:
         """Rewind to the newest checkpoint, or to the start, after a death; return the last valid step."""
         if self._trace is not None:
             self._trace.forget()
-        self._begin_after(self.folder.checkpoints.latest_sound() or self.source)
+        if not self.keeps_steps:
+            self._begin_after(self.folder.checkpoints.latest_sound() or self.source)
         return self.step
 
     def started(self, last_step: int | None, components: Mapping[str, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final, cast
@@ -15,11 +16,15 @@ from starlette.routing import Route
 from recipes.language.listening.limits import check_length, json_body, read_body, unless_gone
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.ledger import Promise, RequestFailure
+from recipes.serve.service.resuming import resume_sessions
 from recipes.serve.service.sampling import SamplingRequests
 from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.tenants import Keys
 from recipes.serve.service.training import TrainingRequests
 from recipes.serve.wire.requests_and_results import read_pass
+from rlinf_core import RunError
+
+LOGGER: Final = logging.getLogger("rlinf")
 
 _PROTOBUF: Final = "application/x-protobuf"
 _CLIENT_GONE: Final = 499
@@ -52,6 +57,14 @@ class SdkRoutes:
         self._keys = keys
         self._training = TrainingRequests(state)
         self._sampling = SamplingRequests(state)
+
+    def resume(self) -> int:
+        """Take up the sessions of earlier starts, and return how many there are.
+
+        Raises:
+            RunError: they cannot be read.
+        """
+        return resume_sessions(self._state, self._training, self._sampling)
 
     def application(self) -> Starlette:
         """Return the ASGI application."""
@@ -95,7 +108,12 @@ class SdkRoutes:
                 *(Route(f"/api/v1/{path}", act, methods=["POST"]) for path, act in posts.items()),
                 *(Route(f"/api/v1/{path}", self._getting(act), methods=["GET"]) for path, act in gets.items()),
             ],
-            exception_handlers={RequestError: _refused, HTTPException: _not_routed, ClientDisconnect: _gone},
+            exception_handlers={
+                RequestError: _refused,
+                RunError: _not_written,
+                HTTPException: _not_routed,
+                ClientDisconnect: _gone,
+            },
         )
 
     # Ways to answer
@@ -159,7 +177,7 @@ class SdkRoutes:
         version, warning = str(fields.get("sdk_version", ""))[:40], None
         if not version.startswith(TRIED):
             warning = f"this server was tried with tinker {TRIED}x, and not with {version or 'an unknown version'}"
-        session = self._state.tenants.begin(tenant)
+        session = self._state.begin_session(tenant)
         return {"session_id": session.session_id, "warning_message": warning, "type": "create_session"}
 
     def _heartbeat(self, tenant: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -218,6 +236,11 @@ class SdkRoutes:
 def _refused(request: Request, error: Exception) -> Response:
     refusal = cast("RequestError", error)
     return JSONResponse({"detail": str(refusal)}, refusal.status, refusal.headers)
+
+
+def _not_written(request: Request, error: Exception) -> Response:
+    LOGGER.warning("a request was not taken: %s", error)
+    return JSONResponse({"detail": "the server cannot write its files: try again"}, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def _not_routed(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""Promises of results, and the order of a model's requests."""
+"""Promises of results, and the order of a model's requests. Both outlive the server by its journal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from recipes.language.listening.request_error import RequestError
+from recipes.serve.service.journal import Entry, Journal
 
 # A client numbers its requests one by one, and sends at most so many before an earlier one has arrived.
 _FURTHEST: Final = 10_000
@@ -63,7 +65,7 @@ class Promise:
         tenant: str,
         session_id: str,
         answer: dict[str, Any],
-        on_settled: Callable[[Promise], None] | None = None,
+        on_settled: Callable[[Promise, bool], None] | None = None,
     ) -> None:
         self.request_id = request_id
         self.tenant = tenant
@@ -74,13 +76,21 @@ class Promise:
         self._on_settled = on_settled
         self._done = asyncio.Event()
 
-    def settle(self, outcome: Outcome) -> None:
-        """Set the outcome; the first one stays."""
+    def settle(self, outcome: Outcome, *, written: bool = False) -> None:
+        """Set the outcome; the first one stays.
+
+        Args:
+            outcome: of the request.
+            written: whether it stands in the journal already.
+
+        Raises:
+            RunError: it cannot be written there.
+        """
         if self.outcome is None:
             self.outcome, self.drop_after = outcome, time.monotonic() + _UNFETCHED_SECONDS
             self._done.set()
             if self._on_settled is not None:
-                self._on_settled(self)
+                self._on_settled(self, written)
 
     async def wait(self, seconds: float) -> Outcome | None:
         """Return the outcome; None where it is not there in time."""
@@ -97,15 +107,48 @@ class _Claim(NamedTuple):
     digest: bytes
 
 
+class RequestRecord(NamedTuple):
+    """What is written down of a request, so that a later start can serve it.
+
+    Attributes:
+        route: that it came by.
+        fields: of the request.
+        body: what is not JSON.
+    """
+
+    route: str
+    fields: Mapping[str, Any] = MappingProxyType({})
+    body: bytes = b""
+
+
+class Earlier(NamedTuple):
+    """A request of an earlier start, which is taken again.
+
+    Attributes:
+        request_id, answer: that the client knows.
+        outcome: None where there was none yet.
+    """
+
+    request_id: str
+    answer: dict[str, Any]
+    outcome: Outcome | None
+
+
 class Ledger:
     """All promises by their ids, and by what names a request, so that one that is sent again is the same.
 
     Args:
         boot: of this start of the server; part of every id.
+        journal: where requests and outcomes are written.
+
+    Attributes:
+        earlier_request: of an earlier start, while it is taken again: the next promise is that of it.
     """
 
-    def __init__(self, boot: str) -> None:
+    def __init__(self, boot: str, journal: Journal) -> None:
         self._boot = boot
+        self._journal = journal
+        self.earlier_request: Earlier | None = None
         self._promises: dict[str, Promise] = {}
         self._claims: dict[Hashable, _Claim] = {}
         self._keys: dict[str, Hashable] = {}
@@ -134,14 +177,56 @@ class Ledger:
         return claim.promise
 
     def promise(
-        self, tenant: str, session_id: str, key: Hashable, digest: bytes, answer: dict[str, Any] | None = None
+        self,
+        tenant: str,
+        session_id: str,
+        key: Hashable,
+        digest: bytes,
+        record: RequestRecord,
+        answer: dict[str, Any] | None = None,
     ) -> Promise:
-        """Return a new promise."""
+        """Return a new promise, once its request is written down; or that of the request that is taken again.
+
+        Args:
+            tenant: who asks.
+            session_id: of the session that it belongs to.
+            key, digest: see `earlier`.
+            record: of the request.
+            answer: what the client is answered at first, besides the id.
+
+        Raises:
+            RunError: it cannot be written down.
+        """
+        taken, self.earlier_request = self.earlier_request, None
+        if taken is not None:
+            return self._again(tenant, session_id, key, digest, taken)
         made = Promise(f"{self._boot}-{secrets.token_hex(12)}", tenant, session_id, answer or {}, self._take)
-        self._promises[made.request_id] = made
-        self._claims[tenant, key] = _Claim(made, digest)
-        self._keys[made.request_id] = (tenant, key)
+        written = {
+            "request_id": made.request_id,
+            "key": key,
+            "digest": digest.hex(),
+            "answer": answer or {},
+            "route": record.route,
+            "fields": dict(record.fields),
+        }
+        self._journal.append(session_id, Entry("request", written, record.body))
+        self._claim(made, key, digest)
         return made
+
+    def _again(self, tenant: str, session_id: str, key: Hashable, digest: bytes, taken: Earlier) -> Promise:
+        made = Promise(taken.request_id, tenant, session_id, taken.answer, self._take)
+        self._claim(made, key, digest)
+        if taken.outcome is not None:
+            made.settle(taken.outcome, written=True)
+        return made
+
+    def _claim(self, made: Promise, key: Hashable, digest: bytes) -> None:
+        self._promises[made.request_id] = made
+        self._claims[made.tenant, key] = _Claim(made, digest)
+        self._keys[made.request_id] = (made.tenant, key)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._promises
 
     def find(self, tenant: str, request_id: str) -> Promise:
         """Return the promise with an id.
@@ -165,8 +250,11 @@ class Ledger:
             if made.session_id == session_id:
                 made.settle(RequestFailure(why))
 
-    def _take(self, settled: Promise) -> None:
-        """Keep a promise that has been settled, and drop old ones."""
+    def _take(self, settled: Promise, written: bool) -> None:
+        """Write down and keep a promise that has been settled, and drop old ones."""
+        outcome = settled.outcome
+        if outcome is not None and not written:
+            self._journal.append(settled.session_id, outcome_entry(settled.request_id, outcome))
         self._settled.append(settled)
         self._bytes += _size(settled)
         while len(self._settled) > _KEPT or self._bytes > _KEPT_BYTES:
@@ -175,6 +263,23 @@ class Ledger:
             old = self._settled.popleft()
             self._bytes -= _size(old)
             del self._promises[old.request_id], self._claims[self._keys.pop(old.request_id)]
+
+
+def outcome_entry(request_id: str, outcome: Outcome) -> Entry:
+    """Return what is written down of an outcome."""
+    fields: dict[str, Any] = {"request_id": request_id}
+    if isinstance(outcome, RequestFailure):
+        return Entry("outcome", {**fields, "failure": [outcome.message, outcome.category]})
+    if isinstance(outcome.content, bytes):
+        return Entry("outcome", fields, outcome.content)
+    return Entry("outcome", {**fields, "content": outcome.content})
+
+
+def read_outcome(entry: Entry) -> Outcome:
+    """Return the outcome of `outcome_entry`."""
+    if "failure" in entry.fields:
+        return RequestFailure(*entry.fields["failure"])
+    return RequestResult(entry.fields.get("content", entry.body))
 
 
 def _size(promise: Promise) -> int:
@@ -188,10 +293,12 @@ class Call:
     Attributes:
         promise: of its result.
         act: returns the result, once it is its turn.
+        again: whether a model of this start lacks what it did in an earlier one, so that it is done again.
     """
 
     promise: Promise
     act: Callable[[], Any]
+    again: bool = False
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ import json
 import secrets
 from typing import Any, Final
 
-from recipes.serve.service.ledger import Promise
+from recipes.serve.service.journal import Entry
+from recipes.serve.service.ledger import Outcome, Promise, RequestRecord
 from recipes.serve.service.request_fields import (
     check_tokens,
     flag,
@@ -19,18 +20,16 @@ from recipes.serve.service.request_fields import (
     whole,
 )
 from recipes.serve.service.service_state import ServiceState
-from recipes.serve.service.tenants import Sampler
+from recipes.serve.service.tenants import ClientSession, Sampler
 from recipes.serve.values import Drawing
 
 _LARGEST: Final = 2**31 - 1
+_MOST_LIKELY: Final = 100
 _SEEDS: Final = 2**63 - 1
 # Fields that ask for something that is not there, and what to use.
 _NOT_SERVED: Final = {
-    "topk_prompt_logprobs": "prompt_logprobs gives those of the prompt's own tokens",
-    "topk_sample_logprobs": "answers have the log-probabilities of their own tokens",
     "target_prompt_logprobs": "forward() of a TrainingClient gives log-probabilities of any targets",
     "prompt_alt_tokens_k": "sample with max_tokens=1 from each prefix",
-    "prompt_logprobs_last_n": "prompt_logprobs gives those of the whole prompt",
     "record_stability_info": "stable_reinforce is not served; use importance_sampling, ppo, cispo or gspo",
 }
 
@@ -58,7 +57,10 @@ class SamplingRequests:
         if path is None or fields.get("base_model") is not None:
             self._state.check_base_model(fields.get("base_model"))
         sampler = Sampler(f"{session.session_id}:sample:{place}", session, path, folder)
-        there = session.samplers.setdefault(sampler.sampler_id, sampler)
+        there = session.samplers.get(sampler.sampler_id)
+        if there is None:
+            self._state.points.keep_sampler(sampler)
+            there = session.samplers[sampler.sampler_id] = sampler
         if there.path != path or (path is None and there.folder is not None):
             raise invalid(f"`sampling_session_seq_id` {place} names another sampler: number them one by one")
         return {"sampling_session_id": sampler.sampler_id, "type": "create_sampling_session"}
@@ -87,10 +89,25 @@ class SamplingRequests:
                 raise invalid(f"`{name}` is not served: {instead}")
         self._state.check_pending(tenant)
         drawing = self._drawing(fields, sampler)
+        self._state.quotas.take(tenant, len(drawing.prompt) + drawing.samples * drawing.max_tokens)
         names = {"sample_sequence_ids": [secrets.token_hex(8) for _ in range(drawing.samples)]}
-        promise = self._state.ledger.promise(tenant, sampler.session.session_id, key, digest, names)
+        record = RequestRecord("asample", drawing._asdict())
+        promise = self._state.ledger.promise(tenant, sampler.session.session_id, key, digest, record, names)
         self._state.sampler_turns.submit(drawing._replace(request_id=promise.request_id), promise)
         return promise
+
+    def resume(self, session: ClientSession, entry: Entry, outcome: Outcome | None) -> None:
+        """Take a request of an earlier start again: without an outcome, the same answers are drawn."""
+        fields, route = entry.fields["fields"], entry.fields["route"]
+        key, digest = tuple(entry.fields["key"]), bytes.fromhex(entry.fields["digest"])
+        promise = self._state.ledger.promise(session.tenant, session.session_id, key, digest, RequestRecord(route))
+        if outcome is not None:
+            return
+        sampler = session.samplers[key[1]]
+        lists = {name: tuple(fields[name]) for name in ("prompt", "stop_tokens", "stop_texts")}
+        snapshot = None if sampler.folder is None else str(sampler.folder)
+        drawing = Drawing(**{**fields, **lists, "request_id": promise.request_id, "snapshot": snapshot})
+        self._state.sampler_turns.submit(drawing, promise)
 
     def _drawing(self, fields: dict[str, Any], sampler: Sampler) -> Drawing:
         longest = self._state.limits.context_length
@@ -106,6 +123,7 @@ class SamplingRequests:
         top_k, top_p = whole(params, "top_k", -1, _LARGEST, -1), number(params, "top_p", 1.0, 0.0)
         if top_k == 0 or not 0 < top_p <= 1:
             raise invalid("`top_k` must be at least 1, or -1 for all; `top_p` above 0 and at most 1")
+        most_likely = min(_MOST_LIKELY, self._state.facts.vocabulary)
         # Equal requests without a seed get unlike answers.
         seed = whole(params, "seed", -(2**63), 2**64 - 1, secrets.randbits(62)) & _SEEDS
         stop_tokens, stop_texts = stops(params.get("stop"), self._state.facts.stops)
@@ -122,4 +140,7 @@ class SamplingRequests:
             stop_tokens=stop_tokens,
             stop_texts=stop_texts,
             prompt_logprobs=flag(fields, "prompt_logprobs", default=False),
+            prompt_top=whole(fields, "topk_prompt_logprobs", 0, most_likely, 0),
+            answer_top=whole(fields, "topk_sample_logprobs", 0, most_likely, 0),
+            prompt_last=whole(fields, "prompt_logprobs_last_n", 1, len(prompt), len(prompt)),
         )

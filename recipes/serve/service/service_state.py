@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.config import ServerConfig
+from recipes.serve.service.journal import Journal
 from recipes.serve.service.ledger import Ledger
+from recipes.serve.service.model_points import ModelPoints
+from recipes.serve.service.quotas import Quotas
 from recipes.serve.service.request_fields import invalid
 from recipes.serve.service.tenants import ClientSession, Tenants
 from recipes.serve.service.turns import ActorTurns, SamplerTurns
@@ -54,6 +57,7 @@ class ServiceState:
         facts: of the model.
         actor: the workers that train.
         tenants, ledger, store: what there is.
+        journal: of the sessions.
         turns: of the workers.
         on_step: called with the metrics of each optimizer step.
         tokenizer: folder of the tokenizer, for clients.
@@ -67,6 +71,7 @@ class ServiceState:
         tenants: Tenants,
         ledger: Ledger,
         store: WeightStore,
+        journal: Journal,
         turns: tuple[ActorTurns, SamplerTurns],
         on_step: Callable[[dict[str, float]], None],
         tokenizer: str,
@@ -77,9 +82,12 @@ class ServiceState:
         self.tenants = tenants
         self.ledger = ledger
         self.store = store
+        self.journal = journal
         self.actor_turns, self.sampler_turns = turns
+        self.points = ModelPoints(journal, ledger, actor, self.actor_turns, limits.save_interval)
         self.tokenizer = tokenizer
         self.figures = ServiceFigures()
+        self.quotas = Quotas(limits)
         self._on_step = on_step
 
     def check_base_model(self, name: Any) -> None:
@@ -106,13 +114,23 @@ class ServiceState:
         count = sum(len(self.tenants.models(tenant)) for tenant in self.limits.tenants)
         self._on_step(self.figures.take(step, count))
 
+    def begin_session(self, tenant: str) -> ClientSession:
+        """Return a new session.
+
+        Raises:
+            RunError: it cannot be written down.
+        """
+        session = self.tenants.begin(tenant)
+        self.journal.begin(session.session_id, tenant)
+        return session
+
     def end_session(self, session: ClientSession, why: str) -> None:
         """End a session: its models and samplers are removed, and its open requests fail."""
         self.tenants.end(session)
+        self.journal.end(session.session_id)
         self.ledger.end_session(session.session_id, why)
         for model_id in session.models:
             self.actor_turns.add_chore(lambda name=model_id: _awaited(self.actor.remove(name)))
-        self.store.end_session(session.session_id)
 
 
 async def _awaited(handle: Any) -> None:

@@ -33,6 +33,8 @@ class ServedModel:
         settings: of its adapter; None until it is loaded.
         order: its requests.
         failed: why the last pass since the last step failed; empty: none did.
+        reported: number of the last request whose outcome an earlier start of the server knew.
+        steps: since the model was saved for later starts.
         metadata: what the client wrote down.
     """
 
@@ -41,6 +43,8 @@ class ServedModel:
     settings: AdapterSettings | None
     order: RequestOrder = field(default_factory=RequestOrder)
     failed: str = ""
+    reported: int = 0
+    steps: int = 0
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -139,9 +143,9 @@ class Tenants:
         self._clock = clock
         self._sessions: dict[str, ClientSession] = {}
 
-    def begin(self, tenant: str) -> ClientSession:
-        """Return a new session."""
-        session = ClientSession(f"{self._boot}-{secrets.token_hex(8)}", tenant, self._clock())
+    def begin(self, tenant: str, session_id: str = "") -> ClientSession:
+        """Return a new session, or that of an earlier start of the server, with its id."""
+        session = ClientSession(session_id or f"{self._boot}-{secrets.token_hex(8)}", tenant, self._clock())
         self._sessions[session.session_id] = session
         return session
 

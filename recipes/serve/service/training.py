@@ -11,7 +11,8 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.ledger import Call, Promise, RequestFailure
+from recipes.serve.service.ledger import Call, Promise, RequestFailure, RequestRecord
+from recipes.serve.service.model_points import ModelPoint
 from recipes.serve.service.request_fields import adam, check_data, flag, invalid, loss_settings, mapping, whole
 from recipes.serve.service.service_state import ServiceState, StepFigures
 from recipes.serve.service.tenants import ClientSession, Sampler, ServedModel
@@ -21,6 +22,8 @@ from recipes.serve.wire.requests_and_results import PassRequest, pass_bytes, rea
 Act = Callable[[], Awaitable[Any]]
 
 _LARGEST: Final = 2**31 - 1
+# Routes of requests after which a model is another.
+_CHANGING: Final = ("forward_backward", "optim_step", "load_weights")
 _TEN_YEARS: Final = 10 * 366 * 86400
 
 
@@ -41,6 +44,10 @@ class TrainingRequests:
         session = self._state.tenants.session(tenant, fields.get("session_id"))
         self._state.check_base_model(fields.get("base_model"))
         _check_optimizer(fields)
+        if fields.get("lora_config") is None:
+            raise invalid(
+                "all weights of the model are not trained here, only adapters: pass `lora_config` with a rank"
+            )
         lora = mapping(fields.get("lora_config"), "lora_config")
         settings = AdapterSettings(
             rank=whole(lora, "rank", 1, self._state.limits.max_rank),
@@ -56,7 +63,7 @@ class TrainingRequests:
             await self._state.actor.create(model.model_id, settings)
             return {"model_id": model.model_id, "type": "create_model"}
 
-        return self._begin(session, fields, settings, act)
+        return self._begin(session, fields, settings, act, "create_model")
 
     def load_weights(self, tenant: str, fields: dict[str, Any]) -> Promise:
         """Begin a model with saved weights, or load them into one."""
@@ -68,6 +75,8 @@ class TrainingRequests:
                 raise invalid(f"`{fields['path']}` has no state of an optimizer: load it with optimizer=False")
             model.settings, model.failed = saved.settings, ""
             await self._state.actor.restore(model.model_id, str(saved.folder), optimizer)
+            # A later start may find other weights at this path, or none.
+            self._state.points.save_soon(model, fields.get("seq_id", 0))
             return {"path": fields["path"], "model_id": model.model_id, "type": "load_weights"}
 
         if fields.get("session_id") is not None:
@@ -76,8 +85,19 @@ class TrainingRequests:
             if fields.get("base_model") is not None:
                 self._state.check_base_model(fields.get("base_model"))
             saved = self._state.store.find(tenant, fields.get("path"))
-            return self._begin(session, fields, saved.settings, load)
-        return self._sequenced(tenant, fields.get("model_id"), fields, lambda model: lambda: load(model))
+            return self._begin(session, fields, saved.settings, load, "load_weights")
+        return self._sequenced(tenant, fields, lambda model: lambda: load(model), "load_weights")
+
+    def resume(self, session: ClientSession, model_id: str, fields: dict[str, Any], point: ModelPoint) -> None:
+        """Take a model of an earlier start again, as it was after one of its requests."""
+        model = ServedModel(model_id, session, point.settings, metadata=fields.get("user_metadata") or {})
+        model.order.next = point.seq_id + 1
+
+        async def act(model: ServedModel) -> dict[str, Any]:
+            await self._state.actor.restore(model_id, str(point.folder), True)
+            return {"model_id": model_id, "type": "create_model"}
+
+        self._add(model, fields, act, "create_model")
 
     def _begin(
         self,
@@ -85,11 +105,12 @@ class TrainingRequests:
         fields: dict[str, Any],
         settings: AdapterSettings,
         act: Callable[[ServedModel], Awaitable[dict[str, Any]]],
+        route: str,
     ) -> Promise:
         """Return the promise of a new model, whose first call is `act`."""
         number = whole(fields, "model_seq_id", 0, _LARGEST)
-        model_id, digest = f"{session.session_id}:train:{number}", _digest(fields)
-        earlier = self._state.ledger.earlier(session.tenant, ("model", model_id), digest)
+        model_id = f"{session.session_id}:train:{number}"
+        earlier = self._state.ledger.earlier(session.tenant, ("model", model_id), _digest(fields))
         if earlier is not None:
             return earlier
         if len(self._state.tenants.models(session.tenant)) >= self._state.limits.max_models:
@@ -99,30 +120,45 @@ class TrainingRequests:
             )
         metadata = fields.get("user_metadata")
         written = {} if metadata is None else mapping(metadata, "user_metadata")
-        model = ServedModel(model_id, session, settings, metadata=written)
-        session.models[model_id] = model
+        return self._add(ServedModel(model_id, session, settings, metadata=written), fields, act, route)
+
+    def _add(
+        self,
+        model: ServedModel,
+        fields: dict[str, Any],
+        act: Callable[[ServedModel], Awaitable[dict[str, Any]]],
+        route: str,
+    ) -> Promise:
+        state, session = self._state, model.session
 
         async def first() -> dict[str, Any]:
             try:
                 return await act(model)
             except BaseException:
-                session.models.pop(model_id, None)
+                session.models.pop(model.model_id, None)
                 for call in (*model.order.ready, *model.order.waiting.values()):
                     call.promise.settle(RequestFailure("the model could not be created"))
                 raise
 
-        promise = self._state.ledger.promise(
-            session.tenant, session.session_id, ("model", model_id), digest, {"model_id": model_id}
+        again = state.ledger.earlier_request is not None
+        promise = state.ledger.promise(
+            session.tenant,
+            session.session_id,
+            ("model", model.model_id),
+            _digest(fields),
+            RequestRecord(route, fields),
+            {"model_id": model.model_id},
         )
-        model.order.ready.append(Call(promise, first))
-        self._state.actor_turns.wake()
+        session.models[model.model_id] = model
+        model.order.ready.append(Call(promise, first, again))
+        state.actor_turns.wake()
         return promise
 
     # Passes and steps
 
     def learn(self, tenant: str, request: PassRequest) -> Promise:
         """Compute a loss, and its gradients unless it is only to be looked at."""
-        fields = {"seq_id": request.seq_id, "model_id": request.model_id}
+        fields = {"seq_id": request.seq_id, "model_id": request.model_id, "forward_only": request.forward_only}
 
         def prepare(model: ServedModel) -> Act:
             try:
@@ -153,8 +189,7 @@ class TrainingRequests:
 
             return act
 
-        digest = hashlib.sha256(request.digest_bytes).digest()
-        return self._sequenced(tenant, request.model_id, fields, prepare, digest)
+        return self._sequenced(tenant, fields, prepare, "forward_backward", request.digest_bytes, request.tokens)
 
     def step(self, tenant: str, fields: dict[str, Any]) -> Promise:
         """Take an optimizer step with the gradients since the last one."""
@@ -171,12 +206,14 @@ class TrainingRequests:
                         " the passes and the step again"
                     )
                 metrics = (await self._state.actor.step(model.model_id, settings))[0]
-                self._state.step_finished(StepFigures(metrics["grad_norm"], settings.learning_rate))
+                if fields["seq_id"] > model.reported:
+                    self._state.step_finished(StepFigures(metrics["grad_norm"], settings.learning_rate))
+                self._state.points.stepped(model, fields["seq_id"])
                 return {"metrics": metrics, "type": "optim_step"}
 
             return act
 
-        return self._sequenced(tenant, fields.get("model_id"), fields, prepare)
+        return self._sequenced(tenant, fields, prepare, "optim_step")
 
     # Saved weights
 
@@ -188,6 +225,7 @@ class TrainingRequests:
             overwrite = flag(fields, "overwrite", default=False)
 
             async def act() -> dict[str, Any]:
+                self._check_stored(model)
                 path = await self._state.store.save(
                     tenant,
                     model.model_id,
@@ -197,12 +235,13 @@ class TrainingRequests:
                     overwrite=overwrite,
                     ttl=ttl,
                     metadata=model.metadata,
+                    seq_id=fields["seq_id"],
                 )
                 return {"path": path, "type": "save_weights"}
 
             return act
 
-        return self._sequenced(tenant, fields.get("model_id"), fields, prepare)
+        return self._sequenced(tenant, fields, prepare, "save_weights")
 
     def save_for_sampler(self, tenant: str, fields: dict[str, Any]) -> Promise:
         """Save a model's weights to sample from, under a name, or for one sampler."""
@@ -219,8 +258,10 @@ class TrainingRequests:
                 name = self._name(fields)
 
                 async def named() -> dict[str, Any]:
+                    self._check_stored(model)
                     kind, run = "sampler_weights", model.model_id
-                    path = await self._state.store.save(tenant, run, kind, name, write, ttl=ttl)
+                    seq_id = fields["seq_id"]
+                    path = await self._state.store.save(tenant, run, kind, name, write, ttl=ttl, seq_id=seq_id)
                     return {"path": path, "type": "save_weights_for_sampler"}
 
                 return named
@@ -230,12 +271,16 @@ class TrainingRequests:
                 session = model.session
                 folder = await self._state.store.snapshot(session.session_id, write)
                 sampler = Sampler(f"{session.session_id}:sample:{number}", session, None, folder)
+                self._state.points.keep_sampler(sampler)
                 session.samplers[sampler.sampler_id] = sampler
                 return {"sampling_session_id": sampler.sampler_id, "path": None, "type": "save_weights_for_sampler"}
 
             return unnamed
 
-        return self._sequenced(tenant, fields.get("model_id"), fields, prepare)
+        return self._sequenced(tenant, fields, prepare, "save_weights_for_sampler")
+
+    def _check_stored(self, model: ServedModel) -> None:
+        self._state.quotas.check_stored(self._state.store.folder(model.session.tenant))
 
     def _name(self, fields: dict[str, Any]) -> str:
         """Return the name to save under: the client's, or the number of the request."""
@@ -245,10 +290,11 @@ class TrainingRequests:
     def _sequenced(
         self,
         tenant: str,
-        model_id: Any,
         fields: dict[str, Any],
         prepare: Callable[[ServedModel], Act],
-        digest: bytes | None = None,
+        route: str,
+        body: bytes = b"",
+        tokens: int = 0,
     ) -> Promise:
         """Return the promise of a request that has its place in the order of a model's.
 
@@ -257,32 +303,38 @@ class TrainingRequests:
 
         Args:
             tenant: who asks.
-            model_id: of the model.
-            fields: with `seq_id`.
+            fields: with `model_id` and `seq_id`.
             prepare: returns what is done once it is its turn.
-            digest: of the request; None: of `fields`.
+            route: that the request came by.
+            body: of the request, where it is not JSON.
+            tokens: that count for the tenant's quota.
 
         Raises:
             RequestError: there is no such model, or the number cannot be taken.
         """
         state = self._state
-        model = state.tenants.model(tenant, model_id)
-        digest = digest or _digest(fields)
+        model = state.tenants.model(tenant, fields.get("model_id"))
+        digest = hashlib.sha256(body).digest() if body else _digest(fields)
         seq_id = whole(fields, "seq_id", 1, _LARGEST)
         key = ("request", model.model_id, seq_id)
         earlier = state.ledger.earlier(tenant, key, digest)
         if earlier is not None:
             return earlier
         model.order.check(seq_id)
+        taken = state.ledger.earlier_request
         # The one that is awaited is taken in any case: all others wait for it.
-        if seq_id != model.order.next:
+        if seq_id != model.order.next and taken is None:
             state.check_pending(tenant)
+        if taken is None:
+            state.quotas.take(tenant, tokens)
         try:
             act = prepare(model)
         except RequestError as error:
             act = _failing(model, error, counts=False)
-        promise = state.ledger.promise(tenant, model.session.session_id, key, digest)
-        model.order.put(seq_id, Call(promise, act))
+        record = RequestRecord(route, {"model_id": model.model_id} if body else fields, body)
+        promise = state.ledger.promise(tenant, model.session.session_id, key, digest, record)
+        changes = route in _CHANGING and not fields.get("forward_only")
+        model.order.put(seq_id, Call(promise, act, again=taken is not None and changes))
         state.actor_turns.wake()
         return promise
 

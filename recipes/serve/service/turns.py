@@ -20,20 +20,16 @@ LOGGER: Final = logging.getLogger("rlinf")
 # Longest time between two looks for new requests to sample.
 _SECONDS: Final = 0.2
 
-OnFailure = Callable[[BaseException], None]
-
 
 class ActorTurns:
     """Calls of the actor, one after the other: each tenant has its turn, and among its models each.
 
     Args:
         tenants: whose models have requests.
-        on_failure: called with what ends the service: the death of a worker.
     """
 
-    def __init__(self, tenants: Tenants, on_failure: OnFailure) -> None:
+    def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
-        self._on_failure = on_failure
         self._wake = asyncio.Event()
         self._chores: deque[Callable[[], Awaitable[Any]]] = deque()
         self._last_tenant = self._last_model = ""
@@ -48,7 +44,12 @@ class ActorTurns:
         self._wake.set()
 
     async def run(self) -> None:
-        """Take turns for ever."""
+        """Take turns for ever.
+
+        Raises:
+            WorkerGroupError: a worker died; requests stay open for the next start.
+            RunError: outcomes cannot be written down.
+        """
         while True:
             while self._chores:
                 await self._guarded(self._chores.popleft())
@@ -57,7 +58,7 @@ class ActorTurns:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            if call.promise.outcome is None:
+            if call.promise.outcome is None or call.again:
                 call.promise.settle(await self._guarded(call.act))
 
     def _next(self) -> Call | None:
@@ -76,8 +77,7 @@ class ActorTurns:
             return RequestFailure(str(error))
         except WorkerGroupError as error:
             if death(error) is not None:
-                self._on_failure(error)
-                return RequestFailure("a worker of the server died: the server starts its workers again", "server")
+                raise
             return _failure_of(error)
         except OSError as error:
             LOGGER.warning("a request failed: %s", error)
@@ -110,13 +110,11 @@ class SamplerTurns:
     Args:
         groups: a view of each rank.
         encode: returns the message of an outcome.
-        on_failure: see `ActorTurns`.
     """
 
-    def __init__(self, groups: list[Any], encode: Callable[[SampleOutcome], bytes], on_failure: OnFailure) -> None:
+    def __init__(self, groups: list[Any], encode: Callable[[SampleOutcome], bytes]) -> None:
         self._groups = groups
         self._encode = encode
-        self._on_failure = on_failure
         self._new: list[list[Drawing]] = [[] for _ in groups]
         self._cancelled: list[list[str]] = [[] for _ in groups]
         self._open: list[dict[str, Promise]] = [{} for _ in groups]
@@ -141,7 +139,11 @@ class SamplerTurns:
                 self._cancelled[rank].append(request_id)
 
     async def run(self) -> None:
-        """Draw for ever."""
+        """Draw for ever.
+
+        Raises:
+            WorkerGroupError, RunError: see `ActorTurns.run`.
+        """
         await asyncio.gather(*(self._run(rank) for rank in range(len(self._groups))))
 
     async def _run(self, rank: int) -> None:
@@ -165,7 +167,7 @@ class SamplerTurns:
     def _fail(self, rank: int, error: WorkerGroupError) -> None:
         """Settle all requests of a rank as failed."""
         if death(error) is not None:
-            self._on_failure(error)
+            raise error
         failure = _failure_of(error)
         lost, self._open[rank] = self._open[rank], {}
         for promise in lost.values():

@@ -49,14 +49,18 @@ class WeightStore:
 
     Args:
         root: of named weights.
-        snapshots: folder of those without a name, which live as long as this server.
+        sessions: folder of the sessions, with which weights without a name go.
         base_model: name of the model.
     """
 
-    def __init__(self, root: Path, snapshots: Path, base_model: str) -> None:
+    def __init__(self, root: Path, sessions: Path, base_model: str) -> None:
         self._root = root
-        self._snapshots = snapshots
+        self._sessions = sessions
         self._base_model = base_model
+
+    def folder(self, tenant: str) -> Path:
+        """Return the folder of a tenant's weights."""
+        return self._root / tenant
 
     def check_name(self, name: Any) -> str:
         """Return a name under which weights may be saved.
@@ -71,11 +75,11 @@ class WeightStore:
             )
         return name
 
-    def find(self, tenant: str, path: Any) -> Saved:
-        """Return the weights at a `tinker://` path.
+    def locate(self, tenant: str, path: Any) -> Path:
+        """Return the folder of a `tinker://` path, whether or not there is one.
 
         Raises:
-            RequestError: the path is none, or the tenant has no such weights, or they are damaged.
+            RequestError: the path is none.
         """
         match = _PATH.fullmatch(path) if isinstance(path, str) else None
         if match is None:
@@ -83,7 +87,15 @@ class WeightStore:
                 HTTPStatus.UNPROCESSABLE_ENTITY,
                 "a path of weights is `tinker://RUN/weights/NAME` or `tinker://RUN/sampler_weights/NAME`",
             )
-        folder = self._root / tenant / Path(*match.groups())
+        return self._root / tenant / Path(*match.groups())
+
+    def find(self, tenant: str, path: Any) -> Saved:
+        """Return the weights at a `tinker://` path.
+
+        Raises:
+            RequestError: the path is none, or the tenant has no such weights, or they are damaged.
+        """
+        folder = self.locate(tenant, path)
         try:
             record, settings = read_record(folder), read_adapter(folder)
         except FileNotFoundError:
@@ -105,6 +117,7 @@ class WeightStore:
         overwrite: bool = False,
         ttl: int | None = None,
         metadata: Mapping[str, Any] | None = None,
+        seq_id: int | None = None,
     ) -> str:
         """Save weights under a name, and return their path: readers find all of them or none.
 
@@ -116,11 +129,15 @@ class WeightStore:
             overwrite: whether those of the same name give way.
             ttl: seconds after which they are removed; None: never.
             metadata: what the client wrote down about the run.
+            seq_id: of the request; weights of this name that it has saved in an earlier start are these.
 
         Raises:
             RequestError: there are weights of this name, which stay.
         """
         folder = self._root / tenant / run / kind / name
+        with suppress(OSError):
+            if seq_id is not None and read_record(folder).seq_id == seq_id:
+                return f"tinker://{run}/{kind}/{name}"
         if folder.exists() and not overwrite:
             message = (
                 f"there are weights at `tinker://{run}/{kind}/{name}`: choose another name, or pass overwrite=True"
@@ -131,7 +148,9 @@ class WeightStore:
         try:
             await write(str(part))
             expires = None if ttl is None else time.time() + ttl
-            record = SavedRecord(base_model=self._base_model, expires=expires, user_metadata=dict(metadata or {}))
+            record = SavedRecord(
+                base_model=self._base_model, expires=expires, seq_id=seq_id, user_metadata=dict(metadata or {})
+            )
             (part / RECORD).write_text(record.model_dump_json())
             sync_tree(part)
             if folder.exists():
@@ -148,14 +167,10 @@ class WeightStore:
 
     async def snapshot(self, session_id: str, write: Callable[[str], Awaitable[Any]]) -> Path:
         """Write weights without a name, for the samplers of a session, and return their folder."""
-        folder = self._snapshots / session_id / secrets.token_hex(8)
+        folder = self._sessions / session_id / f"snapshot-{secrets.token_hex(8)}"
         folder.mkdir(parents=True)
         await write(str(folder))
         return folder
-
-    def end_session(self, session_id: str) -> None:
-        """Remove the weights without a name of a session."""
-        remove_tree(self._snapshots / session_id)
 
     def remove_expired(self) -> None:
         """Remove the weights whose time is over."""

@@ -27,8 +27,9 @@ _MESSAGES: Final[dict[str, str]] = {
     "BatchedTensor": "1 data bytes, 2 offsets bytes, 3 dtype int32, 4 trailing_shape int64*",
     "OutputRecord": "1 kind string, 2 fields BatchedTensor{}, 3 count int64",
     "PassResult": "1 kind string, 2 outputs OutputRecord*, 3 metrics double{}",
-    "SampledTokens": "1 reason int32, 2 tokens bytes, 3 logprobs bytes?",
-    "SampleResult": "1 sequences SampledTokens*, 2 prompt_logprobs bytes?",
+    "TopMessage": "1 ids bytes, 2 logprobs bytes, 3 k int32, 4 length int32",
+    "SampledTokens": "1 reason int32, 2 tokens bytes, 3 logprobs bytes?, 4 top TopMessage?",
+    "SampleResult": "1 sequences SampledTokens*, 2 prompt_logprobs bytes?, 3 prompt_top TopMessage?",
 }
 _SCALARS: Final = {
     "bytes": _FIELD.TYPE_BYTES,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from recipes.language.listening.request_error import bad_request
-from recipes.serve.values import Datum, PassOutcome, SampleOutcome
+from recipes.serve.values import Datum, PassOutcome, SampleOutcome, TopTokens
 from recipes.serve.wire.messages import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
 
 Array = npt.NDArray[Any]
@@ -19,6 +19,7 @@ Array = npt.NDArray[Any]
 # The types of tensors, by their numbers on the wire.
 _FLOAT, _INT = 1, 2
 _DTYPES: Final = {_FLOAT: np.dtype(np.float32), _INT: np.dtype(np.int64)}
+_TOKEN_BYTES: Final = 4
 _LARGEST_TENSOR: Final = 1 << 22
 _INPUTS: Final = {
     "target_tokens": _INT,
@@ -42,6 +43,7 @@ class PassRequest(NamedTuple):
         forward_only: whether no gradients are computed.
         message: the parsed message; `read_data` returns its data.
         digest_bytes: the same bytes for the same request.
+        tokens: of all data together.
     """
 
     model_id: str
@@ -51,6 +53,7 @@ class PassRequest(NamedTuple):
     forward_only: bool
     message: Any
     digest_bytes: bytes
+    tokens: int
 
 
 def read_pass(body: bytes) -> PassRequest:
@@ -68,7 +71,9 @@ def read_pass(body: bytes) -> PassRequest:
     for name, setting in message.settings.items():
         settings[name] = setting.text if setting.HasField("text") else setting.number
     digest = message.SerializeToString(deterministic=True)
-    return PassRequest(message.model_id, message.seq_id, message.loss, settings, message.forward_only, message, digest)
+    tokens = sum(len(chunk.text.tokens) // _TOKEN_BYTES for datum in message.data for chunk in datum.input)
+    head = (message.model_id, message.seq_id, message.loss, settings, message.forward_only)
+    return PassRequest(*head, message, digest, tokens)
 
 
 def read_data(request: PassRequest) -> list[Datum]:
@@ -168,11 +173,20 @@ def sample_bytes(outcome: SampleOutcome) -> bytes:
     """Return the message with the answers to a prompt."""
     message = SAMPLE_RESULT()
     for answer in outcome.answers:
-        message.sequences.add(
+        sequence = message.sequences.add(
             reason=_REASONS[answer.reason],
             tokens=np.asarray(answer.tokens, np.int32).tobytes(),
             logprobs=np.asarray(answer.logprobs, np.float32).tobytes(),
         )
+        _set_top(sequence.top, answer.top)
     if outcome.prompt_logprobs is not None:
         message.prompt_logprobs = outcome.prompt_logprobs.astype(np.float32).tobytes()
+    _set_top(message.prompt_top, outcome.prompt_top)
     return message.SerializeToString()
+
+
+def _set_top(message: Any, top: TopTokens | None) -> None:
+    """Set a field with the most likely tokens; without any, it stays absent."""
+    if top is not None:
+        message.length, message.k = top.ids.shape
+        message.ids, message.logprobs = top.ids.astype(np.int32).tobytes(), top.logprobs.astype(np.float32).tobytes()

@@ -15,9 +15,9 @@ from recipes.language.engines.engine import Engine
 from recipes.language.engines.own.engine_check import check_engine
 from recipes.language.engines.own.torch_engine import TorchEngine
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
-from recipes.language.models.plain_check import PLAIN
+from recipes.language.models.plain_check import PLAIN, plain_attention
 from recipes.serve.config import ServeConfig
-from recipes.serve.values import Datum, Drawing, DrawnAnswer, FloatArray, SampleOutcome, ServedFacts
+from recipes.serve.values import Datum, Drawing, DrawnAnswer, FloatArray, SampleOutcome, ServedFacts, TopTokens
 from recipes.serve.workers.adapter_actor import load_base, served_facts
 from recipes.serve.workers.adapters import AdapterModel
 from recipes.serve.workers.datum_packing import pack_data
@@ -26,6 +26,8 @@ from rlinf_core import RLinfError
 
 # Tokens that an engine draws before the next one has its turn.
 _TURN = 8
+# The log-probability of a place without tokens, which clients know.
+_NONE = -99999.0
 
 
 class SnapshotSampler(ComparingWorker):
@@ -41,6 +43,7 @@ class SnapshotSampler(ComparingWorker):
         self._drawings: dict[str, Drawing] = {}
         self._answers: dict[str, list[Sequence]] = {}
         self._scored: dict[str, FloatArray] = {}
+        self._top: dict[str, TopTokens] = {}
 
     def init_worker(self) -> ServedFacts:
         """Load or build the model.
@@ -76,7 +79,7 @@ class SnapshotSampler(ComparingWorker):
             except (ValueError, OSError, RLinfError) as error:
                 done[request.request_id] = SampleOutcome([], failure=str(error))
         for request_id in cancelled:
-            for kept in (self._drawings, self._answers, self._scored):
+            for kept in (self._drawings, self._answers, self._scored, self._top):
                 kept.pop(request_id, None)
         ends = time.monotonic() + seconds
         while not done and self._drawings:
@@ -93,6 +96,8 @@ class SnapshotSampler(ComparingWorker):
         self._engines.move_to_end(request.snapshot)
         if request.prompt_logprobs:
             self._scored[request.request_id] = self._score(request)
+        if request.prompt_top:
+            self._top[request.request_id] = self._prompt_top(request)
         params = SamplingParams(
             temperature=request.temperature,
             top_k=request.top_k,
@@ -149,18 +154,51 @@ class SnapshotSampler(ComparingWorker):
         del self._drawings[request_id], self._answers[request_id]
         failure = next((ended.failure for ended in answers if ended.failed), "")
         drawn = [
-            DrawnAnswer(ended.tokens, ended.logprobs, "stop" if ended.finish_reason == "stop" else "length")
+            DrawnAnswer(
+                ended.tokens,
+                ended.logprobs,
+                "stop" if ended.finish_reason == "stop" else "length",
+                self._answer_top(request, ended.tokens) if request.answer_top and not failure else None,
+            )
             for ended in sorted(answers, key=lambda ended: ended.sample)
         ]
-        return {request_id: SampleOutcome(drawn, self._scored.pop(request_id, None), failure)}
+        scored, top = self._scored.pop(request_id, None), self._top.pop(request_id, None)
+        return {request_id: SampleOutcome(drawn, scored, failure, top)}
 
     @torch.no_grad()
     def _score(self, request: Drawing) -> FloatArray:
-        """Return log-probabilities of a prompt's tokens, float32 [N]; that of the first is NaN."""
+        """Return log-probabilities of a prompt's tokens, float32 [N]; those of the first and the unasked are NaN."""
         tokens = np.asarray(request.prompt, np.int64)
         scores = np.full(len(tokens), np.nan, np.float32)
         if len(tokens) > 1:
             row = pack_data([Datum(tokens[:-1], {"target_tokens": tokens[1:]})], self.torch_device)
             with self._adapters.using(request.snapshot):
                 scores[1:] = self._adapters.policy(row).logprobs.cpu().numpy()
+            scores[: max(0, len(tokens) - request.prompt_last)] = np.nan
         return scores
+
+    def _prompt_top(self, request: Drawing) -> TopTokens:
+        """Return the most likely tokens at each place of a prompt; the first and the unasked have none."""
+        length, k = len(request.prompt), request.prompt_top
+        ids, logprobs = np.zeros((length, k), np.int32), np.full((length, k), _NONE, np.float32)
+        first = max(1, length - request.prompt_last)
+        if first < length:
+            ids[first:], logprobs[first:] = self._most_likely(request, request.prompt, first, k, 1.0)
+        return TopTokens(ids, logprobs)
+
+    def _answer_top(self, request: Drawing, answer: tuple[int, ...]) -> TopTokens:
+        """Return the most likely tokens at each place of an answer, at the temperature that it was drawn with."""
+        tokens, temperature = (*request.prompt, *answer), request.temperature or 1.0
+        return self._most_likely(request, tokens, len(request.prompt), request.answer_top, temperature)
+
+    @torch.no_grad()
+    def _most_likely(
+        self, request: Drawing, tokens: tuple[int, ...], first: int, k: int, temperature: float
+    ) -> TopTokens:
+        """Return the k most likely tokens from place `first` on."""
+        model: Any = self._adapters.model
+        read = torch.tensor(tokens[:-1], device=self.torch_device)[None]
+        with self._adapters.using(request.snapshot), plain_attention(model):
+            logits = model(input_ids=read, logits_to_keep=len(tokens) - first).logits[0].float()
+        values, ids = (logits / temperature).log_softmax(-1).topk(k)
+        return TopTokens(ids.cpu().numpy().astype(np.int32), values.cpu().numpy())

@@ -16,6 +16,7 @@ BRING_YOUR_OWN = (
     "agent_hetero",
     "math_smollm",
     "math_eval",
+    "serve_smollm",
     "sft_chat_smollm",
     "math_32b_8node",
     "math_moe_8gpu",

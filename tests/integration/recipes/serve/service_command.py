@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.waiting import until
+
 PYTHON = os.environ.get("RLINF_TEST_TINKER", "")
 NO_SDK = "RLINF_TEST_TINKER names no interpreter with the Tinker SDK"
 RLINF = Path(sys.executable).with_name("rlinf")
@@ -32,39 +34,37 @@ class Service(NamedTuple):
 
     @property
     def key(self) -> str:
-        return self.key_of("default")
+        # With `server.state_dir` it is not in the run folder.
+        folders = (self.folder / "service", self.folder.parents[1] / "state")
+        return next(folder for folder in folders if folder.is_dir()).joinpath("keys/default").read_text().strip()
 
-    def key_of(self, tenant: str) -> str:
-        return (self.folder / "keys" / tenant).read_text().strip()
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
 @contextmanager
-def service(folder: Path, *overrides: str) -> Generator[Service]:
+def service(folder: Path, *overrides: str, port: int = 0) -> Generator[Service]:
     """Serve from a folder as long as the context lasts."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = port or free_port()
     command = [str(RLINF), "serve", "serve_laptop", f"server.port={port}", *overrides]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    lines: list[str] = []
+    output = folder / "service.log"
+    with output.open("w") as file:
+        process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=subprocess.STDOUT, text=True)
     try:
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("export TINKER_API_KEY"):
-                break
-        assert process.poll() is None, "".join(lines)
-        (run,) = (folder / "runs").iterdir()
+        until(lambda: "export TINKER_API_KEY" in output.read_text() or process.poll() is not None, "the service", 240)
+        assert process.poll() is None, output.read_text()
+        run = max((folder / "runs").iterdir(), key=lambda path: path.stat().st_ctime)
         yield Service(process, run, f"http://127.0.0.1:{port}")
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.wait(timeout=60)
 
 
-def run_client(
-    running: Service, arguments: Sequence[str], folder: Path, timeout: float = 280
-) -> subprocess.CompletedProcess[str]:
-    """Run a program in the interpreter of the SDK, offline, in a folder."""
-    environment = {
+def client_environment(running: Service, folder: Path) -> dict[str, str]:
+    """Return the environment of a program of the SDK, offline."""
+    return {
         **os.environ,
         "TINKER_BASE_URL": running.url,
         "TINKER_API_KEY": running.key,
@@ -73,5 +73,12 @@ def run_client(
         "HOME": str(folder),
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def run_client(
+    running: Service, arguments: Sequence[str], folder: Path, timeout: float = 280
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in the interpreter of the SDK, offline, in a folder."""
+    environment = client_environment(running, folder)
     command = [PYTHON, "-W", "ignore", *arguments]
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=timeout)

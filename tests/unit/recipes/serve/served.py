@@ -14,6 +14,7 @@ import numpy as np
 
 from recipes.serve.config import ServeConfig
 from recipes.serve.http.routes import SdkRoutes
+from recipes.serve.service.journal import Journal
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.tenants import Keys, Tenants
@@ -209,6 +210,8 @@ class Served(NamedTuple):
     ben: Client
     http: httpx.AsyncClient
     steps: list[dict[str, float]]
+    resumed: int
+    application: Any
 
 
 @asynccontextmanager
@@ -222,24 +225,27 @@ async def served(folder: Path, shared: str, *overrides: str) -> AsyncGenerator[S
     """
     facts, actor, sampler = workers(shared)
     server, boot = config_of(*overrides).server, "b007"
-    tenants, ledger = Tenants(boot, server.session_timeout), Ledger(boot)
+    journal = Journal(folder / "sessions")
+    tenants, ledger = Tenants(boot, server.session_timeout), Ledger(boot, journal)
     steps: list[dict[str, float]] = []
-    failures: list[BaseException] = []
-    turns = ActorTurns(tenants, failures.append), SamplerTurns([sampler], sample_bytes, failures.append)
-    store = WeightStore(folder / "weights", folder / "snapshots", server.model_name)
-    state = ServiceState(server, facts, actor, tenants, ledger, store, turns, steps.append, "tokenizer")
+    turns = ActorTurns(tenants), SamplerTurns([sampler], sample_bytes)
+    store = WeightStore(folder / "weights", folder / "sessions", server.model_name)
+    state = ServiceState(server, facts, actor, tenants, ledger, store, journal, turns, steps.append, "tokenizer")
     keys = Keys(folder / "keys", server.tenants)
+    routes = SdkRoutes(state, keys)
+    resumed = routes.resume()
     work = [asyncio.create_task(part.run()) for part in turns]
-    transport = httpx.ASGITransport(SdkRoutes(state, keys).application())
+    application = routes.application()
+    transport = httpx.ASGITransport(application)
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
         clients = [Client(http, (folder / "keys" / name).read_text().strip()) for name in ("ann", "ben")]
-        yield Served(state, *clients, http, steps)
+        yield Served(state, *clients, http, steps, resumed, application)
+        assert [task for task in work if task.done()] == []
     for task in work:
         task.cancel()
     await asyncio.gather(*work, return_exceptions=True)
     for model in list(actor.worker._trained):
         actor.worker.remove(model)
-    assert failures == []
 
 
 def _answer(response: httpx.Response) -> Answer:

@@ -155,7 +155,7 @@ def test_sample_that_is_refused_is_told_at_once(start: Start, name: str) -> None
     asyncio.run(work())
 
 
-@pytest.mark.parametrize("field", ["topk_prompt_logprobs", "target_prompt_logprobs", "prompt_logprobs_last_n"])
+@pytest.mark.parametrize("field", ["target_prompt_logprobs", "prompt_alt_tokens_k"])
 def test_unserved_fields_of_samples_are_refused(start: Start, field: str) -> None:
     async def work() -> None:
         async with start() as service:

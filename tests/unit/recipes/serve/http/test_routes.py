@@ -13,6 +13,7 @@ import torch
 
 from recipes.language.models.plain_check import plain_attention
 from recipes.serve.http import routes
+from recipes.serve.wire.messages import SAMPLE_RESULT
 from tests.unit.recipes.serve.conftest import Start
 from tests.unit.recipes.serve.served import (
     ROWS,
@@ -209,6 +210,49 @@ def test_sampled_logprobs_are_those_of_a_pass(start: Start) -> None:
                 np.testing.assert_allclose(right[2:], np.frombuffer(answer.logprobs, np.float32), atol=1e-5)
 
     run(work())
+
+
+def test_most_likely_tokens_are_those_of_passes(start: Start) -> None:
+    async def work() -> None:
+        async with start() as service:
+            ann = service.ann
+            session = await ann.session()
+            model = await ann.model(session)
+            await ann.learn(model, 1, shifted())
+            await ann.step(model, 2, rate=0.05)
+            fields = {"model_id": model, "seq_id": 3, "sampling_session_seq_id": 0}
+            sampler = (await ann.result(await ann.post("save_weights_for_sampler", fields)))["sampling_session_id"]
+            prompt, vocabulary = ROWS[1][:4], service.state.facts.vocabulary
+            asked = sample_fields(sampler, 0, prompt, num_samples=2, max_tokens=3, stop=[], prompt_logprobs=True)
+            asked |= {"topk_prompt_logprobs": 3, "topk_sample_logprobs": 2, "prompt_logprobs_last_n": 2}
+            drawn = SAMPLE_RESULT.FromString(await ann.result(await ann.post("asample", asked)))
+            ids, logprobs = top_of(drawn.prompt_top)
+            # The first token has none, and the second was not asked about.
+            assert logprobs[:2].tolist() == [[-99999.0] * 3] * 2
+            assert np.isnan(np.frombuffer(drawn.prompt_logprobs, np.float32)).tolist() == [True, True, False, False]
+            for seq, answer in enumerate(drawn.sequences, start=4):
+                own, own_logprobs = top_of(answer.top)
+                tokens = [*prompt, *np.frombuffer(answer.tokens, np.int32).tolist()]
+                targets = [list(range(vocabulary))] * (len(tokens) - 1)
+                every = datum(tokens[:-1], target_tokens=targets, weights=np.ones((len(tokens) - 1, vocabulary)))
+                right = logprobs_of(await ann.learn(model, seq, [every], forward_only=True))[0]
+                for place in (2, 3):
+                    best = np.argsort(-right[place - 1])[:3]
+                    assert ids[place].tolist() == best.tolist()
+                    np.testing.assert_allclose(logprobs[place], right[place - 1][best], atol=1e-5)
+                for place in range(3):
+                    np.testing.assert_allclose(own_logprobs[place], -np.sort(-right[3 + place])[:2], atol=1e-5)
+                    np.testing.assert_allclose(own_logprobs[place], right[3 + place][own[place]], atol=1e-5)
+
+    run(work())
+
+
+def top_of(message: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the ids and log-probabilities of the most likely tokens, by place."""
+    shape = message.length, message.k
+    return np.frombuffer(message.ids, np.int32).reshape(shape), np.frombuffer(message.logprobs, np.float32).reshape(
+        shape
+    )
 
 
 def test_equal_requests_without_seed_differ(start: Start) -> None:

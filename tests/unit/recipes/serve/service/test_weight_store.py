@@ -26,7 +26,7 @@ async def fail(folder: str) -> None:
 
 
 def store(folder: Path) -> WeightStore:
-    return WeightStore(folder / "weights", folder / "snapshots", "base")
+    return WeightStore(folder / "weights", folder / "sessions", "base")
 
 
 def save(made: WeightStore, name: str, action: Any = write, **more: Any) -> str:
@@ -96,8 +96,9 @@ def test_path_of_another_form_is_refused(tmp_path: Path, path: Any) -> None:
         store(tmp_path).find("ann", path)
 
 
-def test_snapshots_go_with_their_session(tmp_path: Path) -> None:
+def test_request_that_saved_before_is_answered_again(tmp_path: Path) -> None:
     made = store(tmp_path)
-    folder, other = (asyncio.run(made.snapshot(session, write)) for session in ("s1", "s2"))
-    made.end_session("s1")
-    assert (folder.exists(), other.exists()) == (False, True)
+    path = save(made, "one", seq_id=3)
+    assert save(made, "one", fail, seq_id=3) == path
+    with pytest.raises(RequestError, match="overwrite=True"):
+        save(made, "one", seq_id=4)

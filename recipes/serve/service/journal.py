@@ -1,0 +1,157 @@
+"""Records of sessions on disk, from which a later start of the server goes on.
+
+Each session has a folder with the file `journal`: frames of a JSON object and bytes, each with a checksum. A frame that
+a killed process has not written to its end is cut off. Frames are handed to the operating system and not synced: they
+outlive the process, and not always the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rlinf_core import RunError
+from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
+from rlinf_core.runners.storage.durable import remove_tree, write_whole
+
+LOGGER: Final = logging.getLogger("rlinf")
+JOURNAL: Final = "journal"
+_SESSION: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
+_HEAD: Final = struct.Struct("<III")  # checksum of both parts, bytes of the JSON object, bytes after it
+_SMALLEST: Final = 8 << 20
+
+
+class Entry(NamedTuple):
+    """An event in the life of a session.
+
+    Attributes:
+        kind: of the event: session, sampler, request, outcome or saved.
+        fields: what JSON holds.
+        body: further bytes.
+    """
+
+    kind: str
+    fields: Mapping[str, Any]
+    body: bytes = b""
+
+
+class Journal:
+    """The files of all sessions.
+
+    Args:
+        root: folder of the sessions' folders.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        # Bytes of each file, and how many it had when it was compacted last.
+        self._sizes: dict[str, int] = {}
+        self._compacted: dict[str, int] = {}
+
+    def folder(self, session_id: str) -> Path:
+        """Return the folder of a session, which goes with it."""
+        return self._root / session_id
+
+    def begin(self, session_id: str, tenant: str) -> None:
+        """Begin the file of a session.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        self._sizes[session_id] = 0
+        self.append(session_id, Entry("session", {"tenant": tenant}))
+
+    def append(self, session_id: str, entry: Entry) -> None:
+        """Write an event of a session, unless the session has ended.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        if session_id not in self._sizes:
+            return
+        frame, folder = _frame(entry), self.folder(session_id)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / JOURNAL).open("ab", buffering=0) as file:
+                file.write(frame)
+        except OSError as error:
+            raise RunError(f"the sessions in `{self._root}` cannot be written", why=error.strerror) from error
+        self._sizes[session_id] += len(frame)
+
+    def sessions(self) -> Iterator[tuple[str, list[Entry]]]:
+        """Return the sessions of earlier starts with their events, which go on from here.
+
+        Raises:
+            RunError: a file cannot be read.
+        """
+        try:
+            for folder in sorted(self._root.iterdir()) if self._root.is_dir() else ():
+                if _SESSION.fullmatch(folder.name):
+                    yield folder.name, self._opened(folder)
+        except OSError as error:
+            raise RunError(f"the sessions in `{self._root}` cannot be read", why=error.strerror) from error
+
+    def _opened(self, folder: Path) -> list[Entry]:
+        file = folder / JOURNAL
+        data = file.read_bytes() if file.exists() else b""
+        entries, whole = _entries(data)
+        if whole < len(data):
+            LOGGER.warning("the last event of session %s was not written to its end", folder.name)
+            with file.open("r+b") as opened:
+                opened.truncate(whole)
+        self._sizes[folder.name] = whole
+        return entries
+
+    def has_grown(self, session_id: str) -> bool:
+        """Return whether a file is worth to be compacted."""
+        return self._sizes.get(session_id, 0) > max(_SMALLEST, 2 * self._compacted.get(session_id, 0))
+
+    def compact(self, session_id: str, kept: Callable[[Entry], Entry | None]) -> None:
+        """Write the file of a session anew, with what is kept of each event.
+
+        Raises:
+            RunError: it cannot be read or written.
+        """
+        file = self.folder(session_id) / JOURNAL
+        try:
+            entries, _ = _entries(file.read_bytes())
+            frames = b"".join(_frame(entry) for entry in map(kept, entries) if entry is not None)
+            write_whole(file, frames)
+        except OSError as error:
+            raise RunError(f"the sessions in `{self._root}` cannot be written", why=error.strerror) from error
+        self._sizes[session_id] = self._compacted[session_id] = len(frames)
+
+    def end(self, session_id: str) -> None:
+        """Remove a session."""
+        self._sizes.pop(session_id, None)
+        self._compacted.pop(session_id, None)
+        remove_tree(self.folder(session_id))
+
+
+def _frame(entry: Entry) -> bytes:
+    head = json.dumps({"kind": entry.kind, **entry.fields}).encode()
+    return _HEAD.pack(zlib.crc32(head + entry.body), len(head), len(entry.body)) + head + entry.body
+
+
+def _entries(data: bytes) -> tuple[list[Entry], int]:
+    """Return the events in the bytes of a file, and how many bytes are whole frames."""
+    entries: list[Entry] = []
+    at = 0
+    while at + _HEAD.size <= len(data):
+        checksum, size, more = _HEAD.unpack_from(data, at)
+        start, end = at + _HEAD.size, at + _HEAD.size + size + more
+        if end > len(data) or zlib.crc32(data[start:end]) != checksum:
+            break
+        try:
+            fields = load_json_object(data[start : start + size])
+        except BadJsonError:
+            break
+        entries.append(Entry(str(fields.pop("kind", "")), fields, data[start + size : end]))
+        at = end
+    return entries, at
