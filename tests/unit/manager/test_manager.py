@@ -209,6 +209,16 @@ def test_the_picture_of_a_job(join: Join) -> None:
     worker.operations.end(serial)
 
 
+def test_nothing_is_asked_of_a_manager_that_is_gone(manager: ManagerProcess, join: Join) -> None:
+    driver = join("driver")
+    driver.open_group("actor", 1, 5)
+    manager._endpoint.close(linger=0.0)
+    assert _eventually(lambda: driver._manager_lost is not None)
+    with pytest.raises(RuntimeFailure, match="its manager is gone") as caught:
+        driver.open_group("rollout", 1, 600)
+    assert not isinstance(caught.value, TimeoutError)
+
+
 def test_who_is_dismissed_is_told(join: Join) -> None:
     driver = join("driver")
     worker = join("actor:0", driver.open_group("actor", 1, 5))
