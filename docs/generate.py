@@ -1,8 +1,8 @@
 """Writes the pages of this folder that are made from the code: `make docs`.
 
 docs/commands.md holds the help of every command, docs/diagnostics.md every diagnostic code, docs/reference.md every key
-of a file, docs/faults.md the faults of `rlinf chaos`, docs/placement.svg the picture of the 18-node example. A test compares them with what this would write, so
-they cannot fall behind.
+of a file, docs/faults.md the faults of `rlinf chaos`, docs/placement.svg the picture of the 18-node example. A test
+compares them with what this would write, so they cannot fall behind.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _faults() -> str:
     parts = [
         _MADE.format(source="`rlinf_cli/chaos/fault_table.py`"),
         "# Faults\n",
-        "What becomes of a run where a process is killed or stopped, a checkpoint is damaged, or files have no room. Each"
-        " cell has its name for [`rlinf chaos --fault`](bad-day.md#planting-faults), which plants it; the nightly test"
+        "What becomes of a run where a process is killed or stopped, a checkpoint is damaged, or files have no room."
+        " Each cell has its name for [`rlinf chaos --fault`](bad-day.md#planting-faults), which plants it; the nightly test"
         " `tests/integration/cli/test_chaos.py` does, by seeds, in the recipes embodied and math.\n",
         f"| process | {' | '.join(columns)} |",
         f"|---|{'---|' * len(columns)}",

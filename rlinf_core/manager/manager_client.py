@@ -230,10 +230,9 @@ class ManagerClient(Resolver):
 
     def _handle(self, stream: PeerStream | None, message: object) -> None:
         if isinstance(message, m.Question):
-            stacks = describe_stacks() if message.stacks else ""
-            answer = m.ProcessAnswer(
-                message.round, self.operations.publication(), tuple(self.in_flight()), self.channels(), stacks
-            )
+            stacks, recent = (describe_stacks(), self.operations.recent()) if message.stacks else ("", "")
+            publication, in_flight = self.operations.publication(), tuple(self.in_flight())
+            answer = m.ProcessAnswer(message.round, publication, in_flight, self.channels(), stacks, recent)
             self.tell(answer)
         elif isinstance(message, m.Died):
             if not self._succeeded(message):
