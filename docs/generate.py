@@ -82,8 +82,8 @@ def _faults() -> str:
         _MADE.format(source="`rlinf_cli/chaos/fault_table.py`"),
         "# Faults\n",
         "What becomes of a run where a process is killed or stopped, a checkpoint is damaged, or files have no room."
-        " Each cell has its name for [`rlinf chaos --fault`](bad-day.md#planting-faults), which plants it; the nightly test"
-        " `tests/integration/cli/test_chaos.py` does, by seeds, in the recipes embodied and math.\n",
+        " Each cell has its name for [`rlinf chaos --fault`](bad-day.md#planting-faults), which plants it; the nightly"
+        " test `tests/integration/cli/test_chaos.py` does, by seeds, in the recipes embodied and math.\n",
         f"| process | {' | '.join(columns)} |",
         f"|---|{'---|' * len(columns)}",
         *(f"| {target} | {' | '.join(cells.get((target, deed), '') for deed in columns)} |" for target in rows),
