@@ -1,8 +1,8 @@
 """Writes the pages of this folder that are made from the code: `make docs`.
 
 docs/commands.md holds the help of every command, docs/diagnostics.md every diagnostic code, docs/reference.md every key
-of a file, docs/placement.svg the picture of the 18-node example. A test compares them with what this would write, so
-they cannot fall behind.
+of a file, docs/faults.md the faults of `rlinf chaos`, docs/placement.svg the picture of the 18-node example. A test
+compares them with what this would write, so they cannot fall behind.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, cast
 
 from typer.main import get_command
 
+from rlinf_cli.chaos.fault_table import FAULTS
 from rlinf_cli.codes import Code, Example, codes_by_stage
 from rlinf_cli.file.field_docs import FieldDoc, describe
 from rlinf_cli.main import app
@@ -36,6 +37,7 @@ def pages() -> dict[Path, str]:
         DOCS / "commands.md": _commands(),
         DOCS / "diagnostics.md": _diagnostics(),
         DOCS / "reference.md": _reference(),
+        DOCS / "faults.md": _faults(),
         DOCS / "placement.svg": _picture(),
     }
 
@@ -70,6 +72,23 @@ def _commands() -> str:
 
     add(get_command(app), "rlinf", None)
     return "\n".join(parts)
+
+
+def _faults() -> str:
+    columns = list(dict.fromkeys(fault.deed for fault in FAULTS.values()))
+    rows = list(dict.fromkeys(fault.target for fault in FAULTS.values()))
+    cells = {(fault.target, fault.deed): f"`{name}`: {fault.outcome}" for name, fault in FAULTS.items()}
+    parts = [
+        _MADE.format(source="`rlinf_cli/chaos/fault_table.py`"),
+        "# Faults\n",
+        "What becomes of a run where a process is killed or stopped, a checkpoint is damaged, or files have no room."
+        " Each cell has its name for [`rlinf chaos --fault`](bad-day.md#planting-faults), which plants it; the nightly"
+        " test `tests/integration/cli/test_chaos.py` does, by seeds, in the recipes embodied and math.\n",
+        f"| process | {' | '.join(columns)} |",
+        f"|---|{'---|' * len(columns)}",
+        *(f"| {target} | {' | '.join(cells.get((target, deed), '') for deed in columns)} |" for target in rows),
+    ]
+    return "\n".join(parts) + "\n"
 
 
 def _diagnostics() -> str:

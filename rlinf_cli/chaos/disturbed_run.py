@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import resource
 import select
 import signal
@@ -197,9 +198,9 @@ class DisturbedRun:
         facts = self._facts()
         if facts is None:
             return self._struck
-        times = [*(struck.time for struck in self._struck[1:]), float("inf")]
+        times = [*(struck.time for struck in self._struck[1:]), math.inf]
         words: list[Struck] = []
-        for struck, until in zip(self._struck, times, strict=True):
+        for struck, until in zip(self._struck, times, strict=False):
             event = next(
                 (event for event in facts.story if event.kind in _EVENTS and struck.time <= event.time < until), None
             )

@@ -158,11 +158,14 @@ class ManagerClient(Resolver):
 
         Raises:
             CommunicationTimeoutError: there is no reply within `timeout` seconds.
+            RuntimeFailure: the manager is gone.
             Exception: the error in the reply.
         """
         serial = next(self._serials)
         work: Work[object] = Work(kind, target, timeout, self.endpoint.waits)
         self._requests[serial] = work
+        if self._manager_lost is not None:
+            work.fail(self._job_ended(self._manager_lost))
         try:
             self._control.send(self._stream, m.ManagerRequest(serial, body))
             return work.wait()
@@ -227,10 +230,9 @@ class ManagerClient(Resolver):
 
     def _handle(self, stream: PeerStream | None, message: object) -> None:
         if isinstance(message, m.Question):
-            stacks = describe_stacks() if message.stacks else ""
-            answer = m.ProcessAnswer(
-                message.round, self.operations.publication(), tuple(self.in_flight()), self.channels(), stacks
-            )
+            stacks, recent = (describe_stacks(), self.operations.recent()) if message.stacks else ("", "")
+            publication, in_flight = self.operations.publication(), tuple(self.in_flight())
+            answer = m.ProcessAnswer(message.round, publication, in_flight, self.channels(), stacks, recent)
             self.tell(answer)
         elif isinstance(message, m.Died):
             if not self._succeeded(message):
@@ -406,9 +408,11 @@ class ManagerClient(Resolver):
             return
         if not reason.startswith(NO_ANSWER):
             self._manager_lost = reason
-        error = RuntimeFailure("the job has ended", why=f"its manager is gone: {reason}", where=self._name)
         for work in list(self._requests.values()):
-            work.fail(error)
+            work.fail(self._job_ended(reason))
+
+    def _job_ended(self, reason: str) -> RuntimeFailure:
+        return RuntimeFailure("the job has ended", why=f"its manager is gone: {reason}", where=self._name)
 
     def _cancel_all(self, calls: tuple[str, ...] | None) -> None:
         self.endpoint.fail(CancelledOperationError("the call was cancelled", where=self._name))

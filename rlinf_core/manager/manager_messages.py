@@ -231,6 +231,7 @@ class ProcessAnswer:
         in_flight: workers with unanswered calls of this process.
         channels: the channels it hosts, by name.
         stacks: of its threads, as text, if requested.
+        recent: what it did in the last 30 s, likewise.
     """
 
     round: int
@@ -238,6 +239,7 @@ class ProcessAnswer:
     in_flight: tuple[str, ...] = ()
     channels: Mapping[str, ChannelView] = field(default_factory=dict[str, ChannelView])
     stacks: str = ""
+    recent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Generator, Hashable, Iterable
 from contextlib import contextmanager
 from typing import TypeAlias, cast
@@ -14,6 +15,9 @@ from rlinf_core.waiting import RUNNING, Operation, OperationKind, Publication, P
 
 # For how long a process whose bytes have moved counts as moving: networks stand still for seconds, and go on.
 _STILL_MOVING = 5.0
+# The last operations that are kept for evidence of a failure: by number, and by age in seconds when they are told.
+_RECENT = 256
+_RECENT_SECONDS = 30.0
 
 # Kind, target, key, since, detached, peers, task_key, bounded.
 _Entry: TypeAlias = tuple[OperationKind, str, str | None, float, bool, tuple[str, ...], Hashable, bool]
@@ -39,6 +43,8 @@ class InflightOps:
         self._moved_at = float("-inf")
         self._quiet_since = time.monotonic()
         self._last_call = ""
+        # Those that are over, with their ends.
+        self._recent: deque[tuple[_Entry, float]] = deque(maxlen=_RECENT)
 
     def begin(
         self,
@@ -92,8 +98,10 @@ class InflightOps:
     def end(self, serial: int) -> None:
         """Publish that an operation is over, however it ended; a second time does nothing."""
         entry = self._current.pop(serial, None)
-        if tracing.recorder is not None and entry is not None and not entry[4]:
-            _record(tracing.recorder, entry)
+        if entry is not None:
+            self._recent.append((entry, time.monotonic()))
+            if tracing.recorder is not None and not entry[4]:
+                _record(tracing.recorder, entry)
         if self._attached:
             self._attached.pop(serial, None)
         self._changes += 1
@@ -130,6 +138,15 @@ class InflightOps:
             yield
         finally:
             self.end(serial)
+
+    def recent(self) -> str:
+        """Return the operations of the last 30 s that are over, one line each, the last one at the end."""
+        now = time.monotonic()
+        return "\n".join(
+            f"{now - ended:7.3f} s ago, after {ended - since:.3f} s: {Operation(kind, target, key, since, 0).title}"
+            for (kind, target, key, since, *_), ended in self._recent.copy()
+            if now - ended <= _RECENT_SECONDS
+        )
 
     def publication(self) -> Publication:
         """Return the current report for other processes."""

@@ -84,7 +84,8 @@ def json_of(value: Any) -> str:
 
 
 def waits(scene: FailureScene) -> Parts:
-    """Yield the graph of who waits for whom, the stacks, and what is in flight in channels."""
+    """Yield the graph of who waits for whom, the stacks, what processes did before, and what is in flight in
+    channels."""
     job = scene.snapshot
     if job is None:
         return
@@ -126,6 +127,8 @@ def waits(scene: FailureScene) -> Parts:
     yield "in_flight.json", json_of({"channels": in_flight})
     stacks = [f"== {name}\n{answer.stacks}\n" for name, answer in job.answers.items() if answer.stacks]
     yield "stacks.txt", masked("\n".join(stacks))
+    recent = [f"== {name}\n{answer.recent}\n" for name, answer in job.answers.items() if answer.recent]
+    yield "recent.txt", masked("\n".join(recent))
 
 
 def memory(scene: FailureScene) -> Parts:

@@ -103,7 +103,16 @@ def test_interrupted_and_continued_to_its_end(running: subprocess.Popen[str]) ->
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("name", "command"), [("gcs_server", "gcs/gcs_server"), ("manager", "ray::ManagerProcess")])
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("gcs_server", "gcs/gcs_server"),
+        ("manager", "ray::ManagerProcess"),
+        ("raylet", "raylet/raylet"),
+        # Without its agent a raylet ends itself, and everything below it before.
+        ("raylet", "ray::RuntimeEnvAgent"),
+    ],
+)
 def test_watcher_that_dies_is_named(running: subprocess.Popen[str], name: str, command: str) -> None:
     os.kill(_process_below(running.pid, command), signal.SIGKILL)
     _, err = running.communicate(timeout=100)

@@ -58,6 +58,9 @@ def test_a_killed_worker_alone_is_started_again(train: Train, spanning: Run, com
     (bundle,), faults = read_bundles(run.folder.path)
     assert (bundle.content.failures[0].died, faults) == (True, [])
     assert again.details[-1] == f"evidence: evidence/{bundle.path.name}"
+    recent = (bundle.path / "recent.txt").read_text()
+    assert "== driver\n" in recent
+    assert "method `" in recent
     check_is_alike(run, spanning)
 
 

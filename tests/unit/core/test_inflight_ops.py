@@ -264,3 +264,26 @@ def test_unseen_short_step_counts_as_progress_of_its_thread(clock: Clock) -> Non
     assert (before.quiet, after.quiet) == (5, 0)
     assert not before.running
     assert after.running, "a thread that the user started goes on"
+
+
+def test_recent_operations_are_told_in_order(clock: Clock) -> None:
+    ops = InflightOps()
+    for seconds in (1.0, 2.0, 0.5):
+        serial = ops.begin(OperationKind.RECV, f"env:{seconds:g}")
+        clock.now += seconds
+        ops.end(serial)
+    ops.begin(OperationKind.RECV, "env:9")
+    clock.now += 28.0
+    assert ops.recent().splitlines() == [
+        " 28.500 s ago, after 2.000 s: recv from env:2",
+        " 28.000 s ago, after 0.500 s: recv from env:0.5",
+    ]
+
+
+def test_recent_operations_are_bounded() -> None:
+    ops = InflightOps()
+    for number in range(1000):
+        ops.end(ops.begin(OperationKind.RECV, f"env:{number}"))
+    lines = ops.recent().splitlines()
+    assert len(lines) == 256
+    assert lines[-1].endswith("recv from env:999")

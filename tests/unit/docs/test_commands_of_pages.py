@@ -19,7 +19,7 @@ from rlinf_cli.main import app
 REPOSITORY = Path(__file__).parents[3]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 # Usage lines made from the code, and what benchmarks print.
-MADE = {"commands.md", "reference.md", "diagnostics.md", "benchmarks.md"}
+MADE = {"commands.md", "reference.md", "diagnostics.md", "faults.md", "benchmarks.md"}
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(rlinf [^`\n]+)`")
 LINE = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*(?:\.venv/bin/)?(rlinf [a-z].*)$")

@@ -207,6 +207,20 @@ def test_the_picture_of_a_job(join: Join) -> None:
     assert shown["actor:1"].state == "dead"
     assert shown["actor:2"].state == "launching"
     worker.operations.end(serial)
+    with_stacks = visitor.request(Inspect(stacks=True), 5)
+    assert isinstance(with_stacks, JobSnapshot)
+    assert snapshot.answers["actor:0"].recent == ""
+    assert with_stacks.answers["actor:0"].recent.endswith("recv from actor:1")
+
+
+def test_nothing_is_asked_of_a_manager_that_is_gone(manager: ManagerProcess, join: Join) -> None:
+    driver = join("driver")
+    driver.open_group("actor", 1, 5)
+    manager._endpoint.close(linger=0.0)
+    assert _eventually(lambda: driver._manager_lost is not None)
+    with pytest.raises(RuntimeFailure, match="its manager is gone") as caught:
+        driver.open_group("rollout", 1, 600)
+    assert not isinstance(caught.value, TimeoutError)
 
 
 def test_who_is_dismissed_is_told(join: Join) -> None:

@@ -1,0 +1,49 @@
+"""`rlinf chaos` before anything starts: what it lists, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_cli.chaos.disturbed_run import flip_bit
+
+Cli = Callable[..., Any]
+
+
+def test_dry_run_lists_the_faults_of_each_seed(cli: Cli) -> None:
+    arguments = ("chaos", "laptop", "runner.max_steps=20", "--seeds", "5", "--fault", "kill", "--dry-run")
+    text = cli(*arguments)
+    assert text.code == 0
+    assert "nothing was started" in text.err
+    record = json.loads(cli(*arguments, "--output", "json").out)
+    assert record["schema"] == "rlinf.chaos_plan/1"
+    assert [run["seed"] for run in record["runs"]] == [0, 1, 2, 3, 4]
+    assert {strike["fault"].partition("-")[0] for run in record["runs"] for strike in run["strikes"]} == {"kill"}
+    third = json.loads(cli(*arguments[:3], "--fault", "kill", "--first-seed", "3", "--dry-run", "--output", "json").out)
+    assert third["runs"][0] == record["runs"][3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("laptop", "runner.max_steps=-1"), "the job has no end"),
+        (("hetero18",), "faults are planted into no job with robots"),
+        (("laptop", "--fault", "kil"), "there is no fault `kil`"),
+        (("laptop", "cluster.num_nodes=2"), "planted on this machine only"),
+    ],
+)
+def test_job_is_refused(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
+    ended = cli("chaos", *arguments, "--dry-run")
+    assert ended.code == 2
+    assert words in ended.err
+
+
+def test_one_bit_is_flipped(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(100))
+    flip_bit(file)
+    assert sum(byte.bit_count() for byte in file.read_bytes()) == 1

@@ -1,0 +1,89 @@
+"""Verdicts on disturbed runs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from rlinf_cli.chaos.judge import Verdict, judge, reference_of
+from rlinf_cli.chaos.outcomes import Outcome, Struck
+from rlinf_cli.chaos.strike_plan import Strike
+
+METRICS = ({"loss": 1.0, "time/step": 3.0}, {"loss": math.nan, "time/step": 4.0})
+
+
+def outcome(**changes: Any) -> Outcome:
+    """Of a run of two steps that nothing was wrong with."""
+    fields: dict[str, Any] = {
+        "code": 0,
+        "status": "finished",
+        "reason": "",
+        "steps": (1, 2),
+        "metrics": METRICS,
+        "digests": {"2/actor/.metadata": "x", "2/actor/0.distcp": "a"},
+        "why": (),
+        "struck": (struck(),),
+        "left": (),
+        "bugs": (),
+        "seconds": 9.0,
+    }
+    return Outcome(**{**fields, **changes})
+
+
+def struck(fault: str = "kill-worker", victim: str = "EnvGroup:0", **changes: Any) -> Struck:
+    return Struck(Strike(fault, 1, 0.1, 0.5), victim, 77, 100.0, 1, **changes)
+
+
+OTHER = outcome(
+    digests={"2/actor/.metadata": "y", "2/actor/0.distcp": "a"},
+    metrics=({"loss": 1.0, "time/step": 5.0}, {"loss": math.nan, "time/step": 6.0}),
+)
+REFERENCE = reference_of(outcome(), OTHER, 5.0)
+BY_CHANCE = reference_of(outcome(), outcome(digests={"2/actor/0.distcp": "b"}), 5.0)
+KILLED = ("killed-by-signal", "`EnvGroup:0` was killed by SIGKILL")
+FAILED = {"code": 1, "status": "failed", "why": (KILLED,)}
+CASES: dict[str, tuple[dict[str, Any], Verdict, str]] = {
+    "same": ({}, Verdict.EQUAL, ""),
+    "times differ": ({"metrics": OTHER.metrics}, Verdict.EQUAL, ""),
+    "other weights": ({"digests": {"2/actor/0.distcp": "b"}}, Verdict.WRONG, "differ: 2/actor/0.distcp"),
+    "other loss": ({"metrics": ({"loss": 2.0}, METRICS[1])}, Verdict.WRONG, "step 1 differ: loss 2.0 not 1.0"),
+    "step missing": ({"steps": (2,)}, Verdict.WRONG, "its steps are 2 to 2, not 1 to 2"),
+    "step twice": ({"steps": (1, 1, 2)}, Verdict.WRONG, "its steps are [1, 1, 2]"),
+    "not hit": ({"struck": (struck(victim=""),)}, Verdict.UNTOUCHED, ""),
+    "named": (FAILED, Verdict.EXPLAINED, ""),
+    "another named": ({**FAILED, "why": (("died", "`RewardGroup:0` died"),)}, Verdict.UNEXPLAINED, "RewardGroup"),
+    "nothing named": ({**FAILED, "why": ()}, Verdict.UNEXPLAINED, "`rlinf why` says: nothing"),
+    "ended by itself": ({**FAILED, "struck": (), "reason": "bad"}, Verdict.WRONG, "nothing was hit"),
+    "success of a failure": ({"status": "failed"}, Verdict.WRONG, "its exit code is 0, and the run is failed"),
+    "hung": ({"code": None, "status": "running"}, Verdict.HUNG, "neither went on nor ended"),
+    "left": ({"left": ("process 5",)}, Verdict.UNCLEAN, "left behind: process 5"),
+    "bug": ({"bugs": ("this is a bug in rlinf",)}, Verdict.UNCLEAN, "printed: this is a bug"),
+    "frozen, named": ({"struck": (struck("freeze-worker", named=7.0),)}, Verdict.EQUAL, ""),
+    "frozen, not named": ({"struck": (struck("freeze-worker"),)}, Verdict.UNEXPLAINED, "not named: EnvGroup:0"),
+    "frozen, then ended": ({"struck": (struck("freeze-worker", gone=True),)}, Verdict.EQUAL, ""),
+    "raylet": (
+        {**FAILED, "struck": (struck("kill-raylet", "raylet"),), "why": (("node-lost", "the machine"),)},
+        *(Verdict.EXPLAINED, ""),
+    ),
+    "no room": (
+        {**FAILED, "struck": (struck("fill-actor"),), "why": (("disk-full", "No space left"),)},
+        *(Verdict.EXPLAINED, ""),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_verdict(case: str) -> None:
+    changes, expected, words = CASES[case]
+    verdict, why = judge(outcome(**changes), REFERENCE)
+    assert verdict == expected
+    assert words in why
+    assert bool(why) == bool(words)
+
+
+def test_results_by_chance_are_not_compared() -> None:
+    assert (REFERENCE.comparable, BY_CHANCE.comparable) == (True, False)
+    assert judge(outcome(digests={"2/actor/0.distcp": "c"}), BY_CHANCE) == (Verdict.RIGHT, "")
+    assert judge(outcome(steps=(1,)), BY_CHANCE)[0] == Verdict.WRONG
