@@ -85,7 +85,7 @@ KINDS: Final[Mapping[str, Kind]] = {
             f"{_SFT}/robotwin_sft_openpi_rlinf.yaml",
             "RLinf/tests/e2e_tests/sft/maniskill_sft_openpi.yaml",
         ),
-        8,
+        4,
     ),
     "verl": Kind(
         (
