@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from rlinf_cli.importing.outcomes import Added, Leaf, LeftOut, ReferenceText
 from rlinf_cli.importing.projects import agent_tools
@@ -50,7 +50,7 @@ AGENT: Final[Table] = {
 
 def agent_needs(tree: MappingNode) -> Iterator[Added]:
     """Yield what agents need here: places, their tools, and what a tool reads."""
-    why: Any = f"agents run in a separate group of {_PROCESSES} CPU processes"
+    why = f"agents run in a separate group of {_PROCESSES} CPU processes"
     yield Added((*_AGENTS, "node_group"), "node", why)
     yield Added((*_AGENTS, "placement"), f"0:0-{_PROCESSES - 1}", why)
     tools = agent_tools(tree)
