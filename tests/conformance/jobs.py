@@ -151,7 +151,7 @@ TRAININGS: Final[Mapping[str, Training]] = {
     ),
     "sft": Training(
         f"{_SFT}/robotwin_sft_openpi_pi05.yaml",
-        (_placed("actor"), "actor.micro_batch_size=4", "actor.global_batch_size=8"),
+        (_placed("actor"), "actor.model.num_action_chunks=6", "actor.micro_batch_size=4", "actor.global_batch_size=8"),
         "train/actor/grad_norm",
     ),
     "verl": Training(

@@ -51,7 +51,7 @@ def test_losses_bound_ratios_in_their_own_way(train_math: Train) -> None:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_loss_learns_sums(tmp_path: Path, loss: str) -> None:
-    run = train(tmp_path, "math_laptop", f"algorithm.loss_type={loss}", BY_SEQUENCE, "runner.max_steps=100")
+    run = train(tmp_path, "math_laptop", f"algorithm.loss_type={loss}", BY_SEQUENCE, "runner.max_steps=60")
 
     rewards = metrics(run, "rollout/reward")
-    assert statistics.fmean(rewards[-5:]) - statistics.fmean(rewards[:3]) >= 0.3
+    assert statistics.fmean(rewards[-5:]) - statistics.fmean(rewards[:3]) >= 0.25
