@@ -19,6 +19,7 @@ from rlinf_cli.importing.projects import RLINF_SECTIONS, VERL_SECTIONS, Project,
 from rlinf_cli.importing.rules.evaluations import EVALUATION, acts_alone, evaluation_needs, plain
 from rlinf_cli.importing.rules.evaluations import SECTIONS as EVALUATION_SECTIONS
 from rlinf_cli.importing.rules.machine_places import reward_place, verl_places, verl_rules
+from rlinf_cli.importing.rules.rules_agent import AGENT, agent_needs
 from rlinf_cli.importing.rules.rules_off_policy import SAC, is_off_policy
 from rlinf_cli.importing.rules.rules_rlinf import EMBODIED, MATH, SFT, cameras
 from rlinf_cli.importing.rules.rules_verl import VERL
@@ -129,7 +130,7 @@ def _rules(project: Project, recipe: str, tree: MappingNode, values: Values) -> 
         return EVALUATION, {**RLINF_SECTIONS, **EVALUATION_SECTIONS}
     if recipe == "embodied" and is_off_policy(values):
         return SAC, RLINF_SECTIONS
-    return {"embodied": EMBODIED, "sft": SFT}.get(recipe, MATH), RLINF_SECTIONS
+    return {"embodied": EMBODIED, "sft": SFT, "agent": AGENT}.get(recipe, MATH), RLINF_SECTIONS
 
 
 def _first_of_each(conversion: Conversion, added: list[Added]) -> None:
@@ -162,8 +163,10 @@ def _additions(conversion: Conversion) -> Iterator[Added]:
             yield Added(("data", "apply_chat_template"), True, "the prompts of verl's rows are messages of a chat")
         if ("reward", "reward_type") not in written_paths:
             yield Added(("reward", "reward_type"), "math", "verl selects the reward by data set; choose one here")
-    elif conversion.recipe == "math":
+    elif conversion.recipe in ("math", "agent"):
         yield from _rlinf_math(tree, values)
+        if conversion.recipe == "agent":
+            yield from agent_needs(tree)
     else:
         yield from cameras(values, written_paths)
         if acts_alone(tree):

@@ -40,6 +40,8 @@ FOLDER_BY_VARIABLE: Final = {
 _TASKS: Final = {"embodied": "embodied", "sft": "sft", "math": "math", "reasoning": "math"}
 # What marks files of agents, whose loops and tools are programs of RLinf.
 _AGENT_SECTIONS: Final = ("agentloop", "tools", "rollout_server", "eval")
+# Tools of these agents, with the tool of recipe `agent` that does the same.
+_AGENT_TOOLS: Final = {"search": "search", "codejudge": "python"}
 _AGENT_TASKS: Final = ("coding_online_rl", "reasoning_eval")
 # Sections that mark a job file, not a fragment.
 JOB_SECTIONS: Final = ("actor_rollout_ref", "trainer", "runner")
@@ -80,7 +82,10 @@ def recipe_of(project: Project, tree: MappingNode) -> tuple[str, str]:
         return "math", "a file of verl with `actor_rollout_ref`"
     task = find(tree, ("runner", "task_type"))
     written = task.raw if isinstance(task, ScalarNode) else ""
-    _refuse_other_meanings(tree, written)
+    tools = agent_tools(tree)
+    _refuse_other_meanings(tree, written, is_agent=bool(tools))
+    if tools:
+        return "agent", f"agents that call `{tools[0]}`"
     if written == "sft" and not _is_policy(tree):
         raise ConfigError(
             "`runner.task_type: sft` of a language model is not converted",
@@ -99,13 +104,25 @@ def recipe_of(project: Project, tree: MappingNode) -> tuple[str, str]:
     )
 
 
-def _refuse_other_meanings(tree: MappingNode, task_type: str) -> None:
+def agent_tools(tree: MappingNode) -> list[str]:
+    """Return the tools here of a file whose agents call them in a loop of turns; none where its loop is another, as
+    that of several agents with a `workflow` is.
+    """
+    tools, loop = tree.get("tools"), tree.get("agentloop")
+    if not isinstance(tools, MappingNode) or not isinstance(loop, MappingNode):
+        return []
+    if loop.entry("toolcall_parser") is None or loop.entry("workflow") is not None:
+        return []
+    return [_AGENT_TOOLS[entry.key.raw] for entry in tools.entries if entry.key.raw in _AGENT_TOOLS]
+
+
+def _refuse_other_meanings(tree: MappingNode, task_type: str, *, is_agent: bool) -> None:
     """Refuse a file of RLinf that means neither training nor evaluation of what a recipe has.
 
     Raises:
         ConfigError: it is one.
     """
-    sections = [name for name in _AGENT_SECTIONS if tree.entry(name) is not None]
+    sections = [name for name in _AGENT_SECTIONS if tree.entry(name) is not None and not is_agent]
     if sections or task_type in _AGENT_TASKS:
         what = f"section `{sections[0]}`" if sections else f"`runner.task_type: {task_type}`"
         raise ConfigError(

@@ -46,12 +46,20 @@ class StandIns(NamedTuple):
     verl_rows: Path
 
 
+# A reward that differs between answers of a model that knows nothing.
+_REWARD: Final = """
+def odd(text, answer):
+    return float(len(text) % 2)
+"""
+
+
 def write_stand_ins(folder: Path) -> StandIns:
     """Write all of them into a folder."""
     for name in PACKAGES:
         package = folder / "packages" / name
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
+    (folder / "packages" / "stand_in_reward.py").write_text(_REWARD)
     pi = folder / "pi"
     pi.mkdir()
     pi_folders.write_openpi(pi)
@@ -112,12 +120,13 @@ def write_rows(file: Path) -> Path:
 
 
 def write_verl_rows(file: Path) -> Path:
-    """Write problems as verl prepares GSM8K: a chat as prompt, and the answer below `reward_model`."""
+    """Write problems as verl prepares GSM8K: a chat as prompt, the answer below `reward_model`, and both in a chat."""
     import pyarrow
     from pyarrow import parquet
 
     rows = [
         {
+            "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
             "data_source": "openai/gsm8k",
             "prompt": [{"role": "user", "content": question}],
             "ability": "math",
@@ -141,7 +150,7 @@ def overrides(text: str, made: StandIns, *, rows: Path | None = None) -> list[st
     job: dict[str, Any] = YAML(typ="safe").load(text)
     model: dict[str, Any] = job["actor"]["model"]
     data: dict[str, Any] = job.get("data", {})
-    if job["recipe"] == "math" or data.get("type") == "chat":
+    if job["recipe"] in ("math", "agent") or "messages_key" in data:
         places = {"actor.tokenizer.tokenizer_model": made.language} if "tokenizer" in job["actor"] else {}
         files = {f"data.{key}": rows or made.rows for key in ("train_data_paths", "val_data_paths") if data.get(key)}
         return [f"{key}={value}" for key, value in {"actor.model.model_path": made.language, **places, **files}.items()]

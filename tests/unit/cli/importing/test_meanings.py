@@ -47,6 +47,17 @@ algorithm: {adv_type: grpo, group_size: 4, sampling_params: {max_new_tokens: 16}
 actor: {model: {model_path: /m}}
 rollout: {rollout_backend: sglang}
 """
+AGENTS = """
+cluster: {num_nodes: 1, component_placement: {"actor,rollout,reward": 0}}
+runner: {task_type: reasoning, max_steps: 10, seq_length: 64}
+data: {type: rstar2, train_data_paths: [a.jsonl], rollout_batch_size: 4, prompt_key: prompt}
+algorithm: {adv_type: grpo_dynamic, group_size: 4, sampling_params: {max_new_tokens: 16, stop: [x]}}
+agentloop: {toolcall_parser: rstar2-qwen, max_assistant_turns: 5}
+tools: {codejudge: {host_addr: 127.0.0.1, host_port: 8000}}
+reward: {reward_type: rstar2}
+actor: {model: {model_path: /m}}
+rollout: {rollout_backend: sglang}
+"""
 VERL = """
 actor_rollout_ref:
   model: {path: /m, lora_rank: 0, lora: {rank: 0, alpha: 32}}
@@ -304,6 +315,28 @@ def test_demonstrations_alone_place_nothing_that_acts(tmp_path: Path) -> None:
 def test_pictures_of_a_language_model_make_the_result_wrong(tmp_path: Path) -> None:
     errors = converted(tmp_path, PROBLEMS).errors
     assert [".".join(map(str, error.path)) for error in errors] == ["data.image_key"]
+
+
+def test_agents_with_one_of_our_tools_stay_agents(tmp_path: Path) -> None:
+    result = converted(tmp_path, AGENTS)
+    assert (result.recipe, result.errors) == ("agent", [])
+    for line in ("tools: [python]", "max_turns: 5", "reward_type: math", "adv_type: grpo"):
+        assert f"{line}\n" in result.text
+
+
+def test_agents_that_search_need_their_reward_and_documents(tmp_path: Path) -> None:
+    search = "{search: {server_addr: 0.0.0.0:8000, topk: 3}}"
+    result = converted(tmp_path, AGENTS.replace("{codejudge: {host_addr: 127.0.0.1, host_port: 8000}}", search))
+    assert [error.message for error in converted(tmp_path, AGENTS.replace("rstar2}", "searchr1}")).errors] == [
+        "unknown reward_type `searchr1`"
+    ]
+    assert [finding.code for finding in result.lacking if "SEARCH_DOCUMENTS" in finding.message] == ["unknown-variable"]
+    assert "search_results: 3\n" in result.text
+
+
+def test_agents_of_a_workflow_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="section `agentloop`"):
+        converted(tmp_path, AGENTS.replace("agentloop: {", "agentloop: {workflow: mas, "))
 
 
 def test_another_robot_than_a_franka_is_named_as_missing(tmp_path: Path) -> None:
