@@ -77,6 +77,14 @@ class LazyGroup(TyperGroup):
         built.rich_help_panel = getattr(app, "rich_help_panel", app.info.rich_help_panel)
         return built
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            # Typer adds the kind of Python's exception.
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands under the headings of their families, summaries aligned."""
         headings: dict[str, list[str]] = {family.heading: list(family.names) for family in self.families}

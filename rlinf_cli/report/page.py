@@ -258,8 +258,15 @@ def _timelines(report: RunContent, specs: Drawings) -> list[tuple[str, Any]]:
 
 
 def _chosen(series: RunSeries, specs: Drawings, space: str, words: Sequence[str]) -> list[tuple[str, str]]:
-    """Add small curves of the metrics whose names contain one of the words; return identifier and name of each."""
-    names = [name for name in series.columns if any(word in name for word in words) and not name.startswith("eval/")]
+    """Add small curves of the metrics whose names contain one of the words; return identifier and name of each.
+
+    One that is always zero, such as the staleness of a synchronous run, is among all metrics only.
+    """
+    names = [
+        name
+        for name, column in series.columns.items()
+        if any(word in name for word in words) and not name.startswith("eval/") and not column.is_zero
+    ]
     return [_small(series, specs, f"{space}-{number}", name) for number, name in enumerate(names)]
 
 

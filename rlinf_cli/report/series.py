@@ -74,6 +74,11 @@ class Column:
         """The values of at most the `NEWEST` last steps."""
         return self._newest
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether all values are zero."""
+        return not any(band.low or band.high for band in self._bands) and not any(self._values)
+
     def mean(self) -> float:
         """Return the mean of all values."""
         return (math.fsum(band.mean for band in self._bands) * self._stride + math.fsum(self._values)) / self.count

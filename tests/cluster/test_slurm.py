@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -127,13 +128,15 @@ def test_scancel_before_the_nodes_are_up_leaves_nothing(slurm: SlurmHosts) -> No
 def test_a_warned_job_saves_and_goes_on_in_its_next_attempt(slurm: SlurmHosts) -> None:
     job = Job(slurm, "requeued", LAB, FOREVER, "--with", "requeue", "--with", "time=3", "--with", "signal=USR1@60")
     slurm.until(lambda: slurm.field(job.id, "Restarts") == "1", "the requeue", 300)
+    ended = time.time()
     saved = job.newest_checkpoint()
     assert saved > 0, job.told()
     assert_clean(slurm)
     # Slurm holds a requeued job back for two minutes; a node refuses it in the second in which its attempt ended.
     slurm.until(lambda: slurm.state(job.id) == "PENDING", "the next attempt")
-    slurm.master.run("scontrol", "update", f"job={job.id}", "StartTime=now+3")
-    job.until(rf"continued from global_step_{saved}\b[\s\S]*step \d+/")
+    slurm.until(lambda: time.time() > ended + 2, "the second after that of the end")
+    slurm.master.run("scontrol", "update", f"job={job.id}", "StartTime=now")
+    job.until(rf"continued from \S*/global_step_{saved}\b[\s\S]*step \d+/")
     slurm.master.run("scancel", job.id)
     assert slurm.wait(job.id) == "CANCELLED"
     assert_clean(slurm)

@@ -142,7 +142,7 @@ class FollowedRun:
             return changed
         self._fault = ""
         if part.restarted:
-            self._series = RunSeries()
+            self._series, self._overview = RunSeries(), None
             self._recent.clear()
         elif part.replaced:
             self._series.drop_step(part.lines[0].step)

@@ -55,7 +55,7 @@ def full_run(folder: str, *, status: str = RunStatus.FINISHED, steps: int = 12) 
         for step in range(1, steps + 1):
             metrics.log(step, {
                 "env/return": float(step), "env/success_at_end": step / steps, "train/actor/policy_loss": 1 / step,
-                "rollout/staleness": 0.0, "time/step": 1.0, "time/generate_rollouts": 0.6, "time/actor_training": 0.3,
+                "rollout/staleness": 1.0, "time/step": 1.0, "time/generate_rollouts": 0.6, "time/actor_training": 0.3,
                 "time/env/wait": 0.2, "memory/actor_gib": 0.4, NASTY: 1.0,
             })  # fmt: skip
             began = json.loads(run.metrics_file.read_text().splitlines()[-1])["time"] - 0.9

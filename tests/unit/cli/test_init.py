@@ -146,7 +146,8 @@ def test_module_of_the_working_folder_takes_no_name(tmp_path: Path, monkeypatch:
 def test_unknown_kind_is_a_usage_error(cli: Cli) -> None:
     ended = cli("init", "robot")
     assert ended.code == 2
-    assert "'robot' is not one of 'env', 'model', 'reward', 'recipe', 'lab'" in ended.err
+    assert ": 'robot' is not one of 'env', 'model', 'reward', 'recipe', 'lab'" in ended.err
+    assert "Value error" not in ended.err
 
 
 @pytest.mark.parametrize("kind", ProjectKind)

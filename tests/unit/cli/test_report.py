@@ -17,6 +17,7 @@ import pytest
 from recipes.demonstrations.pictures import write_video
 from rlinf_cli.report import script
 from rlinf_cli.run import report_writing
+from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.storage.run_status import RunStatus
 from tests.unit.cli.report_runs import NASTY, asset, empty_run, full_run, written
 
@@ -134,6 +135,19 @@ def test_a_run_without_anything_has_no_empty_sections(cli: Cli) -> None:
     page = written(run.path / "report.html")
     assert "no cluster" in page
     assert re.findall('<section id="([a-z]+)">', page) == ["result", "why", "curves"]
+
+
+@pytest.mark.parametrize(("staleness", "shown"), [(0.0, False), (1.0, True)])
+def test_staleness_of_zero_has_no_section(cli: Cli, staleness: float, shown: bool) -> None:
+    run = empty_run("runs")
+    with MetricsWriter(run.metrics_file) as metrics:
+        for step in range(1, 700):
+            metrics.log(step, {"rollout/staleness": staleness if step == 300 else 0.0})
+    cli("report", run.path)
+    page = written(run.path / "report.html")
+    assert ('<section id="staleness">' in page) is shown
+    # It stays among all metrics.
+    assert page.count("rollout/staleness") >= 1
 
 
 def test_long_runs_stay_small(cli: Cli) -> None:

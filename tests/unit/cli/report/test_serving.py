@@ -188,6 +188,18 @@ def test_long_run_is_shown_before_all_of_it_is_read() -> None:
     assert "being read" not in run_page(followed, overview="", root="").text
 
 
+def test_overview_of_a_file_that_was_replaced_is_made_anew() -> None:
+    run = long_run(3000)
+    followed = FollowedRun(run)
+    followed.refresh(0.0)
+    lines = run.metrics_file.read_text().splitlines(keepends=True)
+    other = Path("other.jsonl")
+    other.write_text("".join(lines[:2000]))
+    other.replace(run.metrics_file)
+    followed.refresh(0.0)
+    assert followed.series.columns["env/return"].last == 2000
+
+
 def test_opened_page_holds_its_curve_until_charts_are_drawn() -> None:
     pages = client(long_run(3000))
     opened = pages.get("").text
