@@ -38,6 +38,8 @@ _IMPLEMENTATIONS: Final = tuple(f"{mark}{part}_implementation" for mark in ("", 
 
 # What models return; transformers tests any value for truth, or compares it.
 _FLAGS: Final = ("output_hidden_states", "output_attentions", "return_dict", "use_cache")
+# Layers are made one by one, before anything compares them with the weights.
+_MOST_LAYERS: Final = 10_000
 # Characters of a reason that another library gives: some quote what they read.
 _MOST_REASON: Final = 300
 
@@ -65,7 +67,7 @@ def require_transformers() -> None:
 
 
 def refuse_settings(folder: str) -> None:
-    """Reject a model whose configuration refers to remote code, or has a flag that transformers would not judge.
+    """Reject a model whose configuration refers to remote code, or has a setting that transformers would not judge.
 
     Raises:
         ConfigError: it does.
@@ -79,11 +81,12 @@ def refuse_settings(folder: str) -> None:
                 why=f"`{key}` is `{value}`",
                 help=f"remove `{key}` from the file",
             )
-        if key in _FLAGS and not isinstance(value, bool | None):
+        is_endless = key.endswith("layers") and isinstance(value, int) and value > _MOST_LAYERS
+        if is_endless or (key in _FLAGS and not isinstance(value, bool | None)):
             raise ConfigError(
                 f"`{key}` of the model in `{folder}` is `{excerpt(repr(value), 40)}`",
                 where=str(Path(folder) / SETTINGS),
-                why="it should be true or false",
+                why=f"it should be {f'at most {_MOST_LAYERS}' if is_endless else 'true or false'}",
                 help="copy the file again from its source",
             )
 

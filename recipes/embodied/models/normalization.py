@@ -29,8 +29,8 @@ Scheme: TypeAlias = Literal["mean_std", "quantile"]
 SCHEMES: Final = ("mean_std", "quantile")
 # A number that hardly varies is shifted, and not blown up.
 _SMALLEST_SCALE: Final = 1e-4
-# Of a statistic; its square and its ratios to others remain float32.
-_LARGEST: Final = 1e15
+# Of a statistic: differences and multiples of it remain float32.
+_LARGEST: Final = 1e30
 _QUANTILES: Final = (0.01, 0.99)
 
 Array = TypeVar("Array", NDArray[Any], Tensor)

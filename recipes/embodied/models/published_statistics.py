@@ -80,6 +80,8 @@ def load_statistics(
         raise ConfigError(
             f"the statistics in `{folder}` cannot be read", why=first_line(error), help="copy the folder again"
         ) from None
+    if not any(kept) and layout == "lerobot" and _is_plain(Path(folder)):
+        return Normalization()
     if not any(kept):
         raise ConfigError(
             f"`{folder}` has no statistics of states and actions",
@@ -117,15 +119,11 @@ def _lerobot(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    pipeline = folder / _PIPELINE
-    steps: list[Any] = load_json_object(read_bounded(pipeline))["steps"] if pipeline.is_file() else []
-    none: dict[str, Any] = {}
-    step: dict[str, Any] = next((step for step in steps if step.get("registry_name") == "normalizer_processor"), none)
+    step, modes = _lerobot_step(folder)
     named = [folder / Path(step["state_file"]).name] if step.get("state_file") else []
     files = named or sorted(folder.glob("policy_preprocessor*normalizer*.safetensors"))
     if not files or not files[0].is_file():
         return None, None
-    modes = step.get("config", {}).get("norm_map") or _mapping(folder)
     try:
         tensors = cast("dict[str, Any]", load_file(files[0]))
     except SafetensorError as error:
@@ -136,6 +134,21 @@ def _lerobot(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
         for name, kind in (("observation.state", "STATE"), ("action", "ACTION"))
     ]
     return kept[0], kept[1]
+
+
+def _lerobot_step(folder: Path) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """Return lerobot's step of normalization, empty where there is none, and its modes."""
+    pipeline = folder / _PIPELINE
+    steps: list[Any] = load_json_object(read_bounded(pipeline))["steps"] if pipeline.is_file() else []
+    none: dict[str, Any] = {}
+    step: dict[str, Any] = next((step for step in steps if step.get("registry_name") == "normalizer_processor"), none)
+    return step, step.get("config", {}).get("norm_map") or _mapping(folder)
+
+
+def _is_plain(folder: Path) -> bool:
+    """Return whether a policy of lerobot takes states and actions as they are, as its folder says."""
+    modes = _lerobot_step(folder)[1]
+    return all(modes.get(kind) == "IDENTITY" for kind in ("STATE", "ACTION"))
 
 
 def _mapping(folder: Path) -> Mapping[str, str]:

@@ -77,7 +77,7 @@ def test_a_row_short_of_a_number_is_refused(tmp_path: Path) -> None:
     data = json.loads(path.read_text())
     data["states"]["std"].pop()
     path.write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match="means and . standard deviations"):
+    with pytest.raises(ConfigError, match=r"means and . standard deviations"):
         Normalization.load(tmp_path)
 
 

@@ -138,7 +138,9 @@ def expect_judged(case: str, folder: Path, seed: int, what: str) -> bool:
 
 
 @pytest.mark.parametrize("case", list(CASES))
-@pytest.mark.parametrize(("first", "mistakes"), [(0, 12), pytest.param(12, 400, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("first", "mistakes"), [(0, 12), pytest.param(12, 400, marks=(pytest.mark.nightly, pytest.mark.timeout(900)))]
+)
 def test_published_folders_with_mistakes(
     folders: Callable[[str], Path], tmp_path: Path, case: str, first: int, mistakes: int
 ) -> None:
@@ -167,6 +169,7 @@ def test_published_folders_with_mistakes(
         ("pi05_lerobot", "config.json", {"num_inference_steps": "10"}, "`num_inference_steps`"),
         ("pi0_transformers", "processor_config.json", {"state_std": [-1.0] * 10}, "a standard deviation is -1.0"),
         ("pi0_transformers", "config.json", {"vlm_config": {"output_hidden_states": "0"}}, "`output_hidden_states`"),
+        ("vlm_saved", "backbone/config.json", {"text_config": {"num_hidden_layers": 2**31}}, "`num_hidden_layers`"),
         ("pi0_transformers", "tokenizer_config.json", {"bos_token": "<begin>"}, "the tokenizer is of another model"),
         ("pi0_transformers", "tokenizer_config.json", {"pad_token": None}, "`pad_token`"),
         ("openvla", "tokenizer_config.json", {"bos_token": None}, "`bos_token`"),

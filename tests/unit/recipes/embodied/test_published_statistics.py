@@ -118,6 +118,13 @@ def test_one_of_several_files_of_openpi_is_named(tmp_path: Path) -> None:
     assert chosen.states is not None
 
 
+@pytest.mark.parametrize("pipeline", [True, False])
+def test_a_policy_that_normalizes_nothing_needs_no_statistics(tmp_path: Path, *, pipeline: bool) -> None:
+    of_lerobot(tmp_path, "IDENTITY", "IDENTITY", pipeline=pipeline)
+    (tmp_path / "policy_preprocessor_step_5_normalizer_processor.safetensors").unlink()
+    assert load_statistics(str(tmp_path), "folder", "lerobot", SPEC) == Normalization()
+
+
 def test_statistics_of_another_robot_are_refused(tmp_path: Path) -> None:
     of_openpi(tmp_path)
     with pytest.raises(ConfigError, match="have 32 numbers; the environment needs 1"):
