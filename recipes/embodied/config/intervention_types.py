@@ -18,14 +18,14 @@ class SourceType(NamedTuple):
     Attributes:
         target: the subclass of `InterventionSource`, as `package.module:Class`.
         options: the pydantic model of its options, likewise.
-        module: what has to be installed besides; None: nothing.
+        modules: what has to be installed besides.
         install: what pip calls it.
         person: whether a person acts through it, who can drive one environment of a worker.
     """
 
     target: str
     options: str
-    module: str | None = None
+    modules: tuple[str, ...] = ()
     install: str | None = None
     person: bool = True
 
@@ -38,9 +38,15 @@ def _source(name: str, kind: str, **fields: object) -> SourceType:
 SOURCES: Final[Mapping[str, SourceType]] = {
     "scripted": _source("scripted", "Scripted", person=False),
     "keyboard": _source("devices.keyboard", "Keyboard"),
-    "gamepad": _source("devices.gamepad", "Gamepad", module="evdev", install="evdev"),
-    "spacemouse": _source("devices.spacemouse", "SpaceMouse", module="hid", install="hidapi"),
+    "gamepad": _source("devices.gamepad", "Gamepad", modules=("evdev",), install="evdev"),
+    "spacemouse": _source("devices.spacemouse", "SpaceMouse", modules=("hid",), install="hidapi"),
     "remote": _source("remote.remote_source", "Remote"),
+    "browser": _source(
+        "browser.browser_source",
+        "Browser",
+        modules=("starlette", "uvicorn", "websockets", "PIL"),
+        install="rlinf-cli[browser]",
+    ),
 }
 
 

@@ -30,7 +30,7 @@ def open_source(name: str, env: Steerable, options: Mapping[str, Any]) -> Interv
         InterventionError: the device cannot be opened.
     """
     source = SOURCES.get(name)
-    if source is not None and source.module is not None and missing_modules([source.module]):
-        raise missing_package(name, source.install or source.module)
+    if source is not None and source.install is not None and missing_modules(source.modules):
+        raise missing_package(name, source.install)
     made = _SOURCES.get(name)
     return made(env, checked_options(made, options, "env.train.intervention.options"))

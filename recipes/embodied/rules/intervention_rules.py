@@ -58,7 +58,7 @@ def check_intervention(config: EmbodiedConfig, workers: int | None, report: Repo
 def _check_package(config: EmbodiedConfig, report: Report) -> None:
     source = config.env.train.intervention.source
     known = SOURCES[source]
-    if known.module is not None and runs_in_this_interpreter(config, "env") and missing_modules([known.module]):
+    if runs_in_this_interpreter(config, "env") and missing_modules(known.modules):
         report(
             _SOURCE,
             "missing-extra",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from recipes.embodied.interventions.devices.event_device import EventDevice, InputEvent
-from recipes.embodied.interventions.intervention import Steerable, Verdict
+from recipes.embodied.interventions.intervention import Axes, Steerable, Verdict
 from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.interventions.source_options import GamepadOptions
 
@@ -18,6 +18,22 @@ LEFT_X, LEFT_Y, LEFT_TRIGGER, RIGHT_X, RIGHT_Y, RIGHT_TRIGGER, HAT_X = 0, 1, 2, 
 SOUTH, RIGHT_SHOULDER, SELECT, START = 0x130, 0x137, 0x13A, 0x13B
 _STICKS: Final = (LEFT_X, LEFT_Y, RIGHT_X, RIGHT_Y, HAT_X)
 _TRIGGERS: Final = (LEFT_TRIGGER, RIGHT_TRIGGER)
+
+
+def pad_axes(
+    left_x: float,
+    left_y: float,
+    right_x: float,
+    right_y: float,
+    left_trigger: float,
+    right_trigger: float,
+    cross_x: float,
+) -> tuple[Axes, Axes]:
+    """Return the motion along the axes and the turn about them that the controls of a gamepad stand for.
+
+    Sticks count to the right and towards the person, from -1 to 1; triggers from 0 to 1.
+    """
+    return (-left_y, -left_x, right_trigger - left_trigger), (cross_x, -right_y, -right_x)
 
 
 class GamepadState:
@@ -52,10 +68,9 @@ class GamepadState:
         axes, pressed = self._axes, self._pressed
         self._pressed = set()
         verdict: Verdict | None = "success" if START in pressed else "failure" if SELECT in pressed else None
-        # Sticks count to the right and towards the person.
+        order = (LEFT_X, LEFT_Y, RIGHT_X, RIGHT_Y, LEFT_TRIGGER, RIGHT_TRIGGER, HAT_X)
         return Controls(
-            (-axes[LEFT_Y], -axes[LEFT_X], axes[RIGHT_TRIGGER] - axes[LEFT_TRIGGER]),
-            (axes[HAT_X], -axes[RIGHT_Y], -axes[RIGHT_X]),
+            *pad_axes(*(axes[code] for code in order)),
             engaged=RIGHT_SHOULDER in self._held | pressed,
             toggles_gripper=SOUTH in pressed,
             verdict=verdict,

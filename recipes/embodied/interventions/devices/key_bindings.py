@@ -36,6 +36,16 @@ LEGEND: Final = (
 )
 
 
+def key_axes(keys: Set[str]) -> tuple[Axes, Axes]:
+    """Return the motion along the axes and the turn about them that keys stand for."""
+    sums = [0.0] * 6
+    for key in keys:
+        for axis, share in enumerate(MOVES.get(key, ())):
+            sums[axis] += share
+    x, y, z, roll, pitch, yaw = sums
+    return (x, y, z), (roll, pitch, yaw)
+
+
 def controls_of(held: Set[str], pressed: Set[str]) -> Controls:
     """Return what keys stand for.
 
@@ -43,13 +53,7 @@ def controls_of(held: Set[str], pressed: Set[str]) -> Controls:
         held: keys that are down.
         pressed: keys that went down since the last look.
     """
-    sums = [0.0] * 6
-    for key in held | pressed:
-        for axis, share in enumerate(MOVES.get(key, ())):
-            sums[axis] += share
-    x, y, z, roll, pitch, yaw = sums
-    linear: Axes = (x, y, z)
-    angular: Axes = (roll, pitch, yaw)
+    linear, angular = key_axes(held | pressed)
     return Controls(
         linear,
         angular,

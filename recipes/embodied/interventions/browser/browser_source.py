@@ -1,0 +1,98 @@
+"""A person at a web page, over a WebSocket with a token: the side of the env worker.
+
+It listens on loopback unless the file says otherwise. A tunnel (`ssh -L 17321:127.0.0.1:17321 robot-pc`) is the safe
+way from another machine: the connection itself is not encrypted, and browsers give gamepads to pages of loopback alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Final
+
+from recipes.embodied.interventions.browser.operator_desk import OperatorDesk
+from recipes.embodied.interventions.browser.page_server import PageServer
+from recipes.embodied.interventions.intervention import InterventionError, Steerable, Takeover
+from recipes.embodied.interventions.operator_link import OperatorLink
+from recipes.embodied.interventions.person import Controls, PersonSource
+from recipes.embodied.interventions.remote.remote_source import read_token
+from recipes.embodied.interventions.source_options import BrowserOptions
+from rlinf_core.process.known_secrets import remember
+
+# Without a message after which another person may take over; a page sends some every second.
+ALIVE_SECONDS: Final = 2.0
+_log = logging.getLogger("rlinf.interventions")
+
+
+class BrowserSource(PersonSource):
+    """Controls of a web page, one operator at a time, who is shown what the cameras see."""
+
+    options_model = BrowserOptions
+
+    def __init__(self, env: Steerable, options: Any) -> None:
+        super().__init__(env, options)
+        token = read_token(options.token_file)
+        remember([token])
+        self._desk = OperatorDesk(ALIVE_SECONDS)
+        try:
+            self._server = PageServer(
+                options.host, options.port, token, self._desk, hz=self._hz, quality=options.quality
+            )
+        except OSError as error:
+            raise InterventionError(
+                f"cannot listen on {options.host}:{options.port}",
+                where="browser",
+                why=error.strerror or str(error),
+                help="choose an address of this node and a free port; each env worker of a node needs its own",
+            ) from error
+        self._link = OperatorLink(options, f"browser {options.host}:{self._server.port}")
+        self._picture_due = 0.0
+        _log.warning("steer at %s with the token of %s", self.url, options.token_file)
+
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
+        return f"http://{host}:{self._server.port}/"
+
+    @property
+    def picture_seconds(self) -> list[float]:
+        """The newest seconds from the sending of a picture until it was on the screen."""
+        return list(self._server.round_trips)
+
+    def poll(self) -> Controls:
+        """See `PersonSource`. Where the person was in charge and falls silent, the arm is held where it is."""
+        heard, connected = self._desk.take()
+        now = time.monotonic()
+        if connected and now >= self._picture_due:
+            self._picture_due = now + 1 / self.options.picture_hz
+            self._server.exhibit.show(self.env.views(0))
+        return self._link.step(heard, connected=connected)
+
+    def read(self) -> Takeover | None:
+        """See `InterventionSource`."""
+        takeover = super().read()
+        acts = takeover is not None and bool(takeover.rows[0])
+        self._tell("you" if acts else "policy")
+        return takeover
+
+    def wait_for_person(self) -> None:
+        """See `InterventionSource`."""
+        self._tell("waiting")
+        super().wait_for_person()
+
+    def close(self) -> None:
+        """See `InterventionSource`."""
+        self._server.close()
+
+    def _tell(self, acts: str) -> None:
+        progress = self.env.progress
+        self._server.exhibit.tell(
+            {
+                "acts": acts,
+                "episode": int(progress.episode[0]),
+                "reset": int(progress.reset),
+                "step": int(progress.steps[0]),
+                "gripper_closed": self._engagement.gripper_closed,
+            }
+        )

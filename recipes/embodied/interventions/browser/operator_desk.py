@@ -1,0 +1,69 @@
+"""Who steers, and what they asked for since the last step. No sockets; moments are given."""
+
+from __future__ import annotations
+
+import threading
+
+from recipes.embodied.interventions.operator_link import merged
+from recipes.embodied.interventions.person import Controls
+
+
+class DeskTakenError(Exception):
+    """Somebody else steers, and their connection is alive."""
+
+
+class OperatorDesk:
+    """The place of one operator. Safe for threads.
+
+    A second person is refused while the first is heard. Whoever comes after a silence replaces the first, whose link
+    may be dead without a word.
+
+    Args:
+        alive_seconds: without a message after which an operator may be replaced.
+    """
+
+    def __init__(self, alive_seconds: float) -> None:
+        self._alive_seconds = alive_seconds
+        self._lock = threading.Lock()
+        self._operator: object | None = None
+        self._heard_at = 0.0
+        self._pending: list[Controls] = []
+
+    @property
+    def operator(self) -> object | None:
+        """Who steers; None: nobody is connected."""
+        return self._operator
+
+    def sit(self, person: object, now: float) -> object | None:
+        """Make a person the operator; return whom they replace.
+
+        Raises:
+            DeskTakenError: somebody else steers.
+        """
+        with self._lock:
+            if self._operator is not None and now - self._heard_at < self._alive_seconds:
+                raise DeskTakenError
+            replaced, self._operator, self._heard_at = self._operator, person, now
+            return replaced
+
+    def hear(self, person: object, controls: Controls, now: float) -> bool:
+        """Take a message of a person into account; return whether they are the operator."""
+        with self._lock:
+            if person is not self._operator:
+                return False
+            self._heard_at = now
+            pending = merged([*self._pending, controls])
+            self._pending = [] if pending is None else [pending]
+            return True
+
+    def leave(self, person: object) -> None:
+        """Free the place, if it is this person's. What they said before counts."""
+        with self._lock:
+            if person is self._operator:
+                self._operator = None
+
+    def take(self) -> tuple[Controls | None, bool]:
+        """Return what the operator asked for since the last call, None if nothing came, and whether one is there."""
+        with self._lock:
+            pending, self._pending = self._pending, []
+            return (pending[0] if pending else None), self._operator is not None

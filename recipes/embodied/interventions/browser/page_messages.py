@@ -1,0 +1,102 @@
+"""The messages of the page: JSON over a WebSocket. Nothing is evaluated.
+
+The first one is `{"token": "..."}`, and its reply `{"ok": true, "hz": 20}`, or `{"ok": false, "message": "..."}`.
+Every one that follows is either the number of the newest picture that is on the screen, `{"shown": 12}`, or what a
+person does, told several times a second:
+
+    {"enabled": true, "keys": ["w"], "pressed": ["gripper"], "pad": null}
+
+`keys` are those that are down, as in `key_bindings.MOVES`; `pressed` are buttons that went down since the last message.
+`pad` is a gamepad in the order of `PAD`. Without `enabled`, which a person holds, nothing moves.
+
+The server sends its state as JSON, and each picture as four bytes, the length of a JSON head with `camera`, `number`
+and `age` (seconds when it was sent), that head, and a JPEG.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from recipes.embodied.interventions.devices.gamepad import pad_axes
+from recipes.embodied.interventions.devices.key_bindings import MOVES, key_axes
+from recipes.embodied.interventions.intervention import Axes, Verdict
+from recipes.embodied.interventions.person import Controls
+from recipes.embodied.interventions.remote.remote_messages import BadMessageError
+
+MAX_MESSAGE: Final = 1024
+# Left stick to the right and back, right stick likewise, left and right trigger, cross to the right.
+PAD: Final = ("left_x", "left_y", "right_x", "right_y", "left_trigger", "right_trigger", "cross_x")
+_VERDICTS: Final[dict[str, Verdict]] = {"success": "success", "failure": "failure", "discard": "discard"}
+_BUTTONS: Final = (*_VERDICTS, "gripper", "reward")
+_MOST_KEYS: Final = 32
+
+
+def shown(message: Mapping[str, Any]) -> int | None:
+    """Return the number of the picture that a message acknowledges; None: it tells what a person does.
+
+    Raises:
+        BadMessageError: it is no number.
+    """
+    if "shown" not in message:
+        return None
+    number: object = message["shown"]
+    if type(number) is not int:
+        raise BadMessageError("`shown` is not a number")
+    return number
+
+
+def controls_of(message: Mapping[str, Any]) -> Controls:
+    """Return the controls in a message.
+
+    Raises:
+        BadMessageError: a value is missing or wrong.
+    """
+    enabled: object = message.get("enabled")
+    if not isinstance(enabled, bool):
+        raise BadMessageError("`enabled` is neither true nor false")
+    keys, pressed = _names(message, "keys", MOVES), _names(message, "pressed", _BUTTONS)
+    linear, angular = _sum(key_axes(keys), _pad(message))
+    controls = Controls(
+        verdict=next((verdict for name, verdict in _VERDICTS.items() if name in pressed), None),
+        rewards="reward" in pressed,
+    )
+    if not enabled:
+        return controls
+    return controls._replace(linear=linear, angular=angular, engaged=True, toggles_gripper="gripper" in pressed)
+
+
+def packed(camera: str, number: int, age: float, jpeg: bytes) -> bytes:
+    """Return a picture as a message."""
+    head = json.dumps({"camera": camera, "number": number, "age": round(age, 4)}).encode()
+    return len(head).to_bytes(4, "big") + head + jpeg
+
+
+def _names(message: Mapping[str, Any], field: str, known: Mapping[str, Any] | tuple[str, ...]) -> set[str]:
+    value: object = message.get(field)
+    names = cast("list[object]", value) if isinstance(value, list) else [None]
+    if len(names) > _MOST_KEYS or not all(isinstance(name, str) and name in known for name in names):
+        raise BadMessageError(f"`{field}` is not a list of known names")
+    return {str(name) for name in names}
+
+
+def _pad(message: Mapping[str, Any]) -> tuple[Axes, Axes]:
+    value: object = message.get("pad")
+    if value is None:
+        return key_axes(set())
+    numbers = cast("list[object]", value) if isinstance(value, list) else []
+    values = [
+        float(number)
+        for number in numbers
+        if isinstance(number, int | float) and not isinstance(number, bool) and abs(number) <= 1
+    ]
+    if len(numbers) != len(PAD) or len(values) != len(PAD):
+        raise BadMessageError(f"`pad` is not a list of {len(PAD)} numbers from -1 to 1")
+    return pad_axes(*values)
+
+
+def _sum(first: tuple[Axes, Axes], second: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
+    """Return the sum of motions, each number from -1 to 1."""
+    totals = [max(-1.0, min(1.0, a + b)) for a, b in zip((*first[0], *first[1]), (*second[0], *second[1]), strict=True)]
+    return (totals[0], totals[1], totals[2]), (totals[3], totals[4], totals[5])
