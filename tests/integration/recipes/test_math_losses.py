@@ -39,4 +39,5 @@ def test_loss_learns_sums(tmp_path: Path, loss: str) -> None:
     run = train(tmp_path, "math_laptop", f"algorithm.loss_type={loss}", BY_SEQUENCE, "runner.max_steps=60")
 
     rewards = metrics(run, "rollout/reward")
-    assert statistics.fmean(rewards[-5:]) - statistics.fmean(rewards[:3]) >= 0.25
+    # The rise is 0.23 to 0.35; its standard error 0.023, as a step has 256 answers.
+    assert statistics.fmean(rewards[-5:]) - statistics.fmean(rewards[:3]) >= 0.15
