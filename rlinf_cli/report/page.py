@@ -189,7 +189,7 @@ def _lines(panel: Panel, series: RunSeries) -> Curves:
             continue
         column = series.columns[name]
         # Show two series with equal values once, as where success ends the episode.
-        if column in columns:
+        if any(column.is_like(other) for other in columns):
             continue
         columns.append(column)
         if name.startswith("eval/"):

@@ -54,11 +54,6 @@ class Column:
         self._values: list[float] = []
         self._newest: deque[float] = deque(maxlen=NEWEST)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Column) and self._whole() == other._whole()
-
-    __hash__ = None
-
     @property
     def last(self) -> float:
         """The value of the last step."""
@@ -78,6 +73,10 @@ class Column:
     def is_zero(self) -> bool:
         """Whether all values are zero."""
         return not any(band.low or band.high for band in self._bands) and not any(self._values)
+
+    def is_like(self, other: Column) -> bool:
+        """Return whether the other one would be drawn the same."""
+        return self._whole() == other._whole()
 
     def mean(self) -> float:
         """Return the mean of all values."""

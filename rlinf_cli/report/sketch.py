@@ -30,10 +30,9 @@ class Sketch(NamedTuple):
 
 def sketch(series: Iterable[tuple[int, Sequence[Band] | Sequence[EvaluatedPoint]]]) -> Sketch:
     """Return curves, each with the number of its colour, as a sketch of at most 100 points each."""
-    colours, drawn = zip(*series, strict=True)
-    curves = [_thinned(points) for points in drawn]
-    steps = [step for curve in curves for step, _ in curve]
-    values = [value for curve in curves for _, value in curve]
+    curves = [(number, _thinned(points)) for number, points in series]
+    steps = [step for _, curve in curves for step, _ in curve]
+    values = [value for _, curve in curves for _, value in curve]
     first, last, low, high = min(steps), max(steps), min(values), max(values)
 
     def place(step: int, value: float) -> str:
@@ -41,10 +40,7 @@ def sketch(series: Iterable[tuple[int, Sequence[Band] | Sequence[EvaluatedPoint]
         y = _HEIGHT * (1 - (value - low) / ((high - low) or 1.0))
         return f"{x:.0f},{y:.0f}"
 
-    lines = [
-        (PALETTE[number % len(PALETTE)], " ".join(place(*point) for point in curve))
-        for number, curve in zip(colours, curves, strict=True)
-    ]
+    lines = [(PALETTE[number % len(PALETTE)], " ".join(place(*point) for point in curve)) for number, curve in curves]
     return Sketch((_WIDTH, _HEIGHT), lines, f"steps {first} to {last}, values {figure(low)} to {figure(high)}")
 
 

@@ -24,6 +24,7 @@ _DRIVER: Final = "driver"
 _MOST_WAITING: Final = 100_000
 _MOST_IN_A_REQUEST: Final = 2000
 _FLUSH_SECONDS: Final = 3.0
+_GATHER_SECONDS: Final = 2.0
 _NANO: Final = 1_000_000_000
 
 
@@ -54,6 +55,7 @@ class OTLPExporter(MetricsBackend):
         settings: the run.
         most_waiting: spans and numbers in the queue.
         flush_seconds: the longest wait of `close`.
+        gather_seconds: how long spans wait for others to be sent with.
     """
 
     def __init__(
@@ -62,10 +64,12 @@ class OTLPExporter(MetricsBackend):
         *,
         most_waiting: int = _MOST_WAITING,
         flush_seconds: float = _FLUSH_SECONDS,
+        gather_seconds: float = _GATHER_SECONDS,
     ) -> None:
         self._otel = _Encoder(settings)
         self._most_waiting = most_waiting
         self._flush_seconds = flush_seconds
+        self._gather_seconds = gather_seconds
         self._began = time.time()
         self._queue: deque[_Spans | _Numbers] = deque()
         self._waiting = 0
@@ -120,20 +124,36 @@ class OTLPExporter(MetricsBackend):
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._closing)
-                if not self._queue:
-                    return
-                part = self._queue.popleft()
-            sent = self._send(part)
+                # A request takes longer than its spans: those of all processes and of short steps go together.
+                self._changed.wait_for(
+                    lambda: self._closing or self._waiting >= _MOST_IN_A_REQUEST, self._gather_seconds
+                )
+                parts = self._next_parts()
+            if not parts:
+                return
+            sent = self._send(parts)
             with self._changed:
-                self._waiting -= len(part.items)
-                self._dropped += 0 if sent else len(part.items)
+                count = sum(len(part.items) for part in parts)
+                self._waiting -= count
+                self._dropped += 0 if sent else count
                 self._failing = not sent
 
-    def _send(self, part: _Spans | _Numbers) -> bool:
-        if isinstance(part, _Spans):
-            result = self._spans.export(self._otel.spans(part))
+    def _next_parts(self) -> list[_Spans | _Numbers]:
+        """Take what goes into one request from the queue: the numbers of one moment, or spans."""
+        parts: list[_Spans | _Numbers] = []
+        room = _MOST_IN_A_REQUEST
+        while self._queue and (not parts or (isinstance(self._queue[0], _Spans) and len(self._queue[0].items) <= room)):
+            parts.append(self._queue.popleft())
+            room = room - len(parts[-1].items) if isinstance(parts[-1], _Spans) else 0
+        return parts
+
+    def _send(self, parts: Sequence[_Spans | _Numbers]) -> bool:
+        first = parts[0]
+        if isinstance(first, _Numbers):
+            result = self._numbers.export(self._otel.metrics(first))
         else:
-            result = self._numbers.export(self._otel.metrics(part))
+            spans = [span for part in parts if isinstance(part, _Spans) for span in self._otel.spans(part)]
+            result = self._spans.export(spans)
         return result.name == "SUCCESS"
 
 

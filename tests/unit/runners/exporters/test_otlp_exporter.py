@@ -69,6 +69,18 @@ def test_run_is_one_trace_with_a_resource_per_process(receiver: Receiver, tmp_pa
     assert {resource["rlinf.run"] for resource, _ in receiver.spans} == {"embodied-1"}
 
 
+def test_spans_of_all_processes_go_in_one_request(receiver: Receiver, tmp_path: Path) -> None:
+    exporter = OTLPExporter(settings(tmp_path), gather_seconds=60, flush_seconds=60)
+    for number in range(20):
+        exporter.add_spans(f"actor:{number}", [span("one"), span("two")])
+    exporter.log(1, {"env/return": 1.0})
+    exporter.add_spans("driver", [span("last")])
+    exporter.close()
+    assert len(receiver.spans) == 42
+    # Spans, the numbers after them, and the spans after those with the run's.
+    assert len(receiver.headers) == 3
+
+
 def test_metrics_have_the_names_of_prometheus(receiver: Receiver, tmp_path: Path) -> None:
     exporter = OTLPExporter(settings(tmp_path))
     exporter.log(3, {"env/return": 1.5, "eval/pass@1": 0.25})
