@@ -31,8 +31,17 @@ SIZES: dict[str, dict[str, Any]] = {
         "latent_dim": 4,
         "pretrained_backbone_weights": None,
     },
+    "diffusion": {
+        "horizon": 8,
+        "n_obs_steps": 1,
+        "down_dims": [16, 32],
+        "n_groups": 4,
+        "num_train_timesteps": 5,
+        "use_group_norm": True,
+        "pretrained_backbone_weights": None,
+    },
 }
-_PIXELS = {"act": 64}
+_PIXELS = {"act": 64, "diffusion": 96}
 
 
 def features(height: int, width: int) -> dict[str, Any]:
@@ -61,8 +70,7 @@ def small(kind: str, folder: Path, **sizes: Any) -> Original:
             "std": torch.tensor([0.2, 0.3, 0.25])[:, None, None],
         }
     }
-    if kind == "act":
-        redrawn(theirs)
+    redrawn(theirs)
     theirs.save_pretrained(folder)
     before, after = make_pre_post_processors(shape, dataset_stats=stats)
     before.save_pretrained(folder, config_filename="policy_preprocessor.json")

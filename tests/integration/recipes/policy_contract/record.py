@@ -17,6 +17,7 @@ from token_models import token_model
 # By policy and layout, what saves the folder.
 CASES: dict[str, Callable[[Path], Original]] = {
     "act": lambda folder: small("act", folder),
+    "diffusion": lambda folder: small("diffusion", folder),
     "pi0_lerobot": lambda folder: pi("pi0", folder),
     "pi0_openpi": lambda folder: pi("pi0", folder, layout="openpi"),
     "pi05_lerobot": lambda folder: pi("pi05", folder),
