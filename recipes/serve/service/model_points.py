@@ -66,6 +66,8 @@ class ModelPoints:
         session_id = model.session.session_id
         number = model.model_id.rpartition(":")[2]
         parent = self._journal.folder(session_id)
+        if not parent.is_dir():
+            return  # the session has ended
         folder = parent / f"model-{number}-{seq_id}-{secrets.token_hex(4)}"
         part = parent / f".{folder.name}"
         part.mkdir(parents=True)

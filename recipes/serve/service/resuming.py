@@ -30,7 +30,10 @@ def resume_sessions(state: ServiceState, training: TrainingRequests, sampling: S
     """
     count = 0
     for session_id, entries in state.journal.sessions():
-        if not entries or entries[0].fields.get("tenant") not in state.limits.tenants:
+        if not entries:
+            state.journal.end(session_id)  # nothing was written before the end
+            continue
+        if entries[0].fields.get("tenant") not in state.limits.tenants:
             continue
         session = state.tenants.begin(entries[0].fields["tenant"], session_id)
         try:

@@ -73,6 +73,23 @@ def test_a_death_sends_the_run_back_to_its_checkpoint(record: RunRecord, told: l
     assert [each.step for each in read_metrics(record.folder.metrics_file)] == [1, 2, 3]
 
 
+def test_steps_stay_where_their_effect_is_stored_elsewhere(record: RunRecord) -> None:
+    attempts: list[int] = []
+
+    def attempt() -> int:
+        attempts.append(record.step)
+        record.started(None, {"actor": 1})
+        record.keeps_steps = True
+        if len(attempts) == 2:
+            return record.step
+        record.step_finished(1, {"loss": 1.0})
+        record.step_finished(2, {"loss": 0.5})
+        raise DEAD
+
+    assert with_recovery(attempt, record, RestartLimit()) == 2
+    assert attempts == [0, 2]
+
+
 def test_an_exception_is_not_tried_again(record: RunRecord) -> None:
     calls: list[int] = []
 
