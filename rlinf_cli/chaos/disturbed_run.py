@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final
 
@@ -126,7 +126,8 @@ class DisturbedRun:
             case Deed.FREEZE:
                 return self._stopped(handle, lambda: self._named(victim, handle))
             case Deed.FILL:
-                self._without_room(victim.identity.pid, strike.seconds)
+                with without_room(victim.identity.pid):
+                    time.sleep(strike.seconds)
         return None
 
     def _stopped(self, handle: int, meanwhile: Callable[[], float | None]) -> float | None:
@@ -148,12 +149,6 @@ class DisturbedRun:
             self._started.look()
             time.sleep(_NAME_PAUSE)
         return None
-
-    def _without_room(self, pid: int, seconds: float) -> None:
-        """Let a process write no file for a while: what it gets is the error of a limit, as on a full disk."""
-        before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-        time.sleep(seconds)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
     def _damage(self, strike: Strike) -> bool:
         """Flip one bit of the newest checkpoint; return whether there is one."""
@@ -208,6 +203,18 @@ class DisturbedRun:
                 struck if event is None else struck._replace(event=event.text, seconds=event.time - struck.time)
             )
         return words
+
+
+@contextlib.contextmanager
+def without_room(pid: int) -> Generator[None, None, None]:
+    """Let a process write no file within the block: what it gets is the error of a limit, as of a full disk."""
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
 
 def has_ended(handle: int) -> bool:
