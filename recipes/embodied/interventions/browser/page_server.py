@@ -224,15 +224,15 @@ class PageServer:
                 return
 
     async def _show(self, socket: WebSocket, sent: dict[int, float]) -> None:
-        number, state, told = 0, None, 0.0
+        number, state, sent_at = 0, None, 0.0
         while True:
             self._changed.clear()  # what changes from here on ends the wait below
             newest = self.exhibit.newest
             now = time.monotonic()
-            if newest.state != state or now - told >= _STATE_SECONDS:
+            if newest.state != state or now - sent_at >= _STATE_SECONDS:
                 delay = self.round_trips[-1] if self.round_trips else None
                 await socket.send_json({"state": newest.state, "delay": delay})
-                state, told = newest.state, now
+                state, sent_at = newest.state, now
             if newest.number != number and len(sent) < _MOST_ON_THE_WAY:
                 number = newest.number
                 sent[number] = time.monotonic()

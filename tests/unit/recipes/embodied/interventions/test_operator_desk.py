@@ -137,7 +137,7 @@ class TestLink:
     def link(self) -> OperatorLink:
         return OperatorLink(RemoteOptions(token_file="unused", hold_steps=3, lost_steps=6), "browser 127.0.0.1:1")
 
-    def test_silent_operator_in_charge_holds_the_arm_then_ends_the_run(self) -> None:
+    def test_silent_operator_holds_the_arm_then_ends_the_run(self) -> None:
         link = self.link()
         assert link.step(FORWARD, connected=True) == FORWARD
         steps = [link.step(None, connected=True) for _ in range(5)]
