@@ -33,7 +33,7 @@ _Device = Annotated[
         "--device",
         metavar="NAME",
         help="Input device for a human operator to drive, or correct the policy: keyboard, gamepad, spacemouse,"
-        " remote; or scripted.",
+        " remote, browser; or scripted.",
         show_default=False,
     ),
 ]

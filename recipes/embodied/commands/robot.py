@@ -104,7 +104,7 @@ def teleop(
     file: Annotated[str | None, typer.Argument(metavar="FILE", hidden=True, autocompletion=completion.files)] = None,
     robot: Robot = None,
     device: Annotated[
-        str, typer.Option("--device", metavar="NAME", help="keyboard, gamepad, spacemouse, or your own.")
+        str, typer.Option("--device", metavar="NAME", help="keyboard, gamepad, spacemouse, browser, or your own.")
     ] = "keyboard",
     option: Annotated[
         list[str] | None,

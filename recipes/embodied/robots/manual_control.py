@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.interventions.intervention import EnvProgress, HandMotion
+from recipes.embodied.interventions.intervention import CameraView, EnvProgress, HandMotion
 from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.robots.claim import claimed_by
 from recipes.embodied.robots.controller_client import FrankaClient
@@ -249,6 +249,9 @@ class _SteeredArm:
 
     def expert(self) -> None:
         return None
+
+    def views(self, row: int) -> list[CameraView]:
+        return []  # a person stands beside the arm
 
     def steer(self, motion: HandMotion, row: int) -> NDArray[np.float32]:
         return steered(self.joints, motion, grips=True)

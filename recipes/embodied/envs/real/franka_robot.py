@@ -7,6 +7,7 @@ that a worker holds take turns on it.
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.envs.franka.drawing import Spot, draw_arm
 from recipes.embodied.envs.real.assigned_robot import own_robot
 from recipes.embodied.envs.starts import Starts
-from recipes.embodied.interventions.intervention import HandMotion
+from recipes.embodied.interventions.intervention import CameraView, HandMotion
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
@@ -43,6 +45,7 @@ SPEC = EnvSpec(REACH_STATES, REACH_ACTIONS, has_instructions=True)
 # Seconds to wait for an arm: a run that starts again finds it held by workers that are just ending.
 LEASE_PATIENCE = 10.0
 LATE_IN_A_ROW = 10
+_POINT_RADIUS = 0.015  # metres, as it is drawn
 _SAME = 1e-4  # of an action, by which what was carried out may differ by rounding alone
 _log = logging.getLogger("rlinf.robots")
 
@@ -100,6 +103,7 @@ class FrankaRobotEnv(VectorEnv):
         self._hand = np.zeros((3, 1))
         self._potential = np.zeros(1)
         self._late = 0
+        self._seen_at = time.monotonic()  # when the joints were measured
 
     @property
     def spec(self) -> EnvSpec:
@@ -158,6 +162,12 @@ class FrankaRobotEnv(VectorEnv):
     def _see(self, state: ArmState) -> None:
         self._accepted, self._joints = state.target, state.joints[:, None]
         self._hand = hand_pose(self._joints)[0]
+        self._seen_at = time.monotonic()
+
+    def views(self, row: int) -> list[CameraView]:
+        """See `VectorEnv`: a drawing of the measured joints and the point to reach, as old as they are."""
+        spots = [Spot(self._target, _POINT_RADIUS, "green")]
+        return [CameraView("joints", draw_arm(self._joints, spots, np.zeros(1, np.bool_))[0], self._seen_at)]
 
     def steer(self, motion: HandMotion, row: int) -> FloatArray:
         """See `VectorEnv`: the motion of the hand, by the arm's kinematics."""

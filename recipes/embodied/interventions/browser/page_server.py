@@ -170,6 +170,9 @@ class PageServer:
             await self._converse(socket)
         except (WebSocketDisconnect, RuntimeError, OSError):
             pass  # they have left
+        except asyncio.CancelledError:
+            if not self._ending.is_set():
+                raise
         finally:
             self._desk.leave(socket)
 
@@ -221,25 +224,23 @@ class PageServer:
                 return
 
     async def _show(self, socket: WebSocket, sent: dict[int, float]) -> None:
-        number, state, told = 0, None, 0.0
+        number, state, sent_at = 0, None, 0.0
         while True:
+            self._changed.clear()  # what changes from here on ends the wait below
             newest = self.exhibit.newest
             now = time.monotonic()
-            if newest.state != state or now - told >= _STATE_SECONDS:
+            if newest.state != state or now - sent_at >= _STATE_SECONDS:
                 delay = self.round_trips[-1] if self.round_trips else None
                 await socket.send_json({"state": newest.state, "delay": delay})
-                state, told = newest.state, now
+                state, sent_at = newest.state, now
             if newest.number != number and len(sent) < _MOST_ON_THE_WAY:
                 number = newest.number
                 sent[number] = time.monotonic()
                 for view in newest.views:
                     picture = await asyncio.to_thread(jpeg, view.image, self._quality)
                     await socket.send_bytes(packed(view.camera, number, age_of(view), picture))
-            self._changed.clear()
-            # What changed before `clear` is seen by the next round's look, what comes after it wakes this wait.
-            if self.exhibit.newest == newest:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), _STATE_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _STATE_SECONDS)
 
 
 class _Gate:

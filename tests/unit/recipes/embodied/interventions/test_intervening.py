@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -227,3 +228,39 @@ def test_a_source_that_cannot_be_opened_says_why(monkeypatch: pytest.MonkeyPatch
         open_source("joystick", env, {})
     with pytest.raises(ConfigError, match="probability"):
         open_source("scripted", env, {"probability": 2})
+
+
+def test_discarded_episode_ends_and_does_not_count() -> None:
+    env = CountingEnv(EnvSettings(num_envs=2))
+    env.intervention = Script(env, None, takeover(0, p0="discard"))
+    env.reset()
+    env.step(np.zeros((2, 1, 1), np.float32))
+    result = env.step(np.zeros((2, 1, 1), np.float32))
+    assert result.failed is not None
+    assert result.failed.tolist() == [True, False]
+    assert result.dones[:, 0].tolist() == [True, False]
+    assert result.valid[:, 0].tolist() == [False, True]
+    assert result.episodes is not None
+    assert len(result.episodes.env) == 0
+    assert env.progress.episode.tolist() == [1, 0]  # the next one has begun
+    assert not env.discarded.any()
+
+
+def test_discarded_episode_is_not_collected_and_no_fault() -> None:
+    env = CountingEnv(EnvSettings(num_envs=1, auto_reset=False, max_episode_steps=5))
+    for verdict, kept in (("discard", 0), ("failure", 1)):
+        env.intervention = Script(env, takeover(0, envs=1, p0=verdict))
+        collector = EpisodeCollector(env, 0, "task", "everything")
+        collector.step(np.zeros((1, 1, 1), np.float32))
+        assert collector.over
+        assert len(collector.episodes()) == kept
+
+
+def test_reward_key_adds_to_the_step_and_the_episode_goes_on() -> None:
+    env = CountingEnv(EnvSettings(num_envs=2))
+    env.intervention = Script(env, replace(takeover(), rewards={1: 1.0}))
+    env.reset()
+    result = env.step(np.full((2, 1, 1), 0.25, np.float32))
+    assert result.rewards[:, 0].tolist() == [0.25, 1.25]
+    assert not result.dones.any()
+    assert env.step(np.full((2, 1, 1), 0.25, np.float32)).rewards[:, 0].tolist() == [0.25, 0.25]
