@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_cli.chaos.disturbed_run import DisturbedRun
 from rlinf_cli.chaos.fault_table import FAULTS, Deed
-from rlinf_cli.chaos.judge import GOOD, Reference, Verdict, judge, reference_of
-from rlinf_cli.chaos.outcomes import Outcome, Struck, outcome_of
+from rlinf_cli.chaos.judge import GOOD, RunVerdict, UndisturbedRuns, judge, reference_of
+from rlinf_cli.chaos.outcomes import RunEnding, Struck, outcome_of
 from rlinf_cli.chaos.started_run import PAUSE, StartedRun
 from rlinf_cli.chaos.strike_plan import StrikePlan, plan_of
 from rlinf_cli.console import console
@@ -32,7 +32,7 @@ _LAUNCHES: Final = 4.0
 
 
 class ChaosJob(NamedTuple):
-    """What is disturbed, and how.
+    """The job that is disturbed, and how.
 
     Attributes:
         file, overrides: as of `rlinf train`.
@@ -60,18 +60,18 @@ class SeedResult(NamedTuple):
     """The result of one seed."""
 
     plan: StrikePlan
-    outcome: Outcome
-    verdict: Verdict
+    outcome: RunEnding
+    verdict: RunVerdict
     why: str
 
 
-def undisturbed(job: ChaosJob, folder: Path) -> Reference:
+def undisturbed(job: ChaosJob, folder: Path) -> UndisturbedRuns:
     """Return what is the same in two runs without a fault; those that are in the folder already are used again.
 
     Raises:
         RunError: one of them does not finish, or the folder has those of another job.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[RunEnding] = []
     launches: list[float] = []
     for number in (1, 2):
         place = folder / f"undisturbed-{number}"
@@ -99,7 +99,7 @@ def _run_undisturbed(job: ChaosJob, place: Path) -> None:
             time.sleep(PAUSE)
 
 
-def disturbed(job: ChaosJob, reference: Reference, seed: int, folder: Path) -> SeedResult:
+def disturbed(job: ChaosJob, reference: UndisturbedRuns, seed: int, folder: Path) -> SeedResult:
     """Run the job with the faults of a seed, and judge it; a good run's folder is removed unless it is to be kept."""
     plan = plan_of(seed, job.steps, job.faults, job.most)
     deadline = job.deadline or max(_LEAST_DEADLINE, _LAUNCHES * reference.launch)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from rlinf_cli.chaos.fault_table import FAULTS, Deed
-from rlinf_cli.chaos.outcomes import Outcome, Struck, outcome_of
+from rlinf_cli.chaos.outcomes import RunEnding, Struck, outcome_of
 from rlinf_cli.chaos.run_processes import RunProcess
 from rlinf_cli.chaos.started_run import PAUSE, StartedRun
 from rlinf_cli.chaos.strike_plan import Strike, StrikePlan
@@ -51,7 +51,7 @@ class DisturbedRun:
         self._hung = False
         self._left: list[str] = []
 
-    def to_end(self) -> Outcome:
+    def to_end(self) -> RunEnding:
         """Strike as planned, wait for the end, and return what came of it."""
         began = time.monotonic()
         for strike in self._plan.strikes:
@@ -143,8 +143,10 @@ class DisturbedRun:
         began = time.monotonic()
         while time.monotonic() - began < self._deadline and not has_ended(handle):
             facts = self._facts()
-            told = () if facts is None else facts.warnings
-            if any(f"pid {victim.identity.pid}" in line or victim.name in line for line in told if "stopped" in line):
+            warnings = () if facts is None else facts.warnings
+            if any(
+                f"pid {victim.identity.pid}" in line or victim.name in line for line in warnings if "stopped" in line
+            ):
                 return time.monotonic() - began
             self._started.look()
             time.sleep(_NAME_PAUSE)

@@ -27,7 +27,7 @@ class Target(StrEnum):
 
 
 class Deed(StrEnum):
-    """What is done to a process."""
+    """The ways to disturb a process."""
 
     KILL = "kill -9"
     TERMINATE = "SIGTERM"
@@ -37,7 +37,7 @@ class Deed(StrEnum):
     FILL = "no room for files for seconds"
 
 
-class Fault(NamedTuple):
+class PlantedFault(NamedTuple):
     """A row of the table.
 
     Attributes:
@@ -58,42 +58,42 @@ class Fault(NamedTuple):
 _AGAIN: Final = "all processes start again; the steps since the checkpoint or snapshot are done again"
 _ALONE: Final = "it is started again alone, or all are; at most the steps since the checkpoint are done again"
 _WAITED: Final = "it is waited for; nothing is lost"
-FAULTS: Final[Mapping[str, Fault]] = {
-    "kill-worker": Fault(Deed.KILL, Target.WORKER, 8, _ALONE),
-    "kill-child": Fault(Deed.KILL, Target.CHILD, 2, "its worker makes it again, or dies and is started again"),
-    "kill-channel": Fault(Deed.KILL, Target.CHANNEL, 2, _AGAIN),
-    "kill-manager": Fault(Deed.KILL, Target.MANAGER, 2, _AGAIN),
-    "kill-gcs_server": Fault(Deed.KILL, Target.GCS_SERVER, 2, _AGAIN),
-    "kill-raylet": Fault(Deed.KILL, Target.RAYLET, 2, _AGAIN),
-    "kill-log-monitor": Fault(Deed.KILL, Target.LOG_MONITOR, 1, "nothing is lost: rlinf keeps logs of its own"),
-    "kill-agent": Fault(Deed.KILL, Target.RAY_AGENT, 1, "Ray ends its raylet, and all processes start again"),
-    "kill-driver": Fault(
+FAULTS: Final[Mapping[str, PlantedFault]] = {
+    "kill-worker": PlantedFault(Deed.KILL, Target.WORKER, 8, _ALONE),
+    "kill-child": PlantedFault(Deed.KILL, Target.CHILD, 2, "its worker makes it again, or dies and is started again"),
+    "kill-channel": PlantedFault(Deed.KILL, Target.CHANNEL, 2, _AGAIN),
+    "kill-manager": PlantedFault(Deed.KILL, Target.MANAGER, 2, _AGAIN),
+    "kill-gcs_server": PlantedFault(Deed.KILL, Target.GCS_SERVER, 2, _AGAIN),
+    "kill-raylet": PlantedFault(Deed.KILL, Target.RAYLET, 2, _AGAIN),
+    "kill-log-monitor": PlantedFault(Deed.KILL, Target.LOG_MONITOR, 1, "nothing is lost: rlinf keeps logs of its own"),
+    "kill-agent": PlantedFault(Deed.KILL, Target.RAY_AGENT, 1, "Ray ends its raylet, and all processes start again"),
+    "kill-driver": PlantedFault(
         Deed.KILL,
         Target.DRIVER,
         2,
         "all processes end; `runner.resume_dir=auto` goes on from the checkpoint",
         ends_command=True,
     ),
-    "terminate-driver": Fault(
+    "terminate-driver": PlantedFault(
         Deed.TERMINATE,
         Target.DRIVER,
         1,
         "the step is finished and kept; `runner.resume_dir=auto` goes on",
         ends_command=True,
     ),
-    "pause-worker": Fault(Deed.PAUSE, Target.WORKER, 3, _WAITED),
-    "pause-channel": Fault(Deed.PAUSE, Target.CHANNEL, 1, _WAITED),
-    "pause-manager": Fault(Deed.PAUSE, Target.MANAGER, 1, _WAITED),
-    "pause-gcs_server": Fault(Deed.PAUSE, Target.GCS_SERVER, 1, _WAITED),
-    "pause-raylet": Fault(Deed.PAUSE, Target.RAYLET, 1, _WAITED),
-    "freeze-worker": Fault(Deed.FREEZE, Target.WORKER, 2, "it is named while the run waits; nothing is lost"),
-    "damage-checkpoint": Fault(
+    "pause-worker": PlantedFault(Deed.PAUSE, Target.WORKER, 3, _WAITED),
+    "pause-channel": PlantedFault(Deed.PAUSE, Target.CHANNEL, 1, _WAITED),
+    "pause-manager": PlantedFault(Deed.PAUSE, Target.MANAGER, 1, _WAITED),
+    "pause-gcs_server": PlantedFault(Deed.PAUSE, Target.GCS_SERVER, 1, _WAITED),
+    "pause-raylet": PlantedFault(Deed.PAUSE, Target.RAYLET, 1, _WAITED),
+    "freeze-worker": PlantedFault(Deed.FREEZE, Target.WORKER, 2, "it is named while the run waits; nothing is lost"),
+    "damage-checkpoint": PlantedFault(
         Deed.DAMAGE, Target.ACTOR, 2, "the damaged checkpoint is refused; the one before it is used"
     ),
-    "fill-driver": Fault(
+    "fill-driver": PlantedFault(
         Deed.FILL, Target.DRIVER, 1, "the run goes on without that part of its record, or ends with the reason"
     ),
-    "fill-actor": Fault(Deed.FILL, Target.ACTOR, 1, "the run ends with the reason where a checkpoint is due"),
+    "fill-actor": PlantedFault(Deed.FILL, Target.ACTOR, 1, "the run ends with the reason where a checkpoint is due"),
 }
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from rlinf_cli.chaos.fault_table import FAULTS, Deed, Target
-from rlinf_cli.chaos.outcomes import Outcome, Struck
+from rlinf_cli.chaos.outcomes import RunEnding, Struck
 from rlinf_core.runners.storage.run_status import RunStatus
 
 # Counts of what recovery itself does, which an undisturbed run does not do.
@@ -15,8 +15,8 @@ _OF_RECOVERY: Final = frozenset({"agent/tasks_moved", "rollout/prompted_again"})
 _MOST_NAMED: Final = 5
 
 
-class Verdict(StrEnum):
-    """How a disturbed run came out."""
+class RunVerdict(StrEnum):
+    """The verdict on a disturbed run."""
 
     EQUAL = "equal"
     """It finished, with the very results of the undisturbed run."""
@@ -36,11 +36,11 @@ class Verdict(StrEnum):
     """It ended right, and left processes or files behind, or printed a fault of rlinf."""
 
 
-GOOD: Final = frozenset({Verdict.EQUAL, Verdict.RIGHT, Verdict.EXPLAINED, Verdict.UNTOUCHED})
+GOOD: Final = frozenset({RunVerdict.EQUAL, RunVerdict.RIGHT, RunVerdict.EXPLAINED, RunVerdict.UNTOUCHED})
 
 
-class Reference(NamedTuple):
-    """What is the same in every undisturbed run of a job.
+class UndisturbedRuns(NamedTuple):
+    """The figures that every undisturbed run of a job has.
 
     Attributes:
         steps: of the run.
@@ -60,7 +60,7 @@ class Reference(NamedTuple):
         return bool(self.digests)
 
 
-def reference_of(one: Outcome, other: Outcome, launch: float) -> Reference:
+def reference_of(one: RunEnding, other: RunEnding, launch: float) -> UndisturbedRuns:
     """Return what is equal in two undisturbed runs.
 
     The files of the checkpoint are compared only where the policy's weights are equal: a job whose weights differ from
@@ -70,47 +70,47 @@ def reference_of(one: Outcome, other: Outcome, launch: float) -> Reference:
     # The description of a format holds names of processes, or times.
     data = {name for name in one.digests if not name.rpartition("/")[2].startswith(".")}
     if not data <= equal.keys() or one.steps != other.steps:
-        return Reference(one.steps, {}, (), launch)
+        return UndisturbedRuns(one.steps, {}, (), launch)
     metrics = tuple(
         {name: value for name, value in mine.items() if _same(theirs.get(name), value)}
         for mine, theirs in zip(one.metrics, other.metrics, strict=True)
     )
-    return Reference(one.steps, equal, metrics, launch)
+    return UndisturbedRuns(one.steps, equal, metrics, launch)
 
 
-def judge(outcome: Outcome, reference: Reference) -> tuple[Verdict, str]:
+def judge(outcome: RunEnding, reference: UndisturbedRuns) -> tuple[RunVerdict, str]:
     """Return the verdict on a disturbed run, and what is wrong in words; empty where all is well."""
     if outcome.code is None:
-        return Verdict.HUNG, f"it neither went on nor ended: {outcome.status} after step {len(outcome.steps)}"
+        return RunVerdict.HUNG, f"it neither went on nor ended: {outcome.status} after step {len(outcome.steps)}"
     verdict, why = _of_end(outcome, reference)
     if verdict not in GOOD:
         return verdict, why
     unnamed = [struck.victim for struck in outcome.hit if _is_unnamed(struck)]
     if unnamed:
-        return Verdict.UNEXPLAINED, f"stopped, and not named: {', '.join(unnamed)}"
+        return RunVerdict.UNEXPLAINED, f"stopped, and not named: {', '.join(unnamed)}"
     unclean = [*(f"left behind: {left}" for left in outcome.left), *(f"printed: {line}" for line in outcome.bugs)]
-    return (Verdict.UNCLEAN, "; ".join(unclean[:_MOST_NAMED])) if unclean else (verdict, why)
+    return (RunVerdict.UNCLEAN, "; ".join(unclean[:_MOST_NAMED])) if unclean else (verdict, why)
 
 
-def _of_end(outcome: Outcome, reference: Reference) -> tuple[Verdict, str]:
+def _of_end(outcome: RunEnding, reference: UndisturbedRuns) -> tuple[RunVerdict, str]:
     if outcome.status == RunStatus.FINISHED and outcome.code == 0:
         wrong = _differences(outcome, reference)
         if wrong:
-            return Verdict.WRONG, wrong
+            return RunVerdict.WRONG, wrong
         if not outcome.hit:
-            return Verdict.UNTOUCHED, ""
-        return (Verdict.EQUAL if reference.comparable else Verdict.RIGHT), ""
+            return RunVerdict.UNTOUCHED, ""
+        return (RunVerdict.EQUAL if reference.comparable else RunVerdict.RIGHT), ""
     if outcome.code == 0:
-        return Verdict.WRONG, f"its exit code is 0, and the run is {outcome.status}"
+        return RunVerdict.WRONG, f"its exit code is 0, and the run is {outcome.status}"
     if not outcome.hit:
-        return Verdict.WRONG, f"nothing was hit, and it ended with {outcome.code}: {outcome.reason}"
+        return RunVerdict.WRONG, f"nothing was hit, and it ended with {outcome.code}: {outcome.reason}"
     if _explained(outcome):
-        return Verdict.EXPLAINED, ""
+        return RunVerdict.EXPLAINED, ""
     words = outcome.why[-1][1].partition("\n")[0] if outcome.why else "nothing"
-    return Verdict.UNEXPLAINED, f"exit code {outcome.code}, {outcome.reason}; `rlinf why` says: {words}"
+    return RunVerdict.UNEXPLAINED, f"exit code {outcome.code}, {outcome.reason}; `rlinf why` says: {words}"
 
 
-def _differences(outcome: Outcome, reference: Reference) -> str:
+def _differences(outcome: RunEnding, reference: UndisturbedRuns) -> str:
     """Return in words in what a finished run differs from the undisturbed one; empty for nothing."""
     if outcome.steps != reference.steps:
         return f"its steps are {_short(outcome.steps)}, not {_short(reference.steps)}"
@@ -127,7 +127,7 @@ def _differences(outcome: Outcome, reference: Reference) -> str:
     return ""
 
 
-def _explained(outcome: Outcome) -> bool:
+def _explained(outcome: RunEnding) -> bool:
     """Return whether the last failure that the folder tells of is the fault that ended the run."""
     if not outcome.why:
         return False

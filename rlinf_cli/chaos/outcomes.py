@@ -1,4 +1,4 @@
-"""What came of a run: read from its folder once it has ended."""
+"""The outcome of a run, read from its folder once it has ended."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Struck(NamedTuple):
     seconds: float | None = None
 
 
-class Outcome(NamedTuple):
-    """What a run left.
+class RunEnding(NamedTuple):
+    """The end of a run, and what it left behind.
 
     Attributes:
         code: the exit code of its last command; None where it hung.
@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
 
 def outcome_of(
     folder: Path, code: int | None, struck: Sequence[Struck] = (), left: Sequence[str] = (), seconds: float = 0.0
-) -> Outcome:
+) -> RunEnding:
     """Return the outcome of the run in a folder of `StartedRun`.
 
     Args:
@@ -86,7 +86,7 @@ def outcome_of(
     bugs = tuple(line for line in text.splitlines() if any(words in line for words in _BUGS))
     if run is None:
         last = text.strip().splitlines()[-1:] or [""]
-        return Outcome(code, "no run", last[0], (), (), {}, (), tuple(struck), tuple(left), bugs, seconds)
+        return RunEnding(code, "no run", last[0], (), (), {}, (), tuple(struck), tuple(left), bugs, seconds)
     facts = read_facts(run)
     lines = [line for line in read_metrics(run.metrics_file) if line.step]
     newest = run.checkpoints.latest()
@@ -94,7 +94,7 @@ def outcome_of(
         {} if newest is None else {f"{newest.step}/{name}": text for name, text in newest.manifest.digests.items()}
     )
     why = [(finding.code, "\n".join((finding.what, *finding.evidence))) for _, finding in diagnose(facts).failures]
-    return Outcome(
+    return RunEnding(
         code,
         facts.status,
         facts.reason,

@@ -66,5 +66,5 @@ class ExecutedActions:
 
     @property
     def rewards(self) -> dict[int, float]:
-        """What a person adds to the reward of the last step, by row."""
+        """The rewards that a person adds to those of the last step, by row."""
         return self._rewards

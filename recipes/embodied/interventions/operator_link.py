@@ -1,4 +1,4 @@
-"""What becomes of an operator's messages between two steps, and of an arm whose operator falls silent. No sockets."""
+"""The handling of an operator's messages between two steps, and of an arm whose operator falls silent. No sockets."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _HEAD: Final = struct.Struct("<III")  # checksum of both parts, bytes of the JSO
 _SMALLEST: Final = 8 << 20
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """An event in the life of a session.
 
     Attributes:
@@ -65,9 +65,9 @@ class Journal:
             RunError: it cannot be written.
         """
         self._sizes[session_id] = 0
-        self.append(session_id, Entry("session", {"tenant": tenant}))
+        self.append(session_id, JournalEntry("session", {"tenant": tenant}))
 
-    def append(self, session_id: str, entry: Entry) -> None:
+    def append(self, session_id: str, entry: JournalEntry) -> None:
         """Write an event of a session, unless the session has ended.
 
         Raises:
@@ -84,7 +84,7 @@ class Journal:
             raise RunError(f"the sessions in `{self._root}` cannot be written", why=error.strerror) from error
         self._sizes[session_id] += len(frame)
 
-    def sessions(self) -> Iterator[tuple[str, list[Entry]]]:
+    def sessions(self) -> Iterator[tuple[str, list[JournalEntry]]]:
         """Return the sessions of earlier starts with their events, which go on from here.
 
         Raises:
@@ -97,7 +97,7 @@ class Journal:
         except OSError as error:
             raise RunError(f"the sessions in `{self._root}` cannot be read", why=error.strerror) from error
 
-    def _opened(self, folder: Path) -> list[Entry]:
+    def _opened(self, folder: Path) -> list[JournalEntry]:
         file = folder / JOURNAL
         data = file.read_bytes() if file.exists() else b""
         entries, whole = _entries(data)
@@ -112,7 +112,7 @@ class Journal:
         """Return whether a file is worth to be compacted."""
         return self._sizes.get(session_id, 0) > max(_SMALLEST, 2 * self._compacted.get(session_id, 0))
 
-    def compact(self, session_id: str, kept: Callable[[Entry], Entry | None]) -> None:
+    def compact(self, session_id: str, kept: Callable[[JournalEntry], JournalEntry | None]) -> None:
         """Write the file of a session anew, with what is kept of each event.
 
         Raises:
@@ -134,24 +134,24 @@ class Journal:
         remove_tree(self.folder(session_id))
 
 
-def _frame(entry: Entry) -> bytes:
+def _frame(entry: JournalEntry) -> bytes:
     head = json.dumps({"kind": entry.kind, **entry.fields}).encode()
     return _HEAD.pack(zlib.crc32(head + entry.body), len(head), len(entry.body)) + head + entry.body
 
 
-def _entries(data: bytes) -> tuple[list[Entry], int]:
+def _entries(data: bytes) -> tuple[list[JournalEntry], int]:
     """Return the events in the bytes of a file, and how many bytes are whole frames."""
-    entries: list[Entry] = []
+    entries: list[JournalEntry] = []
     at = 0
     while at + _HEAD.size <= len(data):
-        checksum, size, more = _HEAD.unpack_from(data, at)
-        start, end = at + _HEAD.size, at + _HEAD.size + size + more
+        checksum, size, attached = _HEAD.unpack_from(data, at)
+        start, end = at + _HEAD.size, at + _HEAD.size + size + attached
         if end > len(data) or zlib.crc32(data[start:end]) != checksum:
             break
         try:
             fields = load_json_object(data[start : start + size])
         except BadJsonError:
             break
-        entries.append(Entry(str(fields.pop("kind", "")), fields, data[start + size : end]))
+        entries.append(JournalEntry(str(fields.pop("kind", "")), fields, data[start + size : end]))
         at = end
     return entries, at

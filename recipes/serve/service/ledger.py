@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.journal import Entry, Journal
+from recipes.serve.service.journal import Journal, JournalEntry
 
 # A client numbers its requests one by one, and sends at most so many before an earlier one has arrived.
 _FURTHEST: Final = 10_000
@@ -108,7 +108,7 @@ class _Claim(NamedTuple):
 
 
 class RequestRecord(NamedTuple):
-    """What is written down of a request, so that a later start can serve it.
+    """The record of a request, so that a later start can serve it.
 
     Attributes:
         route: that it came by.
@@ -209,7 +209,7 @@ class Ledger:
             "route": record.route,
             "fields": dict(record.fields),
         }
-        self._journal.append(session_id, Entry("request", written, record.body))
+        self._journal.append(session_id, JournalEntry("request", written, record.body))
         self._claim(made, key, digest)
         return made
 
@@ -265,17 +265,17 @@ class Ledger:
             del self._promises[old.request_id], self._claims[self._keys.pop(old.request_id)]
 
 
-def outcome_entry(request_id: str, outcome: Outcome) -> Entry:
+def outcome_entry(request_id: str, outcome: Outcome) -> JournalEntry:
     """Return what is written down of an outcome."""
     fields: dict[str, Any] = {"request_id": request_id}
     if isinstance(outcome, RequestFailure):
-        return Entry("outcome", {**fields, "failure": [outcome.message, outcome.category]})
+        return JournalEntry("outcome", {**fields, "failure": [outcome.message, outcome.category]})
     if isinstance(outcome.content, bytes):
-        return Entry("outcome", fields, outcome.content)
-    return Entry("outcome", {**fields, "content": outcome.content})
+        return JournalEntry("outcome", fields, outcome.content)
+    return JournalEntry("outcome", {**fields, "content": outcome.content})
 
 
-def read_outcome(entry: Entry) -> Outcome:
+def read_outcome(entry: JournalEntry) -> Outcome:
     """Return the outcome of `outcome_entry`."""
     if "failure" in entry.fields:
         return RequestFailure(*entry.fields["failure"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from recipes.serve.saved_files import read_adapter
-from recipes.serve.service.journal import Entry, Journal
+from recipes.serve.service.journal import Journal, JournalEntry
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.tenants import Sampler, ServedModel
 from recipes.serve.service.turns import ActorTurns
@@ -75,7 +75,7 @@ class ModelPoints:
         await asyncio.to_thread(sync_tree, part)
         rename(part, folder)
         fields = {"model_id": model.model_id, "seq_id": seq_id, "folder": folder.name}
-        self._journal.append(session_id, Entry("saved", fields))
+        self._journal.append(session_id, JournalEntry("saved", fields))
         for old in parent.glob(f"model-{number}-*"):
             if old != folder:
                 remove_tree(old)
@@ -90,10 +90,10 @@ class ModelPoints:
         """
         snapshot = None if sampler.path is not None or sampler.folder is None else sampler.folder.name
         fields = {"sampler_id": sampler.sampler_id, "path": sampler.path, "snapshot": snapshot}
-        self._journal.append(sampler.session.session_id, Entry("sampler", fields))
+        self._journal.append(sampler.session.session_id, JournalEntry("sampler", fields))
 
 
-def read_points(folder: Path, entries: list[Entry]) -> dict[str, ModelPoint]:
+def read_points(folder: Path, entries: list[JournalEntry]) -> dict[str, ModelPoint]:
     """Return the newest point of each model of a session that has one.
 
     Args:
@@ -112,7 +112,7 @@ def read_points(folder: Path, entries: list[Entry]) -> dict[str, ModelPoint]:
     return points
 
 
-def place_of(entry: Entry) -> tuple[str, int]:
+def place_of(entry: JournalEntry) -> tuple[str, int]:
     """Return the model of a request and its number among those of the model; of others, no model."""
     kind, name, *number = entry.fields["key"]
     if kind == "model":
@@ -129,7 +129,7 @@ class _Kept:
         self._folder = folder
         self._again: set[str] = set()
 
-    def __call__(self, entry: Entry) -> Entry | None:
+    def __call__(self, entry: JournalEntry) -> JournalEntry | None:
         if entry.kind == "saved":
             return entry if entry.fields["folder"] in self._names else None
         if entry.kind == "request":
@@ -139,10 +139,14 @@ class _Kept:
             if request_id in self._ledger:
                 return entry
             # Nobody asks for it, but what was done must not be reported again.
-            return Entry("outcome", {"request_id": request_id, "content": {}}) if request_id in self._again else None
+            return (
+                JournalEntry("outcome", {"request_id": request_id, "content": {}})
+                if request_id in self._again
+                else None
+            )
         return entry
 
-    def _request(self, entry: Entry) -> Entry | None:
+    def _request(self, entry: JournalEntry) -> JournalEntry | None:
         model, seq_id = place_of(entry)
         is_asked_for = entry.fields["request_id"] in self._ledger
         if not model:

@@ -10,7 +10,7 @@ import logging
 from typing import Any, Final
 
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.journal import Entry
+from recipes.serve.service.journal import JournalEntry
 from recipes.serve.service.ledger import Earlier, Outcome, RequestFailure, RequestRecord, read_outcome
 from recipes.serve.service.model_points import ModelPoint, place_of, read_points
 from recipes.serve.service.sampling import SamplingRequests
@@ -55,7 +55,7 @@ class _Resumed:
         training: TrainingRequests,
         sampling: SamplingRequests,
         session: ClientSession,
-        entries: list[Entry],
+        entries: list[JournalEntry],
     ) -> None:
         self._state = state
         self._training = training
@@ -80,7 +80,7 @@ class _Resumed:
             if entry.kind == "request":
                 self._request(entry)
 
-    def _sampler(self, entry: Entry) -> None:
+    def _sampler(self, entry: JournalEntry) -> None:
         name, path, snapshot = (entry.fields[key] for key in ("sampler_id", "path", "snapshot"))
         folder = None
         if path is not None:
@@ -89,7 +89,7 @@ class _Resumed:
             folder = self._folder / str(snapshot).replace("/", "")
         self._session.samplers[name] = Sampler(name, self._session, path, folder)
 
-    def _request(self, entry: Entry) -> None:
+    def _request(self, entry: JournalEntry) -> None:
         fields, session, ledger = entry.fields, self._session, self._state.ledger
         outcome = self._outcomes.get(fields["request_id"])
         ledger.earlier_request = Earlier(fields["request_id"], fields["answer"], outcome)
@@ -115,7 +115,7 @@ class _Resumed:
         finally:
             ledger.earlier_request = None
 
-    def _claim(self, entry: Entry) -> None:
+    def _claim(self, entry: JournalEntry) -> None:
         """Know a request again whose effect is in the model's point."""
         fields, session = entry.fields, self._session
         key, digest = tuple(fields["key"]), bytes.fromhex(fields["digest"])

@@ -7,7 +7,7 @@ import json
 import secrets
 from typing import Any, Final
 
-from recipes.serve.service.journal import Entry
+from recipes.serve.service.journal import JournalEntry
 from recipes.serve.service.ledger import Outcome, Promise, RequestRecord
 from recipes.serve.service.request_fields import (
     check_tokens,
@@ -96,7 +96,7 @@ class SamplingRequests:
         self._state.sampler_turns.submit(drawing._replace(request_id=promise.request_id), promise)
         return promise
 
-    def resume(self, session: ClientSession, entry: Entry, outcome: Outcome | None) -> None:
+    def resume(self, session: ClientSession, entry: JournalEntry, outcome: Outcome | None) -> None:
         """Take a request of an earlier start again: without an outcome, the same answers are drawn."""
         fields, route = entry.fields["fields"], entry.fields["route"]
         key, digest = tuple(entry.fields["key"]), bytes.fromhex(entry.fields["digest"])
@@ -104,7 +104,7 @@ class SamplingRequests:
         if outcome is not None:
             return
         sampler = session.samplers[key[1]]
-        lists = {name: tuple(fields[name]) for name in ("prompt", "stop_tokens", "stop_texts")}
+        lists: dict[str, Any] = {name: tuple(fields[name]) for name in ("prompt", "stop_tokens", "stop_texts")}
         snapshot = None if sampler.folder is None else str(sampler.folder)
         drawing = Drawing(**{**fields, **lists, "request_id": promise.request_id, "snapshot": snapshot})
         self._state.sampler_turns.submit(drawing, promise)

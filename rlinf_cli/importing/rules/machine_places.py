@@ -74,7 +74,7 @@ def reward_place() -> Iterator[Added]:
 
 
 class Rest(NamedTuple):
-    """What remains of a key of `component_placement`: its new name, empty where nothing does, and why."""
+    """The rest of a key of `component_placement`: its new name, empty where nothing remains, and the reason."""
 
     name: str
     why: str

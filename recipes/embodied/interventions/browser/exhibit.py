@@ -1,4 +1,4 @@
-"""What an operator is shown: the newest pictures and the state of the episode, from the thread of the environment."""
+"""The view of an operator: the newest pictures and the state of the episode, from the thread of the environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGEST: Final = 640
 
 
 class Shown(NamedTuple):
-    """What there is to see.
+    """The view at one moment.
 
     Attributes:
         number: grows with each set of pictures.
@@ -46,7 +46,7 @@ class Exhibit:
 
     @property
     def newest(self) -> Shown:
-        """What there is to see now."""
+        """The newest view."""
         return self._shown
 
     def show(self, views: Sequence[CameraView]) -> None:

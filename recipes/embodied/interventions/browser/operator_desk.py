@@ -1,4 +1,4 @@
-"""Who steers, and what they asked for since the last step. No sockets; moments are given."""
+"""The operator who steers, and what they asked for since the last step. No sockets; moments are arguments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OperatorDesk:
 
     @property
     def operator(self) -> object | None:
-        """Who steers; None: nobody is connected."""
+        """The connection that steers; None: nobody is connected."""
         return self._operator
 
     def sit(self, person: object, now: float) -> object | None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.chaos.judge import Verdict, judge, reference_of
-from rlinf_cli.chaos.outcomes import Outcome, Struck
+from rlinf_cli.chaos.judge import RunVerdict, judge, reference_of
+from rlinf_cli.chaos.outcomes import RunEnding, Struck
 from rlinf_cli.chaos.strike_plan import Strike
 
 METRICS = ({"loss": 1.0, "time/step": 3.0}, {"loss": math.nan, "time/step": 4.0})
 
 
-def outcome(**changes: Any) -> Outcome:
+def outcome(**changes: Any) -> RunEnding:
     """Of a run of two steps that nothing was wrong with."""
     fields: dict[str, Any] = {
         "code": 0,
@@ -29,7 +29,7 @@ def outcome(**changes: Any) -> Outcome:
         "bugs": (),
         "seconds": 9.0,
     }
-    return Outcome(**{**fields, **changes})
+    return RunEnding(**{**fields, **changes})
 
 
 def struck(fault: str = "kill-worker", victim: str = "EnvGroup:0", **changes: Any) -> Struck:
@@ -44,32 +44,32 @@ REFERENCE = reference_of(outcome(), OTHER, 5.0)
 BY_CHANCE = reference_of(outcome(), outcome(digests={"2/actor/0.distcp": "b"}), 5.0)
 KILLED = ("killed-by-signal", "`EnvGroup:0` was killed by SIGKILL")
 FAILED = {"code": 1, "status": "failed", "why": (KILLED,)}
-CASES: dict[str, tuple[dict[str, Any], Verdict, str]] = {
-    "same": ({}, Verdict.EQUAL, ""),
-    "times differ": ({"metrics": OTHER.metrics}, Verdict.EQUAL, ""),
-    "other weights": ({"digests": {"2/actor/0.distcp": "b"}}, Verdict.WRONG, "differ: 2/actor/0.distcp"),
-    "other loss": ({"metrics": ({"loss": 2.0}, METRICS[1])}, Verdict.WRONG, "step 1 differ: loss 2.0 not 1.0"),
-    "step missing": ({"steps": (2,)}, Verdict.WRONG, "its steps are 2 to 2, not 1 to 2"),
-    "step twice": ({"steps": (1, 1, 2)}, Verdict.WRONG, "its steps are [1, 1, 2]"),
-    "not hit": ({"struck": (struck(victim=""),)}, Verdict.UNTOUCHED, ""),
-    "named": (FAILED, Verdict.EXPLAINED, ""),
-    "another named": ({**FAILED, "why": (("died", "`RewardGroup:0` died"),)}, Verdict.UNEXPLAINED, "RewardGroup"),
-    "nothing named": ({**FAILED, "why": ()}, Verdict.UNEXPLAINED, "`rlinf why` says: nothing"),
-    "ended by itself": ({**FAILED, "struck": (), "reason": "bad"}, Verdict.WRONG, "nothing was hit"),
-    "success of a failure": ({"status": "failed"}, Verdict.WRONG, "its exit code is 0, and the run is failed"),
-    "hung": ({"code": None, "status": "running"}, Verdict.HUNG, "neither went on nor ended"),
-    "left": ({"left": ("process 5",)}, Verdict.UNCLEAN, "left behind: process 5"),
-    "bug": ({"bugs": ("this is a bug in rlinf",)}, Verdict.UNCLEAN, "printed: this is a bug"),
-    "frozen, named": ({"struck": (struck("freeze-worker", named=7.0),)}, Verdict.EQUAL, ""),
-    "frozen, not named": ({"struck": (struck("freeze-worker"),)}, Verdict.UNEXPLAINED, "not named: EnvGroup:0"),
-    "frozen, then ended": ({"struck": (struck("freeze-worker", gone=True),)}, Verdict.EQUAL, ""),
+CASES: dict[str, tuple[dict[str, Any], RunVerdict, str]] = {
+    "same": ({}, RunVerdict.EQUAL, ""),
+    "times differ": ({"metrics": OTHER.metrics}, RunVerdict.EQUAL, ""),
+    "other weights": ({"digests": {"2/actor/0.distcp": "b"}}, RunVerdict.WRONG, "differ: 2/actor/0.distcp"),
+    "other loss": ({"metrics": ({"loss": 2.0}, METRICS[1])}, RunVerdict.WRONG, "step 1 differ: loss 2.0 not 1.0"),
+    "step missing": ({"steps": (2,)}, RunVerdict.WRONG, "its steps are 2 to 2, not 1 to 2"),
+    "step twice": ({"steps": (1, 1, 2)}, RunVerdict.WRONG, "its steps are [1, 1, 2]"),
+    "not hit": ({"struck": (struck(victim=""),)}, RunVerdict.UNTOUCHED, ""),
+    "named": (FAILED, RunVerdict.EXPLAINED, ""),
+    "another named": ({**FAILED, "why": (("died", "`RewardGroup:0` died"),)}, RunVerdict.UNEXPLAINED, "RewardGroup"),
+    "nothing named": ({**FAILED, "why": ()}, RunVerdict.UNEXPLAINED, "`rlinf why` says: nothing"),
+    "ended by itself": ({**FAILED, "struck": (), "reason": "bad"}, RunVerdict.WRONG, "nothing was hit"),
+    "success of a failure": ({"status": "failed"}, RunVerdict.WRONG, "its exit code is 0, and the run is failed"),
+    "hung": ({"code": None, "status": "running"}, RunVerdict.HUNG, "neither went on nor ended"),
+    "left": ({"left": ("process 5",)}, RunVerdict.UNCLEAN, "left behind: process 5"),
+    "bug": ({"bugs": ("this is a bug in rlinf",)}, RunVerdict.UNCLEAN, "printed: this is a bug"),
+    "frozen, named": ({"struck": (struck("freeze-worker", named=7.0),)}, RunVerdict.EQUAL, ""),
+    "frozen, not named": ({"struck": (struck("freeze-worker"),)}, RunVerdict.UNEXPLAINED, "not named: EnvGroup:0"),
+    "frozen, then ended": ({"struck": (struck("freeze-worker", gone=True),)}, RunVerdict.EQUAL, ""),
     "raylet": (
         {**FAILED, "struck": (struck("kill-raylet", "raylet"),), "why": (("node-lost", "the machine"),)},
-        *(Verdict.EXPLAINED, ""),
+        *(RunVerdict.EXPLAINED, ""),
     ),
     "no room": (
         {**FAILED, "struck": (struck("fill-actor"),), "why": (("disk-full", "No space left"),)},
-        *(Verdict.EXPLAINED, ""),
+        *(RunVerdict.EXPLAINED, ""),
     ),
 }
 
@@ -85,5 +85,5 @@ def test_verdict(case: str) -> None:
 
 def test_results_by_chance_are_not_compared() -> None:
     assert (REFERENCE.comparable, BY_CHANCE.comparable) == (True, False)
-    assert judge(outcome(digests={"2/actor/0.distcp": "c"}), BY_CHANCE) == (Verdict.RIGHT, "")
-    assert judge(outcome(steps=(1,)), BY_CHANCE)[0] == Verdict.WRONG
+    assert judge(outcome(digests={"2/actor/0.distcp": "c"}), BY_CHANCE) == (RunVerdict.RIGHT, "")
+    assert judge(outcome(steps=(1,)), BY_CHANCE)[0] == RunVerdict.WRONG

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from recipes.serve.service import journal as module
-from recipes.serve.service.journal import JOURNAL, Entry, Journal
+from recipes.serve.service.journal import JOURNAL, Journal, JournalEntry
 from tests.unit.recipes.serve.served import (
     ROWS,
     Answer,
@@ -149,33 +149,33 @@ def test_compacted_journal_tells_the_same(
 def test_torn_event_is_cut_off(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.begin("ab-12", "ann")
-    journal.append("ab-12", Entry("request", {"number": 1}, b"body"))
+    journal.append("ab-12", JournalEntry("request", {"number": 1}, b"body"))
     file = tmp_path / "ab-12" / JOURNAL
     whole = file.read_bytes()
-    journal.append("ab-12", Entry("request", {"number": 2}, b"more"))
+    journal.append("ab-12", JournalEntry("request", {"number": 2}, b"more"))
     data = file.read_bytes()
     for size in range(len(whole), len(data)):
         file.write_bytes(data[:size])
         ((name, entries),) = Journal(tmp_path).sessions()
         assert name == "ab-12"
-        assert entries == [Entry("session", {"tenant": "ann"}), Entry("request", {"number": 1}, b"body")]
+        assert entries == [JournalEntry("session", {"tenant": "ann"}), JournalEntry("request", {"number": 1}, b"body")]
         assert file.read_bytes() == whole
 
 
 def test_damaged_event_ends_the_record(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.begin("ab-12", "ann")
-    journal.append("ab-12", Entry("request", {"number": 1}))
+    journal.append("ab-12", JournalEntry("request", {"number": 1}))
     file = tmp_path / "ab-12" / JOURNAL
     data = bytearray(file.read_bytes())
     data[-3] ^= 1
     file.write_bytes(data)
-    assert [entries for _, entries in Journal(tmp_path).sessions()] == [[Entry("session", {"tenant": "ann"})]]
+    assert [entries for _, entries in Journal(tmp_path).sessions()] == [[JournalEntry("session", {"tenant": "ann"})]]
 
 
 def test_ended_session_leaves_nothing(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.begin("ab-12", "ann")
     journal.end("ab-12")
-    journal.append("ab-12", Entry("outcome", {"request_id": "late"}))
+    journal.append("ab-12", JournalEntry("outcome", {"request_id": "late"}))
     assert list(tmp_path.iterdir()) == []
