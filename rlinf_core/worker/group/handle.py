@@ -13,7 +13,7 @@ from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.ray_api import gather, no_cluster, ray_api
-from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError, WorkerDiedError
+from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.manager.manager_client import ManagerClient, current_client
 from rlinf_core.manager.manager_messages import Cancel
@@ -29,8 +29,6 @@ LOGGER = logging.getLogger("rlinf")
 
 # Seconds for other ranks to fail too after the first failure, so that one error covers all of them.
 _GRACE_SECONDS = 0.5
-# Seconds that an ending raylet lives on after the processes below it, and between two looks.
-_ENGINE_SECONDS, _ENGINE_PAUSE = 0.5, 0.01
 # Seconds to wait for the failures of deadlocked workers before the caller's own.
 _CONSEQUENCE_SECONDS = 2.0
 # Seconds between checks whether a wait was cancelled, or one of several calls failed.
@@ -298,11 +296,7 @@ class WorkerGroupHandle(Generic[T]):
         self._results = [answer.result if isinstance(answer, Timed) else answer for answer in answers]
 
     def _fail(self) -> None:
-        failures = self._failures(_GRACE_SECONDS)
-        if any(isinstance(failure, WorkerDiedError) for failure in failures.values()):
-            # What the worker depends on may have ended it.
-            _check_watchers(current_client())
-        self._take(failures)
+        self._take(self._failures(_GRACE_SECONDS))
 
     def _take(self, failures: dict[int, Exception]) -> None:
         if failures:
@@ -383,13 +377,7 @@ def _check_watchers(client: ManagerClient | None) -> None:
     Raises:
         WorkerDiedError: naming `gcs_server`, `raylet` or `manager`.
     """
-    lost = client.lost_manager() if client is not None else None
-    died, deadline = engine.fallen(), time.monotonic() + _ENGINE_SECONDS
-    while lost is not None and died is None and time.monotonic() < deadline:
-        # A raylet that ends, as when an agent of Ray has died, kills the manager and the workers first.
-        time.sleep(_ENGINE_PAUSE)
-        died = engine.fallen()
-    died = died or lost
+    died = engine.fallen() or (client.lost_manager() if client is not None else None)
     if died is not None:
         # At once: the run is told of it when all its processes have ended.
         LOGGER.warning("%s: %s", died.message, died.cause)

@@ -109,8 +109,6 @@ def test_interrupted_and_continued_to_its_end(running: subprocess.Popen[str]) ->
         ("gcs_server", "gcs/gcs_server"),
         ("manager", "ray::ManagerProcess"),
         ("raylet", "raylet/raylet"),
-        # Without its agent a raylet ends itself, and everything below it before.
-        ("raylet", "ray::RuntimeEnvAgent"),
     ],
 )
 def test_watcher_that_dies_is_named(running: subprocess.Popen[str], name: str, command: str) -> None:
@@ -127,7 +125,7 @@ def test_watcher_that_dies_is_named(running: subprocess.Popen[str], name: str, c
 
 def _process_below(pid: int, command: str) -> int:
     """The process with `command` in its command line that descends from `pid`."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["ps", "-ewwo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     rows = [(int(row[0]), int(row[1]), row[2]) for line in listed.splitlines() if len(row := line.split(None, 2)) == 3]
     parents = {child: parent for child, parent, _ in rows}
 
