@@ -103,7 +103,9 @@ def measure(steps: int, rows: int) -> Iterable[Result]:
         names = f"server.tenants=[{','.join(TENANTS)}]"
         command = [sys.executable, "-m", "rlinf_cli", "serve", "serve_laptop", f"server.port={port}", names]
         state = f"server.state_dir={folder}/state"
-        service = subprocess.Popen([*command, state], cwd=folder, stdout=subprocess.PIPE, text=True)
+        service = subprocess.Popen(
+            [*command, state], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         try:
             for line in service.stdout or ():
                 if "# dan" in line:

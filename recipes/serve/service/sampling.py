@@ -106,7 +106,8 @@ class SamplingRequests:
         sampler = session.samplers[key[1]]
         lists: dict[str, Any] = {name: tuple(fields[name]) for name in ("prompt", "stop_tokens", "stop_texts")}
         snapshot = None if sampler.folder is None else str(sampler.folder)
-        drawing = Drawing(**{**fields, **lists, "request_id": promise.request_id, "snapshot": snapshot})
+        values: dict[str, Any] = {**fields, **lists, "request_id": promise.request_id, "snapshot": snapshot}
+        drawing = Drawing(**values)
         self._state.sampler_turns.submit(drawing, promise)
 
     def _drawing(self, fields: dict[str, Any], sampler: Sampler) -> Drawing:

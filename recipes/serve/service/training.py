@@ -18,6 +18,8 @@ from recipes.serve.service.service_state import ServiceState, StepFigures
 from recipes.serve.service.tenants import ClientSession, Sampler, ServedModel
 from recipes.serve.values import AdapterSettings, FloatArray, PassOutcome
 from recipes.serve.wire.requests_and_results import PassRequest, pass_bytes, read_data
+from rlinf_core import WorkerGroupError
+from rlinf_core.runners.restarts import death
 
 Act = Callable[[], Awaitable[Any]]
 
@@ -134,7 +136,10 @@ class TrainingRequests:
         async def first() -> dict[str, Any]:
             try:
                 return await act(model)
-            except BaseException:
+            except Exception as error:
+                # After a death, the next start creates it again.
+                if isinstance(error, WorkerGroupError) and death(error) is not None:
+                    raise
                 session.models.pop(model.model_id, None)
                 for call in (*model.order.ready, *model.order.waiting.values()):
                     call.promise.settle(RequestFailure("the model could not be created"))
