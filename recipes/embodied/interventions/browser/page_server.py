@@ -162,7 +162,8 @@ class PageServer:
         except DeskTakenError:
             await _refuse(socket, TAKEN, "somebody else is steering; try again when they have left")
             return
-        if isinstance(replaced, WebSocket):
+        if replaced is not None:
+            replaced = cast("WebSocket", replaced)
             self._replaced.add(farewell := asyncio.ensure_future(_refuse(replaced, REPLACED, _REPLACED)))
             farewell.add_done_callback(self._replaced.discard)
         try:
