@@ -139,11 +139,9 @@ class _Kept:
             if request_id in self._ledger:
                 return entry
             # Nobody asks for it, but what was done must not be reported again.
-            return (
-                JournalEntry("outcome", {"request_id": request_id, "content": {}})
-                if request_id in self._again
-                else None
-            )
+            if request_id not in self._again:
+                return None
+            return JournalEntry("outcome", {"request_id": request_id, "content": {}})
         return entry
 
     def _request(self, entry: JournalEntry) -> JournalEntry | None:
