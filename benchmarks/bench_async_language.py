@@ -45,7 +45,7 @@ class SlowEngine(Engine):
     """An engine whose answers come late, each by a time of its own. The time does not depend on the mode or the batch.
 
     Args:
-        engine: that generates.
+        engine: the engine that generates.
     """
 
     def __init__(self, engine: Engine) -> None:

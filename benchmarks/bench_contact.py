@@ -29,7 +29,7 @@ class Task(NamedTuple):
     """A task, and its goal.
 
     Attributes:
-        config: that is shipped.
+        config: the configuration that is shipped.
         limit: CPU seconds.
         seeds: how many are asked for.
     """

@@ -45,7 +45,7 @@ def batch_of(groups: list[tuple[list[int], list[int]]], seed: int, common: int =
 
     Args:
         groups: lengths of the prompts, one for a group, and of its answers.
-        seed: of the tokens.
+        seed: the seed of the tokens.
         common: tokens that all prompts begin with.
     """
     rng = random.Random(seed)

@@ -39,8 +39,8 @@ class Phases:
     """Peaks of the resident set of this process.
 
     Attributes:
-        peaks: in bytes, by phase, less what was held at the start.
-        seconds: that each phase took.
+        peaks: the peaks in bytes, by phase, less what was held at the start.
+        seconds: the seconds that each phase took.
     """
 
     def __init__(self) -> None:

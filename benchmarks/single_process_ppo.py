@@ -63,7 +63,7 @@ class Outcome:
     Attributes:
         reached: seconds and environment steps until the target; None when it was not reached.
         success: share of greedy episodes that end solved, after the last step; 0 where success is not known.
-        mean_return: of those episodes.
+        mean_return: the mean return of those episodes.
         rollout: seconds of rollouts in all.
         training: seconds of training in all.
         steps: training steps.

@@ -2,7 +2,8 @@
 
 The first line of a docstring is a sentence in the imperative mood for a function, and a noun phrase for a class, a
 module or a property: "Return the rank", "The rank of a process". ruff (D401) checks the mood, this module the
-first word. A local name says what its value is, and a test's name fits into a line of a report.
+first word. An entry of `Args` or `Attributes` says what the value is: "seed: the seed of the split", not "of the
+split". A local name says what its value is, and a test's name fits into a line of a report.
 
 `python -m docs.style --message FILE` checks the subject of a commit message instead.
 """
@@ -24,6 +25,10 @@ LONGEST_TEST_NAME: Final = 60
 LONGEST_SUBJECT: Final = 72
 
 _RELATIVE: Final = frozenset({"How", "That", "What", "Where", "Which", "Who", "Whom", "Whose"})
+# With one of these an entry of `Args` or `Attributes` is the rest of a sentence that nobody has begun.
+_REST: Final = frozenset(
+    "after among as at before behind between by for from in of per that to whose with within without".split()  # noqa: SIM905
+)
 _Documented: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -52,9 +57,23 @@ def product_faults(file: Path) -> Iterator[Fault]:
             word = re.match(r"\w*", first)
             if word and (word[0] in _RELATIVE or (word[0] == "Whether" and not _is_property(node))):
                 yield Fault(file, node.body[0].lineno, f"a docstring opens with a relative clause: {first}")
+            for entry, opening in _entries(node):
+                if opening in _REST:
+                    yield Fault(file, node.body[0].lineno, f"`{entry}: {opening} ...` does not say what the value is")
         name = _bound_name(node)
         if name in EMPTY_NAMES and node not in fields:
             yield Fault(file, getattr(node, "lineno", 1), f"`{name}` does not say what the value is")
+
+
+def _entries(node: _Documented) -> Iterator[tuple[str, str]]:
+    """Yield the name and the first word of each entry of `Args` and `Attributes`."""
+    is_list = False
+    for line in (ast.get_docstring(node) or "").splitlines():
+        if re.fullmatch(r"[A-Z]\w+:", line):
+            is_list = line in ("Args:", "Attributes:")
+        entry = re.match(r" {4}([\w`*][\w`, *]*): (\w+)", line)
+        if is_list and entry:
+            yield entry[1], entry[2]
 
 
 def long_test_names(file: Path) -> Iterator[Fault]:

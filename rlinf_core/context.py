@@ -47,8 +47,8 @@ class WorkerInfo:
 
     Attributes:
         address: its name among all workers of the job.
-        rank, world_size: within its group.
-        node_id, node_ip, hostname: of its node: the rank in the cluster, the address for other nodes, the name.
+        rank, world_size: its rank and the number of workers, within its group.
+        node_id, node_ip, hostname: its node: the rank in the cluster, the address for other nodes, the name.
         pid: its process id.
         gpu_id: the index on its node of its first accelerator, or None without one.
         available_gpus: the indices on its node of its visible accelerators: all if it is assigned none.

@@ -34,7 +34,7 @@ class EnvVar(Generic[T]):
         default: its value if unset or empty.
         doc: its meaning, with units.
         expected: its valid values, in words.
-        parse: from text to value; a ValueError means "not that".
+        parse: the function from text to value; a ValueError means "not that".
     """
 
     name: str

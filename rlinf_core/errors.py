@@ -40,7 +40,7 @@ class ProcessEnd(NamedTuple):
 
     Attributes:
         signal: the name of the signal that ended it, or None.
-        exit_code: that it ended with, or None.
+        exit_code: the exit code that it ended with, or None.
         out_of_memory: the kernel's words on a kill for memory of this process, or in its control group; None if there
             are none.
     """

@@ -73,11 +73,11 @@ class NodeInfo(NamedTuple):
         num_accelerators: their number, or None if unknown.
         accelerator_type: their vendor, as in `NVIDIA`, which determines the visibility variable; None if unknown or
             none.
-        accelerator_model: as in `A800`, or None.
+        accelerator_model: the accelerator model, as in `A800`, or None.
         accelerator_ids: their names in the visibility variable, in order; empty if these are `0`, `1`, ...
-        robots: in the order of `hardware.configs`.
-        ip, hostname, python, versions: from a probe; None and empty without one. `python` is Ray's interpreter there,
-            `versions` holds pairs such as `("ray", "2.60.0")`.
+        robots: the robots in the order of `hardware.configs`.
+        ip, hostname, python, versions: the facts from a probe; None and empty without one. `python` is Ray's
+            interpreter there, `versions` holds pairs such as `("ray", "2.60.0")`.
     """
 
     rank: int

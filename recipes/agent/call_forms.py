@@ -33,7 +33,7 @@ class FunctionCall(NamedTuple):
     """A call of a function.
 
     Attributes:
-        name: of the function.
+        name: the name of the function.
         arguments: an object of JSON, as text.
         call_id: names the call in later messages; of nine letters and digits where it is ours, as some templates want.
     """
@@ -56,8 +56,9 @@ class CallForm(NamedTuple):
             by its arguments in JSON; `pairs`, a name followed by keys and values as texts.
         begin: text before each call; empty: a turn that calls consists of calls alone.
         end: text after each call; empty: there is none.
-        middle: in `split`, between name and arguments; in `pairs`, between the name and its first key.
-        key, value, close: in `pairs`, before a key, between a key and its value, and after the value.
+        middle: the text between; in `split`, between name and arguments; in `pairs`, between the name and its first
+            key.
+        key, value, close: the texts in `pairs`, before a key, between a key and its value, and after the value.
     """
 
     style: Literal["json", "split", "pairs"]
@@ -95,8 +96,8 @@ def find_calls(
     A call that cannot be parsed, or of another function, is text like any other.
 
     Args:
-        text: of a turn.
-        form: in which calls are written.
+        text: the text of a turn.
+        form: the form in which calls are written.
         functions: JSON Schemas of their arguments, by name.
     """
     calls: list[FunctionCall] = []

@@ -62,10 +62,10 @@ class Demonstrations:
         bounds: int64 [E + 1], the first row of every episode, and N.
         actions: [N, A], float32, or int64 for choices.
         states: float32 [N, S]; None: there are none.
-        cameras: by name.
+        cameras: the cameras by name.
         tasks: the different instructions.
         task_of: int64 [N], which of them.
-        statistics: of `action` and `observation.state`, as the data set says; None: it has none.
+        statistics: the statistics of `action` and `observation.state`, as the data set says; None: it has none.
         rewards: float32 [N], after each action; None: there are none.
         successes: bool [N], whether the task is solved after each action; None: the data set does not say.
         interventions: bool [N], whether the action is that of somebody who had taken over from a policy; None: the
@@ -177,7 +177,7 @@ class FlippedCamera(Camera):
     """The flipped images of another camera.
 
     Args:
-        camera: whose pictures they are.
+        camera: the camera whose pictures they are.
         flip: how they are turned.
     """
 

@@ -17,7 +17,7 @@ def truths(values: NDArray[Any], name: str, place: Callable[[int], str]) -> NDAr
 
     Args:
         values: booleans, or the numbers 0 and 1.
-        name: of the column.
+        name: the name of the column.
         place: tells where a row is, for errors.
 
     Raises:

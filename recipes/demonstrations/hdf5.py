@@ -41,10 +41,10 @@ def read_hdf5(
     """Return the demonstrations of a file; images are read on demand.
 
     Args:
-        file: of LIBERO (`*_demo.hdf5`), robomimic or Isaac Lab.
+        file: a file of LIBERO (`*_demo.hdf5`), robomimic or Isaac Lab.
         state_keys: names in `obs` that make up the states; by default what is usual for these files.
         columns: the column of some roles; the others are found by their usual names.
-        mask: of robomimic's `mask/NAME`, whose demonstrations are returned; None: all.
+        mask: the `NAME` of robomimic's `mask/NAME` whose demonstrations are returned; None: all.
 
     Raises:
         DatasetError: the file is missing, damaged, contradicts itself, or has another layout.
@@ -67,7 +67,7 @@ class _File:
 
     Args:
         opened: the file, of h5py.
-        path: of the file.
+        path: the path of the file.
         columns: the column of some roles.
     """
 

@@ -23,7 +23,7 @@ def read_demonstrations(
     """Return a data set: a LeRobotDataset folder, or an HDF5 file of LIBERO, robomimic or Isaac Lab.
 
     Args:
-        path: of the folder or file.
+        path: the path of the folder or file.
         state_keys: columns that make up the states, one behind the other; by default the usual ones.
         columns: the column of some roles; the others are found by their usual names.
         part: a split of LeRobot or a mask of robomimic; None: all episodes.

@@ -60,7 +60,7 @@ def column_of(role: Role, names: Iterable[str], chosen: Mapping[Role, str], wher
 
     Args:
         role: the meaning that is looked for.
-        names: of all columns.
+        names: the names of all columns.
         chosen: the column of some roles, as `data.columns` names it.
         where: file or folder, for errors.
 

@@ -32,7 +32,7 @@ class PicturesShown(NamedTuple):
     Attributes:
         where: its file or folder.
         flip: how they are turned.
-        cameras: by the environment's name.
+        cameras: the cameras by the environment's name.
     """
 
     where: str
@@ -85,9 +85,9 @@ def matched_orientation(shown: PicturesShown, camera: str, seen: Thumbnails) -> 
     """Compare the pictures of a camera in four orientations with those of the environment.
 
     Args:
-        shown: of the data set.
+        shown: the pictures of the data set.
         camera: the environment's name.
-        seen: by the environment, at the first states of episodes.
+        seen: the pictures of the environment, at the first states of episodes.
     """
     here = shown.cameras[camera]
     environment = _standardized(seen)

@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
     Attributes:
         config: the whole file.
         counts: processes of each component.
-        model: that the actors train.
+        model: the model that the actors train.
         prompt, drawn, longest: most tokens of a prompt, of an answer, and of both together.
     """
 
@@ -171,10 +171,10 @@ def gathered_parts(
 
     Args:
         model: sizes of the model.
-        precision: of the computation.
+        precision: the precision of the computation.
         fsdp: how weights are spread.
-        count: of workers.
-        activations: of a pass.
+        count: the number of workers.
+        activations: the activations of a pass.
         several: whether an optimizer step has several passes.
     """
     if precision == "fp32" and (count == 1 or fsdp.sharding_strategy == "no_shard"):

@@ -40,7 +40,7 @@ class LanguageModelSizes(NamedTuple):
         sent, pieces: what an engine is sent, in the type that it travels in, and how much of it at a time.
         engine, adapted: what an engine holds without an adapter, and what of that an adapter changes.
         gathered: whole weights that FSDP2 holds while it computes, in the type of the computation.
-        apart, layer: of the weights that are in no layer, and of the largest layer, in that type.
+        apart, layer: the sizes of the weights that are in no layer, and of the largest layer, in that type.
         token, vocabulary: keys and values of a token, and float32 logits of one.
         learning, predicting: what a pass holds for a token, with gradients and without.
     """

@@ -224,7 +224,7 @@ def check_folders(runner: RunnerConfig, report: Report, facts: Mapping[str, Fact
     Args:
         runner: section of the file.
         report: where findings go.
-        facts: of the recipe, which must be those of the checkpoint.
+        facts: the facts of the recipe, which must be those of the checkpoint.
     """
     from os.path import exists, isdir
 

@@ -24,7 +24,7 @@ def check_import(
         config: the file.
         at: where it is named.
         target: what is named.
-        component: whose processes import it.
+        component: the component whose processes import it.
         report: where findings go.
         is_own: whether somebody must have written it for us, as an environment or a policy: Python itself has none.
     """

@@ -93,7 +93,7 @@ def without_shards(component: str, *keys: str, reads: Callable[[Any], bool] = la
 
     Args:
         component: the section.
-        keys: of `fsdp_config`.
+        keys: the keys of `fsdp_config`.
         reads: whether they are read nevertheless, in a file.
     """
     strategy = f"{component}.fsdp_config.sharding_strategy"

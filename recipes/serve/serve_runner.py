@@ -45,7 +45,7 @@ class ServeRunner:
         cfg: the configuration of the job.
         actor: the workers that train.
         rollout: the workers that sample.
-        record: of the run; each optimizer step of any client is a step of it.
+        record: the record of the run; each optimizer step of any client is a step of it.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ class PassOutcome(NamedTuple):
     """The result of a pass over a batch.
 
     Attributes:
-        logprobs: of the target tokens of each datum, in their shapes.
-        metrics: by name and, after a colon, the way in which a client reduces those of several batches.
+        logprobs: the log-probabilities of the target tokens of each datum, in their shapes.
+        metrics: the metrics, by name and, after a colon, the way in which a client reduces those of several batches.
     """
 
     logprobs: list[FloatArray]
@@ -83,8 +83,8 @@ class Drawing(NamedTuple):
         snapshot: folder of the adapter; None: the model without one.
         prompt: token ids.
         samples: answers.
-        max_tokens: of an answer.
-        temperature, top_k, top_p, seed: of the draws.
+        max_tokens: the most tokens of an answer.
+        temperature, top_k, top_p, seed: the temperature, top-k, top-p and seed of the draws.
         stop_tokens, stop_texts: what ends an answer.
         prompt_logprobs: whether log-probabilities of the prompt are asked for.
         prompt_top, answer_top: number of the most likely tokens that are asked for at each position; 0: none.
@@ -128,8 +128,8 @@ class SampleOutcome(NamedTuple):
     """The answers to a prompt.
 
     Attributes:
-        answers: in the order of their numbers.
-        prompt_logprobs: of each token of the prompt, NaN for the first; None: not asked for.
+        answers: the answers in the order of their numbers.
+        prompt_logprobs: the log-probability of each token of the prompt, NaN for the first; None: not asked for.
         failure: why there are none; empty: there are.
         prompt_top: the most likely tokens at each place of the prompt, of which the first has none; None: not asked
             for.

@@ -25,8 +25,8 @@ class SftActor(PolicyActor[SftConfig]):
         """Read the demonstrations and create policy and optimizer.
 
         Args:
-            layout: of the job.
-            spec: of the environments that evaluate; None: of what the data say.
+            layout: the layout of the job.
+            spec: the spec of the environments that evaluate; None: of what the data say.
 
         Raises:
             DatasetError: the data cannot be read, or are of another environment.

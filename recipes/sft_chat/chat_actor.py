@@ -106,7 +106,7 @@ class ChatActor(ComparingWorker):
 
         Args:
             step: the training step.
-            last_step: after which the run ends; None: it has no end.
+            last_step: the last step after which the run ends; None: it has no end.
 
         Returns:
             Metrics by their full names, for the mean over ranks.

@@ -38,7 +38,7 @@ def summed_loss(
         compute: a `LanguagePolicy`, or one that is sharded.
         examples: all of them.
         parts: micro-batches, by the numbers of examples.
-        device: of the model.
+        device: the device of the model.
     """
     total = torch.zeros(2, dtype=torch.float64)
     for part in parts:
@@ -84,7 +84,7 @@ def evaluate(
         checkpoint: a folder `global_step_N`; None: the model that the file names.
         folder: a new folder for the result.
         episodes: how many conversations, from the first; None: all.
-        allow_training_starts, video: of policies that act.
+        allow_training_starts, video: options of policies that act.
         emit: receives progress lines.
 
     Returns:

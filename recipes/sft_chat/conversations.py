@@ -25,8 +25,8 @@ class ChatRow:
     """One row: messages, or texts.
 
     Attributes:
-        place: of the row, as in `FILE:12`.
-        messages: in order; empty where the row has texts.
+        place: the place of the row, as in `FILE:12`.
+        messages: the messages in order; empty where the row has texts.
         first: index of the first message that may be learned from; what stands before it is the prompt.
         tools: functions that the chat template is told of.
         prompt, completion: texts.

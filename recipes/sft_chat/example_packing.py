@@ -46,8 +46,8 @@ def micro_batches(
     Args:
         lengths: tokens of all examples.
         chosen: the batch of all ranks together.
-        world_size, rank: of the ranks.
-        max_tokens: of a micro-batch; an example above it is one by itself.
+        world_size, rank: the number of ranks, and this one.
+        max_tokens: the most tokens of a micro-batch; an example above it is one by itself.
     """
     costs = [lengths[number] for number in chosen]
     shares = balanced(costs, world_size)

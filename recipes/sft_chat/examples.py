@@ -60,7 +60,7 @@ class ExampleSet:
     """Examples, and what became of the rows.
 
     Attributes:
-        examples: in the order of the rows.
+        examples: the examples, in the order of the rows.
         figures: `skipped` (rows longer than allowed), `truncated`, `split` (further examples of rows whose earlier
             turns the template rewrites), and `endless` (turns behind which the template writes no token that ends an
             answer).
@@ -79,12 +79,12 @@ class ExampleWriter:
     """Writes conversations as examples.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the tokenizer of the model.
         stops: tokens that end an answer.
         longest: most tokens of an example.
         loss_on: `completions` or `all`.
         overlong: `skip` or `truncate`.
-        arguments: of the chat template.
+        arguments: the arguments of the chat template.
     """
 
     def __init__(

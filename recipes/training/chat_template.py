@@ -25,8 +25,8 @@ class ChatRoles(NamedTuple):
     """The roles of a conversation in order, and the configuration key that requires it.
 
     Attributes:
-        path: of the key.
-        roles: of the messages.
+        path: the path of the key.
+        roles: the roles of the messages.
         tools: functions that the template is told of, as chat completions list them.
         help: the remedy; empty: the one for the roles.
     """
@@ -52,7 +52,7 @@ class ChatTemplate:
     """The chat template of a tokenizer, with its arguments.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the tokenizer of the model.
         arguments: values for names that the template reads, such as `enable_thinking`.
 
     Raises:
@@ -114,7 +114,7 @@ class ChatTemplate:
         """Return messages as text, up to where the model speaks.
 
         Args:
-            messages: with `role` and `content`, and `tool_calls` where there are some.
+            messages: the messages with `role` and `content`, and `tool_calls` where there are some.
             tools: functions that the model may call, as chat completions list them.
 
         Raises:

@@ -149,8 +149,8 @@ def load_pretrained(
 
     Args:
         loader: a class with `from_pretrained`, such as `AutoModelForCausalLM`.
-        folder: as `save_pretrained` writes one, with weights as safetensors.
-        dtype: of the weights.
+        folder: the folder, as `save_pretrained` writes one, with weights as safetensors.
+        dtype: the type of the weights.
         trust_remote_code: run code that lies in the folder, where the model's class is defined there.
 
     Raises:
@@ -300,7 +300,7 @@ def checkpoint_layers(layers: Iterable[nn.Module], model: str) -> None:
     """Let layers compute their activations again in the backward pass instead of keeping them.
 
     Args:
-        layers: of transformers.
+        layers: the layers of transformers.
         model: its name, for the message.
 
     Raises:

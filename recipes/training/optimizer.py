@@ -75,7 +75,7 @@ def learning_rate_factor(config: OptimConfig, step: int, last_step: int | None) 
     Args:
         config: the section `actor.optim`.
         step: the training step, from 1.
-        last_step: after which the run ends, where `total_training_steps` does not say.
+        last_step: the last step after which the run ends, where `total_training_steps` does not say.
     """
     warmup = config.lr_warmup_steps
     if step <= warmup:
@@ -94,7 +94,7 @@ def apply_settings(optimizer: torch.optim.Optimizer, config: OptimConfig, factor
     Args:
         optimizer: is changed in place.
         config: the section `actor.optim`.
-        factor: of the learning rates.
+        factor: the factor of the learning rates.
     """
     rates = (config.lr, config.rate_of_values)
     for group, rate in zip(optimizer.param_groups, rates, strict=False):

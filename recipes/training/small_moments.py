@@ -36,7 +36,7 @@ class SmallStateAdamW(torch.optim.Optimizer, ABC):
     of a shard stay equal.
 
     Args:
-        groups: of weights, as `torch.optim.AdamW` takes them.
+        groups: the groups of weights, as `torch.optim.AdamW` takes them.
         lr, betas, eps, weight_decay: see `torch.optim.AdamW`.
     """
 

@@ -26,7 +26,7 @@ class Figures:
     """Metrics of the optimizer steps of one training step.
 
     Attributes:
-        parts: of every micro-batch that was learned from, scalars by name.
+        parts: the parts of every micro-batch that was learned from, scalars by name.
         skipped: how many optimizer steps were left out, for a loss or gradient that was not finite.
     """
 
@@ -63,7 +63,7 @@ class Updater:
 
     Args:
         strategy: the policy, as it is spread over ranks.
-        optimizer: of its weights.
+        optimizer: the optimizer of its weights.
         clip_grad: largest norm of a gradient; 0: any.
         skip_nonfinite: leave a step with a loss or gradient that is not finite out, instead of raising.
     """

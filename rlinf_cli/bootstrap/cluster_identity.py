@@ -84,7 +84,7 @@ def locked(name: str, seconds: float = 0.0) -> Generator[None, None, None]:
 
     Args:
         name: the cluster.
-        seconds: to wait for another command that holds it.
+        seconds: the seconds to wait for another command that holds it.
 
     Raises:
         RLinfError: another command holds it.

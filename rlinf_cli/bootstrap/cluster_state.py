@@ -66,8 +66,8 @@ class StatusReport(NamedTuple):
     Attributes:
         jobs: the connected drivers, or None if the head did not answer.
         seconds: the duration of the query.
-        address: of the head's GCS; empty while it is not up.
-        name, file: as recorded by `rlinf up`; None if Ray was started by other means.
+        address: the address of the head's GCS; empty while it is not up.
+        name, file: the name and file, as recorded by `rlinf up`; None if Ray was started by other means.
         authenticated: whether a token is required, or None if unknown.
     """
 

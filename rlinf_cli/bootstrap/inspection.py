@@ -156,7 +156,7 @@ def cluster_status(address: str, name: str | None = None) -> StatusReport:
     It is joined in the same way as by a job, so that errors are the same.
 
     Args:
-        address: of its head, `HOST:PORT`.
+        address: the address of its head, `HOST:PORT`.
         name: its name, if `rlinf up` started it.
 
     Raises:

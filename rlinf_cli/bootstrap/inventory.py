@@ -61,9 +61,9 @@ class NodeTarget:
         interpreter: absolute path of the Python that runs Ray there.
         declared_interpreter: whether the file names it; else it is the path of this process's interpreter.
         ports: the ports that Ray listens on.
-        accelerators: as its group declares, or None.
+        accelerators: the accelerators, as its group declares, or None.
         memory_gib: the least that its groups declare, or None.
-        robots: as its groups declare, as (hardware type, unit).
+        robots: the robots, as its groups declare, as (hardware type, unit).
         forwarded: the names of the variables forwarded from the driver.
         environments: further environments, with their own interpreters, for processes there.
     """

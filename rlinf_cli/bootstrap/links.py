@@ -57,7 +57,7 @@ def links_of(nodes_of: Mapping[str, Sequence[int]], num_nodes: int) -> list[Node
 
     Args:
         nodes_of: the ranks of the nodes of each component.
-        num_nodes: of the cluster.
+        num_nodes: the number of nodes of the cluster.
     """
     uses: dict[tuple[int, int], list[str]] = {}
 
@@ -169,7 +169,7 @@ async def measure(
         links: the links, between nodes of `probed` only.
         probed: the nodes by rank.
         transport: the transport to each of them.
-        seconds: after which no further round starts.
+        seconds: the seconds after which no further round starts.
         head_address: the head's address in the file.
         most: how many are measured concurrently; each needs two runs of the transport.
     """

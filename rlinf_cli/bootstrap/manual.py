@@ -34,7 +34,7 @@ def place(
     """Return the node of this machine, or None if all nodes are to be started from here.
 
     Args:
-        nodes: of the file.
+        nodes: the nodes of the file.
         node_rank, head_address: the options; by default from Slurm, if the file has no hosts.
         environ: the environment with Slurm's variables.
 

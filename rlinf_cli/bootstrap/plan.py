@@ -29,8 +29,9 @@ class Own(NamedTuple):
     """The software of this machine, the reference for every node.
 
     Attributes:
-        fingerprints: of the rlinf and recipes code on this machine during this run; None if the code is synced.
-        token_digest: of the cluster's token; None without authentication.
+        fingerprints: the fingerprints of the rlinf and recipes code on this machine during this run; None if the code
+            is synced.
+        token_digest: the digest of the cluster's token; None without authentication.
         spec: cluster-wide settings, part of each node's record.
     """
 
@@ -50,7 +51,7 @@ def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], 
     """Return the action for each node.
 
     Args:
-        nodes: by rank.
+        nodes: the nodes by rank.
         facts: the facts of each node that answered; see `node_probe.probe`.
         own: the reference for comparisons.
 
@@ -84,8 +85,8 @@ def refuse_other_nodes(before: ClusterRecord | None, name: str, nodes: Sequence[
 
     Args:
         before: the recorded nodes.
-        name: of the cluster.
-        nodes: of the file.
+        name: the name of the cluster.
+        nodes: the nodes of the file.
         alone: whether each node is started by hand, so that none has a host.
 
     Raises:

@@ -41,10 +41,10 @@ class DoctorRequest:
 
     Attributes:
         cluster: the section of the file.
-        nodes: of it, by rank.
+        nodes: the nodes of the file, by rank.
         cluster_id: the mark of this cluster's processes, which may hold its ports.
-        fingerprint: of the code here.
-        recipe: of the file, or None.
+        fingerprint: the fingerprint of the code here.
+        recipe: the recipe of the file, or None.
         own_recipe: the result of `node_inspect.recipe_of` on this machine.
         recorded: the running cluster of this name, or None.
         link_seconds: time limit for measuring links; 0 to skip it.
@@ -68,9 +68,9 @@ class DoctorReport(NamedTuple):
     """The findings of all checks.
 
     Attributes:
-        findings: in the order of the checks.
-        num_nodes: of the file.
-        num_reached: that answered.
+        findings: the findings in the order of the checks.
+        num_nodes: the number of nodes of the file.
+        num_reached: how many of them answered.
         seconds: the duration.
     """
 

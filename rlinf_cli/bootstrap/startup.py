@@ -39,7 +39,7 @@ class UpRequest:
     """The nodes to bring up, and the options.
 
     Attributes:
-        name: of the cluster.
+        name: the name of the cluster.
         file: the configuration file as named on the command line.
         nodes: all of its nodes, by rank.
         head_address: the address at which the nodes reach the head; None to detect it.
@@ -47,7 +47,7 @@ class UpRequest:
         only: the single node to start, which is this machine; None for all.
         wait_head: whether the head may come up after the others, as with nodes started by hand.
         token: the cluster's token, if it was given by the user.
-        fingerprint: of the code on this machine; None to skip the comparison.
+        fingerprint: the fingerprint of the code on this machine; None to skip the comparison.
         start_seconds: time limit for Ray to start on a node.
         archive: code for the nodes, packed by `sync.archive`; None if they have it.
     """
@@ -85,7 +85,7 @@ class UpReport(NamedTuple):
     """The result of `up`, node by node.
 
     Attributes:
-        address: of the head's GCS, empty when it is not up.
+        address: the address of the head's GCS, empty when it is not up.
         seconds: how long it took.
     """
 

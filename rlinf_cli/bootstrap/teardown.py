@@ -60,7 +60,7 @@ class DownReport(NamedTuple):
     """The result of `down`, node by node.
 
     Attributes:
-        name: of the cluster; empty if none was named and none is up.
+        name: the name of the cluster; empty if none was named and none is up.
     """
 
     name: str

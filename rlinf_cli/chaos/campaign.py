@@ -35,7 +35,7 @@ class ChaosJob(NamedTuple):
     """The job that is disturbed, and how.
 
     Attributes:
-        file, overrides: as of `rlinf train`.
+        file, overrides: the file and overrides, as of `rlinf train`.
         config_id: digest of its configuration.
         steps: its length.
         groups: the component of each worker group.

@@ -39,7 +39,7 @@ class DisturbedRun:
 
     Args:
         started: the run, whose command has been started.
-        plan: of its seed.
+        plan: the plan of its seed.
         launch: the usual seconds from the command to the first step.
         deadline: seconds without a step, an event or an end, after which it counts as hung.
     """

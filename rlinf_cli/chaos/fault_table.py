@@ -42,7 +42,7 @@ class PlantedFault(NamedTuple):
 
     Attributes:
         deed: what is done.
-        target: to which kind of process.
+        target: the kind of process that it strikes.
         weight: how often it is drawn, relative to the others.
         outcome: what becomes of the run, for the docs.
         ends_command: whether the command `rlinf train` ends by it, and is typed again with `runner.resume_dir=auto`.

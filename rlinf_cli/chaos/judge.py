@@ -43,9 +43,9 @@ class UndisturbedRuns(NamedTuple):
     """The figures that every undisturbed run of a job has.
 
     Attributes:
-        steps: of the run.
-        digests: of the files of the last checkpoint that are equal in two undisturbed runs.
-        metrics: of each step, those that are equal in them; times are not.
+        steps: the steps of the run.
+        digests: the digests of the files of the last checkpoint that are equal in two undisturbed runs.
+        metrics: the metrics of each step, those that are equal in them; times are not.
         launch: seconds from the command to the first step.
     """
 

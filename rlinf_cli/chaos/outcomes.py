@@ -22,9 +22,9 @@ class Struck(NamedTuple):
 
     Attributes:
         victim, pid: the process that was hit; empty where there was none of its kind at that moment.
-        time: in seconds since 1970.
+        time: the time in seconds since 1970.
         step: the last finished step then.
-        named: after how many seconds a stopped process was named.
+        named: the seconds after which a stopped process was named.
         gone: whether it ended while it was stopped, as by a restart that an earlier strike caused.
         event, seconds: what the run told of it next, and after how many seconds.
     """
@@ -45,14 +45,14 @@ class RunEnding(NamedTuple):
 
     Attributes:
         code: the exit code of its last command; None where it hung.
-        status: as `rlinf runs` shows it.
+        status: the status, as `rlinf runs` shows it.
         steps: the steps in its metrics, in order.
-        metrics: of each step, without times.
-        digests: of the files of its last checkpoint, with the step in front.
+        metrics: the metrics of each step, without times.
+        digests: the digests of the files of its last checkpoint, with the step in front.
         why: codes and words of `rlinf why`.
         left: processes and folders that outlived it.
         bugs: lines of its output that no user should see.
-        seconds: from its first command to its end.
+        seconds: the seconds from its first command to its end.
     """
 
     code: int | None

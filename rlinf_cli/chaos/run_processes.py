@@ -37,7 +37,7 @@ class RunProcess(NamedTuple):
     """A process of a run.
 
     Attributes:
-        name: as the run calls it, as in `EnvGroup:0`; its kind where it has none.
+        name: the name, as the run calls it, as in `EnvGroup:0`; its kind where it has none.
     """
 
     name: str
@@ -49,7 +49,7 @@ class RunProcesses:
     """The processes of one run on this machine.
 
     Args:
-        driver: that this command has started, and not yet waited for.
+        driver: the driver that this command has started, and not yet waited for.
         groups: the component of each worker group.
     """
 

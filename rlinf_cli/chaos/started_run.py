@@ -37,8 +37,8 @@ class StartedRun:
     It has a Ray of its own, whatever `RLINF_ADDRESS` says: nothing of another job is in reach of its faults.
 
     Args:
-        file, overrides: as of `rlinf train`.
-        folder: for it, the only run in there; one that is there, of the same seed before, is replaced.
+        file, overrides: the file and overrides, as of `rlinf train`.
+        folder: its folder, which has no other run; one of the same seed is replaced.
         groups: the component of each worker group.
 
     Attributes:

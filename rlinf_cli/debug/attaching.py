@@ -23,7 +23,7 @@ def attach(name: str, place: str, hello: Hello, command: str) -> None:
 
     Args:
         name: the process.
-        place: of its breakpoint.
+        place: the place of its breakpoint.
         hello: its registration.
         command: what attaches to it, for the machine where it can be.
 

@@ -27,7 +27,7 @@ class JobProcess:
     Attributes:
         view: what it does.
         source: who read its stacks: `itself`, `py-spy`, `signal`, or empty without any.
-        stacks: of its threads.
+        stacks: the stacks of its threads.
         reason: why there are none, or no native ones; else empty.
         children: the processes that it started, directly or not.
     """
@@ -67,7 +67,7 @@ def job_processes(
     """Return the named processes with their stacks, all read at once.
 
     Args:
-        job: with the stacks of the processes that answered.
+        job: the job, with the stacks of the processes that answered.
         names: the processes.
         native: whether native frames are wanted too.
         remotely: has a process of another machine read stacks; raises RLinfError.

@@ -63,7 +63,7 @@ class FieldDoc:
     """One field.
 
     Attributes:
-        path: as in `cluster.node_groups[].label`; `NAME` stands for a key that the user chooses.
+        path: the path, as in `cluster.node_groups[].label`; `NAME` stands for a key that the user chooses.
         type: its type, in words.
         required: whether its section requires it.
         default: its default as YAML; None where it is required or has none.

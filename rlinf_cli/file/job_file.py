@@ -97,7 +97,7 @@ class SoundJob(NamedTuple):
     """A job without errors; none of its parts is None.
 
     Attributes:
-        name: as it is shown.
+        name: the name, as it is shown.
         files: the file and its bases; empty for standard input without a base.
         tree: the configuration in one piece, secrets included.
         secret: the paths of values that must not be printed, besides those with secret-looking keys.

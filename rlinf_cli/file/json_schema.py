@@ -57,7 +57,7 @@ def file_schema(
 
     Args:
         recipes: the models of files, by recipe.
-        variants: of recipes, see `Recipe`.
+        variants: the variants of recipes, see `Recipe`.
     """
     definitions, references = _definitions({**recipes, "": ClusterConfig})
     cluster: Schema = {"cluster": references.pop("")}

@@ -159,7 +159,7 @@ def _guessed(raw: str, variable: str, folder: str, *, named: bool = False) -> st
     Args:
         raw: the item of the search path.
         variable: the variable, or another name.
-        folder: that of the file.
+        folder: the folder of the file.
         named: only where the table has the variable.
     """
     rest = raw.rpartition("}")[2].strip("/")

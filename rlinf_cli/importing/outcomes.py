@@ -28,7 +28,7 @@ class NewValue:
 
     Attributes:
         path: its path there.
-        value: as written in the old file, references included; or a new one.
+        value: the value, as written in the old file, references included; or a new one.
         note: the new meaning, if it changed.
         same: the value is that of the old key, so that references to that key may become references to this one.
     """
@@ -67,7 +67,7 @@ class KeyOutcome:
 
     Attributes:
         source: its path in the composed old file.
-        fate: in one word.
+        fate: the outcome in one word.
         targets: the paths in the new file; empty where it was left out.
         reason: why it was left out.
         note: what has changed in its meaning.

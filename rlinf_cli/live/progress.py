@@ -45,7 +45,7 @@ class RunProgress:
         finished: the `RunFinished` event, or None before it.
         curve: the image of the learning curve, once drawn.
         ending: whether it was asked to end early.
-        train_seconds: from `RunStarted` to the end or now; 0 before.
+        train_seconds: the seconds from `RunStarted` to the end or now; 0 before.
 
     Args:
         clock: a monotonic clock in seconds, shared with views that show times.

@@ -35,7 +35,7 @@ class TerminalView(View):
     """The live view. Program output and lasting events scroll away above the block.
 
     Args:
-        title: of the run, as in `embodied`.
+        title: the title of the run, as in `embodied`.
         place: its folder, as displayed.
     """
 

@@ -32,8 +32,8 @@ class Guardian:
     """The guardian of the node that this process starts; within the block it watches this process.
 
     Args:
-        name: of the cluster.
-        rank: of this node.
+        name: the name of the cluster.
+        rank: the rank of this node.
     """
 
     def __init__(self, name: str, rank: int) -> None:

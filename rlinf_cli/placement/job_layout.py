@@ -22,8 +22,8 @@ class JobLayout:
     """The node and the units of every process.
 
     Attributes:
-        placements: by component, in the order of the file.
-        resources: by component, as in `accelerators 0-63`.
+        placements: the placements by component, in the order of the file.
+        resources: the resources by component, as in `accelerators 0-63`.
         mode: `collocated`, `disaggregated` or `hybrid`.
     """
 

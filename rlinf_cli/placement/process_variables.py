@@ -33,7 +33,7 @@ class ProcessVariable:
     """A variable of a process.
 
     Attributes:
-        name: of the variable.
+        name: the name of the variable.
         value: the value in the process; a part in `<...>` is known only on the node or at launch.
         layer: the layer that sets it.
         span: where it is set in the file; None for the runtime's, or without the file.
@@ -89,7 +89,7 @@ def process_variables(
         cluster: the machines.
         placement: the process.
         tree: the file of `cluster`, for the locations of its values.
-        environment: that of the process's node and group; pass it to share it among processes.
+        environment: the environment of the process's node and group; pass it to share it among processes.
     """
     if environment is None:
         environment = process_environment(cluster, placement.cluster_node_rank, placement.node_group_label)

@@ -15,7 +15,7 @@ class UnitUse:
 
     Attributes:
         node_rank: its node.
-        hardware_type: as in `Placement.hardware_type`.
+        hardware_type: the hardware type, as in `Placement.hardware_type`.
         local_hardware_rank: its index among the node's units of that type.
         users: (component, rank) of every process on it.
     """

@@ -46,8 +46,8 @@ def project_files(kind: ProjectKind, name: str | None = None) -> dict[PurePosixP
     """Return the text of each file of a new project by its path.
 
     Args:
-        kind: of the project.
-        name: of its module, of a lab its package; None: `my_KIND`.
+        kind: the kind of the project.
+        name: the name of its module, of a lab its package; None: `my_KIND`.
 
     Raises:
         ConfigError: `name` cannot be the name of a module of one's own.

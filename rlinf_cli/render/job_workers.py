@@ -24,7 +24,7 @@ class WorkerView:
         state: `launching`, `ready`, `dead`, or `silent` if it did not answer.
         doing: its current activity, in words; `since`: its duration in seconds, or None.
         waits_for: the addresses or channels that it waits for.
-        stacks: of its threads, if requested.
+        stacks: the stacks of its threads, if requested.
     """
 
     name: str

@@ -23,7 +23,7 @@ def memory_text(record: dict[str, Any]) -> str:
     """Return a line for each component, the sums of nodes, notes, and what there is most of where it does not fit.
 
     Args:
-        record: of `memory_record`.
+        record: the record of `memory_record`.
     """
     components: dict[str, Any] = record["components"]
     columns = [name for name in _COLUMNS if any(sizes[name.replace(" ", "_")] for sizes in components.values())]

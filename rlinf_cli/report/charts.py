@@ -43,7 +43,7 @@ def curve(title: str, series: Mapping[str, Sequence[Band] | Sequence[EvaluatedPo
 
     Args:
         title: the title, also for screen readers.
-        series: by the label of the line.
+        series: the series by the label of the line.
         share: whether values are between 0 and 1.
     """
     rows: list[Sequence[object]] = []

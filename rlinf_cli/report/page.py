@@ -42,7 +42,7 @@ class Video(NamedTuple):
     """A video of the page.
 
     Attributes:
-        name: as it is shown.
+        name: the name, as it is shown.
         source: its content as a `data:` address, or the address of the file.
         poster: one of its frames as a `data:` address, shown until it is played; empty where it cannot be read.
     """

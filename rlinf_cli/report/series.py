@@ -25,7 +25,7 @@ class Band(NamedTuple):
 
     Attributes:
         step: the median of the steps that have a value.
-        mean: of the values.
+        mean: the mean of the values.
         low, high: the least and the greatest.
     """
 
@@ -136,7 +136,7 @@ class RunSeries:
     """All metrics of a run.
 
     Attributes:
-        columns: by the metrics' names.
+        columns: the columns by the metrics' names.
         evaluations: (step, metrics) of each step that was evaluated.
         moments: (step, end as seconds since 1970, duration in seconds) of the steps that recorded it.
         steps: how many steps have metrics.

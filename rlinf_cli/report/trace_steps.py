@@ -34,7 +34,7 @@ class TraceBar(NamedTuple):
     """An activity of a process within a step.
 
     Attributes:
-        process: as in `actor:0`.
+        process: the process, as in `actor:0`.
         kind: phase, method, timer, wait or transfer.
         name: what it was.
         start: seconds from the beginning of the step; negative where it began before.

@@ -18,8 +18,8 @@ class UsedJob(NamedTuple):
     """A validated job that a command uses.
 
     Attributes:
-        job: of the file, or of the run's `config.yaml`.
-        recipe: of the job.
+        job: the job of the file, or of the run's `config.yaml`.
+        recipe: the recipe of the job.
         run: the run folder; None if a file was named.
     """
 

@@ -61,7 +61,7 @@ class RunResult:
         metric: its full name.
         value: the last one of evaluations; of training, the mean over the last `LAST_STEPS` steps with a value; NaN if
         there is none.
-        step: of the last value.
+        step: the step of the last value.
         low, high: its interval; None if unknown.
         count: the number of episodes or steps averaged; None if unknown.
         basis: the source of the interval, in words; empty without one.
@@ -126,7 +126,7 @@ def differences(
 
     Args:
         configs: the resolved configuration of each run, as plain data.
-        provenances: of each run, in the same order; None for a run without, which is no difference.
+        provenances: the provenance of each run, in the same order; None for a run without, which is no difference.
     """
     flat = [_flat(config) for config in configs]
     differences = [

@@ -36,7 +36,7 @@ class Provenance(NamedTuple):
     """Versions, code, input files and machine of a run.
 
     Attributes:
-        versions: of Python, rlinf, and every package in the driver's interpreter.
+        versions: the versions of Python, rlinf, and every package in the driver's interpreter.
         code: digests of the source of rlinf and of the recipe's package; in a git repository also its `commit`, and a
         digest of `uncommitted` changes (empty if there are none).
         inputs: digests of the files and folders that the configuration names, by their paths.

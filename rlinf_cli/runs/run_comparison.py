@@ -29,7 +29,7 @@ class RunSet:
     Attributes:
         label: its letter in tables.
         runs: their folders.
-        results: of each run.
+        results: the results of each run.
         metrics: all metrics of each run.
     """
 
@@ -46,8 +46,8 @@ class Comparison:
     Attributes:
         metric: the compared metric.
         sets: the sets of runs; the first is the baseline.
-        differences: between the sets; for a single set, between its runs.
-        verdicts: of each set but the first; for a single set, of each run but the first.
+        differences: the differences between the sets; for a single set, between its runs.
+        verdicts: the verdicts of each set but the first; for a single set, of each run but the first.
     """
 
     metric: str

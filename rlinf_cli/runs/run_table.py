@@ -31,7 +31,7 @@ class RunRow:
     Attributes:
         result: the first headline figure of the last evaluation, else of the last step, as in `success 0.92`; empty
         without one.
-        value: that figure.
+        value: the value of that figure.
         size: bytes of its folder and of its own checkpoints outside.
         elsewhere: the folder of its checkpoints, if outside of the run folder.
         elsewhere_size: bytes in `elsewhere`; 0 if it is not the run's own.

@@ -26,7 +26,7 @@ class Point(NamedTuple):
     """One combination of values.
 
     Attributes:
-        name: of its run, unique within the sweep: `03-lr-1e-4-seed-1`.
+        name: the name of its run, unique within the sweep: `03-lr-1e-4-seed-1`.
         values: the swept values by key, and the seed under `seed`; as they are typed.
         overrides: what `rlinf train` gets for them.
     """

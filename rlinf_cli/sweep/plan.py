@@ -25,7 +25,7 @@ class SweepPlan(NamedTuple):
     """The runs of a sweep.
 
     Attributes:
-        file: as on the command line.
+        file: the file, as on the command line.
         shared: overrides of all runs.
         axes: the swept keys.
         points: the runs, in order.

@@ -36,7 +36,7 @@ def write_bundle(run: Path, path: Path, text: str, record: Mapping[str, Any]) ->
 
     Args:
         run: the run folder.
-        path: of the bundle; a link itself is replaced.
+        path: the path of the bundle; a link itself is replaced.
         text: the page of `rlinf why`.
         record: the same as a record.
 

@@ -34,7 +34,7 @@ class RunFinding:
         evidence: what shows it, each with the file that has it.
         do: the remedy; one sentence or command each.
         step: the last finished step then, or the first at which it shows.
-        time: in seconds since 1970, if known.
+        time: the time in seconds since 1970, if known.
         followed: what failed because of it.
     """
 

@@ -30,13 +30,13 @@ class Incident(NamedTuple):
     """One failure of a run, its interruption, or its standstill.
 
     Attributes:
-        kind: that of its event, or `stalled`.
+        kind: the kind of its event, or `stalled`.
         what: the first failure in one line.
         source: the file that tells of it.
-        time: in seconds since 1970; None where only the state tells.
+        time: the time in seconds since 1970; None where only the state tells.
         step: the last finished step.
         process: the first process that failed, in full, where there is evidence of it.
-        others: that failed with it, in words.
+        others: the workers that failed with it, in words.
         lines: further lines of the event: location, cause, remedy.
         bundle: the evidence of it.
     """

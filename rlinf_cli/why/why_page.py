@@ -24,7 +24,7 @@ def why_text(diagnosis: Diagnosis, name: str) -> str:
     """Return the page: what failed first, what followed, the evidence, what to do, and why the run does not learn.
 
     Args:
-        name: of the run, as its user writes it.
+        name: the name of the run, as its user writes it.
     """
     facts = diagnosis.facts
     lines = [f"{name}: {_status(diagnosis)}"]

@@ -38,7 +38,7 @@ class Trajectories:
         mask: bool [T, B], which steps count; None: all.
         kl: float [T, B], divergence from the reference at each step, to be taken off the rewards; None where there is
             no reference, or where the loss has that term. For `distillation`: from the teacher.
-        group_sizes: of the groups in their order, where some have lost members; None: all have `group_size`.
+        group_sizes: the sizes of the groups in their order, where some have lost members; None: all have `group_size`.
     """
 
     rewards: Tensor
@@ -319,7 +319,7 @@ def group_advantages(scores: Tensor, group_size: int) -> Tensor:
 
     Args:
         scores: float [B], members of a group next to each other.
-        group_size: at least 2, divides B.
+        group_size: 2 or more; divides B.
 
     Returns:
         float [B].

@@ -47,7 +47,7 @@ class Channel:
     failure is logged if it was never read.
 
     Attributes:
-        name: of the channel; its process has the address `name:0`.
+        name: the name of the channel; its process has the address `name:0`.
     """
 
     def __init__(self, name: str, backend: ChannelBackend | None = None) -> None:
@@ -101,7 +101,7 @@ class Channel:
         """Return the channel of this name, waiting while it may still be created.
 
         Args:
-            name: of the channel.
+            name: the name of the channel.
             timeout: seconds; by default `RLINF_CONNECT_TIMEOUT`.
 
         Raises:

@@ -179,8 +179,8 @@ def distribute(
         source: where the items come from.
         target: where the ranks get them, each under its `rank_key`, with their weight.
         balancer: chooses the ranks: `RoundRobin`, or `LeastLoaded` to balance by weight.
-        weight: of an item, a finite number from 0; by default all weigh the same.
-        key: of the queue in `source`.
+        weight: the weight of an item, a finite number from 0; by default all weigh the same.
+        key: the key of the queue in `source`.
         count: how many items to hand out at most; by default all.
 
     Returns:

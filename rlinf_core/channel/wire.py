@@ -96,7 +96,8 @@ class ReplyHeader(NamedTuple):
 
     Attributes:
         say: kind of the reply.
-        place: of the first item in the frame among those of the operation; for REFUSED the number of the reason.
+        place: the place of the first item in the frame among those of the operation; for REFUSED the number of the
+            reason.
         total: how many items the operation has.
         ack_slot: where to sign for them, or NO_ACK_SLOT.
     """

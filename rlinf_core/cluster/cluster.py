@@ -300,7 +300,7 @@ class Cluster:
             node_group: the label of the group whose `env_configs` hold for it; `cluster` and `node` have none.
             name: Ray's name of the actor, within the job.
             max_concurrency: how many of its methods may run concurrently.
-            args: of its constructor.
+            args: the arguments of its constructor.
 
         Raises:
             ClusterError: there is no such node, its interpreter cannot run workers, its variables are too large, or the

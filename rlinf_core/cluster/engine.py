@@ -47,7 +47,7 @@ class RayEngine:
     """The Ray that this process is connected to.
 
     Attributes:
-        address: of its GCS, as in `10.0.0.1:6379`.
+        address: the address of its GCS, as in `10.0.0.1:6379`.
         embedded: whether this process started it, and thus ends it.
         folder: this process's private folder, or None if Ray was joined by other means.
     """

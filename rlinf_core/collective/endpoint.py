@@ -69,7 +69,7 @@ class Endpoint:
             ip: the address that other hosts reach this one by; by default that of `RLINF_NET_IF`, or of the default
                 route.
             directory: where the private directory for unix sockets is made; by default the temporary directory.
-            settings: by default from the environment.
+            settings: its settings; by default from the environment.
             operations: where operations are published.
             fallback: pickles what plain pickle cannot, or only by a name in `__main__`.
             explain: makes the error for a lost peer, from its address and what became of the connection; it may block

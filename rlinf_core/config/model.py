@@ -28,7 +28,8 @@ class NoEffect:
         why: the reason, a clause to follow "has no effect:"; or a function of the section that returns it.
         help: the remedy.
         because: the keys that cause it. The first one that the file sets is reported with its line.
-        severity: for a value that differs from the default; a written default is at most a note. An error requests
+        severity: the severity, for a value that differs from the default; a written default is at most a note. An error
+            requests
         something that does not exist (`not-available`).
     """
 

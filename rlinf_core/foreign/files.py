@@ -126,8 +126,8 @@ def open_below(root: str | os.PathLike[str], name: str, flags: int, mode: int = 
     Args:
         root: an existing folder, which may be reached through links.
         name: relative, its parts separated by `/`.
-        flags: as of `os.open`; with O_CREAT the file is made.
-        mode: of a new file, before the process's umask.
+        flags: the flags, as of `os.open`; with O_CREAT the file is made.
+        mode: the mode of a new file, before the process's umask.
 
     Raises:
         OSError: it cannot be opened; a part of the name is a link, or the file is not a regular one.

@@ -25,7 +25,7 @@ class Unproven(Generic[C]):
     Args:
         most: connections at a time.
         from_one: limit per address; by default half of `most`, so that no address takes all.
-        seconds: after which an unauthenticated connection is overdue; by default never.
+        seconds: the seconds after which an unauthenticated connection is overdue; by default never.
     """
 
     def __init__(self, most: int, *, from_one: int = 0, seconds: float = float("inf")) -> None:
@@ -85,7 +85,7 @@ def origin_of(peer: Any) -> str:
     """Return the address that a connection counts under: the host, or the network of an IPv6 host.
 
     Args:
-        peer: as `getpeername` or `accept` returned it.
+        peer: the peer, as `getpeername` or `accept` returned it.
     """
     if not isinstance(peer, tuple) or not peer:
         return "a local process"

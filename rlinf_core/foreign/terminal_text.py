@@ -31,7 +31,7 @@ def in_colours(text: str, colours: bool) -> str:
     """Return a text like `escaped`, but for sequences that set colours: they stay, or are left out.
 
     Args:
-        text: of any lines.
+        text: the text of any lines.
         colours: whether they stay. The last of them then ends with the text.
     """
     if "\x1b" not in text:

@@ -39,8 +39,8 @@ def without_earlier_keys(
 
     Args:
         composed: the configuration.
-        model: of the recipe.
-        findings: of its validation.
+        model: the model of the recipe.
+        findings: the findings of its validation.
         diagnostics: where the note goes.
     """
     file = composed.tree.span.source

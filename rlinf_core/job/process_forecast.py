@@ -20,7 +20,7 @@ class ProcessForecast(NamedTuple):
     """The most memory that the processes of a component will hold; each holds the same.
 
     Attributes:
-        component: of the job.
+        component: the component of the job.
         processes: how many there are.
         parts: bytes by what they hold: `base` (interpreter and libraries), `weights`, `gradients`, ...
         shared: bytes of shared memory (/dev/shm) that its messages take at most, over all processes.

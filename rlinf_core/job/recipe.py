@@ -41,10 +41,10 @@ class Trial(NamedTuple):
     The last line that it prints is a JSON object: `verdict` (`ok`, `warning` or `fault`), `what` was seen and `help`.
 
     Attributes:
-        component: whose interpreter, variables and nodes they are.
+        component: the component that has this interpreter, these variables and these nodes.
         what: name of the check, as in `simulator`.
         module, arguments: what `python -m` runs.
-        seconds: that it may take.
+        seconds: the seconds that it may take.
         each_process: whether a last argument follows, in JSON: a list of the variables that the component's processes
             on that node get from their places, as `WORLD_SIZE` and the one that says which accelerators they see.
     """
@@ -272,8 +272,8 @@ class Job(NamedTuple):
         config: the recipe's model of the whole file, or None.
         cluster: the `cluster` section, or None.
         topology: its nodes, groups and units as declared or assumed, or None.
-        resolutions: by component, its rank map resolved on that topology, if possible.
-        world_sizes: by component, the number of its processes; None if not known yet.
+        resolutions: the resolution of each component: its rank map on that topology, if possible.
+        world_sizes: the number of processes of each component; None if not known yet.
         view: the valid part of the file; None if it could not be read.
         secret: paths whose values must not be printed, besides those with secret-looking keys.
 

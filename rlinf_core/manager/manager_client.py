@@ -91,7 +91,7 @@ class ManagerClient(Resolver):
             ip: the address at which other nodes reach it.
             has_main: whether it runs code outside of methods, as a driver does.
             fallback: pickles what plain pickle cannot.
-            settings: of its endpoint; by default from the environment.
+            settings: the settings of its endpoint; by default from the environment.
         """
         self.me = me
         self._session = session

@@ -186,7 +186,7 @@ class ReadStacks:
     Attributes:
         name: the process.
         helper: the process that reads them; `name` itself may read those of the processes that it started.
-        own, native: as in `StackRequest`.
+        own, native: the names and native, as in `StackRequest`.
     """
 
     name: str
@@ -200,7 +200,7 @@ class BreakpointWait:
     """The sender waits at a breakpoint.
 
     Attributes:
-        place: of the breakpoint, as in `recipes/x.py:12`; None once it goes on.
+        place: the place of the breakpoint, as in `recipes/x.py:12`; None once it goes on.
         attached: whether somebody steps through it already.
     """
 
@@ -230,7 +230,7 @@ class ProcessAnswer:
     Attributes:
         in_flight: workers with unanswered calls of this process.
         channels: the channels it hosts, by name.
-        stacks: of its threads, as text, if requested.
+        stacks: the stacks of its threads, as text, if requested.
         recent: what it did in the last 30 s, likewise.
     """
 

@@ -38,7 +38,7 @@ class Wait:
         every: whether all of them are needed, as for a call on a whole group; otherwise one suffices.
         anyone: whether processes beyond `waits_for` could end it too, as on a channel that any process may connect to.
         Any process may call a method of an idle one.
-        wakes: for a detached operation, the processes whose operations may end with it.
+        wakes: the processes whose operations may end with a detached one.
         failing: whether it will fail anyway, by a pending error or a deadline set by its process. The death of all
         peers (of one, with `every`) counts as such.
         role: the role of these peers, as in `producer`; empty for plain peers.

@@ -31,7 +31,8 @@ class WorkerRecord(Generic[C]):
     """The record of one worker.
 
     Attributes:
-        incarnation: from 1; incremented by each launch of its group, and of a worker in its place.
+        incarnation: the number of the launch, from 1; incremented by each launch of its group, and of a worker in its
+            place.
         info: its endpoint, once it is ready.
         node: where it runs, in words, once known.
         died_at: when it died, by the recorder's monotonic clock.

@@ -25,7 +25,7 @@ class Known(NamedTuple):
     """A cluster, as a driver on one of its nodes joins it.
 
     Attributes:
-        address: of its GCS, `HOST:PORT`.
+        address: the address of its GCS, `HOST:PORT`.
         token_path: the file of its token on this machine, or None when it asks for none.
         num_nodes: how many nodes its file has; None when that is not recorded.
         ports: the range of this machine's ports on which rlinf's own listeners are, `first-last`; None for any.
@@ -71,7 +71,7 @@ def destination(address: str | None, num_nodes: int | None, *, may_start: bool) 
     """Return what a driver on this machine joins.
 
     Args:
-        address: of a head, `HOST:PORT`, or `local`; None means `RLINF_ADDRESS`.
+        address: the address of a head, `HOST:PORT`, or `local`; None means `RLINF_ADDRESS`.
         num_nodes: how many nodes the job asks for; None when any number will do.
         may_start: whether a Ray of the driver's own would do. Then a cluster of `rlinf up` that `RLINF_CLUSTER` does
             not name is joined only where it has as many nodes as the job asks for.

@@ -21,9 +21,9 @@ def kernel_lines(pids: Collection[int], since: float = 0.0, path: str = _FILE) -
     """Return the kernel's lines that name one of these pids, oldest first; none where they cannot be read.
 
     Args:
-        pids: of this process's name space.
-        since: in seconds since boot; earlier lines may be about other processes with these pids.
-        path: of the kernel's log.
+        pids: pids of this process's name space.
+        since: the time in seconds since boot; earlier lines may be about other processes with these pids.
+        path: the path of the kernel's log.
     """
     if not pids or not _sees_first_pids():
         return []

@@ -49,7 +49,7 @@ def processes_of(owner: str, folder: str, *, engine_only: bool = False) -> list[
 
     Args:
         owner: the value of the mark.
-        folder: of the Ray.
+        folder: the folder of Ray's session.
         engine_only: leave out processes that users' code started.
     """
     mark = b"\0" + f"{MARK}={owner}".encode() + b"\0"

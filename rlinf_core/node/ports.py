@@ -15,7 +15,7 @@ class NodePorts(NamedTuple):
 
     Attributes:
         gcs: where the head is joined; only the head listens on it.
-        dashboard: of the head, on loopback.
+        dashboard: the port of the head's dashboard, on loopback.
         first_worker, last_worker: the range that Ray's worker processes take theirs from.
         first_data, last_data: the range on which workers, channels and drivers of rlinf listen for each other.
     """

@@ -105,7 +105,7 @@ def look(process: ProcessIdentity, written: float = 0.0) -> Presence:
     """Return whether a process exists, as far as this process can see.
 
     Args:
-        process: as its own file describes it.
+        process: the process, as its own file describes it.
         written: when that was written last, in seconds since 1970.
     """
     start = _START.fullmatch(process.start)
@@ -128,9 +128,9 @@ def held(process: ProcessIdentity, folder: Path) -> Generator[int, None, None]:
     """Hold a process within the block, so that its pid can mean no other; yield the handle for `send`.
 
     Args:
-        process: as its own file describes it.
-        folder: that it has open for as long as it lives. A file can describe any process; only the one that is meant
-            has opened this very folder.
+        process: the process, as its own file describes it.
+        folder: the folder that it has open for as long as it lives. A file can describe any process; only the one that
+            is meant has opened this very folder.
 
     Raises:
         UnprovenProcessError: it cannot be identified with certainty, or must not be signalled.

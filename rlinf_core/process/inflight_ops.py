@@ -60,7 +60,7 @@ class InflightOps:
         """Publish that an operation begins, and return its serial for `end`.
 
         Args:
-            kind, target, key, detached, peers, bounded: as in `Operation`.
+            kind, target, key, detached, peers, bounded: see `Operation`.
             task_key: what is held up by it, where that is not the calling thread: the task in asynchronous code, and
                 anything but None on a thread of the runtime's own.
         """

@@ -16,8 +16,8 @@ class Peak(NamedTuple):
     """The most memory that a process held in a phase, in bytes.
 
     Attributes:
-        rss: of the host, shared memory that it has mapped included.
-        device: of its accelerator, as torch counts it; 0 without one.
+        rss: the memory of the host, shared memory that it has mapped included.
+        device: the memory of its accelerator, as torch counts it; 0 without one.
     """
 
     rss: int

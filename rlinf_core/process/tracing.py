@@ -32,7 +32,7 @@ class TraceSpan(NamedTuple):
     Attributes:
         kind: one of the kinds above.
         name: its label, as in `send to actor:0`.
-        began: in seconds since 1970 by the clock of its host.
+        began: the beginning in seconds since 1970 by the clock of its host.
         seconds: how long it took.
         task_key: its thread or task; spans of one task_key are nested or disjoint, except transfers.
     """
@@ -67,7 +67,7 @@ class SpanRecorder:
         Args:
             kind: one of the kinds above.
             name: what it was.
-            began, ended: by `time.monotonic` or `time.perf_counter`, which are one clock where we run.
+            began, ended: the times by `time.monotonic` or `time.perf_counter`, which are one clock where we run.
             task_key: the thread, by its number, or the task that it held up; by default the one that calls.
         """
         spans = self._spans

@@ -102,7 +102,7 @@ class WorkersRelaunched(NamedTuple):
         step: the last finished step.
         restart: its number among the restarts that count, from 1.
         reason: what died, in one line.
-        seconds: from the notice of the death until the new processes were prepared.
+        seconds: the seconds from the notice of the death until the new processes were prepared.
         repeated: what is done again, as in `the rollouts of step 3`; empty for nothing.
         details: the rest of the error, and the folder of evidence, one line each.
     """
@@ -121,7 +121,7 @@ class RunFinished(NamedTuple):
 
     Attributes:
         metrics: the newest value of every metric.
-        seconds: from `RunStarted` to the end of training, without ending the workers.
+        seconds: the seconds from `RunStarted` to the end of training, without ending the workers.
     """
 
     step: int

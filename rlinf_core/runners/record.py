@@ -59,13 +59,13 @@ class RunRecord:
         folder: the run folder.
         metrics: the writer of `metrics.jsonl`, with its services.
         listener: called with each event.
-        config_hash: of the resolved configuration.
+        config_hash: the hash of the resolved configuration.
         facts: values that a run must share to resume from a checkpoint of this one (`Manifest.facts`).
         trace: the writer of `trace.json`, if the run is traced. Closed with this record, like `metrics`.
 
     Attributes:
         step: the last finished step.
-        first_step: of the current attempt.
+        first_step: the first step of the current attempt.
         newest: the newest value of every metric.
         source: the checkpoint to resume from, or None for the start.
         restarts: those after deaths so far; none is allowed where nobody restarts.
@@ -222,9 +222,9 @@ class RunRecord:
         """Keep that an item is no longer processed, for the processes died that it was given to.
 
         Args:
-            kind: of the item, as in `task`.
+            kind: the kind of the item, as in `task`.
             item: which one.
-            step: that it was for; 0: an evaluation.
+            step: the step that it was for; 0: an evaluation.
             deaths: how they died, one line each.
         """
         place = ""

@@ -30,7 +30,7 @@ class Relaunching(ABC):
 
     Args:
         groups: the worker groups whose dead may be started again alone, by component.
-        record: of the run; its limit of restarts counts relaunches too.
+        record: the record of the run; its limit of restarts counts relaunches too.
     """
 
     def __init__(self, groups: Mapping[str, WorkerGroup[Any]], record: RunRecord) -> None:

@@ -107,7 +107,7 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, limit: RestartLim
     Args:
         attempt: launches all workers and runs to the end, from `record.step` on. It must end its workers before
             raising.
-        record: of the run.
+        record: the record of the run.
         limit: how often it is called again.
 
     Raises:

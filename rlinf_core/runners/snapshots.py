@@ -18,7 +18,7 @@ class SnapshotSchedule:
     """The moments of a run's snapshots.
 
     Args:
-        seconds: between two at least; None: there are none.
+        seconds: the seconds between two snapshots at least; None: there are none.
         clock: seconds, monotonic.
     """
 

@@ -32,7 +32,7 @@ class DeviceLock:
     bind it, the others connect and read until it is closed. So it needs no file, and no cleanup after a kill.
 
     Args:
-        secret: of the job; locks of other jobs are distinct.
+        secret: the secret of the job; locks of other jobs are distinct.
         devices: the accelerators, as in `NVIDIA 3`.
         waits: the table in which waits are published.
     """

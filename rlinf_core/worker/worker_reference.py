@@ -17,9 +17,9 @@ class WorkerReference(Generic[P]):
     A driver that does not compute thus starts without torch, which only its workers import.
 
     Args:
-        path: as in `package.module:Class`.
+        path: the path, as in `package.module:Class`.
         methods: the protocol of the methods called on the group; the class implements it.
-        config_section: that of the class, `Worker.config_section`.
+        config_section: the section of the class, `Worker.config_section`.
     """
 
     forked = False

@@ -103,7 +103,7 @@ class AllowList:
     """An allow list of hosts.
 
     Args:
-        entries: of the list.
+        entries: the entries of the list.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:

@@ -47,15 +47,15 @@ class DrawSettings(NamedTuple):
 
     Attributes:
         sample: number of the run within its group.
-        seed: of the draws.
-        temperature: of the draws; 0 takes the likeliest token.
-        max_turns: of the model, over all conversations of the run.
-        max_tokens: of a conversation.
-        max_new_tokens: of a turn.
-        version: of the oldest weights that may draw.
+        seed: the seed of the draws.
+        temperature: the temperature of the draws; 0 takes the likeliest token.
+        max_turns: the most turns of the model, over all conversations of the run.
+        max_tokens: the most tokens of a conversation.
+        max_new_tokens: the most new tokens of a turn.
+        version: the version of the oldest weights that may draw.
         agent: rank of the process.
-        top_p: of the draws.
-        training_temperature: of the draws in training; None: `temperature`.
+        top_p: the top-p of the draws.
+        training_temperature: the training temperature of the draws in training; None: `temperature`.
     """
 
     sample: int
@@ -74,11 +74,11 @@ class ModelReply(NamedTuple):
     """A turn of the model.
 
     Attributes:
-        text, tokens: of the turn.
+        text, tokens: the text and tokens of the turn.
         finish: why it ended.
         prompt_tokens: tokens before it.
         raw: text with tokens that only mark something; calls may stand among those.
-        form: of calls, where the model's chat template teaches one.
+        form: the form of calls, where the model's chat template teaches one.
     """
 
     text: str
@@ -93,14 +93,14 @@ class LanguageModel:
     """The language model in one run of an agent. All its conversations are learned from.
 
     Args:
-        engines: that draw.
-        settings: of all turns.
+        engines: the engines that draw.
+        settings: the settings of all turns.
         on_turn: called with every turn and its text.
 
     Attributes:
-        turns: of the model so far.
+        turns: the turns of the model so far.
         failure: why the engine did not draw a turn; "" where it drew all.
-        limit: that was reached, as in `LimitReached`; "" where none was.
+        limit: the limit that was reached, as in `LimitReached`; "" where none was.
     """
 
     def __init__(
@@ -207,8 +207,8 @@ class Chat:
     """A conversation of an agent with the model; made by `LanguageModel.conversation`, and by `fork`.
 
     Attributes:
-        number: of the conversation within its run.
-        tokens: of the conversation.
+        number: the number of the conversation within its run.
+        tokens: the tokens of the conversation.
         pending: messages that the model has not been told yet.
         tools: functions that the model may call.
     """

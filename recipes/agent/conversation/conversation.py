@@ -17,7 +17,7 @@ class Conversation:
     """Tokens of a conversation in order, with the data of those that the model sampled.
 
     Args:
-        name: of the conversation, for messages.
+        name: the name of the conversation, for messages.
         inherited: tokens of the conversation that this one branches off from.
 
     Attributes:
@@ -55,7 +55,7 @@ class Conversation:
         Args:
             tokens: it drew.
             logprobs: log-probability of each under the policy that drew it.
-            versions: of the weights that drew each.
+            versions: the versions of the weights that drew each.
             finish: why the turn ended.
 
         Raises:

@@ -22,14 +22,14 @@ class TurnEncoder:
     """Encodes messages for the model without re-encoding its own turns.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the tokenizer of the model.
         apply_chat_template: whether messages are written by the tokenizer's chat template; their texts as they are
             else.
         template_arguments: arguments of the template.
 
     Attributes:
         template: None where texts are written as they are.
-        form: of calls, as the template teaches it; None where it knows no functions.
+        form: the form of calls, as the template teaches it; None where it knows no functions.
 
     Raises:
         ConfigError: a chat template is asked for, and the tokenizer has none that can be used.

@@ -14,10 +14,10 @@ class ChatMessage(NamedTuple):
     """A message of a chat.
 
     Attributes:
-        role, text: of the message.
-        calls: of functions, in a message of the assistant that the model did not draw.
-        call_id: of the call that a tool's message answers.
-        name: of that function, or of the person who writes.
+        role, text: the role and text of the message.
+        calls: the calls of functions, in a message of the assistant that the model did not draw.
+        call_id: the id of the call that a tool's message answers.
+        name: the name of that function, or of the person who writes.
     """
 
     role: Role
@@ -49,14 +49,14 @@ class DrawRequest(NamedTuple):
         agent: rank of the process that asks.
         context: tokens of the conversation so far.
         messages: what the model is told after them; the engine writes it as tokens.
-        max_tokens: of the conversation, this turn included.
-        max_new_tokens: of this turn; 0: the messages are counted, and nothing is drawn.
-        temperature: of the draws; 0 takes the likeliest token.
-        seed: of the draws.
+        max_tokens: the most tokens of the conversation, this turn included.
+        max_new_tokens: the most new tokens of this turn; 0: the messages are counted, and nothing is drawn.
+        temperature: the temperature of the draws; 0 takes the likeliest token.
+        seed: the seed of the draws.
         sample: number of the draws, which tells equal conversations apart.
-        version: of the oldest weights that may draw the turn.
+        version: the version of the oldest weights that may draw the turn.
         stop: texts that end the turn, besides the model's own end.
-        tools: that the model may call.
+        tools: the tools that the model may call.
     """
 
     request_id: int
@@ -77,15 +77,15 @@ class DrawnTurn(NamedTuple):
     """A turn that an engine drew.
 
     Attributes:
-        request_id: of the request.
+        request_id: the id of the request.
         observed: tokens of the messages, which come before those drawn.
         tokens: token ids, the one that ends the turn included; none where the conversation has no room for any.
-        logprobs: of each.
-        versions: of the weights that drew each.
-        text: without the token that ends the turn.
+        logprobs: the log-probabilities of each.
+        versions: the versions of the weights that drew each.
+        text: the text, without the token that ends the turn.
         finish: why the turn ended.
         raw: text with tokens that have no meaning as text, where calls may stand among those; empty: `text`.
-        form: of calls, where the chat template teaches one.
+        form: the form of calls, where the chat template teaches one.
         refusal: why the messages cannot be written; there are no tokens then.
         failure: why the engine has not drawn it; there are no tokens then.
     """

@@ -30,7 +30,7 @@ class Ask(NamedTuple):
     """A request for the model's next turn.
 
     Attributes:
-        messages: of the conversation, with those of the assistant as the model wrote them.
+        messages: the messages of the conversation, with those of the assistant as the model wrote them.
         offer: functions that the model is told of.
         callable: JSON Schemas of the arguments of those that it may call now, by name.
         stop: texts that end the turn.
@@ -54,8 +54,8 @@ class SaidTurn(NamedTuple):
     """A turn of the model as clients see it.
 
     Attributes:
-        text: without calls, and without the text that ended the turn.
-        calls: of the client's functions.
+        text: the text, without calls, and without the text that ended the turn.
+        calls: the calls of the client's functions.
         finish: why the turn ended.
         stop: the text that ended it; None: another reason.
         prompt_tokens, tokens: how many there are before the turn, and in it.
@@ -73,7 +73,7 @@ class Chats:
     """The conversations of a run, by the messages that they consist of.
 
     Attributes:
-        settings: of all turns of the run.
+        settings: the settings of all turns of the run.
         responses: input and output of earlier responses by their ids, for the protocol that continues those.
     """
 

@@ -135,7 +135,7 @@ def content_text(content: Any, types: Mapping[str, str]) -> str:
     """Return the text of a message's content, which is a text or a list of parts.
 
     Args:
-        content: of the message.
+        content: the content of the message.
         types: the parts that are text, with the key that holds it.
 
     Raises:

@@ -24,7 +24,7 @@ class TokenGate:
 
     Args:
         app: answers requests that may pass.
-        token: of the run.
+        token: the token of the run.
         refusal: returns the answer to a request that may not.
     """
 

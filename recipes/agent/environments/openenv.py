@@ -25,7 +25,7 @@ class OpenEnvSettings(NamedTuple):
     """The server, and where texts stand in its messages.
 
     Attributes:
-        url: of the server, `http://HOST:PORT` or `ws://HOST:PORT`.
+        url: the URL of the server, `http://HOST:PORT` or `ws://HOST:PORT`.
         action_key: key of an action that holds the model's text.
         observation_key: key of an observation that holds what the model is told; None: its only text, or all of it as
             JSON.

@@ -35,8 +35,8 @@ class VerifiersSettings(NamedTuple):
     """The environment of verifiers.
 
     Attributes:
-        name: of the taskset.
-        options: of the taskset.
+        name: the name of the taskset.
+        options: the options of the taskset.
         harness: the program that plays, as verifiers names it; None: a chat in this process.
         held: tasks that are those of evaluation; at most half of all.
     """

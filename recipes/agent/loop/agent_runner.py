@@ -38,9 +38,9 @@ class AgentSyncRollouts(SyncRollouts):
     Args:
         calls: on the agent processes.
         rollout: the workers that draw turns.
-        recovery: of those that score.
+        recovery: the recovery of the workers that score.
         engines: how many processes draw turns.
-        channel: to engines and reward workers.
+        channel: the channel to engines and reward workers.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class AgentRelaunching(Relaunching):
 
     Args:
         agents: the group.
-        record: of the run.
+        record: the record of the run.
         layout: what they are prepared with.
     """
 

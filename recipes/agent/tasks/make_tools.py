@@ -21,7 +21,7 @@ def make_tools(config: AgentConfig, search: Tool | None = None, further: Sequenc
     """Return the tools of agents.
 
     Args:
-        config: of the job.
+        config: the configuration of the job.
         search: asks for what is searched; None: the index is made here.
         further: tools besides those of `agent.tools`.
 

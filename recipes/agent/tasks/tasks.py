@@ -72,7 +72,7 @@ def calculations(*, evaluation: bool, size: int, seed: int) -> list[Problem]:
     Args:
         evaluation: whether those of evaluation are asked for.
         size: how many of them there are, at most half of all.
-        seed: of the split.
+        seed: the seed of the split.
     """
     pairs = list(itertools.product(range(10, 100), repeat=2))
     random.Random(f"calculations {seed}").shuffle(pairs)

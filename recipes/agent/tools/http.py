@@ -38,8 +38,9 @@ class Http(Tool):
 
     Args:
         allow: the hosts, as in `agent.http.allow`.
-        seconds: for one connection, and one read of it; time for the whole call is the caller's to limit.
-        max_bytes: of an answer; what comes after them is not read.
+        seconds: the time limit for one connection, and one read of it; time for the whole call is the caller's to
+            limit.
+        max_bytes: the most bytes of an answer; what comes after them is not read.
     """
 
     name = "http"

@@ -48,9 +48,9 @@ class McpTool(Tool):
     """A tool of a server. Its argument is a JSON object, or a text where it takes just one.
 
     Args:
-        server: whose it is.
-        name, description: as the server says.
-        schema: of the arguments, a JSON Schema.
+        server: the server that offers it.
+        name, description: the name and description, as the server says.
+        schema: the schema of the arguments, a JSON Schema.
     """
 
     def __init__(self, server: McpServer, name: str, description: str, schema: Mapping[str, Any]) -> None:
@@ -85,7 +85,7 @@ class McpServers:
     """The servers of this process. They end with it, however it ends.
 
     Args:
-        commands: by the names of the servers.
+        commands: the commands, by the names of the servers.
 
     Raises:
         ConfigError: the package mcp is missing, or a server does not start.
@@ -122,9 +122,9 @@ class McpServer:
     """A server, which is started again when it has died.
 
     Args:
-        name: that people know it by.
+        name: the name that people know it by.
         command: starts it.
-        loop: in which its connection lives.
+        loop: the loop in which its connection lives.
     """
 
     def __init__(self, name: str, command: ServerCommand, loop: asyncio.AbstractEventLoop) -> None:

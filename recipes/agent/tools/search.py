@@ -18,7 +18,7 @@ class Search(Tool):
     """The documents of a corpus that fit a query best, by BM25.
 
     Args:
-        documents: of the corpus.
+        documents: the documents of the corpus.
         results: documents that are shown.
     """
 

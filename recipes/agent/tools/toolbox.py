@@ -22,8 +22,8 @@ class ToolCall(NamedTuple):
     """A call that a model wrote.
 
     Attributes:
-        name: of the tool.
-        argument: as text; JSON in a call whose arguments have names.
+        name: the name of the tool.
+        argument: the argument, as text; JSON in a call whose arguments have names.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Toolbox:
     writes calls in the form that its chat template teaches.
 
     Args:
-        tools: by the names that they have.
+        tools: the tools, by name.
         timeout: seconds for one call.
         on_call: called with every call and its observation.
         native: whether calls are in the form of the chat template, where it teaches one.
@@ -111,7 +111,7 @@ class Toolbox:
         """Return the result of a tool. Errors and time-outs also become observations, and are counted.
 
         Args:
-            name: of the tool.
+            name: the name of the tool.
             argument: a text, or arguments by their names.
 
         Raises:

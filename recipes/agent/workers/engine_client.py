@@ -37,8 +37,8 @@ class EngineClient:
     """Requests turns from engines through a channel.
 
     Args:
-        channel: to the engines and back.
-        rank: of this process.
+        channel: the channel to the engines and back.
+        rank: the rank of this process.
         engines: how many there are.
     """
 
@@ -67,7 +67,7 @@ class EngineClient:
         """Return the engine with the fewest runs of this process, counting the new run.
 
         Args:
-            runs: that will ask it.
+            runs: the runs that will ask it.
         """
         # Processes begin with different engines.
         count = len(self._load)

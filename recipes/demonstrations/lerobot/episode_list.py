@@ -24,7 +24,7 @@ class Episode(NamedTuple):
         number: `episode_index`.
         length: rows.
         tasks: its instructions; None: the list does not say.
-        videos: by feature, the video and the second in it at which the episode begins.
+        videos: the video of each feature, and the second in it at which the episode begins.
     """
 
     number: int

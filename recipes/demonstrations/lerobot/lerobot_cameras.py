@@ -21,9 +21,9 @@ class EncodedCamera(Camera):
 
     Args:
         shape: (H, W, 3).
-        folder: of the data set.
-        name: of the feature.
-        column: of Arrow, a structure of `bytes` and `path` for each row.
+        folder: the folder of the data set.
+        name: the name of the feature.
+        column: the column of Arrow, a structure of `bytes` and `path` for each row.
     """
 
     def __init__(self, shape: tuple[int, int, int], folder: Path, name: str, column: Any) -> None:
@@ -61,8 +61,8 @@ class VideoCamera(Camera):
 
     Args:
         shape: (H, W, 3).
-        name: of the feature.
-        files: of each episode its video, and the time in it at which the episode begins, in seconds.
+        name: the name of the feature.
+        files: the video of each episode, and the time in it at which the episode begins, in seconds.
         bounds: int64 [E + 1], the first row of every episode, and N.
         fps: rows in a second.
     """

@@ -33,10 +33,10 @@ def read_lerobot(
     """Return the demonstrations of a folder; images are read on demand.
 
     Args:
-        folder: of the data set.
+        folder: the folder of the data set.
         state_keys: features that make up the states, one behind the other; by default `observation.state`.
         columns: the feature of some roles; the others are found by their usual names.
-        split: of `splits` in `meta/info.json`, whose episodes are returned; None: all.
+        split: the split of `splits` in `meta/info.json`, whose episodes are returned; None: all.
         pictures: whether they can be asked for.
 
     Raises:

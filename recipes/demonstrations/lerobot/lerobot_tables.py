@@ -24,10 +24,10 @@ class RowTable:
     """The rows of a data set, by `index`.
 
     Args:
-        table: of Arrow.
-        files: that it was read from.
-        folder: of the data set.
-        info: of the data set.
+        table: the table of Arrow.
+        files: the files that it was read from.
+        folder: the folder of the data set.
+        info: the description of the data set.
     """
 
     def __init__(self, table: Any, files: Sequence[Path], folder: Path, info: DatasetInfo) -> None:
@@ -101,9 +101,9 @@ def read_rows(folder: Path, info: DatasetInfo, episodes: Sequence[Episode], *, p
     """Return the rows of a data set, checked against its list of episodes.
 
     Args:
-        folder: of the data set.
-        info: of the data set.
-        episodes: by number.
+        folder: the folder of the data set.
+        info: the description of the data set.
+        episodes: the episodes by number.
         pictures: also read the pictures that are within the files.
 
     Raises:

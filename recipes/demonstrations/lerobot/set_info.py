@@ -43,9 +43,9 @@ class Feature(NamedTuple):
     """A column of a data set.
 
     Attributes:
-        dtype: of numpy, or `image` (PNG within the Parquet file) or `video` (mp4).
-        shape: of one row; of a picture (H, W, 3).
-        names: of the parts of a row.
+        dtype: a type of numpy, or `image` (PNG within the Parquet file) or `video` (mp4).
+        shape: the shape of one row; of a picture (H, W, 3).
+        names: the names of the parts of a row.
     """
 
     dtype: str
@@ -69,17 +69,17 @@ class DatasetInfo:
 
     Attributes:
         fps: rows in a second; 29.97 and 0.5 are rates, too.
-        features: by name; those in `INDICES` are left out.
+        features: the features by name; those in `INDICES` are left out.
         total_episodes: number of episodes.
         total_frames: number of rows.
         total_tasks: number of different instructions.
         robot_type: kind of robot, free text.
         data_path: pattern of Parquet files.
         video_path: pattern of videos.
-        video_info: by feature, what is known of its videos.
-        version: of the layout.
+        video_info: what is known of the videos, by feature.
+        version: the version of the layout.
         chunk_size: files of one folder, at most.
-        splits: by name the numbers of episodes, `first:end`.
+        splits: the numbers of episodes of each split, `first:end`, by name.
     """
 
     fps: float

@@ -26,8 +26,8 @@ def check_videos(files: Sequence[Path], name: str, info: DatasetInfo) -> None:
 
     Args:
         files: all videos of the camera.
-        name: of the feature.
-        info: of the data set.
+        name: the name of the feature.
+        info: the description of the data set.
 
     Raises:
         DatasetError: frames are missing, damaged, or at other times; or the package `av` is missing.

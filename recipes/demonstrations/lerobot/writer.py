@@ -39,9 +39,9 @@ class DatasetWriter:
     """Writes episodes into a new folder; leaving the block finalizes it with the episodes written so far.
 
     Args:
-        folder: of the data set; must not exist.
+        folder: the folder of the data set; must not exist.
         fps: rows in a second.
-        features: by name; `INDICES` come by themselves.
+        features: the features by name; `INDICES` come by themselves.
         robot_type: kind of robot, free text.
         origin: where the episodes come from, kept in `meta/rlinf.json`.
 

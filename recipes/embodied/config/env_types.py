@@ -28,8 +28,8 @@ class EnvType(NamedTuple):
         processes: simulator processes of a worker where the file gives no number; None: it is always stepped in the
             worker's own process.
         install: what pip installs for it; None: the module, or for a simulator what `rlinf env setup` installs.
-        action_size, control_hz: of one that is not made to be asked, where all of its tasks have the same: numbers in
-            an action, and actions in a second; else 0 and None.
+        action_size, control_hz: the action size and control rate of one that is not made to be asked, where all of its
+            tasks have the same: numbers in an action, and actions in a second; else 0 and None.
     """
 
     target: str

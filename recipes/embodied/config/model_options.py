@@ -25,7 +25,7 @@ class VlmOptions(_Options):
         max_prompt_tokens: room for the prompt, in tokens; shorter ones are padded.
         use_states: give the model the environment's states, too, as one more embedding.
         value_gradient: let the loss of values train the layers below the value head, which actions come from, too.
-        num_layers: of the model that is built without `model_path`, in language and in vision.
+        num_layers: the number of layers of the model that is built without `model_path`, in language and in vision.
         patch_size: pixels by which that model divides images.
         trust_remote_code: run the code in the folder `model_path`, where its model is not one of transformers.
     """
@@ -84,9 +84,9 @@ class FlowVlaOptions(_Options):
             has to be fine-tuned to another number than it learned.
         prompt: the instruction as the model reads it; `{instruction}` stands for what the environment says.
         max_prompt_tokens: room for it, in tokens; shorter ones are padded.
-        statistics: by which states and actions are normalized. folder: those that were saved with the model of another
-            library, without which it is refused; none: none of these, but those of demonstrations, if there are some;
-            or the path of openpi's `norm_stats.json` within the folder, where it has several.
+        statistics: the statistics by which states and actions are normalized. folder: those that were saved with the
+            model of another library, without which it is refused; none: none of these, but those of demonstrations, if
+            there are some; or the path of openpi's `norm_stats.json` within the folder, where it has several.
         relative_actions: how many of the first numbers of an action the model predicts relative to those of the state,
             which are added: 6 of a pi0 that openpi trained on LIBERO with `extra_delta_transform`. Statistics are of
             the relative ones.
@@ -106,7 +106,8 @@ class Pi0Options(FlowVlaOptions):
     """Options of `pi0`.
 
     Attributes:
-        num_layers: of the model that is built without `model_path`, in language, expert and vision.
+        num_layers: the number of layers of the model that is built without `model_path`, in language, expert and
+            vision.
         patch_size: pixels by which that model divides images.
     """
 
@@ -133,7 +134,8 @@ class SmolVlaOptions(FlowVlaOptions):
     Attributes:
         vlm_path: folder of HuggingFace with configuration and tokenizer of the vision-language model that a folder of
             lerobot names; None: that of the model which is built.
-        num_layers: of the model that is built without `model_path`, in language, expert and vision.
+        num_layers: the number of layers of the model that is built without `model_path`, in language, expert and
+            vision.
         patch_size: pixels by which that model divides images.
     """
 
@@ -152,13 +154,13 @@ class OpenVlaOptions(_Options):
         cameras: the environment's cameras that the model sees, in order; by default its first one.
         centre_crop: share of the image's area that is seen, of its middle: 0.9 for a model that was fine-tuned on
             images cropped at random, as the published ones of LIBERO.
-        data_set: whose statistics in the folder normalize actions; None: the only one.
+        data_set: the data set whose statistics in the folder normalize actions; None: the only one.
         statistics: folder: those in `model_path`; none: none of these, but those of demonstrations, if there are some.
         gripper: as_is: the last number of an action is taken as it is; opening: the model's is from 0 (closed) to 1
             (open), and the environment takes -1 (open) or 1 (closed), as LIBERO does.
         temperature: what logits are divided by before actions are drawn; evaluations take the likeliest.
         value_gradient: let the loss of values train the layers below the value head, which actions come from, too.
-        num_layers: of the model that is built without `model_path`, in language and in vision.
+        num_layers: the number of layers of the model that is built without `model_path`, in language and in vision.
         patch_size: pixels by which that model divides images.
     """
 
@@ -187,8 +189,8 @@ class LerobotOptions(_Options):
         cameras: the environment's camera for each image that the policy takes; by default the one of the same name.
         noise: standard deviation of what is added to the normalized actions of a policy that learns from rewards, at
             the beginning.
-        statistics: by which states and actions are normalized. folder: those in `model_path`; none: none of these, but
-            those of demonstrations, if there are some.
+        statistics: the statistics by which states and actions are normalized. folder: those in `model_path`; none: none
+            of these, but those of demonstrations, if there are some.
     """
 
     type: Annotated[str, Field(min_length=1)] = "act"

@@ -273,8 +273,8 @@ class VectorEnv(ABC):
         """Start new episodes everywhere.
 
         Args:
-            number: of the reset. The same number gives the same starts, and so a run that is continued sees what it
-                would have seen. Default: one more than the last, from 0.
+            number: the number of the reset. The same number gives the same starts, and so a run that is continued sees
+                what it would have seen. Default: one more than the last, from 0.
 
         Returns:
             The first observations.

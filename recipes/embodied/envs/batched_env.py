@@ -22,7 +22,7 @@ class BatchStep(NamedTuple):
     """Result of one action in all environments.
 
     Attributes:
-        observations: after it, arrays [B, ...] by name.
+        observations: the observations after it, arrays [B, ...] by name.
         rewards: float32 [B].
         terminations: bool [B].
         truncations: bool [B].
@@ -67,7 +67,7 @@ class BatchedEnv(VectorEnv):
         """Reset the environments of a mask, bool [B], and return the observations of all.
 
         Args:
-            mask: at least one is true.
+            mask: the mask, of which at least one is true.
             seeds: int64 [B], from 0 to below 2^31; those of the others are of their last start.
         """
 

@@ -36,8 +36,8 @@ def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, A
 
     Args:
         make: the class, or any function from settings to an environment.
-        task: of `env.train`.
-        options: of `env.train`.
+        task: the task of `env.train`.
+        options: the options of `env.train`.
 
     Raises:
         EnvContractError: a promise is broken; the message says which, and what to look at.

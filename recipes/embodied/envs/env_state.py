@@ -23,7 +23,7 @@ def pack(states: Sequence[State], setup: str) -> bytes:
     """Return the states of several batches as bytes.
 
     Args:
-        states: of batches with the same names.
+        states: the states of batches with the same names.
         setup: what the states belong to (kind of environment, task, seed); `unpack` refuses them to any other.
 
     Raises:

@@ -27,7 +27,7 @@ class NonFiniteGuard:
     Args:
         on_nonfinite: `stop` raises; `skip` ends the episode and makes its last step invalid.
         numbers: int64 [B], of the environments among all of the job, for messages.
-        episodes: that they are in the middle of.
+        episodes: the episodes that they are in the middle of.
     """
 
     def __init__(self, on_nonfinite: OnNonFinite, numbers: IntArray, episodes: RunningEpisodes) -> None:

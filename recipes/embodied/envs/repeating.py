@@ -74,7 +74,7 @@ class RepeatingSimulator(ABC):
         Args:
             operation: is called once or twice.
             doing: what, for messages.
-            action: with which action, for messages.
+            action: what was done, for messages.
 
         Raises:
             RaisedTwiceError: the new simulator raised as well.

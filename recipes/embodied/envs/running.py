@@ -79,7 +79,7 @@ class RunningEpisodes:
             rewards: column to write, [B], as are the others.
             terminations: whether the task ended the episode.
             truncations: whether a limit of steps ended it.
-            settings: of the environments.
+            settings: the settings of the environments.
             limit: steps after which an episode is truncated; None: never.
         """
         scaled = moved.rewards

@@ -27,7 +27,7 @@ class Starts:
     """The random numbers of episode starts.
 
     Args:
-        seed: of the environments.
+        seed: the seed of the environments.
         groups: int64 [B], the group of each environment; members of a group have equal starts.
     """
 

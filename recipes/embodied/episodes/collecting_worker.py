@@ -29,7 +29,7 @@ class CollectingEnvWorker(EnvWorker):
         """Make the environments; return the facts that a policy needs about them.
 
         Args:
-            layout: of the job.
+            layout: the layout of the job.
             intervention: the source that takes over from the actor; None: no interventions.
         """
         self._rollout = self._config.rollout.group_name
@@ -63,8 +63,8 @@ class CollectingEnvWorker(EnvWorker):
         Args:
             reset: its number.
             keep: what is kept of every step.
-            actor: whose actions those are in which nobody intervenes: the environment's scripted expert, the policy
-                by the rollout workers' `evaluate`, or nobody: the arm stands still until the person moves it, and an
+            actor: the source of actions in which nobody intervenes: the environment's scripted expert, the policy by
+                the rollout workers' `evaluate`, or nobody: the arm stands still until the person moves it, and an
                 episode begins with the first motion.
             film: keep what `recorded_episodes` returns.
 

@@ -33,13 +33,13 @@ class Collection:
     Args:
         config: the whole file; `env.eval` says what is collected.
         cluster: where the workers run.
-        checkpoint: whose weights act; None: the environment's scripted expert, unless `pretrained`.
+        checkpoint: the checkpoint whose weights act; None: the environment's scripted expert, unless `pretrained`.
         intervention: who takes over from them; without a policy that is a person who does everything.
         pretrained: the policy acts as `actor.model.model_path` has it, where there is no checkpoint.
 
     Attributes:
-        spec: of the environments.
-        facts: of the environments, see `CollectingEnvWorker.describe`.
+        spec: the spec of the environments.
+        facts: the facts of the environments, see `CollectingEnvWorker.describe`.
         num_envs: environments that share a reset.
         images: what the policy does to images, see `BasePolicy.describe_images`; empty without a policy.
     """

@@ -36,8 +36,8 @@ class CollectedEpisode:
         success_at_end: solved in the last state; None: likewise.
         outcome: how it ended: `success`, a failure by its name, `time out`.
         start: `seed`, and `number` of a fixed start where there is one.
-        columns: by name, [T, ...]: observations before each step, `actions`, `rewards`, `successes` after it; where
-            somebody may intervene `interventions`, whether the action was theirs.
+        columns: the columns by name, [T, ...]: observations before each step, `actions`, `rewards`, `successes` after
+            it; where somebody may intervene `interventions`, whether the action was theirs.
     """
 
     env: int
@@ -56,7 +56,7 @@ class EpisodeCollector:
     """Steps a batch of environments from a reset until the episode of each is over.
 
     Args:
-        batch: without `auto_reset`.
+        batch: the batch, without `auto_reset`.
         reset: number of the reset.
         task: the name of the task, where the environment gives no instructions.
         keep: what is kept of every step.

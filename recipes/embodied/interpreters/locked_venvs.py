@@ -73,7 +73,7 @@ def setup(env_type: str, folder: Path | None, emit: Tell) -> Made:
     """Create an interpreter for a simulator, install its lock file and this rlinf, and test it.
 
     Args:
-        env_type: of `simulators`.
+        env_type: one of `simulators`.
         folder: where the virtual environment goes; by default `~/.rlinf/envs/ENV_TYPE`. One that was made for this kind
             before is brought up to date.
         emit: receives progress lines.

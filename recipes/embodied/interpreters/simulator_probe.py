@@ -43,7 +43,7 @@ def look(
         env_type: the kind of environment.
         request: which of its tasks, with what.
         workers: variables of each env worker on this node: as many simulators as they hold are tried at once.
-        seconds: that one operation of it may take.
+        seconds: the seconds that one operation of it may take.
 
     Returns:
         `versions` by distribution; `states` and `actions`, their sizes, or `fault`; `frame`, the size of a rendered

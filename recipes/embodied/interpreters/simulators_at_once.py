@@ -43,7 +43,7 @@ class ProbeRequest(NamedTuple):
 
         Args:
             env_type: the kind of environment.
-            seconds: that one operation may take.
+            seconds: the seconds that one operation may take.
             images: whether images are observed, those of the file or of one camera.
             num_envs: how many.
         """
@@ -66,7 +66,7 @@ def simulators_at_once(
         env_type: the kind of environment.
         request: which of its tasks, with what, and how many a worker holds.
         workers: variables of each worker.
-        seconds: that one operation of a simulator may take.
+        seconds: the seconds that one operation of a simulator may take.
 
     Returns:
         `at_once`, their number; `fault` instead where they do not run together, though one alone does.

@@ -59,8 +59,8 @@ class Takeover:
     Attributes:
         rows: bool [B], environments in which it replaces the policy's action.
         actions: float32 [B, A], its actions; rows of other environments may hold anything.
-        verdicts: by row, of episodes that end with this step.
-        rewards: by row, what a person adds to the reward of this step.
+        verdicts: the verdicts on episodes that end with this step, by row.
+        rewards: what a person adds to the reward of this step, by row.
     """
 
     rows: NDArray[np.bool_]
@@ -195,7 +195,7 @@ class SuccessJudge(ABC):
         Called once after every step. Must not wait.
 
         Args:
-            observations: of all environments, [B, ...] by name.
+            observations: the observations of all environments, [B, ...] by name.
 
         Raises:
             InterventionError: a device was lost.

@@ -46,7 +46,7 @@ def open_judge(name: str, env: Steerable, options: Mapping[str, Any]) -> Success
     Args:
         name: one of ours, or `package.module:Class` of your own.
         env: the batch.
-        options: by name.
+        options: the options by name.
 
     Raises:
         ConfigError: there is no such judge, or an option is wrong.

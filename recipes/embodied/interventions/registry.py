@@ -23,7 +23,7 @@ def open_source(name: str, env: Steerable, options: Mapping[str, Any]) -> Interv
     Args:
         name: one of ours, a registered one, or `package.module:Class` of your own.
         env: the batch.
-        options: by name.
+        options: the options by name.
 
     Raises:
         ConfigError: there is no such source, its package is missing, or an option is wrong.

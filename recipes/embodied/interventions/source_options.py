@@ -18,10 +18,10 @@ class ScriptedOptions(_Options):
     """Options of `scripted`: the environment's expert takes over at random moments.
 
     Attributes:
-        probability: of a takeover in each step in which the policy acts.
+        probability: the probability of a takeover in each step in which the policy acts.
         shortest: fewest steps of a takeover.
         longest: most steps of a takeover.
-        seed: of the moments.
+        seed: the seed of the moments.
     """
 
     probability: Annotated[float, Field(ge=0, le=1)] = 0.05
@@ -45,7 +45,7 @@ class PersonOptions(_Options):
         release_steps: steps without a motion after which the policy acts again.
         deadband: share of the largest deflection below which an axis counts as at rest.
         speed: factor of all motions, at most 1.
-        signs: of the six axes: forward, left, up, and about these; -1 turns one round.
+        signs: the signs of the six axes: forward, left, up, and about these; -1 turns one round.
     """
 
     hz: Annotated[float, Field(gt=0, le=1000)] | None = None
@@ -109,7 +109,7 @@ class BrowserOptions(RemoteOptions):
 
     Attributes:
         picture_hz: most pictures of a camera that are sent in a second.
-        quality: of their JPEG compression, from 1 to 95.
+        quality: the quality of their JPEG compression, from 1 to 95.
     """
 
     port: Annotated[int, Field(ge=0, lt=65536)] = 17321
@@ -121,9 +121,9 @@ class KeysOptions(_Options):
     """Options of `keys`.
 
     Attributes:
-        device: whose keys for success and failure count. A device that takes over in the same environment is asked
-            instead.
-        options: of that device.
+        device: the device whose keys for success and failure count. A device that takes over in the same environment is
+            asked instead.
+        options: the options of that device.
     """
 
     device: Literal["keyboard", "gamepad", "remote", "browser"] = "keyboard"

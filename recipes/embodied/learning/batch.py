@@ -31,7 +31,7 @@ class Samples:
     """Samples of a training step; the first dimension of every tensor is n samples, a chunk of actions each.
 
     Attributes:
-        inputs: of the policy.
+        inputs: the inputs of the policy.
         tensors: `actions` as the policy drew them, `old_logprobs` at the level of `algorithm.logprob_type`,
             `advantages`; `old_values` and `returns` with a value head; `mask` and `value_mask` where not everything
             counts.

@@ -21,7 +21,7 @@ def compile_training(policy: nn.Module, methods: Sequence[str], device: torch.de
     """Have torch.compile compile `forward` and other methods of a policy, in place, when they are first called.
 
     Args:
-        policy: as training calls it, sharded or not; the names of its weights remain.
+        policy: the policy, as training calls it, sharded or not; the names of its weights remain.
         methods: those that training calls besides `forward`.
         device: where the policy is trained.
 

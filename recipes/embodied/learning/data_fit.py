@@ -18,7 +18,7 @@ def check_fits(data: DatasetShape, spec: EnvSpec, named: Mapping[str, str]) -> d
 
     Args:
         data: sizes of the data set.
-        spec: of the environment; sizes that are 0 are not judged.
+        spec: the spec of the environment; sizes that are 0 are not judged.
         named: the data set's camera for some of the environment's.
 
     Raises:

@@ -153,8 +153,8 @@ def fitted_actions(data: Demonstrations, spec: EnvSpec, *, clips: bool) -> Demon
     """Return demonstrations with actions in the environment's units and range.
 
     Args:
-        data: whose actions have the size of the environment's.
-        spec: of the environment.
+        data: the data, whose actions have the environment's size.
+        spec: the spec of the environment.
         clips: clip those beyond its range, and say how many that were.
 
     Raises:

@@ -38,13 +38,13 @@ class ImitationData:
 
     Args:
         config: the section `data`.
-        spec: of the environment; None: it is what the data say.
+        spec: the spec of the environment; None: it is what the data say.
         chunk: C, actions of one observation.
         successes: learn whether the task is solved in a picture (1) or not (0), instead of actions; the two are drawn
             equally often, and pictures are moved by a few pixels, so that places are not learned by heart.
 
     Attributes:
-        spec: of observations and actions.
+        spec: the spec of observations and actions.
         demonstrations: the rows.
 
     Raises:

@@ -35,7 +35,7 @@ class Learner:
     Args:
         config: the whole file.
         strategy: the policy, as it is spread over ranks.
-        optimizer: of its weights.
+        optimizer: the optimizer of its weights.
         device: where is computed.
         data: demonstrations that are learned from besides, with the weight `algorithm.bc_weight`.
 
@@ -67,7 +67,7 @@ class Learner:
         """Take `algorithm.update_epoch` passes over the samples, in random batches; fewer by `algorithm.target_kl`.
 
         Args:
-            samples: of this rank.
+            samples: the samples of this rank.
             share: samples of a batch that are this rank's.
             micro: samples of one forward and backward pass.
             step: the training step, for messages.

@@ -31,7 +31,7 @@ class RunningReturns:
 
     Args:
         gamma: discount of rewards, by action.
-        passes: of a rollout through all environments.
+        passes: the passes of a rollout through all environments.
         resets: whether each pass begins new episodes.
     """
 

@@ -45,7 +45,7 @@ def with_states(
     """Return the normalization of the rows so far and those of a step.
 
     Args:
-        normalization: by which `states` were normalized; without statistics they were not.
+        normalization: the normalization by which `states` were normalized; without statistics they were not.
         states: float [..., S], of a step.
         counted: bool [...], which of them are rows of an episode.
         reduce_sum: adds a tensor up over actors; None: there is one.

@@ -21,8 +21,8 @@ class RolloutChunks:
 
     Attributes:
         first: the number of the first environment among those of all passes of the step.
-        version: of the weights that acted; the oldest where they changed in between.
-        inputs: of the policy, each [T, B, ...].
+        version: the version of the weights that acted; the oldest where they changed in between.
+        inputs: the inputs of the policy, each [T, B, ...].
         steps: `actions` [T, B, ...], `logprobs` [T, B, C, D]; `rewards` float32 and `terminations`, `truncations`,
             `valid` bool [T, B, C]; with a value head `values` and `finals`, the value of the observation in which an
             episode ended where `algorithm.bootstrap_type` asks for it, else anything, [T, B, V].
@@ -75,7 +75,7 @@ class RolloutBuffer:
 
     Args:
         steps: T.
-        version: of the weights that act.
+        version: the version of the weights that act.
     """
 
     def __init__(self, steps: int, version: int) -> None:

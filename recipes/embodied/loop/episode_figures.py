@@ -21,7 +21,7 @@ def episode_means(
         namespace: `env` or `eval`.
         by_rank: the sums of each env worker.
         most_failed: share of the episodes whose simulators may fail, `runner.max_failed_fraction`.
-        environments: that ran; a share is one of as many episodes at least.
+        environments: the environments that ran; a share is one of as many episodes at least.
 
     Raises:
         RunError: the simulators of more episodes failed.

@@ -29,7 +29,7 @@ class EvaluationVideos:
     Args:
         config: the whole file.
         env: the env workers, which have just evaluated.
-        record: of the run.
+        record: the record of the run.
     """
 
     def __init__(self, config: PolicyJob, env: Any, record: RunRecord) -> None:

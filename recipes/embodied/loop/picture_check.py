@@ -20,7 +20,7 @@ def check_orientation(actor: Any, env: Any, record: RunRecord, environments: str
     Args:
         actor: the workers that learn, which have read the demonstrations.
         env: the workers that have the environments, before their first episode.
-        record: of the run.
+        record: the record of the run.
         environments: `env.train` or `env.eval`.
         skips: compare nothing, `runner.skip_checks`, and note that.
 

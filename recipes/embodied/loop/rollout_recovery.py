@@ -25,7 +25,7 @@ class RolloutRecovery(Relaunching):
     Args:
         config: the whole file.
         actor, rollout, env: the workers.
-        record: of the run.
+        record: the record of the run.
         forget: forgets an attempt in the loop; called with whether the rollout workers need weights again.
         syncing: whether weights are being sent.
 

@@ -34,7 +34,7 @@ def write_videos(
         folder: is made where it is missing; a file of the same name is replaced.
         fps: frames a second.
         episodes: how many one video shows.
-        prefix: of the names of the files.
+        prefix: the prefix of the names of the files.
 
     Returns:
         For each video its `file`, `outcome`, `fps`, number of `frames`, and `episodes` with `env` and `reset`.

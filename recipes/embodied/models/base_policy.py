@@ -79,8 +79,8 @@ class BasePolicy(nn.Module, ABC):
 
     Attributes:
         loads_model_path: whether the constructor itself loads other folders than those of saved policies.
-        normalization: of states and actions, saved with the weights; a policy that uses it says so in `prepare`,
-            `to_env` and `from_env`.
+        normalization: the normalization of states and actions, saved with the weights; a policy that uses it says so in
+            `prepare`, `to_env` and `from_env`.
         horizon: actions that it predicts together, where they are more than the C that are carried out;
             `imitation_losses` takes so many. 0: C.
     """
@@ -111,7 +111,7 @@ class BasePolicy(nn.Module, ABC):
         """Draw actions, without gradients.
 
         Args:
-            inputs: of `prepare`.
+            inputs: the inputs of `prepare`.
             greedy: take the likeliest action, for evaluations.
             generator: source of randomness; None: torch's own.
         """
@@ -164,7 +164,7 @@ class BasePolicy(nn.Module, ABC):
         A policy without log-probabilities of its own, such as one of flow matching, overrides it.
 
         Args:
-            inputs: of `prepare`.
+            inputs: the inputs of `prepare`.
             actions: [n, C, D], of `from_env`.
 
         Returns:
@@ -177,7 +177,7 @@ class BasePolicy(nn.Module, ABC):
         each action, overrides it.
 
         Args:
-            inputs: of `prepare`.
+            inputs: the inputs of `prepare`.
             actions: [n, C, D], of `from_env`.
             valid: which of the actions were carried out before their episode ended, bool [n, C].
         """

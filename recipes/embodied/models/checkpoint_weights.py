@@ -22,7 +22,7 @@ def load_trained(policy: BasePolicy, model: EmbodiedModelConfig, spec: EnvSpec, 
     Args:
         policy: takes the weights.
         model: the section `actor.model` that it was made by.
-        spec: of the environment that it acts in.
+        spec: the spec of the environment that it acts in.
         checkpoint: a folder `global_step_N` that this node sees.
 
     Raises:

@@ -98,9 +98,9 @@ class Critics(nn.Module):
     Images become features by one network of convolutions that the members share.
 
     Args:
-        spec: of the environment.
+        spec: the spec of the environment.
         members: E.
-        width: of the hidden layers.
+        width: the width of the hidden layers.
         layers: how many of them.
         norm: see `Norm`.
         judges_states: whether there are values of observations alone, too, by a network without `norm`.

@@ -160,7 +160,7 @@ def fault_of_fit(folder: FilePath, model: EmbodiedModelConfig, spec: EnvSpec | N
     Args:
         folder: a checkpoint, or a policy's.
         model: the policy that takes its weights.
-        spec: of the environment; sizes that are 0 are not judged. None: not known.
+        spec: the spec of the environment; sizes that are 0 are not judged. None: not known.
     """
     theirs = _section(folder, "model")
     # The width of a model that is loaded is its folder's, and what one of the user's own makes of it is not known.

@@ -41,7 +41,7 @@ class Statistics:
     """Statistics of D numbers over the rows of a data set.
 
     Attributes:
-        mean: of each number.
+        mean: the mean of each number.
         std: standard deviation of each.
         low: the hundredth part of the rows is below it.
         high: the hundredth part of the rows is above it.
@@ -134,7 +134,7 @@ class Normalization:
         epsilon: what is added to a deviation, or to the distance of two quantiles, before it is divided by: as the
             library does that the statistics come from, whose policy learned what becomes of numbers that never vary.
             None: such numbers are shifted alone.
-        action_scheme: of actions, where it is not that of states.
+        action_scheme: the scheme of actions, where it is not that of states.
         rows: how many rows of states the statistics are of, where they go on with each training step; None: they don't.
     """
 

@@ -94,9 +94,9 @@ def save_policy(
     Args:
         policy: what is written.
         config: the section `actor.model` that it was made by.
-        spec: of its environment.
-        folder: to write.
-        weights: in one piece, where the policy has shards of them; None: its own.
+        spec: the spec of its environment.
+        folder: the folder to write.
+        weights: the weights in one piece, where the policy has shards of them; None: its own.
     """
     from safetensors.torch import save_file
 

@@ -56,10 +56,10 @@ def load_statistics(
     """Return the statistics of a published policy; where only shapes are asked for, none.
 
     Args:
-        folder: of the policy.
+        folder: the folder of the policy.
         wanted: `actor.model.options.statistics`: `folder`, `none`, or the file of openpi's statistics in the folder.
         layout: what wrote the folder.
-        spec: of the environment.
+        spec: the spec of the environment.
         scheme: which openpi applies to a policy of this kind; its files do not say.
 
     Raises:

@@ -41,7 +41,7 @@ def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
 
     Args:
         config: the section `actor.model`.
-        spec: of the environment that it acts in.
+        spec: the spec of the environment that it acts in.
 
     Raises:
         ConfigError: there is no such model, or it does not fit the environment.

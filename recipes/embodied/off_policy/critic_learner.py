@@ -65,7 +65,7 @@ class OffPolicyLearner:
         skip_nonfinite: leave updates with a NaN or an infinity out, instead of raising.
 
     Attributes:
-        updates: of the critics, since the beginning.
+        updates: the number of updates of the critics since the beginning.
         log_temperature: a scalar.
     """
 
@@ -113,7 +113,7 @@ class OffPolicyLearner:
         """Update the critics, and in every `policy_interval`-th update the policy and the temperature.
 
         Args:
-            batch: of this rank.
+            batch: the batch of this rank.
             step: the training step, for messages.
             figures: get the metrics of the policy.
             critic_figures: get those of the critics.

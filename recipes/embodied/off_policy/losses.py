@@ -146,7 +146,7 @@ def temperature_loss(log_temperature: Tensor, logprobs: Tensor, target_entropy: 
     Args:
         log_temperature: a scalar, with gradients.
         logprobs: float [n], of actions drawn by the policy.
-        target_entropy: in nats.
+        target_entropy: the target entropy in nats.
     """
     return -(log_temperature * (logprobs.detach() + target_entropy)).mean()
 

@@ -330,7 +330,7 @@ def split_passes(pieces: list[RolloutChunks], passes: int, lanes: int) -> list[R
     """Split the pieces of a rollout by pass, in order, each with all environments of this actor.
 
     Args:
-        pieces: in any order; numbers of environments count on from pass to pass.
+        pieces: the pieces, in any order; numbers of environments count on from pass to pass.
         passes: how many there are.
         lanes: environments of this actor.
     """

@@ -92,10 +92,11 @@ def add_recording(
     """Add the steps of earlier runs; return how many. Those of another number of environments are cut or spread.
 
     Args:
-        buffer: of all steps.
-        folder: with the segments.
+        buffer: the buffer of all steps.
+        folder: the folder with the segments.
         report: is told of what cannot be read.
-        interventions: of those steps in which somebody intervened; None: they have no buffer of their own.
+        interventions: the interventions of those steps in which somebody intervened; None: they have no buffer of their
+            own.
     """
     count = 0
     for steps in read_segments(folder, report):

@@ -245,7 +245,7 @@ class ReplayBuffer:
             rows: int64 [n], of `sample`.
             weights: float32 [n], likewise.
             steps: k, at least 1.
-            discount: of rewards, by step.
+            discount: the discount of rewards, by step.
         """
         lanes, at = np.divmod(rows, self.rows_of_lane)
         going = np.ones(len(rows), np.bool_)

@@ -16,8 +16,8 @@ class ReplayMixture:
     """Several sources of transitions, each with its share of every batch.
 
     Args:
-        buffers: by the name of the source, as in `online`, `demonstrations`, `interventions`.
-        shares: of each, at least 0, not all of them 0; only their proportions count.
+        buffers: the buffers by the name of the source, as in `online`, `demonstrations`, `interventions`.
+        shares: the shares of each, at least 0, not all of them 0; only their proportions count.
 
     Raises:
         ReplayError: the shares are not those of the buffers, or there are none.

@@ -22,7 +22,7 @@ class ObservationRows:
     """Columns of observations, [lanes * size, ...] each.
 
     Args:
-        spec: of the transitions.
+        spec: the spec of the transitions.
         lanes: environments.
         size: rows of each.
         image_bytes: compress images; None: keep them as they are.

@@ -45,8 +45,8 @@ class TransitionSpec:
     """The columns of transitions.
 
     Attributes:
-        observations: by name; images are uint8.
-        actions: of one action.
+        observations: the observations by name; images are uint8.
+        actions: the shape and type of one action.
     """
 
     observations: Mapping[str, ColumnSpec]
@@ -86,12 +86,13 @@ class Transitions:
     """One step in each of n different environments.
 
     Attributes:
-        observations: before the step, [n, ...] by name.
+        observations: the observations before the step, [n, ...], by name.
         actions: [n, A].
         rewards: float32 [n].
         terminations: bool [n], the task ended: nothing comes after it.
         truncations: bool [n], the episode was cut off: the next observation has a value.
-        next_observations: after the step, of the same episode: never the first observation of the one that follows.
+        next_observations: the observations after the step, of the same episode: never the first observation of the one
+            that follows.
     """
 
     observations: Mapping[str, NDArray[Any]]

@@ -110,7 +110,7 @@ def read_segments(folder: Path, report: Callable[[Damage], None] = lambda damage
     """Yield all records in a folder, oldest first; nothing is changed.
 
     Args:
-        folder: of a `SegmentWriter`, which may be writing to it.
+        folder: the folder of a `SegmentWriter`, which may be writing to it.
         report: is told of what cannot be read.
     """
     for file in segments_of(folder):

@@ -33,7 +33,7 @@ class Spill(NamedTuple):
 
     Attributes:
         memory_bytes: the most that its columns take.
-        folder: of the files.
+        folder: the folder of the files.
     """
 
     memory_bytes: int
@@ -57,7 +57,7 @@ class SpilledRows:
         rows: how many it has, all zeros.
         column: a row of it.
         held: rows in memory, fewer than all.
-        folder: of the file; it is made where it is not there.
+        folder: the folder of the file; it is made where it is not there.
 
     Attributes:
         nbytes: bytes in memory.

@@ -57,7 +57,8 @@ class FrankaClient:
 
     Args:
         arm: what the configuration says about it.
-        seconds: within which a call must have its answer; a reset has `RESET_SECONDS` or this, whichever is more.
+        seconds: the seconds within which a call must have its answer; a reset has `RESET_SECONDS` or this, whichever is
+            more.
         heartbeat: seconds after which the controller takes the arm from a holder that has gone silent.
 
     Attributes:

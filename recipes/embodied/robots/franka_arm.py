@@ -78,7 +78,7 @@ def start_within(draws: NDArray[Any], workspace: Workspace | None) -> NDArray[np
     """Joints [7, 1] around the arm's home, from random numbers [7, 1]; nearer to it where the hand would be outside.
 
     Args:
-        draws: from 0 to 1.
+        draws: the draws from 0 to 1.
         workspace: the lower and the upper corner [3] of the box that the hand stays in; None: everywhere.
     """
     joints = HOME[:, None]

@@ -39,10 +39,10 @@ class Listed:
 
     Attributes:
         group: label of its node group.
-        type: of hardware.
+        type: the type of hardware.
         node: rank of its node.
-        address: of its controller, as `HOST:PORT`; None: it has none that is known.
-        robot: as its node knows it; as it is written where a variable of the node is missing here.
+        address: the address of its controller, as `HOST:PORT`; None: it has none that is known.
+        robot: the robot, as its node knows it; as it is written where a variable of the node is missing here.
         problem: why the address is not known; None: it is.
     """
 
@@ -175,7 +175,7 @@ def teleop(arm: Franka, source: str, options: Mapping[str, Any], emit: Callable[
     Args:
         arm: which one.
         source: an intervention source.
-        options: of it.
+        options: the options of the device.
         emit: receives a line at the start and at the end.
 
     Returns:

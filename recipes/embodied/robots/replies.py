@@ -35,8 +35,8 @@ class ArmState:
         clipped: a limit made the last motion shorter than asked.
         cameras: seconds since the newest frame of each camera that the controller sees, by serial number.
         tick: control periods of the controller's clock.
-        heard_tick: that in which the holder was last heard.
-        still_tick: that since which the arm stands still; None: it moves.
+        heard_tick: the tick in which the holder was last heard.
+        still_tick: the tick since which the arm stands still; None: it moves.
     """
 
     joints: NDArray[np.float64]
@@ -84,7 +84,7 @@ class ControllerFacts:
     Attributes:
         controller: its name.
         version: its version.
-        firmware: of the arm; None: it does not say.
+        firmware: the firmware of the arm; None: it does not say.
         period: seconds of a control period.
         velocity: [7], the fastest that each joint is moved, in radians a second.
         low: [7], the least position of each joint, in radians.

@@ -25,7 +25,7 @@ def steered(joints: NDArray[Any], motion: HandMotion, grips: bool) -> NDArray[np
 
     Args:
         joints: [7], in radians.
-        motion: as seen from the base of the arm.
+        motion: the motion, as seen from the base of the arm.
         grips: whether the last number of an action is for the gripper.
     """
     turn = np.array(motion.angular) * TURN_SPEED * CONTROL_SECONDS

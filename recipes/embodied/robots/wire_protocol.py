@@ -65,7 +65,7 @@ class ControllerRequest:
 
     Attributes:
         op: what is asked.
-        id: by which its reply is known.
+        id: the id by which its reply is known.
         fields: everything else, not checked yet.
     """
 

@@ -24,7 +24,7 @@ class EnvFacts(NamedTuple):
         max_episode_steps: its own limit; None: not known, or it has none.
         problem: why it cannot be made, if it cannot.
         help: what to do about that.
-        spec: of its observations and actions; None: not known, sizes that are not known: 0.
+        spec: the spec of its observations and actions; None: not known, sizes that are not known: 0.
         control_hz: actions in a second; None: not known.
     """
 

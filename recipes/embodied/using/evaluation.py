@@ -121,7 +121,7 @@ def locate_weights(config: PolicyJob, checkpoint: Path | None) -> tuple[Path | N
 
     Args:
         config: the whole file.
-        checkpoint: that is given; None: what the file names.
+        checkpoint: the checkpoint that is given; None: what the file names.
 
     Raises:
         ConfigError: the file names none.

@@ -43,7 +43,7 @@ def export(config: PolicyJob, checkpoint: Path, folder: Path, kind: str) -> dict
     """Write the policy of a checkpoint into a new folder.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         checkpoint: a folder `global_step_N`.
         folder: must not exist.
         kind: one of `FORMATS`.

@@ -50,12 +50,13 @@ def record(
 
     Args:
         job: the checked file.
-        folder: of the data set; must not exist.
+        folder: the folder of the data set; must not exist.
         episodes: how many are kept.
-        checkpoint: whose policy acts, greedily; None: the environment's scripted expert.
+        checkpoint: the checkpoint whose policy acts, greedily; None: the environment's scripted expert.
         device: an intervention source that takes over from the policy; without a checkpoint a person who does
             everything. None: no interventions.
-        device_options: of it, besides those of `env.train.intervention` where that names the same source.
+        device_options: the options of the device, of it, besides those of `env.train.intervention` where that names the
+            same source.
         successes_only: keep only episodes that are solved at their end.
         video: write pictures as mp4, instead of PNG within the Parquet files.
         fps: rows in a second; None: the actions in a second of the environment, where these are known, else

@@ -25,7 +25,7 @@ class TrainedPolicy:
 
     Args:
         module: the policy.
-        spec: of the observations and actions that it was trained with.
+        spec: the spec of the observations and actions that it was trained with.
 
     Attributes:
         module: the torch module, for more than acting.
@@ -84,7 +84,7 @@ def load(folder: Path, config: PolicyJob | None, device: str = "cpu") -> Trained
 
     Args:
         folder: a checkpoint `global_step_N`, or such a folder.
-        config: of the run that the checkpoint is of; None: what the folder says.
+        config: the configuration of the run that the checkpoint is of; None: what the folder says.
         device: where it acts, as torch names it.
 
     Raises:

@@ -20,8 +20,8 @@ class ActingWorker(MultiStepRolloutWorker):
         """Create the policy, with the weights of a checkpoint if one is named.
 
         Args:
-            layout: of the job.
-            spec: of the environments.
+            layout: the layout of the job.
+            spec: the spec of the environments.
             checkpoint: a folder `global_step_N` that this node sees; None: as `actor.model.model_path` has it.
 
         Raises:

@@ -42,8 +42,8 @@ class StagedEnvironments:
     Args:
         config: the whole file.
         environments: `env.train` or `env.eval`.
-        worker: whose they are.
-        layout: of the job.
+        worker: the worker that owns them.
+        layout: the layout of the job.
         training: whether they are those of `env.train`.
 
     Attributes:

@@ -56,7 +56,7 @@ class RolloutBatch:
         Args:
             answers: the segments of each trajectory next to each other.
             group: number of the prompt.
-            rewards: of the trajectory of each answer.
+            rewards: the reward of the trajectory of each answer.
         """
         drawn = [len(answer.tokens) for answer in answers]
         return cls(
@@ -190,7 +190,7 @@ def token_budget_parts(
     Sorted by cost, longest first, and filled in turn; an item above the budget is a part of its own.
 
     Args:
-        costs: of the items.
+        costs: the costs of the items.
         budget: largest sum of the costs of a part.
         counts: a second cost of each item.
         most: largest sum of the counts of a part; None: any.

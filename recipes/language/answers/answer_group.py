@@ -19,7 +19,7 @@ class TurnRecord(NamedTuple):
         who: the task, the model, or a tool; or that a turn of the model was given a reward.
         text: what was said, or the reward.
         tool: name of the tool.
-        seconds: that the turn took.
+        seconds: the seconds that the turn took.
         failure: `error` or `timeout` of a tool; "" else.
         segment: number of the segment of the trajectory.
     """
@@ -37,7 +37,7 @@ class EpisodeStats(NamedTuple):
 
     Attributes:
         reward: set by the agent; None: the text is scored like any other.
-        reason: of that reward.
+        reason: the reason for that reward.
         parts: named parts of it.
         failure: why it could not be ended, which makes it no sample; "" else.
         turns: what was said.
@@ -58,13 +58,13 @@ class AnswerGroup(NamedTuple):
     """The answers to one prompt, on their way to be scored.
 
     Attributes:
-        prompt: that was answered.
+        prompt: the prompt that was answered.
         problem: number of the problem in its set.
         question: the problem.
         texts: the answers without the tokens that end them; empty for a prompt that was skipped.
         answers: the sequences; where a trajectory branched its segments, next to each other, with its number.
         pieces: text of each token, by answer; empty unless they are shown.
-        episode_stats: of each trajectory; empty where answers are of one turn.
+        episode_stats: the figures of each trajectory; empty where answers are of one turn.
     """
 
     prompt: Prompt
@@ -88,8 +88,8 @@ def put_groups(channel: Channel, groups: Sequence[AnswerGroup], rewards: int, *,
     """Hand groups to the reward workers, in one message to each: a message costs more than most scores.
 
     Args:
-        channel: to them.
-        groups: that are whole.
+        channel: the channel to the reward workers.
+        groups: the groups that are whole.
         rewards: how many reward workers there are.
         streams: whether the group never stops, so that any reward worker may take any group.
     """

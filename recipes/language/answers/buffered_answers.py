@@ -43,8 +43,8 @@ class UnfinishedReport(NamedTuple):
     """The prompts that a rollout worker is answering.
 
     Attributes:
-        positions: of all their problems.
-        groups: of those of which something is drawn.
+        positions: the positions of all their problems.
+        groups: the groups of which something is drawn.
     """
 
     positions: tuple[int, ...]

@@ -22,7 +22,7 @@ class SamplingParams:
         min_new_tokens: no ending token before so many.
         stop_token_ids: tokens that end an answer, besides the tokenizer's own.
         stop: texts that end an answer; they are part of it.
-        seed: of the draws.
+        seed: the seed of the draws.
 
     Raises:
         ValueError: a value makes no sense.
@@ -63,8 +63,8 @@ class Begun:
 
     Attributes:
         tokens: token ids, fewer than `max_new_tokens`, and none that ends the answer.
-        logprobs: of each token.
-        versions: of the weights that drew each token.
+        logprobs: the log-probabilities of each token.
+        versions: the versions of the weights that drew each token.
     """
 
     tokens: tuple[int, ...] = ()
@@ -107,7 +107,7 @@ class Sequence:
     """An answer.
 
     Attributes:
-        request_id: of the request.
+        request_id: the id of the request.
         sample: its number within the group.
         prompt: token ids.
         tokens: token ids of the answer, its ending token included.
@@ -115,11 +115,12 @@ class Sequence:
             `top_k` and `top_p`.
         versions: version of the weights that drew each token.
         finish_reason: `stop` by an ending token or text, `length`, or `aborted` before its end.
-        seconds: from the moment at which the engine took the request up to the end of the answer.
-        metadata: of the request.
+        seconds: the seconds from the moment at which the engine took the request up to the end of the answer.
+        metadata: the metadata of the request.
         trained: which of `tokens` are learned from, where not all are: what a tool said between two turns is not, and
             has log-probability and version 0. Empty: all.
-        rewards: of each token, part of the answer's reward that came before its end; empty: none.
+        rewards: the reward of each token, of each token, part of the answer's reward that came before its end; empty:
+            none.
         failure: why the engine gave no whole answer, where that is no fault of the policy's; it is `aborted` then.
     """
 

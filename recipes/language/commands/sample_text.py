@@ -57,7 +57,7 @@ def _turn(turn: Mapping[str, Any], *, branched: bool) -> list[str]:
     """Return the lines of a conversation turn with its time; for a tool also its name and error.
 
     Args:
-        turn: as a sample has it.
+        turn: the turn, as a sample has it.
         branched: whether the run had several conversations, which are then numbered.
     """
     text, details = _safe(turn["text"]).rstrip("\n"), list[str]()

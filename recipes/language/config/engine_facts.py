@@ -15,9 +15,9 @@ class Backend:
     """An engine by its name in `rollout.backend`.
 
     Attributes:
-        name: as written in files.
+        name: the name, as written in files.
         modules: what the interpreter of the rollout workers must have besides torch and transformers.
-        keys: of `rollout` that it reads and others do not.
+        keys: the keys of `rollout` that it reads and others do not.
         keeps_partial: whether unfinished answers can go on under new weights, and aborted ones keep their tokens.
     """
 

@@ -70,9 +70,9 @@ def mixed(numbers: Sequence[int], sizes: Sequence[int], shares: Sequence[float])
     one problem; none is left out.
 
     Args:
-        numbers: of the problems that are trained on, ascending.
+        numbers: the numbers of the problems that are trained on, ascending.
         sizes: problems of each data set, one after the other.
-        shares: of each data set; only their ratios matter.
+        shares: the share of each data set; only their ratios matter.
     """
     rows: list[list[int]] = []
     end = 0

@@ -38,7 +38,7 @@ class Sums:
         digits: most digits of a number, at least 1.
         held_out: whether this is the part for evaluation.
         size: how many problems evaluation takes.
-        seed: of the split.
+        seed: the seed of the split.
         spaced: whether they are written `3 + 4 =`.
     """
 
@@ -92,9 +92,9 @@ class FileProblems:
     """Problems that a file lists.
 
     Args:
-        name: of the data set.
+        name: the name of the data set.
         rows: one mapping for each problem.
-        prompt_key, answer_key: of the mappings; `a.b` is the key `b` of the mapping under `a`.
+        prompt_key, answer_key: the keys of the mappings; `a.b` is the key `b` of the mapping under `a`.
         where: names a row in messages, by its number.
 
     Attributes:

@@ -17,7 +17,7 @@ class PromptEncoder:
     """Writes questions as the model expects them.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the tokenizer of the model.
         apply_chat_template: whether a question is a user's message, in the tokenizer's chat template.
         system_prompt: text of the system message; needs the template.
         few_shot: text before every question: examples with their answers.

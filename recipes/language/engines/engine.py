@@ -27,7 +27,7 @@ class EngineStats:
         prefilled_tokens: prompt tokens computed since the start; shared ones count once.
         prompt_tokens: prompt tokens of all answers since the start.
         cache_bytes: memory of keys and values.
-        version: of the weights.
+        version: the version of the weights.
     """
 
     running: int
@@ -45,7 +45,7 @@ class ArrivingTensors(Iterable[tuple[str, Tensor]]):
     """Named tensors that arrive one by one, with shapes known in advance.
 
     Args:
-        shapes: of all tensors, by name.
+        shapes: the shapes of all tensors, by name.
         tensors: names and values, once.
         may_keep: whether the engine may keep their memory, which nothing else changes.
     """
@@ -121,7 +121,7 @@ class Engine(ABC):
 
         Args:
             tensors: names and values, as the trainer's `state_dict` has them; they may still be arriving.
-            version: of these weights; tokens drawn from now on carry it.
+            version: the version of these weights; tokens drawn from now on carry it.
             adapter_only: whether the tensors are those of a LoRA adapter alone.
 
         Raises:

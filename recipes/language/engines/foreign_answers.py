@@ -40,9 +40,9 @@ def checked_sequence(
 
     Args:
         answer: what was asked for.
-        tokens, logprobs: of the answer, as the engine gave them.
+        tokens, logprobs: the tokens and log-probabilities of the answer, as the engine gave them.
         reason: `stop`, `length`, `abort` or `error`, by the engine.
-        version: of the engine's weights.
+        version: the version of the engine's weights.
         stop_texts: finds ending texts.
         engine: names the engine in errors.
         vocabulary: size of the model's vocabulary; 0: not known.

@@ -18,7 +18,7 @@ class ModelFolder:
     """Names and shapes of a model's weights, and the weights that LoRA adapters are added to.
 
     Args:
-        folder: with config.json and *.safetensors.
+        folder: the folder with config.json and *.safetensors.
         adapter_scale: alpha / rank of adapters.
     """
 

@@ -32,7 +32,7 @@ def make_engine(
 
     Args:
         config: the whole file.
-        tokenizer: of the model.
+        tokenizer: the tokenizer of the model.
         stop_token_ids: tokens that end every answer.
         device: where the model is.
         contact: keeps what it is compared with.

@@ -21,7 +21,7 @@ class Answer:
         request: what asks for it.
         sample: its number within the group.
         since: when the engine took the request, by the monotonic clock.
-        number: of the answer in the order of their requests.
+        number: the number of the answer, in the order of requests.
     """
 
     request: Request
@@ -67,9 +67,9 @@ class RequestQueue:
 
     Args:
         max_sequence_tokens: longest prompt and answer together; 0: no limit.
-        max_running_tokens: of all answers that run at once; 0: no limit.
+        max_running_tokens: the most running tokens of all answers that run at once; 0: no limit.
         stops_at_texts: whether `SamplingParams.stop` can be obeyed.
-        logprobs: of which distribution the engine gives log-probabilities: that of the temperature alone, that of the
+        logprobs: the distribution whose log-probabilities the engine gives: that of the temperature alone, that of the
             model (`raw`), or that of whatever tokens are drawn from (`processed`).
     """
 

@@ -42,8 +42,8 @@ class ServerEngine(Engine):
 
     Args:
         settings: address, limits, and how new weights reach the server.
-        folder: of the model that the server serves.
-        dtype: of weights that are written for the server.
+        folder: the folder of the model that the server serves.
+        dtype: the type of weights that are written for the server.
         stop_token_ids: tokens that end every answer.
         decode: text of token ids, needed for `SamplingParams.stop`.
         max_running_tokens: bound on prompt and answer tokens of the answers that are asked for at once; 0: none.

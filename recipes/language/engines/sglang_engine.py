@@ -32,14 +32,14 @@ class SglangEngine(Engine):
     So nothing is running between two steps: `freeze` and `abort` find no unfinished answers.
 
     Args:
-        folder: of the model, as transformers reads it.
-        dtype: of the weights.
+        folder: the folder of the model, as transformers reads it.
+        dtype: the type of the weights.
         stop_token_ids: tokens that end every answer.
         decode: text of token ids, needed for `SamplingParams.stop`.
         max_running_tokens: bound on prompt and answer tokens of the answers of one step; 0: none.
         max_sequence_tokens: longest prompt and answer together; 0: what the model's positions allow.
         adapter_scale: alpha / rank of a LoRA adapter whose weights are loaded.
-        temperature: of most requests; SGLang does not need to know.
+        temperature: the temperature of most requests; SGLang does not need to know.
         tensor_parallel_size: GPUs that share the model.
         gpu_memory_utilization: share of a GPU's memory for weights, keys and values.
         options: further arguments of `sglang.Engine`.

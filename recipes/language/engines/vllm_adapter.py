@@ -23,9 +23,9 @@ class VllmAdapter:
     """The one adapter of an engine, replaced by each update.
 
     Args:
-        rank: of the adapter.
+        rank: the rank of the adapter.
         scale: alpha / rank.
-        dtype: in which it is written.
+        dtype: the type in which it is written.
     """
 
     def __init__(self, rank: int, scale: float, dtype: torch.dtype) -> None:

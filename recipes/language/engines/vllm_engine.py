@@ -49,16 +49,16 @@ class VllmEngine(Engine):
     then computed again, under the new weights, up to where they were.
 
     Args:
-        folder: of the model, as transformers reads it.
-        dtype: of the weights.
+        folder: the folder of the model, as transformers reads it.
+        dtype: the type of the weights.
         stop_token_ids: tokens that end every answer.
         decode: text of token ids, needed for `SamplingParams.stop`.
         max_running_tokens: bound on prompt and answer tokens of the answers that run at once; 0: what fits.
         max_sequence_tokens: longest prompt and answer together; 0: what the model's positions allow.
         adapter_scale: alpha / rank of a LoRA adapter whose weights are loaded.
-        adapter_rank: of the adapter; 0: none is loaded.
-        temperature: of most requests. 1, the default, lets `top_k`, `top_p` and `min_new_tokens` be used: vLLM gives
-            log-probabilities either before it looks at any of them, or after all.
+        adapter_rank: the rank of the adapter; 0: none is loaded.
+        temperature: the temperature of most requests. 1, the default, lets `top_k`, `top_p` and `min_new_tokens` be
+            used: vLLM gives log-probabilities either before it looks at any of them, or after all.
         tensor_parallel_size: GPUs that share the model.
         gpu_memory_utilization: share of a GPU's memory that vLLM takes.
         options: further arguments of `vllm.LLM`.

@@ -70,8 +70,8 @@ class JudgeClient:
     """Asks the workers of the group `judge`, and waits for their verdicts.
 
     Args:
-        channel: to them and back.
-        rank: of this reward worker.
+        channel: the channel to them and back.
+        rank: the rank of this reward worker.
         judges: how many there are.
     """
 

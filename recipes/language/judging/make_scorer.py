@@ -16,7 +16,7 @@ def make_scorer(config: LanguageConfig, ask: Callable[[], Ask], rank: int = 0) -
     Args:
         config: the whole file.
         ask: makes what asks the judges, where there are any.
-        rank: of this reward worker.
+        rank: the rank of this reward worker.
     """
     reward, data = config.reward, config.data
     if reward.asks_judge:

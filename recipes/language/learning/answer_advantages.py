@@ -31,8 +31,8 @@ def token_advantages(
 
     Args:
         batch: whole groups, their members next to each other.
-        function: of the registry of advantages.
-        settings: of the function.
+        function: the function of the registry of advantages.
+        settings: the settings of the function.
         values: float [A], of the state before each token; None without a critic.
         kl: float [A], divergence from the reference, to be taken off the rewards; None: none.
 

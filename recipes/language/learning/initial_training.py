@@ -36,7 +36,7 @@ def begin_training(
         config: the configuration of the job.
         tokenizer: its tokens must be within the model's vocabulary.
         contact: receives what was compared.
-        device, rank, world_size: of this worker.
+        device, rank, world_size: the device, rank and world size of this worker.
         is_sent: whether a weight, by its name, goes to other groups.
 
     Raises:

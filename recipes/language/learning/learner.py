@@ -37,7 +37,7 @@ class LearnerSettings:
         max_answers: answers of one forward and backward pass at most; None: any number.
         longest: most tokens that an answer may have; None: as many as the longest of a batch.
         share_prompts: whether the prompt of a group stands once in a packed row.
-        temperature: that answers were sampled at.
+        temperature: the temperature that answers were sampled at.
         clip_grad: largest norm of a gradient; 0: any.
         skip_nonfinite: leave an update with a loss or gradient that is not finite out, instead of raising.
         leave_out: whether the loss has no gradient where advantages are 0, so that such answers need no pass.
@@ -60,10 +60,11 @@ class TokenTargets:
     """The targets of the answer tokens of a batch; all float32 [A].
 
     Attributes:
-        advantages: of each token.
-        old_logprobs: of the policy that ratios are taken against.
-        ref_logprobs: of the reference model; None: no divergence in the loss.
-        behaviour_logprobs: of the policy that drew the tokens, where that is another one; None else.
+        advantages: the advantage of each token.
+        old_logprobs: the log-probabilities of the policy that ratios are taken against.
+        ref_logprobs: the log-probabilities of the reference model; None: no divergence in the loss.
+        behaviour_logprobs: the log-probabilities of the policy that drew the tokens, where that is another one; None
+            else.
         comparable: bool [A], which tokens were drawn by the weights that the policy has before the update; those get
             into `LanguageLearner.differences`. None: not asked for.
     """
@@ -85,8 +86,8 @@ class AnswerLearner(ABC):
 
     Args:
         strategy: the model, as it is spread over the ranks that share every batch.
-        optimizer: of its weights.
-        loss_settings: of the loss.
+        optimizer: the optimizer of its weights.
+        loss_settings: the settings of the loss.
         settings: how batches are gone over.
         device: where the model is.
     """
@@ -121,8 +122,8 @@ class AnswerLearner(ABC):
 
         Args:
             batch: this rank's answers; whole groups.
-            targets: of their tokens.
-            seed: of the order of optimizer steps; the same on every rank.
+            targets: the targets of their tokens.
+            seed: the seed of the order of optimizer steps; the same on every rank.
             step: the training step, for messages.
 
         Raises:
@@ -200,7 +201,7 @@ class LanguageLearner(AnswerLearner):
 
     Args:
         policy: the model.
-        loss: by `algorithm.loss_type`.
+        loss: the loss by `algorithm.loss_type`.
         strategy, optimizer, loss_settings, settings, device: see `AnswerLearner`.
 
     Attributes:
@@ -230,8 +231,8 @@ class LanguageLearner(AnswerLearner):
 
         Args:
             batch: this rank's answers; whole groups.
-            targets: of their tokens.
-            seed: of the order of optimizer steps; the same on every rank.
+            targets: the targets of their tokens.
+            seed: the seed of the order of optimizer steps; the same on every rank.
             step: the training step, for messages.
 
         Raises:
@@ -297,7 +298,7 @@ class ValueLearner(AnswerLearner):
             batch: this rank's answers; whole groups.
             returns: float32 [A], what values learn.
             old_values: float32 [A], the values before.
-            seed: of the order of optimizer steps; the same on every rank.
+            seed: the seed of the order of optimizer steps; the same on every rank.
             step: the training step, for messages.
         """
         return self._learn(batch, {"returns": returns, "old_values": old_values}, seed, step)

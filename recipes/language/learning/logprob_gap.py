@@ -27,8 +27,8 @@ class LogprobGap:
     """Figures of the difference, over all ranks.
 
     Attributes:
-        mean: of its absolute value.
-        largest: of its absolute value.
+        mean: the mean of its absolute value.
+        largest: the largest difference of its absolute value.
         k3: estimate of the divergence of the engine's policy from the trainer's (`algorithms.kl`).
         tokens: how many were compared.
     """

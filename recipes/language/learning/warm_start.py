@@ -42,7 +42,8 @@ class InitialPolicy(NamedTuple):
 
     Attributes:
         policy: see `initial_policy`.
-        weights: of the parameters of `policy`, which have no memory: each rank takes its shard; None: they have theirs.
+        weights: the weights of the parameters of `policy`, which have no memory: each rank takes its shard; None: they
+            have theirs.
     """
 
     policy: LanguagePolicy
@@ -66,7 +67,7 @@ def initial_policy(
 
     Args:
         config: the whole file.
-        tokenizer: of the actor.
+        tokenizer: the tokenizer of the actor.
         device: where the model is to be.
         model: another section than `actor.model`; None: that.
         trains: whether the weights are to be trained: those that are trained are in float32, whatever

@@ -24,7 +24,7 @@ async def listening(app: ASGIApp, port: int = 0) -> AsyncGenerator[int]:
 
     Args:
         app: answers requests.
-        port: to listen at; 0: any that is free.
+        port: the port to listen at; 0: any that is free.
 
     Raises:
         OSError: the port is in use.

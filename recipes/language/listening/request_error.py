@@ -11,8 +11,8 @@ class RequestError(Exception):
     """A request that is not answered with a turn.
 
     Attributes:
-        status: of the answer.
-        headers: of the answer.
+        status: the status of the answer.
+        headers: the headers of the answer.
     """
 
     def __init__(self, status: HTTPStatus, message: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:

@@ -67,9 +67,9 @@ def shares(right: Sequence[int], samples: int, judged: Sequence[int] | None = No
     more than one that is 0 or 1 with the same mean, so the interval is wide enough.
 
     Args:
-        right: of each problem, how many answers were right.
+        right: how many answers to each problem were right.
         samples: answers to each problem.
-        judged: of each problem, how many answers could be scored; a problem with fewer than k says nothing of `pass@k`.
+        judged: how many answers to each problem could be scored; a problem with fewer than k says nothing of `pass@k`.
             None: all of them.
     """
     counts = list(zip(right, judged or [samples] * len(right), strict=True))

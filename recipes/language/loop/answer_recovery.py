@@ -73,7 +73,7 @@ class AnswerRecovery(Relaunching):
     Args:
         groups: the worker groups, by component.
         answering: the component whose workers answer, where these hold the engines. Others are not started again here.
-        record: of the run.
+        record: the record of the run.
     """
 
     def __init__(self, groups: Mapping[str, WorkerGroup[Any]], answering: str, record: RunRecord) -> None:

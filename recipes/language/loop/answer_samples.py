@@ -22,10 +22,10 @@ def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, An
     """Write the samples of a step, aside and renamed; secret values are masked.
 
     Args:
-        run_folder: of the run.
+        run_folder: the folder of the run.
         step: they are of.
-        samples: with `prompt`, `text`, `answer` and `reason`; their `tokens`, `pieces`, `logprobs` and `versions`; and
-            `turns`, each with `text`.
+        samples: the samples, with `prompt`, `text`, `answer` and `reason`; their `tokens`, `pieces`, `logprobs` and
+            `versions`; and `turns`, each with `text`.
 
     Raises:
         RunError: the folder cannot be written.

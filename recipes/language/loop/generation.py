@@ -153,7 +153,7 @@ class Stage(NamedTuple):
 
     Attributes:
         running: their call.
-        keys: of what each of them waits for, in the channel to them; None there lets it return.
+        keys: the keys of what each of them waits for, in the channel to them; None there lets it return.
     """
 
     running: WorkerGroupHandle[None]

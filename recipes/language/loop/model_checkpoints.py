@@ -25,7 +25,7 @@ def save_parts(actor: Any, folder: Path, runner: ModelRunnerConfig, *others: Any
 
     Args:
         actor: the group whose model it is.
-        folder: of the checkpoint.
+        folder: the folder of the checkpoint.
         runner: section of the file.
         others: further groups with a state of their own.
     """

@@ -14,8 +14,8 @@ class Inbox:
     death.
 
     Args:
-        channel: that holds them.
-        key: of the items.
+        channel: the channel that holds them.
+        key: the key of the items.
     """
 
     def __init__(self, channel: Channel, key: str) -> None:

@@ -43,7 +43,7 @@ class AttentionPlan(Protocol):
             queries: float [B, H, T, D], rotated.
             keys: float [B, G, T, D], of the same tokens, rotated; each serves H / G query heads.
             values: float [B, G, T, E].
-            rule: of the layer.
+            rule: the rule of the layer.
 
         Returns:
             float [B, H, T, E].
@@ -137,7 +137,7 @@ def longest_exact(config: Any) -> int | None:
     longer than `max_position_embeddings`. In a packed row, and while an answer grows, one length would decide for all.
 
     Args:
-        config: of a text model of transformers.
+        config: the configuration of a text model of transformers.
     """
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     parts = [rope, *(cast("dict[str, Any]", part) for part in rope.values() if isinstance(part, dict))]
@@ -161,8 +161,8 @@ class PackedPlan:
     segments of equal shape are computed together.
 
     Args:
-        segments: in the order of the row, which they fill.
-        device: of the tensors.
+        segments: the segments in the order of the row, which they fill.
+        device: the device of the tensors.
 
     Attributes:
         positions: int64 [1, T], the position of each token in its sequence, for the model's `position_ids`.

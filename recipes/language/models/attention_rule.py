@@ -76,8 +76,10 @@ def attention_and_normalizers(
     """Return `attention` to a part of the keys, and by how much it counts beside other parts; without gradients.
 
     Args:
-        queries, keys, values: as of `attention`, with as many heads of queries as of keys.
-        mask: as of `attention`. A query that sees none of the keys gets finite numbers that count for nothing.
+        queries, keys, values: the queries, keys and values, as of `attention`, with as many heads of queries as of
+            keys.
+        mask: the mask, as of `attention`. A query that sees none of the keys gets finite numbers that count for
+            nothing.
         rule: its sinks are the caller's, as a part of their own.
 
     Returns:

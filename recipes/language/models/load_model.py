@@ -96,7 +96,7 @@ def built_model(
         hidden_dim: width; a multiple of 32, which is the width of a head.
         layers: how many.
         positions: longest sequence.
-        seed: of the weights.
+        seed: the seed of the weights.
     """
     require_transformers()
     from transformers import Qwen2Config, Qwen2ForCausalLM

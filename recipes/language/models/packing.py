@@ -40,7 +40,7 @@ def pack(batch: RolloutBatch, *, share_prompts: bool = True, device: torch.devic
         batch: the sequences, in whatever order.
         share_prompts: whether tokens stand once that several sequences begin with: those of all prompts, and each
             prompt that has several answers. Losses and gradients are the same either way.
-        device: of the result.
+        device: the device of the result.
     """
     tokens = integers(batch.tokens)
     rows: list[tuple[tuple[int, ...], tuple[int, ...]]] = []

@@ -53,7 +53,7 @@ class AnswerEval(NamedTuple):
 
     Attributes:
         logprobs: log-probability of each token.
-        entropy: of the distribution that each was drawn from; None when not asked for.
+        entropy: the entropy of the distribution that each was drawn from; None when not asked for.
     """
 
     logprobs: Tensor
@@ -64,7 +64,7 @@ class AnswerModel(nn.Module):
     """A causal language model that returns the last hidden states before answer tokens.
 
     Args:
-        model: of transformers, possibly within a LoRA wrapper of peft.
+        model: the model of transformers, possibly within a LoRA wrapper of peft.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -122,7 +122,7 @@ class LanguagePolicy(AnswerModel):
 
         Args:
             row: the sequences.
-            temperature: that they were sampled at; logits are divided by it.
+            temperature: the temperature that they were sampled at; logits are divided by it.
             entropy: whether entropies are computed, with gradients.
         """
         return self.answers(row, temperature, entropy=entropy)

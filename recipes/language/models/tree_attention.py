@@ -31,7 +31,7 @@ class TreeAttention:
     Args:
         ends: int64 [T], for each token the place in the row where the subtree of its segment ends; on the CPU.
         positions: int64 [T], of each token in its sequence; on the CPU.
-        device: of the tensors.
+        device: the device of the tensors.
     """
 
     def __init__(self, ends: Tensor, positions: Tensor, device: torch.device) -> None:

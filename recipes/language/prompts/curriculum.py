@@ -29,7 +29,7 @@ class Curriculum:
         low, high: bounds of the share of right answers, both within.
         rests: how often a problem is passed over before it is asked again.
         problems: how many there are.
-        seed, shuffle: of the order of problems.
+        seed, shuffle: the seed and shuffle of the order of problems.
 
     Attributes:
         passed_over: problems so far, for metrics.

@@ -25,7 +25,7 @@ class JudgeReply(NamedTuple):
     """A verdict.
 
     Attributes:
-        number: of the request.
+        number: the number of the request.
         right: 0 to 1; None where there is no verdict.
         reason: the end of what the judge said; or why there is no verdict.
     """

@@ -15,8 +15,8 @@ class Prompt(NamedTuple):
         step: the training step that learns from the answers, which draws depend on; 0: evaluation.
         worker: rank of the rollout worker that answers.
         answers: how many answers.
-        temperature: of the draws; 0 takes the most likely token.
-        version: of the oldest weights that may draw an answer's tokens.
+        temperature: the temperature of the draws; 0 takes the most likely token.
+        version: the version of the oldest weights that may draw an answer's tokens.
         shown: whether people may read the answers.
         begun: whether a checkpoint has brought what there is of the answers already.
         set_aside: whether it killed its processes: nothing of it is done, and its answers count as failed.
@@ -51,7 +51,7 @@ class GenerationReport(NamedTuple):
 
     Attributes:
         tokens: drawn.
-        seconds: that the engine worked.
+        seconds: the seconds that the engine worked.
     """
 
     tokens: int
@@ -64,13 +64,13 @@ class GroupReport(NamedTuple):
     An answer that could not be scored is no sample: `failures` counts it, and nothing else does.
 
     Attributes:
-        slot: of the prompt.
-        step: of the prompt; 0: evaluation.
+        slot: the slot of the prompt.
+        step: the step of the prompt; 0: evaluation.
         problem: number of the problem in its set.
         source: name of that set.
         difficulty: label of the problem, or "".
-        tokens: of all sequences, prompts included.
-        rewards: of each answer that was scored.
+        tokens: the number of tokens of all sequences, prompts included.
+        rewards: the reward of each answer that was scored.
         lengths: tokens drawn of each answer.
         truncated: how many answers ended at their limit.
         failures: answers that could not be scored, by kind.

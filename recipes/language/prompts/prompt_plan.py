@@ -41,7 +41,7 @@ class _Batch:
         waiting: places whose prompts have not been handed out.
         places: those handed out, by slot.
         workers: ranks that answer, by slot, of those that are being answered.
-        reports: of the groups that are there, by slot.
+        reports: the reports of the groups that are there, by slot.
     """
 
     step: int
@@ -55,7 +55,7 @@ class Restored(NamedTuple):
     """Groups that a checkpoint held.
 
     Attributes:
-        slots: of those that wait to be learned from again.
+        slots: the slots of those that wait to be learned from again.
         continued: positions of the problems whose answers go on where they were.
         again: how many prompts are answered from the beginning.
     """
@@ -78,8 +78,8 @@ class PromptPlan:
         max_staleness: versions that a token may lie behind the weights that learn from it.
         max_refills: how often a place is filled anew when its group is not kept.
         workers: processes that answer; each prompt goes to the one with the fewest.
-        answers: to each prompt.
-        temperature: of the draws.
+        answers: the number of answers to each prompt.
+        temperature: the temperature of the draws.
         shown: how many groups of a step people may read.
 
     Attributes:
@@ -131,8 +131,8 @@ class PromptPlan:
         """Return the prompts to be handed out now.
 
         Args:
-            steps: whose batches may be answered: the next one to be learned from, and later ones.
-            version: of the weights at the first of `steps`.
+            steps: the steps whose batches may be answered: the next one to be learned from, and later ones.
+            version: the version of the weights at the first of `steps`.
         """
         prompts: list[Prompt] = []
         for step in steps:
@@ -241,9 +241,9 @@ class PromptPlan:
         was drawn, or else from the beginning, like those whose answers are older than `max_staleness` allows by now.
 
         Args:
-            state: from a checkpoint.
+            state: the state from a checkpoint.
             step: the last one that is done.
-            version: of the weights after it.
+            version: the version of the weights after it.
         """
         self.taken = int(state["problems_taken"])
         if self.curriculum is not None and "curriculum" in state:

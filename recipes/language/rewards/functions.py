@@ -27,12 +27,12 @@ class RewardAdapter:
 
     Args:
         function: the function.
-        name: of it, for messages.
+        name: its name, for messages.
 
     Attributes:
         is_async: whether it is a coroutine function.
         takes_lists: whether it judges several answers at once, by lists.
-        convention: by which it is called.
+        convention: the convention by which it is called.
 
     Raises:
         ConfigError: it follows no convention that is known.

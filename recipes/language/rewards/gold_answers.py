@@ -26,9 +26,9 @@ class GoldFault(NamedTuple):
     """A right answer that its rule does not call right.
 
     Attributes:
-        place: of the row.
-        answer: as the row has it.
-        reason: that the rule gives.
+        place: the place of the row.
+        answer: the answer, as the row has it.
+        reason: the reason that the rule gives.
     """
 
     place: str

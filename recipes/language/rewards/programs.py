@@ -108,7 +108,7 @@ class ProgramJudge:
     is no fault of the answer.
 
     Args:
-        seconds: of processor time of one run.
+        seconds: the seconds of processor time of one run.
         memory: bytes of one run.
 
     Raises:

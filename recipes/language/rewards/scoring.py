@@ -110,10 +110,10 @@ class Scorer:
         timeout: seconds for one answer, of `code` processor seconds of a run; None: `RULE_SECONDS` or
             `FUNCTION_SECONDS`.
         loading: seconds for the first call of a function, where `timeout` is less.
-        settings: of the kind: `task` and `task_config` of reasoning-gym, `memory` of `code`.
+        settings: the settings of the kind: `task` and `task_config` of reasoning-gym, `memory` of `code`.
 
     Attributes:
-        convention: by which a function is called, once it is loaded; "" for rules.
+        convention: the convention by which a function is called, once it is loaded; "" for rules.
     """
 
     def __init__(

@@ -33,8 +33,8 @@ class Signature(NamedTuple):
     """The arguments that a function can be called with.
 
     Attributes:
-        names: of those that may be given by name.
-        required: of those that have no default.
+        names: the parameters that may be given by name.
+        required: the parameters that have no default.
         positional: names of those that can be given by position alone.
         takes_all: whether it takes any further ones by name.
     """
@@ -72,7 +72,7 @@ def detect_convention(signature: Signature, name: str) -> Convention:
 
     Args:
         signature: its arguments.
-        name: of the function, for messages.
+        name: the name of the function, for messages.
 
     Raises:
         ConfigError: it follows none, or wants an argument that it would not be given.

@@ -43,7 +43,7 @@ def check_job(
 
     Args:
         config: the file.
-        components: that the recipe always has; each has a section with `group_name`.
+        components: the components that the recipe always has; each has a section with `group_name`.
         world_sizes: see `recipes.sections.checks`.
         report: takes findings.
         optional: components that it may have.

@@ -17,8 +17,8 @@ class KnownModels(NamedTuple):
     """Values of `model_type`.
 
     Attributes:
-        all: that have a configuration.
-        writing: that have a causal language model.
+        all: the types that have a configuration.
+        writing: the types that have a causal language model.
     """
 
     all: frozenset[str]

@@ -189,7 +189,7 @@ def faults_of_tokenizer(
     """Return the faults of a tokenizer's folder.
 
     Args:
-        folder: that exists.
+        folder: a folder that exists.
         at: the key that names it.
         settings: config.json of the model; empty where there is none.
         chat: whether a chat template is needed.

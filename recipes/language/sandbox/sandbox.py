@@ -58,7 +58,7 @@ class SandboxLimits:
     """The limits of one program.
 
     Attributes:
-        seconds: of CPU time of each of its processes; time by the clock is the caller's to limit.
+        seconds: the seconds of CPU time of each of its processes; time by the clock is the caller's to limit.
         memory: bytes of each of its processes.
         processes: how many it may have at once, threads and the sandbox's own included.
         files: bytes of all its files, and of the largest.

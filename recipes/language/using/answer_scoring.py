@@ -91,7 +91,7 @@ def evaluate(
         checkpoint: a folder `global_step_N`; None: the model that the file names.
         folder: a new folder for the results.
         episodes: how many problems, from the first; None: all.
-        allow_training_starts, video: of policies that act.
+        allow_training_starts, video: options of policies that act.
         emit: receives progress lines.
 
     Returns:

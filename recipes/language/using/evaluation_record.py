@@ -27,7 +27,7 @@ def write_evaluation(
     Args:
         schema: the name of the contract.
         job: the checked file.
-        checkpoint: that was evaluated; None: the folder `model_path`.
+        checkpoint: the checkpoint that was evaluated; None: the folder `model_path`.
         began: seconds since 1970.
         parts: what was evaluated on, and the figures.
     """

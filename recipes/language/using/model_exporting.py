@@ -31,7 +31,7 @@ def export_checkpoint(config: ModelJobConfig, checkpoint: Path, folder: Path, ki
     """Write the model of a checkpoint as config, safetensors and tokenizer; a LoRA adapter is merged.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         checkpoint: a folder `global_step_N`.
         folder: a new folder.
         kind: `safetensors`, which is the only one.

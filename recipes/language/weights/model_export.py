@@ -41,9 +41,9 @@ def export(
 
     Args:
         weights: the `state_dict` of a `LanguagePolicy`, in its order; of its weights one or two are held at a time.
-        config: of the actor, which decides the architecture.
-        tokenizer: of the model.
-        folder: to write; replaced where it is there.
+        config: the configuration of the actor, which decides the architecture.
+        tokenizer: the tokenizer of the model.
+        folder: the folder to write; replaced where it is there.
     """
     hollow = _hollow(config, tokenizer)
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")

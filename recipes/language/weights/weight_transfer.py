@@ -71,7 +71,7 @@ class WeightUpdate:
     """Weights of a version that have arrived, or are still arriving.
 
     Args:
-        header: of the update.
+        header: the header of the update.
         pieces: wait for the tensors of the pieces, in their order; each is asked once.
         fingerprint: waits for that of the sender.
         may_keep: see `ArrivingTensors`.

@@ -137,7 +137,7 @@ class LanguageActor(ComparingWorker):
 
         Args:
             step: the training step.
-            assignment: of the groups of all actors.
+            assignment: the assignment of the groups of all actors.
         """
         numbers = {slot: number for number, part in enumerate(assignment[self._rank]) for slot in part}
         slots, rewards = sorted(numbers), self._layout.rewards
@@ -231,7 +231,7 @@ class LanguageActor(ComparingWorker):
 
         Args:
             step: the training step.
-            last_step: after which the run ends; None: it has no end.
+            last_step: the last step after which the run ends; None: it has no end.
         """
         config = self._config.actor
         self._state.onload()

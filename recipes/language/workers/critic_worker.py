@@ -97,7 +97,7 @@ class LanguageCritic(ComparingWorker):
 
         Args:
             step: the training step.
-            last_step: after which the run ends; None: it has no end.
+            last_step: the last step after which the run ends; None: it has no end.
         """
         config = self._config
         returns = self._exchange.recv_tokens()

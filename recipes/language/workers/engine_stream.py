@@ -43,12 +43,12 @@ class EngineStream(Generic[RequestT]):
     Weights travel while tokens are drawn. A request waits for the weights that it needs.
 
     Args:
-        engine: that draws.
+        engine: the engine that draws.
         receive: begins to receive weights.
         load: loads them into the engine.
         collect: takes what the engine has drawn.
         partial: whether answers under way go on under new weights; else they are ended under the old ones first.
-        version: of the engine's weights; -1: there are none yet.
+        version: the version of the engine's weights; -1: there are none yet.
     """
 
     def __init__(

@@ -43,16 +43,16 @@ class Answering:
     """Answers prompts with an engine, and emits each group when it is complete.
 
     Args:
-        config: of the job.
-        engine: that generates.
-        encoder: of the problems' prompts.
+        config: the configuration of the job.
+        engine: the engine that generates.
+        encoder: the encoder of the problems' prompts.
         stops: tokens that end answers, which are not part of their texts.
         training, evaluation: the problems.
         put: takes the groups that became whole together; a prompt that is too long is a group without answers.
         take_up: returns what a checkpoint has of the answers to a training problem, by its position.
 
     Attributes:
-        version: of the engine's weights; -1: there are none yet.
+        version: the version of the engine's weights; -1: there are none yet.
         drawn: tokens so far.
     """
 
@@ -120,7 +120,7 @@ class Answering:
         new weights; without it they are ended under the old ones first. A prompt waits for the weights that it needs.
 
         Args:
-            orders: from the runner.
+            orders: the orders from the runner.
             receive: begins to receive weights.
             keep: takes what there is of the answers, for a checkpoint.
         """

@@ -87,7 +87,7 @@ class RewardWorker(ComparingWorker):
         """Score this worker's share of groups, and keep those that are learned from for `send_rollout_batch`.
 
         Args:
-            slots: of the groups of all workers.
+            slots: the slots of the groups of all workers.
         """
         missing = {slot for slot in slots if slot % self._layout.rewards == self._rank}
         scored_groups: list[ScoredGroup] = []
@@ -114,7 +114,7 @@ class RewardWorker(ComparingWorker):
 
         Args:
             step: the training step.
-            assignment: of the groups of all reward workers.
+            assignment: the assignment of the groups of all reward workers.
         """
         for rank, parts in enumerate(assignment):
             mine = sorted(slot for part in parts for slot in part if slot % self._layout.rewards == self._rank)
@@ -167,8 +167,8 @@ class RewardWorker(ComparingWorker):
 
         Args:
             group: the answers.
-            scored: of those trajectories that could be scored, the score and the segments.
-            scores: of all of them.
+            scored: the trajectories that could be scored, with score and segments.
+            scores: the scores of all trajectories.
         """
         parts: Counter[str] = Counter()
         for score, _ in scored:

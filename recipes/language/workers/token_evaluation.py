@@ -21,7 +21,7 @@ class EvaluationClient:
 
     Args:
         worker: the actor.
-        group_name: of the workers that evaluate.
+        group_name: the name of the group of the workers that evaluate.
         size: how many there are.
     """
 
@@ -60,7 +60,7 @@ class EvaluationServer:
 
     Args:
         worker: the worker.
-        group_name: of the actors.
+        group_name: the name of the group of the actors.
         size: how many there are.
     """
 

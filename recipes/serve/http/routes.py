@@ -48,8 +48,8 @@ class SdkRoutes:
     """Answers requests.
 
     Args:
-        state: of the service.
-        keys: of its tenants.
+        state: the state of the service.
+        keys: the keys of its tenants.
     """
 
     def __init__(self, state: ServiceState, keys: Keys) -> None:

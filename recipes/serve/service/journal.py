@@ -31,7 +31,7 @@ class JournalEntry(NamedTuple):
     """An event in the life of a session.
 
     Attributes:
-        kind: of the event: session, sampler, request, outcome or saved.
+        kind: the kind of the event: session, sampler, request, outcome or saved.
         fields: what JSON holds.
         body: further bytes.
     """

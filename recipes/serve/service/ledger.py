@@ -51,9 +51,9 @@ class Promise:
     """The result of a request that is not answered at once.
 
     Attributes:
-        request_id: by which the client asks for it.
-        tenant: whose it is.
-        session_id: of the session that asked.
+        request_id: the id by which the client asks for it.
+        tenant: the tenant that owns it.
+        session_id: the id of the session that asked.
         answer: what the client was answered at first.
         outcome: None as long as it is not there.
         drop_after: when it may make room for others, by the monotonic clock.
@@ -80,7 +80,7 @@ class Promise:
         """Set the outcome; the first one stays.
 
         Args:
-            outcome: of the request.
+            outcome: the outcome of the request.
             written: whether it stands in the journal already.
 
         Raises:
@@ -111,8 +111,8 @@ class RequestRecord(NamedTuple):
     """The record of a request, so that a later start can serve it.
 
     Attributes:
-        route: that it came by.
-        fields: of the request.
+        route: the route that it came by.
+        fields: the fields of the request.
         body: what is not JSON.
     """
 
@@ -125,7 +125,7 @@ class Earlier(NamedTuple):
     """A request of an earlier start, which is taken again.
 
     Attributes:
-        request_id, answer: that the client knows.
+        request_id, answer: the id and the answer that the client knows.
         outcome: None where there was none yet.
     """
 
@@ -138,11 +138,11 @@ class Ledger:
     """All promises by their ids, and by what names a request, so that one that is sent again is the same.
 
     Args:
-        boot: of this start of the server; part of every id.
+        boot: the id of this start of the server; part of every id.
         journal: where requests and outcomes are written.
 
     Attributes:
-        earlier_request: of an earlier start, while it is taken again: the next promise is that of it.
+        earlier_request: the request of an earlier start, while it is taken again: the next promise is for it.
     """
 
     def __init__(self, boot: str, journal: Journal) -> None:
@@ -161,7 +161,7 @@ class Ledger:
         Args:
             tenant: who asks.
             key: names the request among those of the tenant.
-            digest: of its content.
+            digest: the digest of its content.
 
         Raises:
             RequestError: another request had this name.
@@ -189,9 +189,9 @@ class Ledger:
 
         Args:
             tenant: who asks.
-            session_id: of the session that it belongs to.
+            session_id: the id of the session that it belongs to.
             key, digest: see `earlier`.
-            record: of the request.
+            record: the record of the request.
             answer: what the client is answered at first, besides the id.
 
         Raises:
@@ -291,7 +291,7 @@ class Call:
     """A request to the workers that has its place in the order of a model's requests.
 
     Attributes:
-        promise: of its result.
+        promise: the promise of its result.
         act: returns the result, once it is its turn.
         again: whether a model of this start lacks what it did in an earlier one, so that it is done again.
     """

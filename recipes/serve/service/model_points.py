@@ -24,8 +24,8 @@ class ModelPoint(NamedTuple):
 
     Attributes:
         seq_id: number of the request; 0: the one that began the model.
-        folder: of weights and optimizer.
-        settings: of the adapter.
+        folder: the folder of weights and optimizer.
+        settings: the settings of the adapter.
     """
 
     seq_id: int
@@ -37,10 +37,10 @@ class ModelPoints:
     """Saves models for later starts, and drops from the journal what they do not need.
 
     Args:
-        journal: of the sessions.
-        ledger: whose outcomes are still asked for.
+        journal: the journal of the sessions.
+        ledger: the ledger whose outcomes are still asked for.
         actor: the workers that train.
-        turns: of the actor.
+        turns: the turns of the actor.
         interval: optimizer steps of a model between two points.
     """
 
@@ -97,7 +97,7 @@ def read_points(folder: Path, entries: list[JournalEntry]) -> dict[str, ModelPoi
     """Return the newest point of each model of a session that has one.
 
     Args:
-        folder: of the session.
+        folder: the folder of the session.
         entries: its events.
 
     Raises:

@@ -38,7 +38,7 @@ class SamplingRequests:
     """Requests of clients to samplers.
 
     Args:
-        state: of the service.
+        state: the state of the service.
     """
 
     def __init__(self, state: ServiceState) -> None:

@@ -54,11 +54,11 @@ class ServiceState:
 
     Args:
         limits: section `server` of the file.
-        facts: of the model.
+        facts: the facts of the model.
         actor: the workers that train.
         tenants, ledger, store: what there is.
-        journal: of the sessions.
-        turns: of the workers.
+        journal: the journal of the sessions.
+        turns: the turns of the workers.
         on_step: called with the metrics of each optimizer step.
         tokenizer: folder of the tokenizer, for clients.
     """

@@ -29,8 +29,8 @@ class ServedModel:
 
     Attributes:
         model_id: `SESSION:train:N`, also the name of its adapter at the workers.
-        session: that it was created in.
-        settings: of its adapter; None until it is loaded.
+        session: the session that it was created in.
+        settings: the settings of its adapter; None until it is loaded.
         order: its requests.
         failed: why the last pass since the last step failed; empty: none did.
         reported: number of the last request whose outcome an earlier start of the server knew.
@@ -54,9 +54,9 @@ class Sampler:
 
     Attributes:
         sampler_id: `SESSION:sample:N`.
-        session: that it was created in.
+        session: the session that it was created in.
         path: `tinker://` path of the snapshot, where it has a name.
-        folder: of the snapshot; None: the model as it is.
+        folder: the folder of the snapshot; None: the model as it is.
     """
 
     sampler_id: str
@@ -70,8 +70,8 @@ class ClientSession:
     """A client's session; what was created in it ends with it.
 
     Attributes:
-        session_id: of the session.
-        tenant: whose it is.
+        session_id: the id of the session.
+        tenant: the tenant that owns it.
         seen: when the client was heard of last, by the monotonic clock.
     """
 
@@ -90,7 +90,7 @@ class Keys:
     """The keys of tenants, in files that only their owner can read.
 
     Args:
-        folder: of the files, one for each tenant; keys that are there are kept.
+        folder: the folder of the files, one for each tenant; keys that are there are kept.
         tenants: names.
 
     Raises:
@@ -132,7 +132,7 @@ class Tenants:
     """All sessions, models and samplers. What belongs to another tenant does not exist.
 
     Args:
-        boot: of this start of the server; part of every id.
+        boot: the id of this start of the server; part of every id.
         timeout: seconds without a sign of life after which a session ends.
         clock: the monotonic clock.
     """

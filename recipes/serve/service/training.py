@@ -33,7 +33,7 @@ class TrainingRequests:
     """Requests of clients to models that are trained.
 
     Args:
-        state: of the service.
+        state: the state of the service.
     """
 
     def __init__(self, state: ServiceState) -> None:
@@ -308,11 +308,11 @@ class TrainingRequests:
 
         Args:
             tenant: who asks.
-            fields: with `model_id` and `seq_id`.
+            fields: the fields with `model_id` and `seq_id`.
             prepare: returns what is done once it is its turn.
-            route: that the request came by.
-            body: of the request, where it is not JSON.
-            tokens: that count for the tenant's quota.
+            route: the route that the request came by.
+            body: the body of the request, where it is not JSON.
+            tokens: the tokens that count for the tenant's quota.
 
         Raises:
             RequestError: there is no such model, or the number cannot be taken.

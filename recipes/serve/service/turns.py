@@ -25,7 +25,7 @@ class ActorTurns:
     """Calls of the actor, one after the other: each tenant has its turn, and among its models each.
 
     Args:
-        tenants: whose models have requests.
+        tenants: the tenants whose models have requests.
     """
 
     def __init__(self, tenants: Tenants) -> None:

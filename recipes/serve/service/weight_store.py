@@ -30,8 +30,8 @@ class Saved(NamedTuple):
     """Saved weights.
 
     Attributes:
-        folder: of their files.
-        settings: of the adapter.
+        folder: the folder of their files.
+        settings: the settings of the adapter.
         base_model: name of the model that it is an adapter of.
         has_optimizer: whether the state of the optimizer is there, too.
         metadata: what the client wrote down about the run.
@@ -48,7 +48,7 @@ class WeightStore:
     """Folders of saved weights.
 
     Args:
-        root: of named weights.
+        root: the root of named weights.
         sessions: folder of the sessions, with which weights without a name go.
         base_model: name of the model.
     """
@@ -122,14 +122,14 @@ class WeightStore:
         """Save weights under a name, and return their path: readers find all of them or none.
 
         Args:
-            tenant, run: whose they are.
+            tenant, run: the tenant and the run that they belong to.
             kind: what they are for.
             name: see `check_name`.
             write: writes them into a folder.
             overwrite: whether those of the same name give way.
             ttl: seconds after which they are removed; None: never.
             metadata: what the client wrote down about the run.
-            seq_id: of the request; weights of this name that it has saved in an earlier start are these.
+            seq_id: the number of the request; weights of this name that it has saved in an earlier start are these.
 
         Raises:
             RequestError: there are weights of this name, which stay.

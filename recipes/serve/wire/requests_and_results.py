@@ -39,11 +39,11 @@ class PassRequest(NamedTuple):
     Attributes:
         model_id, seq_id: place in the order of the model's requests.
         loss: name.
-        settings: of the loss.
+        settings: the settings of the loss.
         forward_only: whether no gradients are computed.
         message: the parsed message; `read_data` returns its data.
         digest_bytes: the same bytes for the same request.
-        tokens: of all data together.
+        tokens: the tokens of all data together.
     """
 
     model_id: str

@@ -81,7 +81,7 @@ class AdapterActor(ComparingWorker):
 
         Args:
             model: name of the adapter.
-            folder: that `save` wrote.
+            folder: the folder that `save` wrote.
             optimizer: whether the state of the optimizer goes on as well.
 
         Raises:
@@ -134,7 +134,7 @@ class AdapterActor(ComparingWorker):
             model: name of the adapter.
             data: the batch of all ranks.
             loss: its name in `LOSSES`.
-            settings: of the loss.
+            settings: the settings of the loss.
             backward: whether gradients are computed.
         """
         logprobs: dict[int, FloatArray] = {}

@@ -32,7 +32,7 @@ class AdapterModel:
     """A model with adapters, W + (alpha / rank) B A (Hu et al., "LoRA", arXiv 2106.09685).
 
     Args:
-        model: whose weights stay as they are.
+        model: the model whose weights stay as they are.
         alpha: scale of all adapters, divided by their ranks.
 
     Attributes:

@@ -27,8 +27,8 @@ def hollow_pretrained(loader: Any, folder: str, dtype: torch.dtype) -> PreTraine
 
     Args:
         loader: a class with `from_config`, such as `AutoModelForCausalLM`.
-        folder: as `save_pretrained` writes one.
-        dtype: of the weights.
+        folder: the folder, as `save_pretrained` writes one.
+        dtype: the type of the weights.
 
     Raises:
         ConfigError: there is none.
@@ -47,7 +47,7 @@ def stored_weights(model: PreTrainedModel, folder: str) -> dict[str, StoredTenso
 
     Args:
         model: see `hollow_pretrained`.
-        folder: of its weights.
+        folder: the folder of its weights.
 
     Returns:
         None where transformers makes weights of several tensors, or where the folder lacks some: it has to load them.

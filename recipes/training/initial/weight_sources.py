@@ -23,7 +23,7 @@ class WeightSource(ABC):
         """Return rows of a parameter, on the host. All ranks ask for the same parameters in the same order.
 
         Args:
-            name: of the parameter in the model.
+            name: the name of the parameter in the model.
             like: the whole parameter, or another tensor of its shape and type.
             start, count: which rows; of a parameter without dimensions there is one.
         """
@@ -37,7 +37,7 @@ class StoredWeights(WeightSource):
     """The weights of files, of which a rank reads its own rows.
 
     Args:
-        tensors: by the names of the model.
+        tensors: the tensors by the names of the model.
     """
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
@@ -57,7 +57,7 @@ class WeightsOfRankZero(WeightSource):
     """The weights of a model that rank 0 has built or loaded, whole, on its host.
 
     Args:
-        module: that model; None on other ranks.
+        module: the model; None on other ranks.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
@@ -91,7 +91,7 @@ def fill_weights(module: nn.Module, source: WeightSource, device: torch.device) 
 
     Args:
         module: is changed in place; all ranks have equal ones.
-        source: of the values.
+        source: the source of the values.
         device: where parameters are to be.
     """
     names = {id(weight): name for name, weight in module.named_parameters()}

@@ -17,9 +17,9 @@ def beneath_adapters(own: Iterable[str], theirs: Collection[str]) -> dict[str, s
     """Return the names of a model's weights that are among others, each with its name there.
 
     Args:
-        own: of the model.
-        theirs: of weights that are given to it; where none of them is an adapter's, they are found beneath the
-            model's adapters.
+        own: the names of the model's weights.
+        theirs: the names of weights that are given to it; where none of them is an adapter's, they are found beneath
+            the model's adapters.
     """
     plain = not any(_ADAPTER.search(name) for name in theirs)
     matches: dict[str, str] = {}

@@ -46,8 +46,8 @@ class FileSlice(io.RawIOBase):
 
     Args:
         file: stays open, and is moved about in.
-        offset: of the part's first byte.
-        length: of the part in bytes.
+        offset: the offset of the part's first byte.
+        length: the length of the part, in bytes.
     """
 
     def __init__(self, file: IO[bytes], offset: int, length: int) -> None:

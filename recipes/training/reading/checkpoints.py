@@ -193,7 +193,7 @@ class CheckpointReader(StorageReader):
     """A reader of the folder of a component, for torch.distributed.checkpoint.
 
     Args:
-        folder: with the index and its shards.
+        folder: the folder with the index and its shards.
 
     Attributes:
         metadata: see `read_index`.

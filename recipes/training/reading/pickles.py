@@ -154,9 +154,9 @@ def check_plain(value: object, types: tuple[type, ...] = (), limit: int = 100_00
     """Refuse a value of other than numbers, text, None, containers of these, and `types`.
 
     Args:
-        value: of `PickleReader.read`, whose parts may be there many times, or hold one another.
+        value: the result of `PickleReader.read`, whose parts may be there many times, or hold one another.
         types: further ones.
-        limit: of parts; one that is there twice counts twice.
+        limit: the largest number of parts; one that is there twice counts twice.
 
     Raises:
         ValueError: it has other parts, or too many.

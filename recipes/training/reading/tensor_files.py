@@ -36,9 +36,9 @@ class StoredTensor(NamedTuple):
     """A tensor in a file.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         begin: its first byte.
-        dtype, shape: as it is stored.
+        dtype, shape: the type and shape, as it is stored.
     """
 
     path: Path

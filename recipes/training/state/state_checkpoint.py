@@ -41,10 +41,10 @@ def save(
     """Write `folder/actor`, or the folder of another component; all ranks of it call it.
 
     Args:
-        folder: of the checkpoint.
+        folder: the folder of the checkpoint.
         policy: its weights.
-        optimizer: of them.
-        version: of the weights.
+        optimizer: the optimizer of the weights.
+        version: the version of the weights.
         component: see above.
         frozen: weights that are not trained are written, too: without them they have to be what the model is built
             with, as those of a folder of HuggingFace are.

@@ -25,8 +25,8 @@ class TrainingState:
     """A sharded policy with its optimizer.
 
     Args:
-        policy: with equal weights on every rank, on the device that it is trained on. Without shards it computes with
-            the memory of flat buffers from now on.
+        policy: the policy with equal weights on every rank, on the device that it is trained on. Without shards it
+            computes with the memory of flat buffers from now on.
         optim: settings of the optimizer.
         fsdp: how weights are spread over ranks.
         rank: this one.
@@ -46,7 +46,7 @@ class TrainingState:
     Attributes:
         policy: see above.
         strategy: the way that it is spread over ranks.
-        optimizer: of its weights.
+        optimizer: the optimizer of its weights.
         version: counts the training steps that its weights have seen.
     """
 

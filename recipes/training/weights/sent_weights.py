@@ -53,7 +53,7 @@ class GatheredWeights(SentWeights):
 
     Args:
         weights: shards by name.
-        types: in which floating-point weights are sent, of all or by name; None: their own.
+        types: the types in which floating-point weights are sent, of all or by name; None: their own.
         full_tensor: gathers one; collective.
         onloaded: a context in which the shards are on their device.
     """
@@ -104,8 +104,8 @@ def grouped(
     """Yield names in groups of one type and of up to `PIECE_BYTES`.
 
     Args:
-        names: in their order.
-        dtype: of the tensor of a name.
+        names: the names, in their order.
+        dtype: the type of the tensor of a name.
         sizes: elements of each.
     """
     begun: list[str] = []

@@ -43,7 +43,7 @@ class TensorWriter:
 
     Args:
         folder: which is there.
-        tensors: that will be written, each once, in any order.
+        tensors: the tensors that will be written, each once, in any order.
     """
 
     def __init__(self, folder: Path, tensors: Mapping[str, Described]) -> None:

@@ -85,8 +85,8 @@ class WeightSender:
     Args:
         worker: the actor.
         source: its group and its rank.
-        group_name: of the rollout workers.
-        ranks: of those that it serves.
+        group_name: the name of the group of the rollout workers.
+        ranks: the ranks that it serves.
         in_background: return before the messages are received, because rollouts go on meanwhile.
     """
 

@@ -123,7 +123,7 @@ def recipes(probed: Sequence[ProbedNode], name: str | None, own: Mapping[str, An
 
     Args:
         probed: the nodes.
-        name: of the recipe; None without one.
+        name: the name of the recipe; None without one.
         own: the result of `node_inspect.recipe_of` on this machine.
     """
     here = (own or {}).get("found")

@@ -71,7 +71,7 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
     """Return the facts of this node.
 
     Args:
-        request: as of `probe`; `addresses` of robots as host and port, `cameras` the makes to look for and
+        request: the request, as of `probe`; `addresses` of robots as host and port, `cameras` the makes to look for and
             `camera_environment` the interpreter that does, `recipe` as the file names it, or None, `environments` the
             other interpreters of the node, as `node_env` reads them.
     """
@@ -116,8 +116,8 @@ def try_out(request: dict[str, Any]) -> dict[str, Any]:
     """Run a trial program in the environment of a group's processes.
 
     Args:
-        request: as of `probe`; `module` and `arguments` of the program, `seconds` that it may take, and `environment`,
-            as `node_env` reads it; None: that of the node.
+        request: the request, as of `probe`; `module` and `arguments` of the program, `seconds` that it may take, and
+            `environment`, as `node_env` reads it; None: that of the node.
 
     Returns:
         `{"found": ...}`, the record that it printed, or `{"fault": "..."}`.

@@ -36,13 +36,13 @@ def kuberay(
     """Return a RayCluster for KubeRay 1.5.1 or newer, or a RayJob: each node is a pod with its own rank.
 
     Args:
-        name: of the cluster.
+        name: the name of the cluster.
         file: the configuration file as named on the command line.
-        nodes: of the file, by rank.
+        nodes: the nodes of the file, by rank.
         overrides: the command line's overrides.
         wishes: keys of `pods.WISHES`.
         environ: the source of forwarded variables; the driver runs in the head's pod.
-        text: of the file, which a RayJob carries with it; None if the image has the file.
+        text: the text of the file, which a RayJob carries with it; None if the image has the file.
 
     Raises:
         ConfigError: a forwarded variable is not set, or a wish is not valid.

@@ -34,7 +34,7 @@ class NodeBlock(NamedTuple):
     """Consecutive equal nodes: one request for machines.
 
     Attributes:
-        nodes: by rank.
+        nodes: the nodes by rank.
     """
 
     nodes: tuple[NodeTarget, ...]
@@ -139,9 +139,9 @@ def slurm(
     """Return an `sbatch` script that brings the cluster up on machines chosen by Slurm, and runs the job.
 
     Args:
-        name: of the cluster; the job's id is added to it.
+        name: the name of the cluster; the job's id is added to it.
         file: the configuration file as named on the command line.
-        nodes: of the file, by rank.
+        nodes: the nodes of the file, by rank.
         overrides: the command line's overrides.
         wishes: options of `sbatch`, and `requeue`.
 

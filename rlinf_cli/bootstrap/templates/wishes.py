@@ -34,8 +34,8 @@ def parse(words: Iterable[str], nodes: Sequence[NodeTarget]) -> list[Wish]:
     """Return the options.
 
     Args:
-        words: as written on the command line.
-        nodes: of the file; their groups can be named.
+        words: the words, as written on the command line.
+        nodes: the nodes of the file; their groups can be named.
 
     Raises:
         ConfigError: a word is not `[GROUP:]KEY[=VALUE]`, or the file has no such group.

@@ -39,7 +39,7 @@ def run_on_head(
 
     Args:
         record: the cluster.
-        arguments: as in `["-P", "-m", "rlinf_cli", "train", "-"]`.
+        arguments: the arguments, as in `["-P", "-m", "rlinf_cli", "train", "-"]`.
         stdin: its standard input.
         env: additional environment variables.
         cwd: its working folder; by default the login's home.

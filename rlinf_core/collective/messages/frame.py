@@ -81,7 +81,7 @@ class Frame:
         tag: 0 between workers; other numbers are services of an endpoint.
         route: which sender and receiver within the connection.
         sequence: counts the messages of a route from 1.
-        key: of the queue, for channels, or words of a service's own.
+        key: the key of the queue, for channels, or words of a service's own.
         head: the pickle stream, or dtype and shape.
         sizes, kinds: bytes of each part, and its `payload.PartKind`.
         body_size: bytes of the body, with the padding between its parts.

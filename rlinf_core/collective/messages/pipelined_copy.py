@@ -56,7 +56,7 @@ class Growth:
     """The progress of a body that its sender still writes. One thread reports it, and at most one waits.
 
     Args:
-        size: of the whole body, in bytes.
+        size: the size of the whole body, in bytes.
         driver: how a waiting thread receives.
         seconds: the longest wait where no receive sets a timeout.
     """

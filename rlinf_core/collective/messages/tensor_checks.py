@@ -105,8 +105,8 @@ def check_separate(shape: Sequence[int], strides: Sequence[int], width: int = 1)
     """Check that the elements of a buffer do not share memory; contiguous ones never do.
 
     Args:
-        strides: from one element to the next in each dimension.
-        width: of one element, in the unit of the strides.
+        strides: the distance from one element to the next in each dimension.
+        width: the width of one element, in the unit of the strides.
 
     Raises:
         PayloadError: elements share memory.

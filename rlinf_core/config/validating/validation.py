@@ -47,7 +47,7 @@ def validate(
         diagnostics: receives the findings.
         stand_ins: substitutes for required values that are missing or wrong, or functions of the written text; `*` in a
         path matches any index. Rules check `Validated.damaged` before they trust a value.
-        unresolved, secret, referred: as in `Composed`.
+        unresolved, secret, referred: see `Composed`.
     """
     rounds = _Rounds(model_type, tree, diagnostics, stand_ins or {}, frozenset(secret), frozenset(referred))
     model = rounds.begin(unresolved)

@@ -39,10 +39,10 @@ class ProcessStacks(NamedTuple):
 
     Attributes:
         pid: its process id.
-        parent: that of the process that started it; 0 for one that was named.
+        parent: the pid of the process that started it; 0 for one that was named.
         command: how it was started, shortened.
         source: `py-spy`, `signal`, or empty without stacks.
-        stacks: of its threads, as text.
+        stacks: the stacks of its threads, as text.
         reason: why there are no stacks, or no native ones; else empty.
     """
 

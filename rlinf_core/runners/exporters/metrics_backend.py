@@ -15,7 +15,7 @@ class BackendSettings(NamedTuple):
 
     Attributes:
         folder: the run folder, for files of the backend.
-        project, name: of the run in the service.
+        project, name: the project and name of the run in the service.
         config: the resolved configuration without secrets, as plain data.
         resumed: whether the run resumes an earlier one.
         known: the last step that an earlier process of the run logged; -1: none.

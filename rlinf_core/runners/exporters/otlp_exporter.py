@@ -161,7 +161,7 @@ class _Encoder:
     """Makes the values of the OpenTelemetry SDK. W3C ids are hashes of run, process and number.
 
     Args:
-        settings: of the run; a run that is resumed in its folder goes on in its trace.
+        settings: the settings of the run; a run that is resumed in its folder goes on in its trace.
     """
 
     def __init__(self, settings: BackendSettings) -> None:

@@ -24,7 +24,7 @@ class PrometheusExporter(MetricsBackend):
 
     Args:
         settings: the run.
-        port: at loopback; other machines reach it through an agent or a tunnel, which also authenticates.
+        port: the port at loopback; other machines reach it through an agent or a tunnel, which also authenticates.
 
     Raises:
         RunError: the port is taken.

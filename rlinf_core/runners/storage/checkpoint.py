@@ -49,12 +49,12 @@ class Manifest(NamedTuple):
 
     Attributes:
         step: the training step after which it was written.
-        config_hash: of the run's configuration.
+        config_hash: the hash of the run's configuration.
         facts: values that a resuming run must share, by the path of the key, as in `actor.model.hidden_dim`.
         metrics: the newest value of every metric.
         weight_version: number of weight updates.
         world_sizes: number of processes of each component; need not match.
-        versions: of rlinf, python and torch.
+        versions: the versions of rlinf, python and torch.
         time: when it was written, in seconds since 1970.
         files: size in bytes of every file, by its path within the checkpoint. `CheckpointStore.commit` fills it in.
         digests: SHA-256 of every file in hexadecimal digits, by the same paths; empty where an rlinf wrote it that kept
@@ -253,7 +253,7 @@ def verify_files(path: Path, manifest: Manifest | None = None, within: Sequence[
 
     Args:
         path: the folder `global_step_N`.
-        manifest: of it; None: it is loaded.
+        manifest: the manifest of the checkpoint; None: it is loaded.
         within: path prefixes of the files to verify; all by default.
 
     Raises:

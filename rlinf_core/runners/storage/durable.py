@@ -27,9 +27,9 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
     A link of this name is replaced, and its target untouched. All writers of whole files in a run folder use this.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         content: its bytes, or its text, which becomes UTF-8.
-        mode: of the file, before the process's umask.
+        mode: the mode of the file, before the process's umask.
 
     Raises:
         OSError: it cannot be written; no partial file is left.

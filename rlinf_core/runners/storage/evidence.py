@@ -36,18 +36,18 @@ class FailedProcess(FileModel):
 
     Attributes:
         name: `EnvGroup:0`, or `the driver`.
-        component, rank: of a worker.
+        component, rank: the component and rank of a worker.
         method: the called method; null for the driver.
         place: where it ran, in words.
-        type: of its error, as in `ValueError`.
+        type: the type of its error, as in `ValueError`.
         bases: the names of that type and of those that it derives from.
         text, traceback: the whole error.
         why, help: the cause and the remedy in an error of rlinf's own.
         position: `FILE:LINE in FUNCTION` of the frame that raised it, the user's own if there is one.
         consequence: whether another failure caused it.
         died: whether the process itself ended.
-        signal: that ended it, as in `SIGKILL`; null if none did, or it is unknown.
-        exit_code: that it ended with; null likewise.
+        signal: the signal that ended it, as in `SIGKILL`; null if none did, or it is unknown.
+        exit_code: the exit code that it ended with; null likewise.
         out_of_memory: the kernel's words on a kill for memory that named this process or its control group, or null.
     """
 

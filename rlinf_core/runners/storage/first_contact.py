@@ -28,7 +28,7 @@ class Difference(NamedTuple):
     """The result of a comparison.
 
     Attributes:
-        largest: in the units of what was compared; None: it either agrees or not.
+        largest: the largest difference in the units of what was compared; None: it either agrees or not.
         bound: up to which it agrees.
         note: more in words.
         agrees: whether it does.
@@ -45,13 +45,13 @@ class ContactCheck:
     """A comparison of something from outside with its description or an independent reference.
 
     Attributes:
-        component: whose workers compared, as in `actor`.
+        component: the component whose workers compared, as in `actor`.
         what: was compared, as in "observations of env.train".
         with_: its reference.
         verdict: see `Verdict`.
-        largest_difference: in the units of what was compared; None: it either agrees or not.
+        largest_difference: the largest difference, in the units of what was compared; None: it either agrees or not.
         bound: up to which it agrees.
-        seconds: that it took, the longest of the processes; None: it is a part of loading or of a step.
+        seconds: the seconds that it took, the longest of the processes; None: it is a part of loading or of a step.
         note: more in words.
     """
 
@@ -74,7 +74,7 @@ class FirstContact:
     """The comparisons of one process, until they are taken.
 
     Args:
-        component: of the process.
+        component: the component of the process.
         skips: leave out the costly ones.
     """
 

@@ -27,8 +27,8 @@ class Mark(FileModel):
     """The owner of a checkpoint folder, from its mark.
 
     Attributes:
-        run_id: of the run.
-        folder, inode: of the run's folder, which a copy does not share.
+        run_id: the id of the run.
+        folder, inode: the folder and inode of the run's folder, which a copy does not share.
         place: the path of the checkpoint folder itself, which a copy does not share.
     """
 

@@ -28,7 +28,7 @@ class QuarantinedItem(FileModel):
     """An item that was set aside.
 
     Attributes:
-        kind: of the item, as in `task`.
+        kind: the kind of the item, as in `task`.
         item: which one, as in the number of its row in the data.
         step: the step that it was for; 0: an evaluation.
         time: when it was set aside, in seconds since 1970.

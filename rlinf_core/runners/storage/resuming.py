@@ -58,7 +58,7 @@ def values_of(config_text: str) -> Values | None:
     """Return the identifying values of a resolved configuration; None if the text is not a mapping of a usual size.
 
     Args:
-        config_text: as YAML.
+        config_text: the text of the configuration, as YAML.
     """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
@@ -85,7 +85,7 @@ def find_source(
     """Return the checkpoint for `runner.resume_dir`; None for a fresh start.
 
     Args:
-        resume_dir: of the configuration.
+        resume_dir: the `resume_dir` of the configuration.
         log_path: the folder of the runs.
         experiment: the experiment that `auto` searches.
         config_text: the resolved configuration that the run for `auto` must have; None: any.

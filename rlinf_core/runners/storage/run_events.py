@@ -37,7 +37,7 @@ class RunEvent(NamedTuple):
     """An event of a run.
 
     Attributes:
-        time: in seconds since 1970.
+        time: the time in seconds since 1970.
         kind: one of the kinds above.
         step: the last finished step.
         text: what happened, in one line.

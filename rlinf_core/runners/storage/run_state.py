@@ -33,7 +33,7 @@ class Attempt(FileModel):
         status: a `RunStatus` but `unknown`.
         step: the last finished step.
         reason: why it failed, in one line; else empty.
-        pid, start, host, boot, pid_namespace, machine: of its driver process, see `ProcessIdentity`.
+        pid, start, host, boot, pid_namespace, machine: the identity of its driver process, see `ProcessIdentity`.
         address: the address of its Ray, as in `10.0.0.1:6379`; empty before it is known.
         ended: when the run ended, or None.
         resumed_from: the checkpoint that it last resumed from, or None.

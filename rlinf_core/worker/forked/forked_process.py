@@ -31,7 +31,7 @@ class HostedCall(NamedTuple):
     Attributes:
         number: its number on this connection.
         serial: its id in Ray.
-        method: of `WorkerProcess`.
+        method: the method of `WorkerProcess`.
         task: the worker's method, for `WorkerProcess.call`.
         arguments: pickled: the positional and the named ones.
         values: those positional ones that Ray has resolved, by position.
@@ -141,7 +141,7 @@ def main(connection: int, name: str, address: str, namespace: str, concurrency: 
     Args:
         connection: the descriptor of the socket to the host.
         name: the worker's address.
-        address: of the Ray that the host is in.
+        address: the address of the Ray that the host is in.
         namespace: the job's in it.
         concurrency: how many calls it answers at once; None: one after another, on the main thread.
     """

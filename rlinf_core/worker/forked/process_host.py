@@ -30,7 +30,7 @@ class CallTurn(NamedTuple):
 
     Attributes:
         caller: a name that no other caller has.
-        number: from 0.
+        number: its number, from 0.
     """
 
     caller: str
@@ -132,10 +132,10 @@ class ProcessHost:
     """The host of a group's processes on one node.
 
     Args:
-        name: for lines that it prints.
+        name: the name, for lines that it prints.
         modules: imported once for all processes.
         concurrency: how many calls each of them answers at once; None: one after another, on the main thread.
-        folders, working_folder: to import from, as in `Session`.
+        folders, working_folder: the folders and working folder to import from, as in `Session`.
     """
 
     def __init__(
@@ -211,8 +211,8 @@ class ProcessHost:
             order: the call's turn.
             method: a method of `WorkerProcess`; `call` calls that of the worker which this task is named after.
             arguments: the positional and the named ones, pickled.
-            positions: of the arguments that `values` takes the place of.
-            values: of references, which Ray has resolved.
+            positions: the positions of the arguments that `values` takes the place of.
+            values: the values of references, which Ray has resolved.
 
         Raises:
             RemoteFailure: with the exception of the method.

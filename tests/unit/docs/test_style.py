@@ -29,6 +29,9 @@ from docs import style
         ("if (given := 1): pass", True),
         ("print(given)", False),
         ("class A:\n    found: int", False),
+        ('def f(seed):\n    """Return it.\n\n    Args:\n        seed: of the split.\n    """', True),
+        ('def f(seed):\n    """Return it.\n\n    Args:\n        seed: the seed: of the split.\n    """', False),
+        ('def f():\n    """Return it.\n\n    Raises:\n        E: of nothing.\n    """', False),
     ],
 )
 def test_product_faults_are_docstrings_and_names(code: str, bad: bool, tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ class Spot(NamedTuple):
 
     Attributes:
         place: [3, n], in metres from the arm's base.
-        radius: in metres.
-        color: of the disc.
+        radius: the radius in metres.
+        color: the color of the disc.
     """
 
     place: NDArray[Any]

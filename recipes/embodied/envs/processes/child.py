@@ -52,7 +52,7 @@ class SimulatorProcess:
     """The simulations of this process, and the memory in which they are stepped.
 
     Args:
-        number: of this process among those of its worker.
+        number: the number of this process among those of its worker.
         memory: descriptor of the shared memory.
     """
 

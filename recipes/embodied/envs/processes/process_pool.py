@@ -225,7 +225,7 @@ class _Child:
     """One simulator process.
 
     Args:
-        number: among `count` of its worker.
+        number: its number among the `count` processes of its worker.
         count: how many there are.
         rows: its environments, in the batch.
         memory: descriptor of the shared memory.

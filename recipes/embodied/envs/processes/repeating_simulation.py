@@ -19,7 +19,7 @@ class RepeatingSimulation(RepeatingSimulator):
     Args:
         make: returns a new simulation.
         task: its task.
-        row: of its environment in the batch, for messages.
+        row: the row of its environment in the batch, for messages.
         alive: is called with what is done before each operation.
         faults: log of faults.
 

@@ -27,11 +27,11 @@ class Pulse:
     """Heartbeat of one simulator process: int64 [3], a counter, an environment, and the current operation.
 
     Args:
-        memory: that of the worker.
+        memory: the memory of the worker.
         process: its number.
 
     Attributes:
-        first_row: of the environments of the process, in the batch.
+        first_row: the first row of the environments of the process, in the batch.
     """
 
     def __init__(self, memory: mmap.mmap, process: int) -> None:
@@ -82,15 +82,15 @@ class SharedArrays:
     """The arrays of a batch in shared memory.
 
     Args:
-        memory: of `memory_bytes`.
-        spec: of the environments.
+        memory: a segment of `memory_bytes`.
+        spec: the spec of the environments.
         count: how many there are, B.
         chunk: actions of each that there is room for, C.
 
     Attributes:
         actions: [C, B, A].
         outcomes: results of each action, where they are written.
-        observations: by name, without texts.
+        observations: the observations by name, without texts.
     """
 
     def __init__(self, memory: mmap.mmap, spec: EnvSpec, count: int, chunk: int) -> None:

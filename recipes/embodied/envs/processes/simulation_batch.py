@@ -87,9 +87,9 @@ class SimulationBatch:
         """Carry out actions; see `Simulators`.
 
         Args:
-            rows: of the environments that are stepped; None: all.
-            actions: of all environments, [B, A].
-            observed: without effect; `observe` looks at those that have changed.
+            rows: the rows of the environments that are stepped; None: all.
+            actions: the actions of all environments, [B, A].
+            observed: has no effect: `observe` looks at those that have changed.
             outcomes: where results are written; None: into new arrays.
         """
         if outcomes is None:

@@ -26,7 +26,7 @@ class Start(NamedTuple):
     """The start of an episode.
 
     Attributes:
-        seed: from 0 to below 2^31, for simulators that draw their starts.
+        seed: a seed from 0 to below 2^31, for simulators that draw their starts.
         number: position in a task's list of fixed starts, for those that have one; counted modulo its length.
     """
 
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
     """Result of one action.
 
     Attributes:
-        reward: of this action.
+        reward: the reward of this action.
         terminated: the task ended.
         truncated: the simulator itself cut the episode off.
         success: the task is solved in this state; None: the simulator does not say.
@@ -128,11 +128,11 @@ class BatchFacts(NamedTuple):
     """Facts about a batch of simulations.
 
     Attributes:
-        spec: of all of them.
+        spec: the spec that all of them have.
         max_episode_steps: the shortest of the tasks' own limits; None: there is none.
         tasks: the task of each environment.
         num_tasks: tasks of the set; 1 where the name was that of a task.
-        control_hz: of all of them; None: not known.
+        control_hz: the control rate that all of them have; None: not known.
     """
 
     spec: EnvSpec
@@ -197,8 +197,8 @@ class Simulators(Protocol):
         """Carry out actions [B, A].
 
         Args:
-            rows: of the environments that are stepped; None: all.
-            actions: of all environments.
+            rows: the rows of the environments that are stepped; None: all.
+            actions: the actions of all environments.
             observed: `observe` is called next, so that it pays to look at the environments now.
         """
         ...

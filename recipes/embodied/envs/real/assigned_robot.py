@@ -14,9 +14,9 @@ def own_robot(settings: EnvSettings, kind: type[RobotT], *, env_type: str, hardw
     """Return the one robot of this process.
 
     Args:
-        settings: of the environment.
+        settings: the settings of the environment.
         kind: the class of its hardware.
-        env_type: as the file names the environment.
+        env_type: the environment type, as the file names the environment.
         hardware: a type of hardware that serves, for the error.
         noun: what the robot is called, `arm` or `robot`.
 

@@ -58,8 +58,8 @@ class Reader:
     Dictionaries and tuples may be nested; a part of one has the name of its path, `arm.wrist`.
 
     Args:
-        task: for errors.
-        space: of the observations.
+        task: the task, for errors.
+        space: the space of the observations.
 
     Attributes:
         state_size: numbers in `states`.

@@ -31,7 +31,7 @@ class CheckedEnv(gymnasium.Wrapper):
 
     Args:
         env: the environment.
-        task: for errors.
+        task: the task, for errors.
     """
 
     def __init__(self, env: gymnasium.Env, task: str) -> None:

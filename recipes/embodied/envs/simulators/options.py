@@ -29,7 +29,7 @@ class SimulatorOptions(BaseModel):
     """Options of every simulator that renders.
 
     Attributes:
-        cameras: whose images are observed; none: states alone, which is many times as fast.
+        cameras: the cameras whose images are observed; none: states alone, which is many times as fast.
         image_size: height and width of the images, pixels.
     """
 
@@ -118,7 +118,7 @@ class RobosuiteOptions(SimulatorOptions):
     """Options of `robosuite`.
 
     Attributes:
-        robot: of robosuite's robots.
+        robot: one of robosuite's robots.
         camera: robosuite's name of the camera that is `main`; that of the hand is `wrist`.
         reward_shaping: rewards on the way, and not only for success.
         control_freq: actions a second.
@@ -135,7 +135,7 @@ class GymnasiumRoboticsOptions(SimulatorOptions):
 
     Attributes:
         cameras: `main` is the camera of the environment's own renderer; there is no other.
-        arguments: of `gymnasium.make`, as in `{tasks_to_complete: [microwave]}`.
+        arguments: the arguments of `gymnasium.make`, as in `{tasks_to_complete: [microwave]}`.
     """
 
     arguments: dict[str, object] = Field(default_factory=dict)
@@ -145,8 +145,8 @@ class ManiskillOptions(SimulatorOptions):
     """Options of `maniskill`.
 
     Attributes:
-        control_mode: of the robot's controllers.
-        reward_mode: of the task.
+        control_mode: the control mode of the robot's controllers.
+        reward_mode: the reward mode of the task.
         sim_backend: `physx_cuda` steps all environments at once on the accelerator, `physx_cpu` has one environment.
         robot: the robot, where a task has several; None: the task's own.
     """

@@ -31,7 +31,7 @@ class RepeatingEnv(gymnasium.Wrapper, RepeatingSimulator):
     Args:
         env: the environment.
         make: returns a new one.
-        task: for messages.
+        task: the task, for messages.
     """
 
     def __init__(self, env: gymnasium.Env, make: Callable[[], gymnasium.Env], task: str) -> None:

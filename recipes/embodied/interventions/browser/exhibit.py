@@ -24,7 +24,7 @@ class Shown(NamedTuple):
     Attributes:
         number: grows with each set of pictures.
         views: the newest picture of each camera.
-        state: of the episode, as it is sent.
+        state: the state of the episode, as it is sent.
     """
 
     number: int = 0

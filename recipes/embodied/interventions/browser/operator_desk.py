@@ -19,7 +19,7 @@ class OperatorDesk:
     may be dead without a word.
 
     Args:
-        alive_seconds: without a message after which an operator may be replaced.
+        alive_seconds: the seconds without a message after which an operator may be replaced.
     """
 
     def __init__(self, alive_seconds: float) -> None:

@@ -72,7 +72,7 @@ class PageServer:
         token: what a person must send first.
         desk: the place of the operator.
         hz: steps in a second.
-        quality: of JPEG pictures.
+        quality: the quality of JPEG pictures.
 
     Attributes:
         exhibit: what an operator is shown.

@@ -17,7 +17,7 @@ class InputEvent(NamedTuple):
     """One change.
 
     Attributes:
-        is_key: of a key or a button; else of an axis.
+        is_key: whether it is of a key or a button; else it is of an axis.
         code: which one.
         value: 0 up, 1 down, 2 repeated; of an axis its position, as the device counts.
     """
@@ -32,7 +32,7 @@ class EventDevice:
 
     Args:
         source: name of the source, for errors.
-        path: of the file; None: the only gamepad.
+        path: the path of the file; None: the only gamepad.
 
     Raises:
         ConfigError: `evdev` is not installed.

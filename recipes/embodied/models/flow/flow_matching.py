@@ -155,9 +155,9 @@ def flow_matching_losses(
 
     Args:
         velocity: what learns.
-        samples: as they are wanted.
+        samples: the samples, as wanted.
         generator: source of randomness; None: torch's own.
-        time: of each sample, [n]; None: drawn evenly from 0 to 1.
+        time: the time of each sample, [n]; None: drawn evenly from 0 to 1.
     """
     noise = torch.empty_like(samples).normal_(generator=generator)
     if time is None:

@@ -33,9 +33,9 @@ def require_lerobot(
     """Check that lerobot is installed.
 
     Args:
-        model_type: that needs it.
-        module: of lerobot that is needed.
-        package: as pip installs it.
+        model_type: the model type that needs it.
+        module: the module of lerobot that is needed.
+        package: the package, as pip installs it.
 
     Raises:
         ConfigError: it is not, in this interpreter.
@@ -66,8 +66,8 @@ def policy_config(config: EmbodiedModelConfig, options: LerobotOptions, spec: En
 
     Args:
         config: the section `actor.model`.
-        options: of the policy.
-        spec: of the environment.
+        options: the options of the policy.
+        spec: the spec of the environment.
 
     Raises:
         ConfigError: the folder has none, a setting is unknown, or the policy keeps something from step to step.

@@ -38,8 +38,8 @@ def make_processors(shape: Any, folder: str | None, normalization: Normalization
 
     Args:
         shape: its configuration.
-        folder: that has them; None: of a policy that was built.
-        normalization: of states and actions, in the place of that in the folder.
+        folder: the folder that has them; None: the policy was built.
+        normalization: the normalization of states and actions, which replaces that of the folder.
 
     Raises:
         ConfigError: lerobot cannot make them.

@@ -71,10 +71,10 @@ class TowerSizes:
     """Sizes of a vision tower.
 
     Attributes:
-        width: of an embedding.
-        hidden: of the layers between.
-        layers: that are computed: all but the last one.
-        heads: of each layer.
+        width: the width of an embedding.
+        hidden: the width of the layers between.
+        layers: the number of layers that are computed: all but the last one.
+        heads: the number of heads of each layer.
         image: height and width, in pixels.
         patch: height and width of a patch, in pixels.
     """
@@ -92,8 +92,8 @@ class OpenVlaShape:
     """Sizes of an OpenVLA.
 
     Attributes:
-        dino: of the DINOv2 with four registers.
-        siglip: of the SigLIP.
+        dino: the sizes of the DINOv2 with four registers.
+        siglip: the sizes of the SigLIP.
         text: configuration of the Llama, as plain data.
         padding: tokens at the end of its vocabulary that stand for nothing.
         bins: tokens before these that stand for numbers of actions.
@@ -183,8 +183,8 @@ def translated(name: str, weight: Tensor, last: Mapping[str, int]) -> Iterator[t
     """Yield the network's weights, by name, that one of a folder has; none where it has no effect.
 
     Args:
-        name: in the folder.
-        weight: of that name.
+        name: the name in the folder.
+        weight: the weight of that name.
         last: number of each tower's last layer, which is not computed.
     """
     tower = next((tower for tower in _TOWERS if name.startswith(f"{tower}.")), None)
@@ -216,10 +216,10 @@ def load_statistics(folder: str, wanted: str, key: str | None, spec: EnvSpec) ->
     numbers that its `mask` leaves out remain as they are.
 
     Args:
-        folder: of OpenVLA.
+        folder: the folder of OpenVLA.
         wanted: `actor.model.options.statistics`.
         key: `actor.model.options.data_set`: name of a data set in the folder; None: the only one.
-        spec: of the environment.
+        spec: the spec of the environment.
 
     Raises:
         ConfigError: there are none, or those of several data sets.

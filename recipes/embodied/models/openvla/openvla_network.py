@@ -123,7 +123,7 @@ class OpenVlaNetwork(nn.Module):
         Args:
             embedded: [n, T, W].
             mask: bool [n, M + T], what is no padding, with the M that are remembered.
-            memory: of an earlier call, or an empty cache of transformers; None: nothing is remembered.
+            memory: the memory of an earlier call, or an empty cache of transformers; None: nothing is remembered.
             both_ways: everything attends to everything, and not to what comes before it alone.
         """
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -embedded.shape[1] :]

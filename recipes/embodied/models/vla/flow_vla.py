@@ -38,7 +38,7 @@ class ModelSizes:
     """Sizes that a flow model was made for.
 
     Attributes:
-        width: of an embedding of its vision-language model.
+        width: the width of an embedding of its vision-language model.
         states: numbers of a state; shorter ones are padded with 0.
         actions: numbers of an action, as well.
         horizon: actions that it predicts together.
@@ -72,7 +72,7 @@ class FlowVlaPolicy(FlowMatchingPolicy):
     A subclass makes the two, one network of a library, and says how they are used.
 
     Attributes:
-        options: of `actor.model.options`.
+        options: the options of `actor.model.options`.
     """
 
     options: FlowVlaOptions

@@ -57,7 +57,7 @@ def centre_crop(pixels: Tensor, share: float) -> Tensor:
 
     Args:
         pixels: the images.
-        share: of the area, that remains.
+        share: the share of the area, that remains.
     """
     edge = share**0.5
     rows, columns = (torch.linspace(-edge, edge, size, device=pixels.device) for size in pixels.shape[2:])
@@ -73,8 +73,8 @@ class ImagePipeline:
     Attributes:
         size: height and width, in pixels.
         resizing: a name of `RESIZINGS`.
-        mean: of the colours, [3], in parts of 255.
-        deviation: of the colours, by which they are divided.
+        mean: the mean of the colours, [3], in parts of 255.
+        deviation: the deviation of the colours, by which they are divided.
     """
 
     size: tuple[int, int]
@@ -140,8 +140,8 @@ class ImagePipeline:
         """Return the pipeline with the colours that a folder's image processor says; None: of a model that is built.
 
         Args:
-            folder: of the model.
-            size: that its vision takes.
+            folder: the folder of the model.
+            size: the size that its vision takes.
             resizing: a name of `RESIZINGS`, unless `save` wrote another one there.
 
         Raises:

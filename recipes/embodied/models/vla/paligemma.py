@@ -20,8 +20,8 @@ def read_prefix(vlm: Any, images: Sequence[Tensor], tokens: Tensor, mask: Tensor
 
     Args:
         vlm: the model without a head for words.
-        images: of each camera, float [n, 3, H, W].
-        tokens: of the prompt, int64 [n, T].
+        images: the images of each camera, float [n, 3, H, W].
+        tokens: the tokens of the prompt, int64 [n, T].
         mask: which of them are no padding, bool [n, T].
     """
     dtype = next(vlm.vision_tower.parameters()).dtype

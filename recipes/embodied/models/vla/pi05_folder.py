@@ -92,7 +92,7 @@ def load_network(network: nn.Module, folder: str, names: Sequence[tuple[str, str
 
     Args:
         network: takes them.
-        folder: of lerobot or openpi.
+        folder: the folder of lerobot or openpi.
         names: beginnings of the names of `translated`, and those of the network, where they differ.
         unread: a weight of the network that the folder may lack.
 

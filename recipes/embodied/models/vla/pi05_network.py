@@ -47,16 +47,17 @@ class Pi05Shape:
     """Sizes of a pi0.5, and how it was trained.
 
     Attributes:
-        language: of the Gemma that reads.
-        expert: of the one that acts; layers, heads and head size are the same.
+        language: the sizes of the Gemma that reads.
+        expert: the sizes of the one that acts; layers, heads and head size are the same.
         vision: width, hidden width, layers and heads of the SigLIP.
         image, patch: height and width, in pixels.
         vocabulary: tokens.
         actions: numbers of an action that there is room for.
         horizon: actions that it predicts together.
-        steps: from noise to actions.
+        steps: the number of steps from noise to actions.
         prompt_states: numbers of a state that a prompt spells; shorter ones are padded with 0. 0: as many as there are.
-        beta, scale, offset: of the times at which it learns: a share of noise is offset + scale * Beta(*beta).
+        beta, scale, offset: the distribution of the times at which it learns: a share of noise is offset + scale *
+            Beta(*beta).
         periods: the shortest and the longest of the waves that stand for time.
     """
 

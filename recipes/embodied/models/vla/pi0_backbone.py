@@ -48,7 +48,7 @@ def built_pi0(
         vocabulary: tokens.
         image_token: the one that stands for a patch of an image.
         width: a multiple of 32, which is the width of a head.
-        layers: of each of the three.
+        layers: the number of layers of each of the three.
         image: height and width of images, in pixels.
         patch: height and width of a patch, in pixels.
         chunk: actions of a chunk.

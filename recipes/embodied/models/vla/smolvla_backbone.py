@@ -102,8 +102,8 @@ def make_network(
         words: the tokenizer.
         vlm: folder of the vision-language model's configuration; None: a small one.
         config: the section `actor.model`.
-        options: of the policy.
-        spec: of the environment.
+        options: the options of the policy.
+        spec: the spec of the environment.
 
     Raises:
         ConfigError: the vision-language model's configuration cannot be read.
@@ -148,7 +148,7 @@ def read_prefix(model: Any, embedded: Tensor, attention: Tensor, positions: Tens
         model: its `SmolVLMWithExpertModel`.
         embedded: what is read, [n, L, width].
         attention: which of it sees which, bool [n, L, L].
-        positions: of what is read, [n, L].
+        positions: the positions of the tokens that are read, [n, L].
 
     Returns:
         What the vision-language model makes of it, [n, L, width], and keys and values of each layer.

@@ -45,8 +45,8 @@ class VisionLanguageModel(nn.Module):
     """A causal language model that takes embeddings of images and words.
 
     Args:
-        model: of transformers, possibly within a LoRA wrapper of peft.
-        folder: that it came from, with the settings of its image processor; None: it was built.
+        model: the model of transformers, possibly within a LoRA wrapper of peft.
+        folder: the folder that it came from, with the settings of its image processor; None: it was built.
     """
 
     def __init__(self, model: Any, folder: str | None) -> None:
@@ -94,7 +94,7 @@ class VisionLanguageModel(nn.Module):
         Args:
             embedded: [n, T, W].
             mask: bool [n, M + T], what is no padding, with the M that are remembered.
-            memory: of an earlier call, or an empty cache of transformers; None: nothing is remembered.
+            memory: the memory of an earlier call, or an empty cache of transformers; None: nothing is remembered.
         """
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -embedded.shape[1] :]
         output = self.base.model.language_model(
@@ -156,8 +156,8 @@ def built_backbone(vocabulary: int, *, width: int, layers: int, image_size: int,
 
     Args:
         vocabulary: tokens of the language model.
-        width: of both; a multiple of 32, which is the width of a head.
-        layers: of each.
+        width: the width of both; a multiple of 32, which is the width of a head.
+        layers: the number of layers of each.
         image_size: height and width, in pixels.
         patch_size: height and width of a patch, in pixels.
 
@@ -260,10 +260,10 @@ def encoded_prompts(
     """Return tokens int64 [n, longest] of texts, and which are no padding, bool [n, longest].
 
     Args:
-        tokenizer: of transformers.
+        tokenizer: the tokenizer of transformers.
         prompts: n texts, with whatever marks their beginning.
         longest: `max_prompt_tokens`.
-        side: of the padding, `left` or `right`.
+        side: the side of the padding, `left` or `right`.
         vocabulary: tokens that the model knows.
 
     Raises:

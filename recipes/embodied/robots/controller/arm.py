@@ -23,7 +23,7 @@ class Arm(ABC):
     A move sets the target; the arm follows as its dynamics allow, and may lag behind. No method blocks.
 
     Attributes:
-        name: of the controller of such an arm.
+        name: the name of the controller of such an arm.
         firmware: versions of what is behind this class; None: nothing is.
         low: [7], the lowest target of each joint, in radians.
         high: [7], the highest, likewise.

@@ -62,9 +62,9 @@ class Motion:
     """A motion in progress; the reply is sent when it ends.
 
     Attributes:
-        id: of the request.
-        number: of the motion.
-        end: of the control period of a move; of a reset, when the arm is there at the earliest.
+        id: the id of the request.
+        number: the number of the motion.
+        end: the end of the control period of a move; of a reset, when the arm is there at the earliest.
         arrives: the reply waits until the arm stands at its target, as that of a reset does.
     """
 

@@ -112,8 +112,8 @@ class Server:
         """Answer one client until it is gone; returns why it is.
 
         Args:
-            number: of its connection.
-            task: that of its connection.
+            number: the number of its connection.
+            task: the task of its connection.
             origin: address that it counts under.
         """
         motions: set[asyncio.Task[None]] = set()

@@ -54,9 +54,9 @@ class FciOptions:
     """Limits that are set in the arm.
 
     Attributes:
-        fraction: of the arm's own limits of velocity, acceleration and jerk that its motions keep.
-        torque: of a collision, at each joint, in newton metres.
-        force: of a collision, at the hand, in newtons and newton metres; also the force of a grasp.
+        fraction: the fraction of the arm's own limits of velocity, acceleration and jerk that its motions keep.
+        torque: the torque of a collision, at each joint, in newton metres.
+        force: the force of a collision, at the hand, in newtons and newton metres; also the force of a grasp.
         realtime: `enforce` a kernel with real-time scheduling, or `ignore` that there is none.
         gripper: the arm has a Franka Hand.
     """

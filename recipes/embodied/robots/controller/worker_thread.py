@@ -11,7 +11,7 @@ class WorkerThread:
     """Runs jobs one after the other. A daemon: a job that never returns does not keep the process alive.
 
     Args:
-        name: of the thread.
+        name: the name of the thread.
         failed: receives the error of a job, on this thread.
     """
 

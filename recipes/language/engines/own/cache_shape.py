@@ -27,7 +27,7 @@ class CacheShape:
         heads: key-value heads of a layer.
         dim: numbers of a head's key.
         value_dim: numbers of a head's value.
-        dtype, device: of the tensors.
+        dtype, device: the type and device of the tensors.
     """
 
     layers: int

@@ -15,7 +15,7 @@ class DecodeLayout:
     """The places of a cache's rows, for the steps in which it keeps its memory.
 
     Attributes:
-        parts: of each bucket.
+        parts: the parts of each bucket.
         numbers: int64 [its rows] of each bucket, in the order of the engine; none where there is one bucket.
         order: int64 [rows], the place of each row of the engine among the rows of all buckets.
     """
@@ -32,7 +32,7 @@ class DecodePlan:
     """Attention of one new token for every row of a cache, which keeps the token's keys and values.
 
     Args:
-        layout: of the cache, which has room for the token.
+        layout: the layout of the cache, which has room for the token.
         ends: int64 [buckets], the columns of the new tokens, which the caller keeps up to date. With it the operations
             are the same at every step of the layout, for a CUDA graph: all columns are read, and a mask hides those
             that have no tokens yet. None: of the cache at this moment.

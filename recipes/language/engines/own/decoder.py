@@ -27,7 +27,7 @@ class Decoder:
     therefore recorded once the cache has kept its memory for some steps, and started together from then on.
 
     Args:
-        model: that `use_plans` has prepared.
+        model: the model that `use_plans` has prepared.
         graphs: whether steps are recorded on a GPU.
     """
 
@@ -49,7 +49,7 @@ class Decoder:
 
         Args:
             tokens: int64 [rows].
-            cache: of the rows.
+            cache: the cache of the rows.
         """
         cache.reserve()
         if self._moves != cache.moves:

@@ -168,9 +168,10 @@ class KvCache:
         """Append rows.
 
         Args:
-            keys, values: for each layer, float [heads, T, dim] of a packed row of tokens.
+            keys, values: the keys and values, for each layer, float [heads, T, dim] of a packed row of tokens.
             rows: what enters.
-            contexts: for each row, int64 [its length] on the CPU, the positions of its context in the packed row.
+            contexts: the contexts, for each row, int64 [its length] on the CPU, the positions of its context in the
+                packed row.
         """
         members: dict[tuple[int, int], list[int]] = {}
         for index, row in enumerate(rows):

@@ -54,9 +54,9 @@ class KvPrompts:
         """Append prompts.
 
         Args:
-            keys, values: for each layer, float [heads, T, dim] of a packed row of tokens.
+            keys, values: the keys and values, for each layer, float [heads, T, dim] of a packed row of tokens.
             prompts: token ids.
-            sources: for each prompt, int64 [its length], the positions of its tokens in the packed row.
+            sources: the sources, for each prompt, int64 [its length], the positions of its tokens in the packed row.
         """
         held = self.count
         # Padding repeats the first token of the row: a mask hides it, but it must not be NaN.

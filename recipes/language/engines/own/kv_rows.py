@@ -62,7 +62,7 @@ class KvRows:
         """Append rows.
 
         Args:
-            keys, values: for each layer, float [heads, T, dim] of a packed row of tokens.
+            keys, values: the keys and values, for each layer, float [heads, T, dim] of a packed row of tokens.
             sources: int64 [n, width], for each new row the positions in the packed row, flush right.
             lengths: int64 [n], how many of them count; on the CPU.
             most: int64 [n], tokens that each new row comes to at most; on the CPU.

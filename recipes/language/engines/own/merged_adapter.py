@@ -24,7 +24,7 @@ class MergedAdapter:
     that nothing of an earlier adapter stays behind.
 
     Args:
-        model: whose weights are changed in place.
+        model: the model whose weights are changed in place.
         scale: alpha / rank.
     """
 
@@ -68,7 +68,7 @@ def adapted_layers(
 
     Args:
         adapter: weights as peft names them.
-        shapes: of the model's weights, by name.
+        shapes: the shapes of the model's weights, by name.
 
     Raises:
         ValueError: a name is none of an adapter's, or a shape is not the model's.

@@ -20,7 +20,7 @@ class SharedPrefix:
 
     Attributes:
         tokens: their ids; none where nothing is shared.
-        keys, values: for each layer, float [heads, P, dim].
+        keys, values: the keys and values, for each layer, float [heads, P, dim].
     """
 
     tokens: Tokens = ()
@@ -37,13 +37,13 @@ class PrefillPlan:
 
     Args:
         plan: the whole row.
-        layers: of the model.
+        layers: the layers of the model.
         known: what the row begins with, where its keys and values are there already: the forward pass takes the tokens
             after it alone.
 
     Attributes:
         positions: int64 [1, T], positions of the tokens of the forward pass in their sequences.
-        keys, values: for each layer, float [heads, P + T, dim], after the forward pass.
+        keys, values: the keys and values, for each layer, float [heads, P + T, dim], after the forward pass.
     """
 
     def __init__(self, plan: PackedPlan, layers: int, known: SharedPrefix | None = None) -> None:
@@ -77,10 +77,10 @@ class PackedContexts:
     """Distinct contexts as one row of tokens, what all begin with first and once.
 
     Attributes:
-        tokens: of the row.
-        segments: of the row.
+        tokens: the tokens of the row.
+        segments: the segments of the row.
         shared: how many tokens all begin with.
-        numbers: of each context, by its tokens.
+        numbers: the number of each context, of each context, by its tokens.
     """
 
     tokens: list[int]

@@ -46,7 +46,7 @@ class Rows:
     """Running answers: sampling parameters and tokens.
 
     Args:
-        device: of the tensors.
+        device: the device of the tensors.
         stop_token_ids: tokens that end every answer.
         decode: text of token ids, for answers that stop at a text.
     """

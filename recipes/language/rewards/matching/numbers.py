@@ -50,8 +50,8 @@ class Number(NamedTuple):
     """A number as it was written.
 
     Attributes:
-        value: of it, exactly; of `50%` 50, as PRM800K's grader reads it.
-        unit: of a measure that is known, by one name for all its spellings; "" for any other, and without one.
+        value: its value, exactly; that of `50%` is 50, as PRM800K's grader reads it.
+        unit: the unit of a measure that is known, by one name for all its spellings; "" for any other, and without one.
     """
 
     value: Fraction
