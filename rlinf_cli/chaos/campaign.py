@@ -65,6 +65,26 @@ class SeedResult(NamedTuple):
     why: str
 
 
+def prepare_folder(folder: Path) -> None:
+    """Make the folder of the runs, or check that one that is there was made so: runs in it are replaced.
+
+    Raises:
+        RunError: it has other files, or cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()) and not (folder / RESULTS).is_file():
+            raise RunError(
+                "the folder has other files",
+                where=str(folder),
+                why=f"it has no `{RESULTS}`, which `rlinf chaos` writes first",
+                help="name a new folder, or that of an earlier call",
+            )
+        os.close(open_log(folder, RESULTS))
+    except OSError as error:
+        raise RunError("the folder cannot be made", where=str(folder), why=error.strerror or str(error)) from None
+
+
 def undisturbed(job: ChaosJob, folder: Path) -> UndisturbedRuns:
     """Return what is the same in two runs without a fault; those that are in the folder already are used again.
 

@@ -16,6 +16,7 @@ from typing import Final, Self
 from rlinf_cli.chaos.run_processes import RunProcesses
 from rlinf_cli.console.subcommands import COMMAND
 from rlinf_core.env_vars import ADDRESS
+from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import open_log
 from rlinf_core.node.attach import LOCAL
 from rlinf_core.node.process_identity import identity_here
@@ -51,9 +52,12 @@ class StartedRun:
         self.began = 0.0
         self.step = 0
         self._tail: MetricsTail | None = None
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir()
+        try:
+            if folder.exists():
+                shutil.rmtree(folder)
+            folder.mkdir()
+        except OSError as error:
+            raise RunError("the folder cannot be replaced", where=str(folder), why=str(error)) from None
 
     def __enter__(self) -> Self:
         self.start()

@@ -73,10 +73,9 @@ def chaos(
     processes of runs that this command has started are touched; jobs with robots are refused. The exit code is 1 where
     a run ended wrong, hung, or did not say why; its folder is kept.
     """
-    from rlinf_cli.chaos.campaign import line_of, record_of, table_of, work
+    from rlinf_cli.chaos.campaign import line_of, prepare_folder, record_of, table_of, work
     from rlinf_cli.chaos.judge import GOOD
     from rlinf_cli.exit_codes import ExitCode
-    from rlinf_core.errors import RunError
 
     job, log_path = _job(arguments, faults or [], most, deadline, keep=keep)
     numbers = range(first_seed, first_seed + seeds)
@@ -84,10 +83,7 @@ def chaos(
         _list(job, numbers, output)
         return
     place = (folder or log_path / f"chaos-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError("the folder cannot be made", where=str(place), why=error.strerror or str(error)) from None
+    prepare_folder(place)
     console.message(f"folder: {place}")
     results = work(job, place, numbers, lambda result: console.message(line_of(result)))
     if output is Output.JSON:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from rlinf_cli.chaos.campaign import prepare_folder
 from rlinf_cli.chaos.disturbed_run import flip_bit
+from rlinf_core.errors import RunError
 
 Cli = Callable[..., Any]
 
@@ -40,6 +42,20 @@ def test_job_is_refused(cli: Cli, arguments: tuple[str, ...], words: str) -> Non
     ended = cli("chaos", *arguments, "--dry-run")
     assert ended.code == 2
     assert words in ended.err
+
+
+def test_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    mine = tmp_path / "seed-0" / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("kept")
+    with pytest.raises(RunError, match="other files"):
+        prepare_folder(tmp_path)
+    assert mine.read_text() == "kept"
+    fresh = tmp_path / "fresh"
+    prepare_folder(fresh)
+    (fresh / "seed-0").mkdir()
+    prepare_folder(fresh)
+    assert (fresh / "seed-0").is_dir()
 
 
 def test_one_bit_is_flipped(tmp_path: Path) -> None:
