@@ -149,6 +149,15 @@ class _Linter:
         groups = [group for group in self.topology.groups.values() if group.label not in RESERVED_LABELS]
         robots = [group for group in groups if group.unit is not None and group.unit.kind is UnitKind.ROBOT]
         used |= {0, *(rank for group in robots for rank in group.node_ranks)}
+        # `unused_interpreters` reports these.
+        used |= {
+            rank
+            for group in self.cluster.node_groups
+            for entry in group.env_configs
+            if entry.python_interpreter_path is not None and group.label in self.topology.groups
+            for piece in _nodes_of(entry, self.topology.groups[group.label].node_ranges)
+            for rank in piece
+        }
         for group in groups:
             free = [rank for rank in group.node_ranks if rank not in used]
             idle = [rank for rank in free if not self.topology.nodes[rank].num_accelerators]

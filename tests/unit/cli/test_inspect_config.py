@@ -122,7 +122,7 @@ cluster:
     - label: arm
       node_ranks: 0
       hardware: {type: Franka, configs: [{node_rank: 0, robot_ip: 10.0.0.1, camera_serials: [0123456789, 81e3]}]}
-env: {train: {options: {x: .inf, y: 0.50}}}
+env: {train: {env_type: "recipes.embodied.envs.franka.franka_kin:FrankaKinEnv", options: {x: .inf, y: 0.50}}}
 """
 
 

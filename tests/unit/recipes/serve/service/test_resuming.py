@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -101,12 +102,28 @@ async def check_goes_on(service: Served, story: Story) -> None:
     assert len(service.steps) <= story.steps
 
 
+def files_of(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Return the size and the time of each file."""
+    known: dict[Path, tuple[int, int]] = {}
+    for path in sorted(folder.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            known[path] = (path.stat().st_size, path.stat().st_mtime_ns)
+    return known
+
+
 def copies_of(folder: Path, kept: Path) -> tuple[list[Path], Callable[[], None]]:
     copies: list[Path] = []
 
     def copy() -> None:
         copies.append(kept / str(len(copies)))
-        shutil.copytree(folder, copies[-1])
+        # A thread of the service may write meanwhile: a copy of two moments is the disk of none.
+        while True:
+            before = files_of(folder)
+            with contextlib.suppress(FileNotFoundError, shutil.Error):
+                shutil.copytree(folder, copies[-1])
+                if files_of(folder) == before:
+                    return
+            shutil.rmtree(copies[-1], ignore_errors=True)
 
     return copies, copy
 
