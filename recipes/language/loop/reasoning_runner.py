@@ -1,7 +1,8 @@
 """The training loop of language models on problems with verifiable answers.
 
 Its one reason to change is the order of a run: start, the phases of a step, evaluation, checkpoints, end. What each of
-them decides or computes is elsewhere: the plan of prompts, services that have them answered, recovery, figures, files.
+them decides or computes is elsewhere: the plan of prompts, services that have them answered, accounts of what arrived,
+recovery, figures, files.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from typing import Any, ClassVar, cast
 from recipes.language.config import OPTIONAL_COMPONENTS
 from recipes.language.loop.answer_evaluation import evaluation_metrics
 from recipes.language.loop.answer_recovery import AnswerRecovery
-from recipes.language.loop.answer_samples import write_samples
-from recipes.language.loop.failures import Failures
+from recipes.language.loop.arrivals import Arrivals
 from recipes.language.loop.generation import AsyncRollouts, PromptService, SyncRollouts, wait_for
 from recipes.language.loop.group_figures import group_metrics, help_with_nothing, rank_figures, why_nothing
 from recipes.language.loop.model_checkpoints import read_plan, require_state, save_parts, write_plan
@@ -40,7 +40,6 @@ from recipes.language.prompts.judge_messages import judge_key
 from recipes.language.prompts.prompt_messages import (
     GroupReport,
     Prompt,
-    ScoredGroup,
     assign,
     staleness,
     unlearned_prompts,
@@ -124,11 +123,8 @@ class ReasoningRunner(RolloutRunner):
             shown=self._groups_shown,
         )
         self._recovery = AnswerRecovery(self.groups, self.answering, self.record)
-        # Records of answers that people may read, by step.
-        self._samples: dict[int, list[Any]] = {}
-        # Answers that could not be scored: of steps that are not learned from yet, and of the whole run.
-        self._failures: dict[int, Failures] = {}
-        self._all_failures = Failures()
+        answers = self._cfg.data.rollout_batch_size * algorithm.group_size
+        self._arrivals = Arrivals(self._plan, answers, self._settings.max_failed_fraction)
         # Whether the log-probabilities of engine and trainer have been compared.
         self._compared_engine = False
         # Unfinished prompts of a checkpoint, reported in the next step: restarted, and continued.
@@ -258,16 +254,12 @@ class ReasoningRunner(RolloutRunner):
         with self.phase(step, events.GENERATE_ROLLOUTS):
             self._ask_due(step)
             while not self._plan.is_whole(step):
-                self._arrived(self._service.wait())
-                self._check_failures(step)
+                self._arrivals.take(self._service.wait())
+                self._arrivals.check(step)
                 self._ask_due(step)
-            self._check_failures(step)
+            self._arrivals.check(step)
             groups = self._plan.take(step)
-            self._failures.pop(step, None)
-            samples = self._samples.pop(step, [])
-            if samples:
-                shown = samples[: self._settings.max_samples]
-                write_samples(self.record.folder.path, step, [sample._asdict() for sample in shown])
+            self._arrivals.close(step, self.record.folder.path, self._settings.max_samples)
             kept = [group for group in groups if group.kept]
             if not kept:
                 raise RunError(
@@ -301,20 +293,6 @@ class ReasoningRunner(RolloutRunner):
     def _ask_due(self, step: int) -> None:
         self._service.ask(self._plan.due(self.steps_ahead(step), self.weight_version))
 
-    def _arrived(self, groups: Sequence[ScoredGroup]) -> None:
-        for report, samples in groups:
-            self._plan.arrived(report)
-            self._failures.setdefault(report.step, Failures()).count(report)
-            self._all_failures.count(report)
-            if samples:
-                self._samples.setdefault(report.step, []).extend(samples)
-
-    def _check_failures(self, step: int) -> None:
-        """End the run where too many answers of a step have failed."""
-        if step in self._failures:
-            answers = self._cfg.data.rollout_batch_size * self._cfg.algorithm.group_size
-            self._failures[step].check(f"step {step}", answers, self._settings.max_failed_fraction)
-
     def _while_generating(self, step: int, *handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
         """Wait for calls and return their results; with asynchronous rollouts, prompts of later steps are answered
         meanwhile."""
@@ -323,7 +301,7 @@ class ReasoningRunner(RolloutRunner):
         later = self.steps_ahead(step)[1:]
 
         def serve() -> None:
-            self._arrived(self._service.poll())
+            self._arrivals.take(self._service.poll())
             self._service.ask(self._plan.due(later, self.weight_version + 1))
 
         return wait_for(handles, serve)
@@ -355,11 +333,7 @@ class ReasoningRunner(RolloutRunner):
             prompts = unlearned_prompts(first, count, workers, samples, temperature, self.weight_version)
             groups += self._answered(prompts)
         self._rest(weights_follow=False)
-        failures = Failures()
-        for group in groups:
-            failures.count(group)
-            self._all_failures.count(group)
-        failures.check("the evaluation", failures.answers, self._settings.max_failed_fraction)
+        self._arrivals.check_evaluation(groups)
         return evaluation_metrics(groups, samples)
 
     def _answered(self, prompts: Sequence[Prompt]) -> list[GroupReport]:
@@ -369,7 +343,7 @@ class ReasoningRunner(RolloutRunner):
         while len(reports) < len(prompts):
             groups = self._service.wait()
             reports += [group.report for group in groups if not group.report.step]
-            self._arrived([group for group in groups if group.report.step])
+            self._arrivals.take([group for group in groups if group.report.step])
         return sorted(reports, key=lambda report: report.slot)
 
     # Checkpoints
@@ -403,10 +377,10 @@ class ReasoningRunner(RolloutRunner):
         if not (self._plan.in_flight and self._service.keep_unfinished(self.record.step)):
             return {}
         saved = self.actor.save_unfinished(str(folder))
-        ((slots, *_),) = wait_for([saved], lambda: self._arrived(self._service.poll()))
+        ((slots, *_),) = wait_for([saved], lambda: self._arrivals.take(self._service.poll()))
         # What the rollout workers were done with is being scored.
         while not self._plan.under_way <= set(slots):
-            self._arrived(self._service.wait())
+            self._arrivals.take(self._service.wait())
         return slots
 
     def read_checkpoint(self, folder: Path) -> None:
@@ -438,8 +412,8 @@ class ReasoningRunner(RolloutRunner):
         self._judging = []
         if self._plan.buffered:
             LOGGER.warning("%d answer groups for later steps were not used", len(self._plan.buffered))
-        if self._all_failures.failed:
-            LOGGER.warning("%s", self._all_failures)
+        if self._arrivals.all_failures.failed:
+            LOGGER.warning("%s", self._arrivals.all_failures)
         if self._settings.saves_model and not self._settings.only_eval:
             self.actor.save_model(str(self.record.folder.path / "model")).wait()
 

@@ -163,12 +163,14 @@ def test_arm_is_held_when_the_browser_is_killed(run: SteeredRun) -> None:
         for process in session.send("SystemInfo.getProcessInfo")["processInfo"]:
             os.kill(process["id"], 9)
         until(lambda: run.acts() and not run.moves(), "the arm is held")
+        assert (run.acts(), run.moves()) == (True, False)  # neither the policy nor the last key moves it
         print(f"held {1000 * (time.monotonic() - begun):.0f} ms after the browser was killed")
     again = sync.sync_playwright()
     with again as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = opened(started, run)  # the newest who tells the token steers
         until(lambda: not run.acts(), "the policy acts again")
+        assert page.query_selector("#cameras img") is not None
         started.close()
 
 
@@ -177,8 +179,11 @@ def test_link_that_returns_is_taken_up_again(browser: Any, run: SteeredRun) -> N
     page.evaluate("socket.close()")
     page.wait_for_selector("text=The connection is lost")
     page.wait_for_selector("text=The policy acts")
+    assert not run.acts()
     page.keyboard.down("Shift")
     until(run.acts, "the person steers again")
+    page.wait_for_selector("#status.you")
+    assert run.acts()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (390, "dark"), (1024, "dark"), (1600, "light")])
