@@ -9,6 +9,16 @@ from recipes.embodied.interventions.person import Controls
 from recipes.embodied.interventions.source_options import RemoteOptions
 
 
+def cannot_listen(source: str, options: RemoteOptions, error: OSError) -> InterventionError:
+    """Return the error for an address on which a source of interventions cannot be reached."""
+    return InterventionError(
+        f"cannot listen on {options.host}:{options.port}",
+        where=source,
+        why=error.strerror or str(error),
+        help="choose an address of this node and a free port; each env worker of a node needs its own",
+    )
+
+
 def merged(controls: Sequence[Controls]) -> Controls | None:
     """Return the newest controls with every button that was pressed in them; None: there are none."""
     if not controls:

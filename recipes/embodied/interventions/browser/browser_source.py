@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from recipes.embodied.interventions.browser.operator_desk import OperatorDesk
 from recipes.embodied.interventions.browser.page_server import PageServer
-from recipes.embodied.interventions.intervention import InterventionError, Steerable, Takeover
-from recipes.embodied.interventions.operator_link import OperatorLink
+from recipes.embodied.interventions.intervention import Steerable, Takeover
+from recipes.embodied.interventions.operator_link import OperatorLink, cannot_listen
 from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.interventions.remote.remote_source import read_token
 from recipes.embodied.interventions.source_options import BrowserOptions
@@ -39,12 +39,7 @@ class BrowserSource(PersonSource):
                 options.host, options.port, token, self._desk, hz=self._hz, quality=options.quality
             )
         except OSError as error:
-            raise InterventionError(
-                f"cannot listen on {options.host}:{options.port}",
-                where="browser",
-                why=error.strerror or str(error),
-                help="choose an address of this node and a free port; each env worker of a node needs its own",
-            ) from error
+            raise cannot_listen("browser", options, error) from error
         self._link = OperatorLink(options, f"browser {options.host}:{self._server.port}")
         self._picture_due = 0.0
         _log.warning("steer at %s with the token of %s", self.url, options.token_file)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.embodied.interventions.intervention import InterventionError, Steerable
-from recipes.embodied.interventions.operator_link import OperatorLink, merged
+from recipes.embodied.interventions.operator_link import OperatorLink, cannot_listen, merged
 from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.interventions.remote.remote_messages import (
     MAX_LINE,
@@ -114,12 +114,7 @@ class RemoteSource(PersonSource):
         try:
             self._listener = socket.create_server((options.host, options.port))
         except OSError as error:
-            raise InterventionError(
-                f"cannot listen on {options.host}:{options.port}",
-                where="remote",
-                why=error.strerror or str(error),
-                help="choose an address of this node and a free port; each env worker of a node needs its own",
-            ) from error
+            raise cannot_listen("remote", options, error) from error
         self._listener.setblocking(False)
         self._unproven: Unproven[_Connection] = Unproven(_MOST_UNPROVEN, seconds=_TOKEN_SECONDS)
         self._warn = LimitedWarnings(_log.warning)
