@@ -28,7 +28,7 @@ def test_a_cluster_is_enough(findings: Any) -> None:
 
 def test_reward_needs_a_place(findings: Any) -> None:
     found = findings(LAPTOP.replace(",reward", ""), messages=True)
-    assert [(each[0], each[3]) for each in found] == [("missing-component", "add `reward: 0`")]
+    assert [(each[0], each[3]) for each in found] == [("missing-component", f"add `reward: {NODE}`")]
 
 
 def test_the_samples_of_a_step(findings: Any) -> None:
