@@ -145,7 +145,9 @@ def results(rounds: int, before: Path | None) -> Iterator[Result]:
             f"{name}: seconds to the first step", f"{cpu:.1f} cpu-s: {parts}", f"{middle[name]:.1f}", goal, met
         )
     ratio = middle["now"] / middle["bare Ray"]
-    yield Result("now against bare Ray", "medians of wall time", f"{ratio:.2f}x", f"<= {GOAL_RATIO:g}x", ratio <= GOAL_RATIO)
+    yield Result(
+        "now against bare Ray", "medians of wall time", f"{ratio:.2f}x", f"<= {GOAL_RATIO:g}x", ratio <= GOAL_RATIO
+    )
     if before is not None:
         yield Result("now against before", "", f"{middle['now'] / middle['before']:.2f}x", "", True)
 
