@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from recipes.language.data.problem_sources import Sums, located_rows
 from recipes.sft_chat.config import ChatDataConfig
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json
+from rlinf_core.suggest import excerpt
 
 ASSISTANT: Final = "assistant"
+_WEIGHT: Final = "weight"
+# Keys by which other programs say whether a message is learned from.
+_MASKS: Final = ("train", "training", "loss")
 # Turns of a generated conversation at most, and how many of them evaluation takes.
 _MOST_SUMS: Final = 3
 _VAL_SUMS: Final = 100
@@ -28,6 +32,7 @@ class ChatRow:
         place: the place of the row, as in `FILE:12`.
         messages: the messages in order; empty where the row has texts.
         first: index of the first message that may be learned from; what stands before it is the prompt.
+        unlearned: indices of the assistant's messages that are not learned from: those with `weight: 0`.
         tools: functions that the chat template is told of.
         prompt, completion: texts.
     """
@@ -35,6 +40,7 @@ class ChatRow:
     place: str
     messages: tuple[Mapping[str, Any], ...] = ()
     first: int = 0
+    unlearned: tuple[int, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     prompt: str = ""
     completion: str = ""
@@ -87,8 +93,10 @@ def _conversation(place: str, row: Mapping[str, Any], config: ChatDataConfig) ->
         tools = _json_list(tools, place, "tools")
     if row.get(config.messages_key) is not None:
         messages = _messages(row[config.messages_key], place, config.messages_key)
+        _refuse_system(row, messages, place)
         return _checked(ChatRow(place=place, messages=messages, tools=tuple(tools)))
     if row.get(config.prompt_key) is not None and row.get(config.completion_key) is not None:
+        _refuse_system(row, row[config.prompt_key], place)
         return _pair(place, row[config.prompt_key], row[config.completion_key], tuple(tools), config)
     if row.get(config.text_key) is not None:
         text = row[config.text_key]
@@ -105,6 +113,17 @@ def _conversation(place: str, row: Mapping[str, Any], config: ChatDataConfig) ->
         why=f"it has {known or 'no keys'}",
         help=help,
     )
+
+
+def _refuse_system(row: Mapping[str, Any], messages: object, place: str) -> None:
+    """Refuse a system prompt in a column of its own, which no message repeats: the model would learn without it."""
+    for column in ("system", "system_prompt"):
+        text = row.get(column)
+        if isinstance(text, str) and text.strip() and text not in str(messages):
+            raise ConfigError(
+                f"{place}: `{column}` is no message, and would not be learned with",
+                help='write it as the first message, {"role": "system", "content": ...}, or remove it',
+            )
 
 
 _REMOVE: Final = "remove the row, or complete it"
@@ -162,12 +181,40 @@ def _message(item: object, place: str, number: int) -> Mapping[str, Any]:
 
 
 def _checked(conversation: ChatRow) -> ChatRow:
-    if not any(message["role"] == ASSISTANT for message in conversation.messages[conversation.first :]):
+    """Return a conversation with the weights of its messages taken out of them."""
+    weights = [_weight(message, conversation.place, number) for number, message in enumerate(conversation.messages)]
+    messages = tuple(
+        {key: value for key, value in message.items() if key != _WEIGHT} for message in conversation.messages
+    )
+    unlearned = tuple(number for number, weight in enumerate(weights) if not weight)
+    conversation = replace(conversation, messages=messages, unlearned=unlearned)
+    if not any(
+        message["role"] == ASSISTANT and number >= conversation.first and number not in unlearned
+        for number, message in enumerate(messages)
+    ):
         roles = ", ".join(str(message["role"]) for message in conversation.messages)
         raise ConfigError(
             f"{conversation.place}: no message to learn from is of the assistant", why=f"roles: {roles}", help=_REMOVE
         )
     return conversation
+
+
+def _weight(message: Mapping[str, Any], place: str, number: int) -> bool:
+    """Return whether a message is learned from, as far as its `weight` says: 0 or 1, as for OpenAI's fine-tuning."""
+    weight = message.get(_WEIGHT, 1)
+    if weight not in (0, 1):
+        raise ConfigError(
+            f"{place}: the `weight` of message {number} is `{excerpt(repr(weight), 40)}`",
+            why="a message is learned from, or it is not",
+            help="write 0 or 1",
+        )
+    other = next((key for key in _MASKS if message.get(key) in (0, "false", "False")), None)
+    if other is not None:
+        raise ConfigError(
+            f"{place}: message {number} has `{other}: {message[other]}`, which is not read",
+            help=f"write `{_WEIGHT}: 0` for a message that is not to be learned from",
+        )
+    return bool(weight)
 
 
 def _json_list(text: str, place: str, key: str) -> list[Any]:

@@ -151,6 +151,12 @@ class ExampleWriter:
 
     def _of_messages(self, conversation: ChatRow, figures: Counter[str]) -> list[ChatExample]:
         template = self.template
+        if self._all and conversation.unlearned:
+            raise ConfigError(
+                f"{conversation.place}: message {conversation.unlearned[0]} has `weight: 0`, but `data.loss_on` is"
+                " `all`",
+                help="write `data.loss_on: completions`, or remove the weights",
+            )
         try:
             turns = self._turns(template, conversation)
             if self._all:
@@ -176,7 +182,7 @@ class ExampleWriter:
         messages, tools, place = conversation.messages, conversation.tools, conversation.place
         parts: list[_Turns] = []
         for number, message in enumerate(messages):
-            if message["role"] != ASSISTANT or number < conversation.first:
+            if message["role"] != ASSISTANT or number < conversation.first or number in conversation.unlearned:
                 continue
             before = template.render(messages[:number], tools)
             after = template.write(messages[: number + 1], tools)
