@@ -44,8 +44,8 @@ ARCHITECTURES: Final = {
 }
 # The layer that only weights of one kind have: folders of openpi name neither, and settings may be copied.
 TELLING_LAYERS: Final = {"pi0": "action_time_mlp_in", "pi05": "time_mlp_in"}
-# How settings call the actions that a model predicts together: lerobot's, openpi's, and those of diffusion.
-_HORIZONS: Final = ("chunk_size", "action_horizon", "horizon")
+# How settings call the actions that a model predicts together: lerobot's, openpi's, and those of diffusion and VQ-BeT.
+_HORIZONS: Final = ("chunk_size", "action_horizon", "horizon", "action_chunk_size")
 _MODEL: Path = ("actor", "model", "model_path")
 
 
