@@ -93,10 +93,10 @@ def _conversation(place: str, row: Mapping[str, Any], config: ChatDataConfig) ->
         tools = _json_list(tools, place, "tools")
     if row.get(config.messages_key) is not None:
         messages = _messages(row[config.messages_key], place, config.messages_key)
-        _refuse_system(row, messages, place)
+        _refuse_unread(row, messages, config, place)
         return _checked(ChatRow(place=place, messages=messages, tools=tuple(tools)))
     if row.get(config.prompt_key) is not None and row.get(config.completion_key) is not None:
-        _refuse_system(row, row[config.prompt_key], place)
+        _refuse_unread(row, row[config.prompt_key], config, place)
         return _pair(place, row[config.prompt_key], row[config.completion_key], tuple(tools), config)
     if row.get(config.text_key) is not None:
         text = row[config.text_key]
@@ -115,8 +115,12 @@ def _conversation(place: str, row: Mapping[str, Any], config: ChatDataConfig) ->
     )
 
 
-def _refuse_system(row: Mapping[str, Any], messages: object, place: str) -> None:
-    """Refuse a system prompt in a column of its own, which no message repeats: the model would learn without it."""
+def _refuse_unread(row: Mapping[str, Any], messages: object, config: ChatDataConfig, place: str) -> None:
+    """Refuse columns that change what the model reads, and that are not read here.
+
+    Raises:
+        ConfigError: the row has a system prompt that no message repeats, or arguments of the chat template of its own.
+    """
     for column in ("system", "system_prompt"):
         text = row.get(column)
         if isinstance(text, str) and text.strip() and text not in str(messages):
@@ -124,6 +128,12 @@ def _refuse_system(row: Mapping[str, Any], messages: object, place: str) -> None
                 f"{place}: `{column}` is no message, and would not be learned with",
                 help='write it as the first message, {"role": "system", "content": ...}, or remove it',
             )
+    arguments = row.get("chat_template_kwargs")
+    if arguments and arguments != config.chat_template_kwargs:
+        raise ConfigError(
+            f"{place}: the row has `chat_template_kwargs` of its own, and all rows have the same here",
+            help="write them as `data.chat_template_kwargs`, or remove them",
+        )
 
 
 _REMOVE: Final = "remove the row, or complete it"
