@@ -47,7 +47,7 @@ def decoded(data: bytes) -> Picture:
         if opened.mode not in _LOSSLESS:
             raise DatasetError(
                 f"the image mode `{opened.mode}` is not supported: use 8-bit RGB or grey",
-                help="depth cannot be learned from; remove the feature from the data set",
+                help="depth cannot be trained on; remove the feature from the data set",
             )
         return np.asarray(opened.convert("RGB"))
     except DatasetError:

@@ -219,7 +219,7 @@ def check_profiler(runner: RunnerConfig, cluster: ClusterConfig, report: Report)
 
 
 def check_folders(runner: RunnerConfig, report: Report, facts: Mapping[str, Fact]) -> None:
-    """Report a checkpoint that cannot be resumed from, and a file where the folder of runs is to be.
+    """Report a checkpoint that cannot be resumed from, and a file at the path of the runs folder.
 
     Args:
         runner: section of the file.

@@ -136,7 +136,7 @@ def require_inputs(config: ChatConfig) -> None:
     """Check all rows and the folder of the model, before anything is started, in a run on this machine alone.
 
     Raises:
-        ConfigError: a row is no conversation, or a folder cannot be used.
+        ConfigError: a row is not a conversation, or a folder cannot be used.
     """
     if not runs_in_this_interpreter(config, "actor"):
         return

@@ -27,7 +27,7 @@ class ChatRow:
     Attributes:
         place: the place of the row, as in `FILE:12`.
         messages: the messages in order; empty where the row has texts.
-        first: index of the first message that may be learned from; what stands before it is the prompt.
+        first: index of the first message that may be trained on; what stands before it is the prompt.
         tools: functions that the chat template is told of.
         prompt, completion: texts.
     """
@@ -44,7 +44,7 @@ def load_conversations(config: ChatDataConfig, *, evaluation: bool) -> list[Chat
     """Return the conversations of training or of evaluation; of evaluation there may be none.
 
     Raises:
-        ConfigError: a file cannot be read, or a row is no conversation; it names file and line.
+        ConfigError: a file cannot be read, or a row is not a conversation; it names file and line.
     """
     if config.source == "sums":
         return generated(config, _VAL_SUMS, "evaluation") if evaluation else generated(config, config.train_size, "")
@@ -152,7 +152,7 @@ def _message(item: object, place: str, number: int) -> Mapping[str, Any]:
         raise ConfigError(f"{place}: message {number} has no role", help=remedy)
     if not isinstance(content, str):
         raise ConfigError(
-            f"{place}: the content of message {number} is no text",
+            f"{place}: the content of message {number} is not text",
             why="pictures and other parts are not supported",
             help="write the content as one text",
         )
@@ -165,7 +165,7 @@ def _checked(conversation: ChatRow) -> ChatRow:
     if not any(message["role"] == ASSISTANT for message in conversation.messages[conversation.first :]):
         roles = ", ".join(str(message["role"]) for message in conversation.messages)
         raise ConfigError(
-            f"{conversation.place}: no message to learn from is of the assistant", why=f"roles: {roles}", help=_REMOVE
+            f"{conversation.place}: there is no assistant message to train on", why=f"roles: {roles}", help=_REMOVE
         )
     return conversation
 

@@ -56,7 +56,7 @@ def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def file_of_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Return the recipe's default config for `recipe=NAME`, with the overrides; any other name unchanged, also that of
-    a recipe whose config is no file.
+    a recipe whose config is not a file.
 
     Raises:
         ConfigError: there is no such recipe.

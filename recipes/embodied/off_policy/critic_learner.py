@@ -96,7 +96,7 @@ class OffPolicyLearner:
         self._temperature_optimizer = EagerAdamW(
             [self.log_temperature], lr=temperature_lr, weight_decay=0.0, fused=True
         )
-        # Cached for every update: a module collects its weights anew on each call.
+        # Cached for every update: a module collects its weights again on each call.
         self._critic_weights = list(self._critics.parameters())
         self._followers: list[tuple[list[Tensor], list[Tensor]]] = [
             (list(target.parameters()), list(module.parameters()))

@@ -141,7 +141,8 @@ def advantage_weighted_loss(logprobs: Tensor, advantages: Tensor, scale: float, 
 def temperature_loss(log_temperature: Tensor, logprobs: Tensor, target_entropy: float) -> Tensor:
     """Return the temperature loss, which raises the temperature while the entropy is below its target (SAC, eq. 18).
 
-    As is usual the logarithm stands for the temperature itself, so that steps are as large whatever it is.
+    As is usual, the loss takes the log-temperature in place of the temperature, so that the step size does not depend
+    on it.
 
     Args:
         log_temperature: a scalar, with gradients.

@@ -331,7 +331,7 @@ def split_passes(pieces: list[RolloutChunks], passes: int, lanes: int) -> list[R
 
     Args:
         pieces: the pieces, in any order; numbers of environments count on from pass to pass.
-        passes: how many there are.
+        passes: the number of passes.
         lanes: environments of this actor.
     """
     ordered = sorted(pieces, key=lambda piece: piece.first)
