@@ -199,7 +199,7 @@ class ServeConfig(JobConfig):
 def check(config: ServeConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report inconsistent settings of this recipe."""
     check_components(config.cluster, config.recipe, ("actor", "rollout"), report)
-    check_group_names(config, {"actor": config.actor.group_name, "rollout": config.rollout.group_name}, report)
+    check_group_names(config, ("actor", "rollout"), report)
     check_loggers(config.runner, report)
     check_log_path(config.runner, report)
     names = config.server.tenants
