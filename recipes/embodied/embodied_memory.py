@@ -52,7 +52,7 @@ _SIMULATED: Final = 4
 # they came, as inputs, and those in which episodes ended).
 _ROLLOUT_COPIES: Final = 2
 _OBSERVATION_COPIES: Final = 4
-# Bytes of what is computed of an action before it is learned from, float32: rewards with what follows a truncation,
+# Bytes of what is computed of an action before it is trained on, float32: rewards with what follows a truncation,
 # values with the last ones, errors of values, advantages, returns, and the normalized advantages.
 _ADVANTAGES: Final = 6 * 4
 # Names of the layers that compute an action, once for each step from noise.
@@ -100,7 +100,7 @@ def forecast(config: EmbodiedConfig, world_sizes: Mapping[str, int | None]) -> l
 
 
 def environment_spec(environments: EnvironmentConfig) -> tuple[EnvSpec, tuple[str, ...]]:
-    """Return the sizes of an environment, of which one is made where it is no simulator, and notes.
+    """Return the sizes of an environment, of which one is made where it is not a simulator, and notes.
 
     Raises:
         ConfigError: it cannot be made here.

@@ -133,7 +133,7 @@ def whole_number(settings: Mapping[str, Any], name: str, most: int) -> int:
     """
     number = settings[name]
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
-        raise ValueError(f"`{name}` is `{excerpt(repr(number), 40)}`, and should be a whole number from 1 to {most}")
+        raise ValueError(f"`{name}` is `{excerpt(repr(number), 40)}`, expected a whole number from 1 to {most}")
     return number
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # `recipe=NAME` in place of a file.
 _RECIPE = "recipe="
+# Nodes that are probed at the same time.
+_PROBED_AT_ONCE: Final = 128
 # Codes of findings about referenced files: missing, or unreadable for want of a package.
 _ABOUT_FILES: Final = frozenset({"missing-extra", "missing-key", "unusable-path"})
 
@@ -56,7 +58,7 @@ def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def file_of_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Return the recipe's default config for `recipe=NAME`, with the overrides; any other name unchanged, also that of
-    a recipe whose config is no file.
+    a recipe whose config is not a file.
 
     Raises:
         ConfigError: there is no such recipe.
@@ -187,7 +189,7 @@ def machines(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
     return nodes
 
 
-def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Sequence[NodeInfo]]:
+def prober(file: str) -> Callable[[ClusterConfig], Sequence[NodeInfo]]:
     """Return a function that probes the nodes of a file for their accelerators; it raises `ClusterError` on failure."""
 
     def probe(cluster: ClusterConfig) -> Sequence[NodeInfo]:
@@ -199,7 +201,7 @@ def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Seque
         nodes, cluster_id = machines(cluster), cluster_identity.cluster_id(cluster_identity.cluster_name(file, None))
 
         async def work() -> preflight.Look:
-            return await preflight.look_at(nodes, cluster_id, NodeRoutes(parallel=parallel), console.message)
+            return await preflight.look_at(nodes, cluster_id, NodeRoutes(parallel=_PROBED_AT_ONCE), console.message)
 
         look = run(work())
         if look.findings:

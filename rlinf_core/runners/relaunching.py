@@ -47,7 +47,7 @@ class Relaunching(ABC):
         words."""
 
     def repeat(self, attempt: Callable[[], T]) -> T:
-        """Return the result of `attempt`, which is called again after deaths.
+        """Call `attempt`, and call it again after each death of workers; return its result.
 
         Args:
             attempt: what it has changed when it raises is undone by `prepare`.

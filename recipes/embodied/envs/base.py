@@ -329,7 +329,7 @@ class VectorEnv(ABC):
             if rows is not None and not len(rows):
                 break
             valid[:, index] = active
-            if self.settings.mask_after_success:  # steps that are carried out and not learned from
+            if self.settings.mask_after_success:  # steps that are carried out and not trained on
                 valid[:, index] &= ~self._episodes.success_once
             self._observed_next = index == chunk - 1 or self.judge is not None
             if executed is None:

@@ -175,7 +175,7 @@ def _check_numbers(
     numbers: Mapping[str, tuple[int, int]],
     report: Report,
 ) -> None:
-    """Report options that an environment of ours does not take, or that are out of bounds."""
+    """Report options that a built-in environment does not accept, or whose values are out of range."""
     for name, value in environments.options.items():
         at = blame(config, ("env", section, "options", name), ("env", section, "env_type"))
         if name not in numbers:

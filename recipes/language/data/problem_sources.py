@@ -75,7 +75,7 @@ class Sums:
 
 
 class _AllBut(Sequence[int]):
-    """The numbers below `count` that are no multiples of `step`."""
+    """The numbers below `count` that are not multiples of `step`."""
 
     def __init__(self, count: int, step: int) -> None:
         self._step = step
@@ -218,7 +218,7 @@ def located_rows(path: str, most: int | None = None) -> list[tuple[str, Mapping[
     """Return the rows of a `.jsonl` or `.parquet` file, each behind its place, or the first of them, at most `most`.
 
     Raises:
-        ConfigError: the file cannot be read, is empty, or a row is no object or has pictures.
+        ConfigError: the file cannot be read, is empty, or a row is not an object or has pictures.
     """
     file = Path(path)
     try:

@@ -64,7 +64,7 @@ class ReasoningRunner(RolloutRunner):
 
     With `runner.max_staleness: 0` a step is sync, generation, advantages, training, one after the other. With k the
     prompts of the next k steps are being answered meanwhile, and generation never stops: new weights are loaded between
-    two tokens, and no token is learned from by weights more than k versions newer than those that drew it.
+    two tokens, and no token trains weights more than k versions newer than those that drew it.
 
     Args:
         cfg: the configuration of the job.
@@ -337,7 +337,7 @@ class ReasoningRunner(RolloutRunner):
         return evaluation_metrics(groups, samples)
 
     def _answered(self, prompts: Sequence[Prompt]) -> list[GroupReport]:
-        """Return reports of the answers to prompts that are not learned from, by slot."""
+        """Return reports of the answers to prompts that are not trained on, by slot."""
         self._service.ask(prompts)
         reports: list[GroupReport] = []
         while len(reports) < len(prompts):

@@ -2,7 +2,7 @@
 
 Every training step learns from a batch of its own: prompts that were set aside for it before any was answered. The
 batches of `max_staleness` later steps may be answered meanwhile. A prompt for step s is answered by weights of at
-least the version of step s less `max_staleness`, so that no token is older than that when it is learned from, and
+least the version of step s less `max_staleness`, so that no token is older than that when it is trained on, and
 none has to be thrown away for its age. Which prompts a step learns from depends on numbers, not on who is faster:
 short answers are not preferred to long ones.
 """
@@ -55,7 +55,7 @@ class Restored(NamedTuple):
     """Groups that a checkpoint held.
 
     Attributes:
-        slots: the slots of those that wait to be learned from again.
+        slots: the slots of those that wait to be trained on again.
         continued: positions of the problems whose answers go on where they were.
         again: how many prompts are answered from the beginning.
     """
@@ -76,7 +76,7 @@ class PromptPlan:
     Args:
         batch_size: prompts of a training step.
         max_staleness: versions that a token may lie behind the weights that learn from it.
-        max_refills: how often a place is filled anew when its group is not kept.
+        max_refills: how often a place is refilled when its group is not kept.
         workers: processes that answer; each prompt goes to the one with the fewest.
         answers: the number of answers to each prompt.
         temperature: the temperature of the draws.
@@ -123,7 +123,7 @@ class PromptPlan:
 
     @property
     def buffered(self) -> tuple[int, ...]:
-        """Slots of the groups that wait to be learned from, ascending."""
+        """Slots of the groups that wait to be trained on, ascending."""
         slots = [report.slot for batch in self._batches.values() for report in batch.reports.values() if report.kept]
         return tuple(sorted(slots))
 
@@ -131,7 +131,7 @@ class PromptPlan:
         """Return the prompts to be handed out now.
 
         Args:
-            steps: the steps whose batches may be answered: the next one to be learned from, and later ones.
+            steps: the steps whose batches may be answered: the next one to be trained on, and later ones.
             version: the version of the weights at the first of `steps`.
         """
         prompts: list[Prompt] = []

@@ -79,7 +79,7 @@ class FrankaRobotEnv(VectorEnv):
     controller from the first moment on, and its checks to be good.
 
     An action moves the target of the arm, which may lag behind it. What counts as executed is the change of the target
-    that the controller accepted: lag is no limit.
+    that the controller accepted: lag is not a limit.
 
     An action that was under way for too long is not carried out, and told; `LATE_IN_A_ROW` of them end the run.
     """

@@ -38,11 +38,11 @@ def test_prompt_and_completion_may_be_messages(tmp_path: Path) -> None:
     assert (len(row.messages), row.first) == (4, 3)
 
 
-def test_weight_of_zero_is_not_learned_from(tmp_path: Path) -> None:
+def test_weight_of_zero_is_not_trained_on(tmp_path: Path) -> None:
     messages = [*turns("a"), weighted("b", 0), *turns("c"), weighted("d", 1)]
     (row,) = read(tmp_path, {"messages": messages})
     assert row.messages == tuple(turns("a", "b", "c", "d"))
-    assert row.unlearned == (1,)
+    assert row.untrained == (1,)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_texts_become_messages_on_demand(tmp_path: Path) -> None:
         ({"messages": []}, "is not a list of messages", "role"),
         ({"messages": [{"from": "human", "value": "a"}]}, "message 0 has no role", "rename `from`"),
         ({"messages": turns("a", " ")}, "message 1, of the assistant, is empty", "remove the row"),
-        ({"messages": turns("a")}, "no message to learn from is of the assistant", "remove the row"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "is no text", "as one text"),
+        ({"messages": turns("a")}, "there is no assistant message to train on", "remove the row"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "is not text", "as one text"),
         ({"prompt": "a", "completion": " "}, "the completion is empty", "remove the row"),
         ({"prompt": "a", "completion": turns("b")}, "one of prompt and completion is a text", "both"),
         ({"text": ""}, "the text under `text` is empty", "remove the row"),
@@ -89,7 +89,7 @@ def test_texts_become_messages_on_demand(tmp_path: Path) -> None:
         ({"system_prompt": "Be brief.", "prompt": "a", "completion": "b"}, "is no message", "as the first message"),
         ({"messages": turns("a", "b"), "chat_template_kwargs": {"x": 1}}, "of its own", "`data.chat_template_kwargs`"),
         ({"messages": [*turns("a"), weighted("b", 0.5)]}, "`weight` of message 1 is `0.5`", "write 0 or 1"),
-        ({"messages": [*turns("a"), weighted("b", 0)]}, "no message to learn from", "remove the row"),
+        ({"messages": [*turns("a"), weighted("b", 0)]}, "no assistant message to train on", "remove the row"),
         ({"messages": [*turns("a"), {**turns("b")[0], "train": False}]}, "`train: False`", "`weight: 0`"),
     ],
 )
