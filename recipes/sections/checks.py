@@ -56,6 +56,13 @@ def is_given(config: BaseModel, path: Path) -> bool:
     return True
 
 
+def place_entry(cluster: ClusterConfig, *components: str) -> str:
+    """Return an entry of `component_placement` for components without one, in the node group of those placed first."""
+    groups = [entry.node_group for entry in cluster.component_placement.values()]
+    names = ",".join(components)
+    return f"`{names}: {{node_group: {groups[0][0]}, placement: 0}}`" if groups and all(groups) else f"`{names}: 0`"
+
+
 def check_sections(
     config: JobConfig,
     runner: RunnerConfig,
@@ -110,7 +117,7 @@ def check_components(
     if missing:
         names = ", ".join(f"`{name}`" for name in missing)
         message = f"recipe `{recipe}` needs a placement for {names}"
-        report(at, "missing-component", message, f"add `{','.join(missing)}: 0`")
+        report(at, "missing-component", message, f"add {place_entry(cluster, *missing)}")
 
 
 def _check_fsdp(fsdp: FsdpConfig, report: Report) -> None:

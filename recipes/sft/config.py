@@ -21,6 +21,7 @@ from recipes.sections.checks import (
     blame,
     check_sections,
     near_multiples,
+    place_entry,
 )
 from recipes.sections.imports import check_import
 from rlinf_core import Count, NoEffect, RunnerConfig, StepsOrNever
@@ -89,11 +90,12 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_sections(config, config.runner, fsdp, facts(config), ("actor",), report, optional=EVALUATING)
     placed = [name for name in EVALUATING if name in config.cluster.component_placement]
     if len(placed) == 1:
+        entry = place_entry(config.cluster, *(name for name in EVALUATING if name not in placed))
         report(
             ("cluster", "component_placement"),
             "missing-component",
             f"evaluations need both rollout and env, but only `{placed[0]}` has a placement",
-            f"add `{next(name for name in EVALUATING if name not in placed)}: 0`, or remove `{placed[0]}`",
+            f"add {entry}, or remove `{placed[0]}`",
         )
     check_model_options(config, report)
     acts = evaluates(config) and config.data.target == "actions"
