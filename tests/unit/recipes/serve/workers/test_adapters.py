@@ -13,7 +13,7 @@ import torch
 from recipes.language.models.load_model import built_model, built_tokenizer
 from recipes.serve.values import AdapterSettings, Datum
 from recipes.serve.workers.adapters import AdapterModel
-from recipes.serve.workers.datum_packing import pack_data, shares
+from recipes.serve.workers.datum_packing import data_logprobs, shares
 from rlinf_core import ConfigError
 
 
@@ -28,7 +28,7 @@ def data(*lengths: int) -> list[Datum]:
 
 def logprobs(model: AdapterModel, name: str | None) -> torch.Tensor:
     with model.using(name), torch.no_grad():
-        return model.policy(pack_data(data(5))).logprobs
+        return data_logprobs(model.policy, data(5))
 
 
 def changed(model: AdapterModel, name: str) -> None:
