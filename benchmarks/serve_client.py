@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 from recipes.serve.wire.messages import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_START_SECONDS = 240.0
 _DTYPES = {np.dtype(np.float32): 1, np.dtype(np.int64): 2}
 
 
@@ -35,10 +37,10 @@ class Client:
         self._seq = 0
         self._samplers = 0
 
-    def begin(self, rank: int, seed: int) -> str:
+    def begin(self, rank: int, seed: int, **lora_settings: bool) -> str:
         """Begin a session with a new adapter, and return the id of the model."""
         self.session = self.http.post("create_session", json={"sdk_version": "0.38.0"}).json()["session_id"]
-        lora = {"rank": rank, "seed": seed}
+        lora = {"rank": rank, "seed": seed, **lora_settings}
         fields = {"session_id": self.session, "model_seq_id": 0, "base_model": self._base_model, "lora_config": lora}
         self.model = self.result(self._post("create_model", fields))["model_id"]
         self._seq = self._samplers = 0
@@ -72,9 +74,11 @@ class Client:
         self._seq += 1
         return self._seq
 
-    def forward_backward(self, data: Sequence[tuple[Sequence[int], Mapping[str, Any]]], loss: str) -> str:
+    def forward_backward(
+        self, data: Sequence[tuple[Sequence[int], Mapping[str, Any]]], loss: str, **settings: float
+    ) -> str:
         """Send a pass over rows of tokens with the inputs of a loss, and return the id of its result."""
-        body = pass_body(self.model, self._next(), data, loss)
+        body = pass_body(self.model, self._next(), data, loss, **settings)
         response = self.http.post(
             "forward_backward", content=body, headers={"Content-Type": "application/x-protobuf"}
         ).raise_for_status()
@@ -111,9 +115,17 @@ class Client:
         ]
 
 
-def pass_body(model: str, seq: int, data: Sequence[tuple[Sequence[int], Mapping[str, Any]]], loss: str) -> bytes:
+def pass_body(
+    model: str,
+    seq: int,
+    data: Sequence[tuple[Sequence[int], Mapping[str, Any]]],
+    loss: str,
+    **settings: float,
+) -> bytes:
     """Return the bytes of a request for a pass."""
     message = PASS_MESSAGE(model_id=model, seq_id=seq, loss=loss)
+    for name, value in settings.items():
+        message.numbers[name] = value
     for tokens, inputs in data:
         item = message.data.add()
         item.input.add().text.tokens = np.asarray(tokens, np.int32).tobytes()
@@ -154,8 +166,8 @@ class Service(NamedTuple):
                 continue  # it has ended
             rows[int(file.parent.name)] = int(fields[1]), sum(map(int, fields[11:15])) / _TICKS
         below = {self.pid}
-        while more := {pid for pid, (parent, _) in rows.items() if parent in below} - below:
-            below |= more
+        while children := {pid for pid, (parent, _) in rows.items() if parent in below} - below:
+            below |= children
         return sum(rows[pid][1] for pid in below if pid in rows)
 
 
@@ -176,15 +188,22 @@ def serving(tenants: Sequence[str], config: str, *overrides: str) -> Iterator[Se
         command = [sys.executable, "-m", "rlinf_cli", "serve", config, *settings, *overrides]
         log = Path(folder, "log")
         with log.open("w") as output:
-            process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=output, text=True)
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Beside whatever cluster there is on this machine.
+                env={**os.environ, "RLINF_ADDRESS": "local"},
+            )
         try:
-            for line in process.stdout or ():
-                if f"# {tenants[-1]}" in line or "TINKER_API_KEY" in line:
-                    break
-            else:
-                raise SystemExit(log.read_text()[-2000:])
+            end = time.monotonic() + _START_SECONDS
+            while "TINKER_API_KEY" not in log.read_text():
+                if process.poll() is not None or time.monotonic() > end:
+                    raise SystemExit(f"the service did not start:\n{log.read_text()[-2000:]}")
+                time.sleep(0.1)
             keys = {tenant: Path(folder, "state/keys", tenant).read_text().strip() for tenant in tenants}
             yield Service(f"http://127.0.0.1:{port}", keys, process.pid, name)
         finally:
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=120)
+            process.wait(timeout=120)

@@ -16,7 +16,7 @@ from recipes.serve.workers.datum_packing import _laid, data_logprobs
 
 
 def datum(tokens: list[int], targets: Any = None) -> Datum:
-    wanted = np.asarray(tokens[1:] + [4] if targets is None else targets, np.int64)
+    wanted = np.asarray([*tokens[1:], 4] if targets is None else targets, np.int64)
     return Datum(np.asarray(tokens, np.int64), {"target_tokens": wanted})
 
 
