@@ -329,14 +329,14 @@ def curve(kind: str, folder: str, steps: int, seeds: Sequence[int]) -> Iterator[
             print(
                 f"{kind}, seed {seed}, {way}: {shown}; {course.tokens:.0f} tokens, {course.cpu:.1f} cpu-s", flush=True
             )
-    gap = statistics.fmean(ends["service"]) - statistics.fmean(ends["recipe"])
-    # Of two means of so many seeds; a single seed has no noise to compare with.
-    noise = sum(statistics.variance(values) / len(values) for values in ends.values()) ** 0.5 if len(seeds) > 1 else 0.0
-    shown = "; ".join(f"{way} {', '.join(f'{end:.3f}' for end in values)}" for way, values in ends.items())
-    starts = f"from {statistics.fmean(first):.2f} and {statistics.fmean(last):.2f}"
-    bound = 2 * noise
-    what = f"{kind}: reward of the last {LAST} of {steps} steps, less the recipe's"
-    yield Result(what, f"{shown}; {starts}", f"{gap:+.3f}", f"+-{bound:.3f}", abs(gap) <= bound)
+    if len(seeds) > 1:
+        gap = statistics.fmean(ends["service"]) - statistics.fmean(ends["recipe"])
+        noise = 2 * sum(statistics.variance(values) / len(values) for values in ends.values()) ** 0.5
+        shown = "; ".join(f"{way} {', '.join(f'{end:.3f}' for end in values)}" for way, values in ends.items())
+        starts = f"from {statistics.fmean(first):.2f} and {statistics.fmean(last):.2f}"
+        what = f"{kind}: reward of the last {LAST} of {steps} steps, less the recipe's"
+        # Two standard errors of the difference between means of so many seeds.
+        yield Result(what, f"{shown}; {starts}", f"{gap:+.3f}", f"+-{noise:.3f}", abs(gap) <= noise)
     ratios = [ours / theirs for ours, theirs in zip(speeds["service"], speeds["recipe"], strict=True)]
     ratio = statistics.median(ratios)
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}; {speeds['service'][0]:.0f} against {speeds['recipe'][0]:.0f}"
