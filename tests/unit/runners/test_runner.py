@@ -128,7 +128,7 @@ class Ahead(Counting):
         return item_fates([(ItemFate.AGAIN, f"rollout of step {self.weight_version + 1}")])
 
 
-def test_items_in_flight_at_a_checkpoint_are_told_when_it_is_loaded(tmp_path: Path) -> None:
+def test_items_in_flight_are_told_when_a_checkpoint_is_loaded(tmp_path: Path) -> None:
     told = Told()
     loop, folder = made(tmp_path, told, max_steps=2, save_interval=1, val_check_interval=-1)
     loop.__class__ = Ahead
