@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from recipes.language.prompts.curriculum import Curriculum
 from recipes.language.prompts.prompt_messages import GroupReport, Prompt
+from rlinf_core.runners.storage.item_fates import ItemFate, ItemFates, item_fates
 
 # Maximum refills of a slot whose group lost too many answers to failed scoring.
 _SPOILED_REFILLS: Final = 4
@@ -58,11 +59,13 @@ class Restored(NamedTuple):
         slots: the slots of those that wait to be trained on again.
         continued: positions of the problems whose answers go on where they were.
         again: how many prompts are answered from the beginning.
+        fates: these prompts by their names.
     """
 
     slots: tuple[int, ...]
     continued: tuple[int, ...]
     again: int
+    fates: ItemFates
 
 
 class PromptPlan:
@@ -209,6 +212,16 @@ class PromptPlan:
 
     # Checkpoints
 
+    def in_flight_at_checkpoint(self, unfinished: Mapping[int, int | None]) -> ItemFates:
+        """Return the prompts with answers that nothing was learned from yet, by what `restore` can make of each;
+        `unfinished` as `state` takes it."""
+        drawn = {position for position, oldest in unfinished.items() if oldest is not None}
+        return item_fates(
+            (_fate(batch.reports.get(slot), place.position in drawn), _name(place, batch.step))
+            for batch in self._batches.values()
+            for slot, place in batch.places.items()
+        )
+
     def state(self, unfinished: Mapping[int, int | None] | None = None) -> dict[str, Any]:
         """Return everything as plain data for JSON.
 
@@ -251,6 +264,7 @@ class PromptPlan:
         oldest = {int(position): version for position, version in state.get("unfinished", {}).items()}
         again = 0
         kept: list[int] = []
+        fates: list[tuple[ItemFate, str]] = []
         continued: list[int] = []
         for saved in state.get("batches", ()):
             batch = self._batches[saved["step"]] = _Batch(saved["step"])
@@ -271,12 +285,25 @@ class PromptPlan:
             ]
             continued += [place.position for place in lost if place.begun]
             again += sum(not place.begun for place in lost)
+            fates += [(ItemFate.RESTORED, _name(place, batch.step)) for place in batch.places.values()]
+            fates += [(_fate(None, place.begun), _name(place, batch.step)) for place in lost]
             batch.waiting = [*lost, *(_Place(*place) for place in saved["waiting"])]
             kept += [slot for slot, report in batch.reports.items() if report.kept]
         used = {slot for batch in self._batches.values() for slot in batch.places}
         self._slots = itertools.count(max(used, default=-1) + 1)
         self._free = [slot for slot in range(max(used, default=-1)) if slot not in used]
-        return Restored(tuple(sorted(kept)), tuple(sorted(continued)), again)
+        return Restored(tuple(sorted(kept)), tuple(sorted(continued)), again, item_fates(fates))
+
+
+def _fate(report: GroupReport | None, drawn: bool) -> ItemFate:
+    """Return what becomes of a prompt: done where it has a report, else under way, with or without tokens kept."""
+    if report is not None:
+        return ItemFate.RESTORED
+    return ItemFate.CONTINUED if drawn else ItemFate.AGAIN
+
+
+def _name(place: _Place, step: int) -> str:
+    return f"prompt {place.position} for step {step}"
 
 
 def _report(saved: Mapping[str, Any]) -> GroupReport:
