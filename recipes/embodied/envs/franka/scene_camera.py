@@ -1,0 +1,141 @@
+"""Rendered views of a Franka arm that stands as the measured joints do, and of the point to reach.
+
+They show a simulated arm as a camera would, and a real one as far as its joints are known.
+"""
+
+# MuJoCo is an optional package, whose binary modules have no types.
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.cameras.camera import ArmScene, Camera, CameraFrame, CameraSetup
+from recipes.embodied.envs.franka.drawing import Spot, draw_arm
+from recipes.embodied.envs.franka.franka_mjcf import mjcf
+from recipes.embodied.robots.franka_kinematics import FLANGE
+
+POINT_RADIUS: Final = 0.015  # metres, as it is drawn
+_BALL_RADIUS: Final = 0.03  # as it is rendered
+# Where the camera of a view is and what it looks at, in metres as seen from the arm's base.
+_EYES: Final[dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]]] = {
+    "front": ((1.5, 0.0, 0.75), (0.35, 0.0, 0.3)),
+    "side": ((0.4, -1.35, 0.6), (0.35, 0.0, 0.3)),
+    "above": ((0.45, 0.0, 1.75), (0.45001, 0.0, 0.0)),
+}
+_FIELD: Final = 50.0  # degrees, from the lower to the upper edge
+_WRIST_FIELD: Final = 75.0
+_TABLE, _ARM, _HAND, _FINGERS, _SKY = (
+    (0.78, 0.76, 0.72, 1.0),
+    (0.93, 0.93, 0.95, 1.0),
+    (0.25, 0.26, 0.29, 1.0),
+    (0.15, 0.15, 0.17, 1.0),
+    (0.72, 0.80, 0.88),
+)
+_POINT: Final = (0.1, 0.72, 0.25, 1.0)
+
+
+class SceneCamera(Camera):
+    """A view of the scene: rendered by MuJoCo, or drawn from the side and from above (`view: drawing`)."""
+
+    on_demand: ClassVar[bool] = True
+
+    def __init__(self, setup: CameraSetup) -> None:
+        super().__init__(setup)
+        self._shown: ArmScene | None = None
+        self._image: NDArray[np.uint8] | None = None
+        options = setup.options
+        drawn = options.view == "drawing"
+        self._renderer = None if drawn else _SceneRenderer(options.view, options.width, options.height)
+
+    def read(self, seconds: float) -> CameraFrame | None:
+        """See `Camera`: the scene as it was measured last."""
+        if self.setup.scene is None:
+            return None
+        scene = self.setup.scene()
+        if self._image is None or scene is not self._shown:
+            self._image = drawn(scene) if self._renderer is None else self._renderer.render(scene)
+            self._shown = scene
+        return CameraFrame(self._image, scene.measured)
+
+    def close(self) -> None:
+        """See `Camera`."""
+        if self._renderer is not None:
+            self._renderer.close()
+
+
+def drawn(scene: ArmScene) -> NDArray[np.uint8]:
+    """Return the scene from the side and from above, uint8 [H, W, 3], without a renderer."""
+    spots = [] if scene.target is None else [Spot(scene.target.reshape(3, 1), POINT_RADIUS, "green")]
+    return draw_arm(scene.joints.reshape(7, 1), spots, np.zeros(1, np.bool_))[0]
+
+
+class _SceneRenderer:
+    """The arm on a table in MuJoCo, looked at from one place. It belongs to the thread that made it."""
+
+    def __init__(self, view: str, width: int, height: int) -> None:
+        if "DISPLAY" not in os.environ:
+            os.environ.setdefault("MUJOCO_GL", "egl")  # without a screen
+        import mujoco
+
+        self._mujoco: Any = mujoco
+        self._model = _painted(mujoco, view, width, height).compile()
+        self._data = mujoco.MjData(self._model)
+        self._renderer = mujoco.Renderer(self._model, height, width)
+        self._view = view
+
+    def render(self, scene: ArmScene) -> NDArray[np.uint8]:
+        """Return what the camera sees, uint8 [H, W, 3]."""
+        self._data.qpos[:7] = scene.joints
+        self._data.mocap_pos[0] = (0, 0, -1) if scene.target is None else scene.target  # below the table: not seen
+        self._mujoco.mj_forward(self._model, self._data)
+        self._renderer.update_scene(self._data, self._view)
+        return self._renderer.render().copy()
+
+    def close(self) -> None:
+        self._renderer.close()
+
+
+def _painted(mujoco: Any, view: str, width: int, height: int) -> Any:
+    """Return the model of the arm with colours, light, a camera, and a ball for the point to reach."""
+    spec = mujoco.MjSpec.from_string(mjcf())
+    spec.visual.quality.offsamples, spec.visual.quality.shadowsize = 4, 1024
+    spec.visual.headlight.ambient, spec.visual.headlight.diffuse = (0.35,) * 3, (0.35,) * 3
+    getattr(spec.visual, "global").offwidth, getattr(spec.visual, "global").offheight = width, height
+    sky = spec.add_texture(name="sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, width=16, height=16 * 6)
+    sky.builtin, sky.rgb1, sky.rgb2 = mujoco.mjtBuiltin.mjBUILTIN_FLAT, _SKY, _SKY
+    for geom in spec.geoms:
+        is_box = geom.type == mujoco.mjtGeom.mjGEOM_BOX
+        geom.rgba = _TABLE if geom.name == "table" else _FINGERS if geom.name else _HAND if is_box else _ARM
+    spec.worldbody.add_light(
+        pos=(0.8, -0.8, 2.0), dir=(-0.3, 0.4, -1.0), castshadow=True, diffuse=(0.5,) * 3, specular=(0.0,) * 3
+    )
+    ball = spec.worldbody.add_body(name="point", mocap=True)
+    ball.add_geom(type=mujoco.mjtGeom.mjGEOM_SPHERE, size=(_BALL_RADIUS, 0, 0), rgba=_POINT, contype=0, conaffinity=0)
+    if view == "wrist":
+        # Beside the hand, along the way of the fingers; mounted an eighth of a turn about the axis, as the hand is.
+        eighth = math.pi / 4
+        outward = np.array([math.cos(eighth), -math.sin(eighth), 0.0])
+        spec.body("link7").add_camera(
+            name=view, pos=0.07 * outward + (0, 0, FLANGE), fovy=_WRIST_FIELD, xyaxes=_axes(outward, (0, 0, -1), None)
+        )
+    else:
+        eye, seen = _EYES[view]
+        backward = np.subtract(eye, seen)
+        spec.worldbody.add_camera(name=view, pos=eye, fovy=_FIELD, xyaxes=_axes((0, 0, 1), backward, view))
+    return spec
+
+
+def _axes(up: Any, backward: Any, view: str | None) -> list[float]:
+    """Return the directions to the right and up of a picture, for a camera whose back is `backward`."""
+    back = np.asarray(backward, np.float64) / np.linalg.norm(backward)
+    upward = np.array((1.0, 0.0, 0.0)) if view == "above" else np.asarray(up, np.float64)
+    right = np.cross(upward, back)
+    right /= np.linalg.norm(right)
+    return [*right.tolist(), *np.cross(back, right).tolist()]
