@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from rlinf_core.process.requirements import missing_modules
 
 # Within which every camera must have given its first frame.
 FIRST_FRAME_SECONDS: Final = 10.0
-_SOURCES: Registry[type[Camera]] = Registry(
+_SOURCES: Registry[object] = Registry(
     "camera source", {name: source.target for name, source in CAMERA_SOURCES.items()}
 )
 register_camera = _SOURCES.register
@@ -150,7 +150,7 @@ class CameraSet:
                 raise ConfigError(
                     f"`source: {source}` needs the package `{module}`, which `{sys.executable}` does not have",
                     where=f"{at}, {self._where}",
-                    help=f"run `{sys.executable} -m pip install '{install}'` on the node that the camera is attached to",
+                    help=f"run `{sys.executable} -m pip install '{install}'` on the node of the camera",
                 )
         if source not in CAMERA_SOURCES and ":" not in source and source not in _SOURCES.names():
             raise ConfigError(
@@ -170,7 +170,7 @@ class CameraSet:
                 where=f"{at}, {self._where}",
                 help="name another source",
             )
-        made: object = _SOURCES.get(source)
-        if not (isinstance(made, type) and issubclass(made, Camera)):
+        driver = _SOURCES.get(source)
+        if not (isinstance(driver, type) and issubclass(driver, Camera)):
             raise ConfigError(f"`{source}` is not a subclass of `Camera`", where=at, help="derive it from that class")
-        return cast("type[Camera]", made)
+        return driver

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -228,14 +228,15 @@ def _arm(listed: list[Listed], robot: str | None) -> Franka:
 def _opened(file: str) -> tuple[list[Listed], RobotEnvOptions | None]:
     """Return the robots of a file, and the cameras of its environment, if it has one.
 
-    Demonstrations that the file learns from may be about to be recorded.
+    Demonstrations that the file learns from may be about to be recorded, and packages of the job may be elsewhere: a
+    person must be able to stop an arm.
     """
     from recipes.embodied.robots.manual_control import list_robots
     from recipes.embodied.rules.camera_rules import robot_options
     from rlinf_cli.file.job_file import load_sound
 
-    job = load_sound(file)
-    env = getattr(job.config, "env", None)
+    job = load_sound(file, packages=False)
+    env: Any = getattr(job.model, "env", None)
     return list_robots(job.cluster), None if env is None else robot_options(env.train)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ _WATCHED: Final = 1.0
 
 
 @contextmanager
-def opened(robot: RobotUnit, options: RobotEnvOptions, scene: Callable[[], ArmScene] | None) -> Iterator[CameraSet]:
+def opened(robot: RobotUnit, options: RobotEnvOptions, scene: Callable[[], ArmScene] | None) -> Generator[CameraSet]:
     """Open a robot's cameras, until the block ends.
 
     Raises:

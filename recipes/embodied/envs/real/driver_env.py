@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -162,9 +163,9 @@ class DrivenRobotEnv(VectorEnv):
     def views(self, row: int) -> list[CameraView]:
         """See `VectorEnv`: what the driver and the cameras see."""
         driver, cameras = self._robot.driver, self._robot.cameras
-        seen = driver.observe() if driver.spec.cameras else {}
-        now, named = time.monotonic(), {camera: seen[image_key(camera)] for camera in driver.spec.cameras}
-        views = [CameraView(camera, np.asarray(image), now) for camera, image in named.items()]
+        observed: Mapping[str, NDArray[Any]] = driver.observe() if driver.spec.cameras else {}
+        now = time.monotonic()
+        views = [CameraView(name, np.asarray(observed[image_key(name)]), now) for name in driver.spec.cameras]
         return views if cameras is None else [*views, *cameras.views()]
 
     def take_figures(self) -> dict[str, tuple[float, int]]:
