@@ -19,9 +19,7 @@ from rlinf_core.process.requirements import missing_modules
 
 # Within which every camera must have given its first frame.
 FIRST_FRAME_SECONDS: Final = 10.0
-_SOURCES: Registry[object] = Registry(
-    "camera source", {name: source.target for name, source in CAMERA_SOURCES.items()}
-)
+_SOURCES: Registry[object] = Registry("camera source", {name: source.target for name, source in CAMERA_SOURCES.items()})
 register_camera = _SOURCES.register
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 import os
+from importlib import import_module
 from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.cameras.camera import ArmScene, Camera, CameraFrame, CameraSetup
+from recipes.embodied.cameras.camera import ArmScene, Camera, CameraError, CameraFrame, CameraSetup
 from recipes.embodied.envs.franka.drawing import Spot, draw_arm
 from recipes.embodied.envs.franka.franka_mjcf import mjcf
 from recipes.embodied.robots.franka_kinematics import FLANGE
@@ -80,26 +81,48 @@ class _SceneRenderer:
     """The arm on a table in MuJoCo, looked at from one place. It belongs to the thread that made it."""
 
     def __init__(self, view: str, width: int, height: int) -> None:
-        if "DISPLAY" not in os.environ:
-            os.environ.setdefault("MUJOCO_GL", "egl")  # without a screen
         import mujoco
 
         self._mujoco: Any = mujoco
-        self._model = _painted(mujoco, view, width, height).compile()
+        # The library chooses between these when it is imported, which may be long ago.
+        library = os.environ.get("MUJOCO_GL", "egl")
+        try:
+            self._gl: Any = import_module(f"mujoco.{library}").GLContext(width, height)
+            self._gl.make_current()
+            self._model = _painted(mujoco, view, width, height).compile()
+            self._context: Any = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        except Exception as error:
+            raise CameraError(
+                f"the view `{view}` cannot be rendered",
+                why=f"{type(error).__name__}: {error}",
+                help="install the system's EGL (`libegl1`), set MUJOCO_GL, or write `view: drawing`",
+            ) from error
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._data = mujoco.MjData(self._model)
-        self._renderer = mujoco.Renderer(self._model, height, width)
-        self._view = view
+        self._seen = mujoco.MjvScene(self._model, maxgeom=200)
+        self._options, self._place = mujoco.MjvOption(), mujoco.MjrRect(0, 0, width, height)
+        self._eye = mujoco.MjvCamera()
+        self._eye.type, self._eye.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, 0
+        self._pixels = np.empty((height, width, 3), np.uint8)
 
     def render(self, scene: ArmScene) -> NDArray[np.uint8]:
         """Return what the camera sees, uint8 [H, W, 3]."""
-        self._data.qpos[:7] = scene.joints
-        self._data.mocap_pos[0] = (0, 0, -1) if scene.target is None else scene.target  # below the table: not seen
-        self._mujoco.mj_forward(self._model, self._data)
-        self._renderer.update_scene(self._data, self._view)
-        return self._renderer.render().copy()
+        mujoco, model, data = self._mujoco, self._model, self._data
+        data.qpos[:7] = scene.joints
+        data.mocap_pos[0] = (0, 0, -1) if scene.target is None else scene.target  # below the table: not seen
+        mujoco.mj_forward(model, data)
+        self._gl.make_current()
+        shown = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(model, data, self._options, None, self._eye, shown, self._seen)
+        mujoco.mjr_render(self._place, self._seen, self._context)
+        mujoco.mjr_readPixels(self._pixels, None, self._place, self._context)
+        return self._pixels[::-1].copy()  # OpenGL begins with the lowest row
 
     def close(self) -> None:
-        self._renderer.close()
+        if self._gl is not None:
+            self._context.free()
+            self._gl.free()
+            self._gl = None
 
 
 def _painted(mujoco: Any, view: str, width: int, height: int) -> Any:

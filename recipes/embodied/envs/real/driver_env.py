@@ -88,6 +88,7 @@ class DrivenRobotEnv(VectorEnv):
         self._robot = _open[robot.place]
         twice = [name for name in options.cameras if name in self._robot.driver.spec.cameras]
         if self._robot.options != options or twice:
+            self.close()  # unless another environment uses it
             what = f"two cameras are called `{twice[0]}`: one is the driver's" if twice else None
             raise ConfigError(
                 what or "training and evaluation have different cameras on one robot",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from ctypes.util import find_library
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from recipes.embodied.envs.franka.scene_camera import SceneCamera
 from recipes.embodied.robots.franka_kinematics import HOME
 
 pytest.importorskip("mujoco")
+needs_egl = pytest.mark.skipif(find_library("EGL") is None, reason="the system has no EGL")
 
 
 def scene(y: float) -> ArmScene:
@@ -33,6 +35,7 @@ def greens(image: NDArray[np.uint8]) -> NDArray[np.float64]:
     return np.array([rows.mean() / image.shape[0], columns.mean() / image.shape[1]])
 
 
+@needs_egl
 @pytest.mark.parametrize(("view", "leftward"), [("front", 1), ("above", -1)])
 def test_point_is_where_it_is_seen_from(view: str, leftward: int) -> None:
     shown = [scene(0.25)]
