@@ -32,7 +32,7 @@ class CameraReader:
         self._fault: BaseException | None = None
         self._begun = time.monotonic()
         self._ready, self._closing = threading.Event(), threading.Event()
-        self._camera = driver(setup) if driver.on_demand else None
+        self._camera = self._opened(driver) if driver.on_demand else None
         self._thread: threading.Thread | None = None
         if self._camera is None:
             self._thread = threading.Thread(target=self._read, name=f"rlinf-camera-{setup.name}", daemon=True)
@@ -90,6 +90,13 @@ class CameraReader:
             self._thread.join(_CLOSE_SECONDS)
         elif self._camera is not None:
             self._camera.close()
+
+    def _opened(self, driver: type[Camera]) -> Camera:
+        try:
+            return driver(self.setup)
+        except CameraError as error:
+            error.where = error.where or self._where
+            raise
 
     def _read(self) -> None:
         camera: Camera | None = None

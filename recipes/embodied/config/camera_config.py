@@ -48,7 +48,7 @@ CAMERA_SOURCES: Final[Mapping[str, CameraSource]] = {
     "scene": CameraSource(
         "recipes.embodied.envs.franka.scene_camera:SceneCamera",
         ("PIL",),
-        "rlinf-cli[browser]",
+        "pillow",
         ("view",),
         attached=False,
     ),

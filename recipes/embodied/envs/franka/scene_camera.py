@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any, ClassVar, Final
 
@@ -30,6 +31,7 @@ _EYES: Final[dict[str, tuple[tuple[float, float, float], tuple[float, float, flo
     "side": ((0.4, -1.35, 0.6), (0.35, 0.0, 0.3)),
     "above": ((0.45, 0.0, 1.75), (0.45001, 0.0, 0.0)),
 }
+_RENDER_SECONDS: Final = 60.0  # after which a renderer counts as hung
 _FIELD: Final = 50.0  # degrees, from the lower to the upper edge
 _WRIST_FIELD: Final = 75.0
 _TABLE, _ARM, _HAND, _FINGERS, _SKY = (
@@ -51,9 +53,12 @@ class SceneCamera(Camera):
         super().__init__(setup)
         self._shown: ArmScene | None = None
         self._image: NDArray[np.uint8] | None = None
-        options = setup.options
-        drawn = options.view == "drawing"
-        self._renderer = None if drawn else _SceneRenderer(options.view, options.width, options.height)
+        options, self._renderer = setup.options, None
+        # A context of OpenGL belongs to one thread, and who looks may be in any.
+        self._thread = ThreadPoolExecutor(1, f"rlinf-camera-{setup.name}")
+        if options.view != "drawing":
+            making = self._thread.submit(_SceneRenderer, options.view, options.width, options.height)
+            self._renderer = making.result(_RENDER_SECONDS)
 
     def read(self, seconds: float) -> CameraFrame | None:
         """See `Camera`: the scene as it was measured last."""
@@ -61,14 +66,17 @@ class SceneCamera(Camera):
             return None
         scene = self.setup.scene()
         if self._image is None or scene is not self._shown:
-            self._image = drawn(scene) if self._renderer is None else self._renderer.render(scene)
+            render = drawn if self._renderer is None else self._renderer.render
+            self._image = self._thread.submit(render, scene).result(_RENDER_SECONDS)
             self._shown = scene
         return CameraFrame(self._image, scene.measured)
 
     def close(self) -> None:
         """See `Camera`."""
         if self._renderer is not None:
-            self._renderer.close()
+            self._thread.submit(self._renderer.close).result(_RENDER_SECONDS)
+            self._renderer = None
+        self._thread.shutdown()
 
 
 def drawn(scene: ArmScene) -> NDArray[np.uint8]:
