@@ -22,7 +22,7 @@ def fitted(image: NDArray[np.uint8], options: CameraOptions) -> NDArray[np.uint8
     from PIL import Image
 
     picture = Image.fromarray(image)
-    return np.asarray(picture.resize((options.width, options.height), Image.Resampling.BOX, box))
+    return np.array(picture.resize((options.width, options.height), Image.Resampling.BOX, box))
 
 
 def middle(height: int, width: int, wanted_height: int, wanted_width: int) -> Box:
