@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -107,6 +108,7 @@ def environment_spec(environments: EnvironmentConfig) -> tuple[EnvSpec, tuple[st
     """
     from recipes.embodied.envs.real.franka_robot import SPEC
     from recipes.embodied.envs.registry import make_env
+    from recipes.embodied.rules.camera_rules import robot_options
     from recipes.embodied.rules.env_rules import options_of_simulator
 
     kind = environments.env_type
@@ -117,7 +119,8 @@ def environment_spec(environments: EnvironmentConfig) -> tuple[EnvSpec, tuple[st
         notes = () if options.state_size else (f"the states of `{kind}` are taken to be {states} numbers",)
         return EnvSpec(states, 7, cameras=cameras, has_instructions=kind != "robosuite"), notes
     if kind == "franka_robot":
-        return SPEC, ()  # the arm is elsewhere
+        options = robot_options(environments)
+        return replace(SPEC, cameras={} if options is None else options.shapes), ()  # the arm is elsewhere
     try:
         settings = EnvSettings(
             num_envs=1, task=environments.task, options=environments.options, success_reward=environments.success_reward

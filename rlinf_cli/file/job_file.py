@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rlinf_cli.bootstrap import preflight
     from rlinf_cli.bootstrap.inventory import NodeTarget
-    from rlinf_core.config.diagnostics import Severity
+    from rlinf_core.config.diagnostics import Diagnostic, Severity
     from rlinf_core.config.machines.cluster import ClusterConfig
     from rlinf_core.config.tree import MappingNode, Path
     from rlinf_core.job.load import Job
@@ -116,30 +116,41 @@ class SoundJob(NamedTuple):
 
 
 def load_sound(
-    name: str, overrides: Sequence[str] | None = None, assume: Sequence[str] | None = None, *, live: bool = False
+    name: str,
+    overrides: Sequence[str] | None = None,
+    assume: Sequence[str] | None = None,
+    *,
+    live: bool = False,
+    packages: bool = True,
 ) -> SoundJob:
     """Return a job without errors; warnings and notes are left to `rlinf validate`.
 
-    Missing training data does not matter: it does not affect placement.
+    Missing training data does not matter: it does not affect placement. Without `packages` neither do packages of the
+    job that are not installed here.
 
     Raises:
         typer.Exit: it has errors, which are printed on standard error.
         ClusterError: with `live`, a node cannot be probed.
     """
-    return sound(without_training_data(load(name, overrides, assume, live=live)))
+    job = without_training_data(load(name, overrides, assume, live=live))
+    return sound(job if packages else _without(job, lambda finding: finding.code == "missing-extra"))
 
 
 def without_training_data(job: Job) -> Job:
     """Return a job without findings about training data, which may have moved or not exist yet."""
+    keys = () if job.recipe is None else tuple(tuple(key.split(".")) for key in job.recipe.training_data)
+    return _without(
+        job,
+        lambda finding: finding.code in _ABOUT_FILES and any(finding.path[: len(key)] == key for key in keys),
+    )
+
+
+def _without(job: Job, unwanted: Callable[[Diagnostic], bool]) -> Job:
+    """Return a job without some of its findings."""
     from rlinf_core.config.diagnostics import Diagnostics
 
-    keys = () if job.recipe is None else tuple(tuple(key.split(".")) for key in job.recipe.training_data)
     kept = Diagnostics()
-    kept.extend(
-        diagnostic
-        for diagnostic in job.diagnostics
-        if diagnostic.code not in _ABOUT_FILES or not any(diagnostic.path[: len(key)] == key for key in keys)
-    )
+    kept.extend(finding for finding in job.diagnostics if not unwanted(finding))
     return job._replace(diagnostics=kept)
 
 

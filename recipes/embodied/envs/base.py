@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.cameras.camera import CameraView
 from recipes.embodied.envs.env_spec import (
     BoolArray,
     EnvSettings,
@@ -39,7 +40,6 @@ from recipes.embodied.envs.running import RunningEpisodes, judged, rewarded, unr
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.executed import ExecutedActions
 from recipes.embodied.interventions.intervention import (
-    CameraView,
     EnvProgress,
     HandMotion,
     InterventionSource,
@@ -211,6 +211,10 @@ class VectorEnv(ABC):
         if all(cameras.values()):
             return [CameraView(str(cameras[name]), images[0], now) for name, images in seen.items()]
         return [CameraView("scene", self.picture(seen)[0], now)]
+
+    def take_figures(self) -> dict[str, tuple[float, int]]:
+        """Return what was measured since the last call, besides episodes: sums and how many they are of, by name."""
+        return {}
 
     def outcomes(self, rows: IntArray, truncated: BoolArray) -> list[str]:
         """Return how the episodes of `rows` ended; their last states are the current ones.
