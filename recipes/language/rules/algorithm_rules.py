@@ -139,7 +139,7 @@ def _check_proximal(config: LanguageConfig, report: Report) -> None:
         report(
             ("algorithm", "reject_ratio_low"),
             "conflicting-settings",
-            f"`reject_ratio_low: {low:g}` is not below `reject_ratio_high: {high:g}`: nothing would be learned from",
+            f"`reject_ratio_low: {low:g}` is not below `reject_ratio_high: {high:g}`: nothing would be trained on",
             "write `reject_ratio_low: 0.5` and `reject_ratio_high: 2`",
             about=[("algorithm", "reject_ratio_high")],
         )

@@ -40,7 +40,7 @@ def check_judge(config: LanguageConfig, report: Report) -> None:
         report(
             _REWARD,
             "missing-component",
-            "`reward_type: judge` needs a model that judges, but the group `judge` has no placement",
+            "`reward_type: judge` needs a judge model, but the group `judge` has no placement",
             f"add {place_entry(config.cluster, 'judge')} to `cluster.component_placement`,"
             " and write `judge.model_path: FOLDER`",
         )

@@ -16,7 +16,7 @@ from recipes.language.models.plain_check import PLAIN, check_policy
 from recipes.serve.config import ServeConfig
 from recipes.serve.values import AdamSettings, AdapterSettings, Datum, FloatArray, RankOutcome, ServedFacts
 from recipes.serve.workers.adapters import OPTIMIZER, AdapterModel, gradient_norm, read_tensors, write_tensors
-from recipes.serve.workers.datum_packing import pack_data, shares
+from recipes.serve.workers.datum_packing import data_logprobs, shares
 from recipes.serve.workers.token_losses import LOSSES
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.dtypes import DTYPES
@@ -152,7 +152,7 @@ class AdapterActor(ComparingWorker):
 
     def _loss(self, data: list[Datum], loss: str, settings: Mapping[str, float]) -> tuple[list[Tensor], Tensor]:
         """Return log-probabilities of the targets of each datum, and the sum of their losses, a scalar."""
-        flat = self._adapters.policy(pack_data(data, self.torch_device)).logprobs
+        flat = data_logprobs(self._adapters.policy, data, self.torch_device)
         sizes = [datum.values["target_tokens"].size for datum in data]
         pieces = [
             piece.reshape(datum.values["target_tokens"].shape)
@@ -169,7 +169,7 @@ class AdapterActor(ComparingWorker):
         }
 
     def drop_gradients(self, model: str) -> None:
-        """Forget the gradients of the passes since the last step."""
+        """Discard the gradients accumulated since the last step."""
         self._trained[model].optimizer.zero_grad()
 
     def step(self, model: str, adam: AdamSettings) -> dict[str, float]:

@@ -20,7 +20,7 @@ from recipes.serve.config import ServeConfig
 from recipes.serve.values import Datum, Drawing, DrawnAnswer, FloatArray, SampleOutcome, ServedFacts, TopTokens
 from recipes.serve.workers.adapter_actor import load_base, served_facts
 from recipes.serve.workers.adapters import AdapterModel
-from recipes.serve.workers.datum_packing import pack_data
+from recipes.serve.workers.datum_packing import data_logprobs
 from recipes.training.comparing_worker import ComparingWorker
 from rlinf_core import RLinfError
 
@@ -171,9 +171,9 @@ class SnapshotSampler(ComparingWorker):
         tokens = np.asarray(request.prompt, np.int64)
         scores = np.full(len(tokens), np.nan, np.float32)
         if len(tokens) > 1:
-            row = pack_data([Datum(tokens[:-1], {"target_tokens": tokens[1:]})], self.torch_device)
+            row = [Datum(tokens[:-1], {"target_tokens": tokens[1:]})]
             with self._adapters.using(request.snapshot):
-                scores[1:] = self._adapters.policy(row).logprobs.cpu().numpy()
+                scores[1:] = data_logprobs(self._adapters.policy, row, self.torch_device).cpu().numpy()
             scores[: max(0, len(tokens) - request.prompt_last)] = np.nan
         return scores
 
