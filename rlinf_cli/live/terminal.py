@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
 from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
+from rlinf_cli.live.resizable_block import ResizableBlock
 from rlinf_cli.live.view import ENDING, View, line_of, processes, times
 from rlinf_core.foreign.terminal_text import guarded_stream, replaced, unguarded_stream
 from rlinf_core.process.known_secrets import hidden
@@ -45,7 +45,7 @@ class TerminalView(View):
         screen = Console(
             file=unguarded_stream(sys.stderr), highlight=False, markup=False, emoji=False, legacy_windows=False
         )
-        self._live = Live(
+        self._live = ResizableBlock(
             get_renderable=self._render,
             console=screen,
             refresh_per_second=_DRAWN_PER_SECOND,

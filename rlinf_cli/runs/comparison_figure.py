@@ -34,6 +34,7 @@ def draw(comparison: Comparison, path: Path, metrics: Sequence[str] = ()) -> Non
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     panels = tuple(dict.fromkeys(metrics)) or (comparison.metric,)
     figure: Any = Figure(figsize=(8.0, 0.9 + _PANEL_HEIGHT * len(panels)), layout="constrained")
@@ -47,6 +48,7 @@ def draw(comparison: Comparison, path: Path, metrics: Sequence[str] = ()) -> Non
             _draw_set(axes, run_set, points, palette(place % palette.N), _name(comparison, place))
         axes.set_title(metric, fontsize=10)
         axes.set_xlabel("step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(visible=True, alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(fontsize=8, frameon=False)

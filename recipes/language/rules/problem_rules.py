@@ -146,6 +146,7 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
     One that is missing is a warning: the file may be meant for another machine.
     """
     data = config.data
+    sizes: dict[str, int] = {}
     for key, paths in (("train_data_paths", data.train_files), ("val_data_paths", data.val_data_paths)):
         for path in paths:
             if not os.path.exists(path):
@@ -158,6 +159,7 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
                 why = f": {error.why}" if error.why else ""
                 report(("data", key), "unusable-path", f"{error.message}{why}", error.help)
                 continue
+            sizes[path] = len(problems)
             if not data.apply_chat_template and any(problems[number].messages for number in range(len(problems))):
                 report(
                     ("data", "apply_chat_template"),
@@ -168,6 +170,16 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
                 )
             _check_right_answers(config, key, problems, report)
             _check_columns(config, key, path, problems, report)
+    # Every tenth problem is held out.
+    count = sum(sizes.values())
+    if data.train_files and not data.val_data_paths and sizes.keys() == {*data.train_files} and count < 10:
+        report(
+            ("data", "train_data_paths"),
+            "conflicting-settings",
+            f"{count} problems are too few to hold some out for evaluation",
+            "write `data.val_data_paths: FILE`, or give at least ten problems",
+            about=[("data", "val_data_paths")],
+        )
 
 
 def _check_columns(config: LanguageConfig, key: str, path: str, problems: FileProblems, report: Report) -> None:

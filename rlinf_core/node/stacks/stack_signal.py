@@ -29,6 +29,7 @@ _STILL: Final = 5
 _MOST_BYTES: Final = 1 << 20
 _THREAD: Final = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*?)\])? .*\(most recent call first\):")
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+_ESCAPED: Final = re.compile(r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U000[0-9a-f]{5}")
 
 
 class NoAnswerError(Exception):
@@ -82,8 +83,13 @@ def threads_of(report: str) -> list[ThreadStack]:
             threads.append((thread[2] or thread[1], []))
         elif frame and threads:
             number = int(frame[2]) if frame[2].isdigit() else None
-            threads[-1][1].insert(0, FrameSummary(frame[1], number, frame[3]))
+            threads[-1][1].insert(0, FrameSummary(_decoded(frame[1]), number, _decoded(frame[3])))
     return [ThreadStack(name, frames) for name, frames in reversed(threads)]
+
+
+def _decoded(name: str) -> str:
+    """Return a name of a file or function with the characters that faulthandler writes as escapes, all but ASCII."""
+    return _ESCAPED.sub(lambda escape: chr(int(escape[0][2:], 16)), name)
 
 
 def _lock(file: int, deadline: float) -> None:

@@ -131,30 +131,31 @@ class OTLPExporter(MetricsBackend):
                 parts = self._next_parts()
             if not parts:
                 return
-            sent = self._send(parts)
+            lost = self._send(parts)
             with self._changed:
-                count = sum(len(part.items) for part in parts)
-                self._waiting -= count
-                self._dropped += 0 if sent else count
-                self._failing = not sent
+                self._waiting -= sum(len(part.items) for part in parts)
+                self._dropped += lost
+                self._failing = lost > 0
 
     def _next_parts(self) -> list[_Spans | _Numbers]:
-        """Take what goes into one request from the queue: the numbers of one moment, or spans."""
+        """Take what is sent together from the queue."""
         parts: list[_Spans | _Numbers] = []
         room = _MOST_IN_A_REQUEST
-        while self._queue and (not parts or (isinstance(self._queue[0], _Spans) and len(self._queue[0].items) <= room)):
+        while self._queue and (not parts or len(self._queue[0].items) <= room):
             parts.append(self._queue.popleft())
-            room = room - len(parts[-1].items) if isinstance(parts[-1], _Spans) else 0
+            room -= len(parts[-1].items)
         return parts
 
-    def _send(self, parts: Sequence[_Spans | _Numbers]) -> bool:
-        first = parts[0]
-        if isinstance(first, _Numbers):
-            result = self._numbers.export(self._otel.metrics(first))
-        else:
-            spans = [span for part in parts if isinstance(part, _Spans) for span in self._otel.spans(part)]
-            result = self._spans.export(spans)
-        return result.name == "SUCCESS"
+    def _send(self, parts: Sequence[_Spans | _Numbers]) -> int:
+        """Send spans in one request and numbers in another; return how many of them were lost."""
+        lost = 0
+        spans = [span for part in parts if isinstance(part, _Spans) for span in self._otel.spans(part)]
+        if spans and self._spans.export(spans).name != "SUCCESS":
+            lost += len(spans)
+        numbers = [part for part in parts if isinstance(part, _Numbers)]
+        if numbers and self._numbers.export(self._otel.metrics(numbers)).name != "SUCCESS":
+            lost += sum(len(part.items) for part in numbers)
+        return lost
 
 
 class _Encoder:
@@ -197,13 +198,15 @@ class _Encoder:
             for span in part.items
         ]
 
-    def metrics(self, part: _Numbers) -> Any:
-        """Return gauges of the driver with the attribute `run`, as the label of Prometheus."""
-        at, export = int(part.time * _NANO), self._metrics
-        metrics = [
-            export.Metric(name, "", "", export.Gauge([export.NumberDataPoint({"run": self.run}, at, at, value)]))
-            for name, value in part.items
-        ]
+    def metrics(self, parts: Sequence[_Numbers]) -> Any:
+        """Return gauges of the driver with the attribute `run`, as the label of Prometheus; a point for each moment."""
+        export, attributes = self._metrics, {"run": self.run}
+        points: dict[str, list[Any]] = {}
+        for part in parts:
+            at = int(part.time * _NANO)
+            for name, value in part.items:
+                points.setdefault(name, []).append(export.NumberDataPoint(attributes, at, at, value))
+        metrics = [export.Metric(name, "", "", export.Gauge(values)) for name, values in points.items()]
         scope = export.ScopeMetrics(self._scope, metrics, "")
         return export.MetricsData([export.ResourceMetrics(self._resource(_DRIVER), [scope], "")])
 

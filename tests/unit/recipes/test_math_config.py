@@ -39,6 +39,15 @@ def test_files_beside_generated_problems_are_refused(findings: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize(("count", "message"), [(9, "9 problems are too few"), (10, "")])
+def test_too_few_problems_to_hold_some_out(tmp_path: Path, findings: Any, count: int, message: str) -> None:
+    file = tmp_path / "few.jsonl"
+    file.write_text('{"prompt": "1+2=", "answer": "3"}\n' * count)
+    found = findings(LAPTOP + f"data: {{train_data_paths: [{file}]}}\n", messages=True)
+    assert any("too few" in each[2] for each in found) == bool(message)
+    assert not message or any(each[2].startswith(message) for each in found)
+
+
 def test_the_samples_of_a_step(findings: Any) -> None:
     found = findings(LAPTOP + "data:\n  rollout_batch_size: 30\nactor:\n  global_batch_size: 256\n", messages=True)
     assert found == [
@@ -411,7 +420,7 @@ def test_messages_of_a_file_are_written_by_the_template(findings: Any, model: Pa
     file = tmp_path / "some.jsonl"
     asked = [{"role": "user", "content": "1+1"}]
     rows = [{"prompt": each, "answer": "2"} for each in (asked, [{"role": "system", "content": "s"}, *asked])]
-    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows) * 5)
     chat = f"data:\n  apply_chat_template: true\n  train_data_paths: {file}\n"
     found = findings(LAPTOP + chat, f"actor.model.model_path={model}", messages=True)
     assert [("problem 1" in each[2], "no system" in each[2]) for each in found] == [(True, True)]
@@ -502,7 +511,7 @@ def test_columns_that_trl_functions_want_are_in_the_data(
     (tmp_path / "columns_of_trl.py").write_text(f"def score(completions, {wanted}, **kwargs): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "some.jsonl"
-    file.write_text('{"prompt": "1+1", "answer": "2", "solution": "2"}\n{"prompt": "1+2", "answer": "3"}\n')
+    file.write_text('{"prompt": "1+1", "answer": "2", "solution": "2"}\n{"prompt": "1+2", "answer": "3"}\n' * 5)
 
     options = (f"data.train_data_paths={file}", f"actor.model.model_path={model}")
     found = findings(LAPTOP, *options, "reward.reward_type=columns_of_trl:score", messages=True)

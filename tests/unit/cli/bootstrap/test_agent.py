@@ -97,7 +97,10 @@ def test_a_taken_port_is_told_with_who_has_it(ask: Callable[..., agent.AgentRepl
 
 
 def test_a_taken_port_names_the_cluster_that_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(node_holdings, "folder_of", lambda cluster: str(tmp_path / cluster))
+    def folder_of(cluster: str) -> str:
+        return str(tmp_path / cluster)
+
+    monkeypatch.setattr(node_holdings, "folder_of", folder_of)
     (tmp_path / "68b076be").mkdir()
     (tmp_path / "68b076be" / "node.json").write_text('{"name": "lap"}')
     code = (

@@ -176,3 +176,13 @@ def test_other_report_of_py_spy_is_refused(report: object) -> None:
 
 def test_signal_is_no_warning_of_a_scheduler() -> None:
     assert signal.SIGRTMIN < stack_signal.STACK_SIGNAL < signal.SIGRTMAX
+
+
+def test_names_beyond_ascii_are_those_of_the_file() -> None:
+    report = (
+        "Current thread 0x00007f01 (most recent call first):\n"
+        '  File "/home/\\xdcbung 1 \\u2013 \\u30e2\\U0001f916/cart.py", line 3 in gr\\xfc\\xdfen\n'
+    )
+    [thread] = threads_of(report)
+    [frame] = thread.frames
+    assert (frame.filename, frame.name) == ("/home/Übung 1 – モ🤖/cart.py", "grüßen")

@@ -44,9 +44,9 @@ class Answering(BaseHTTPRequestHandler):
             else:
                 for part in ExportMetricsServiceRequest.FromString(body).resource_metrics:
                     for metric in part.scope_metrics[0].metrics:
-                        (point,) = metric.gauge.data_points
-                        run = point.attributes[0].value.string_value
-                        self.server.gauges.append((metric.name, run, point.as_double))
+                        for point in metric.gauge.data_points:
+                            run = point.attributes[0].value.string_value
+                            self.server.gauges.append((metric.name, run, point.as_double))
         self.send_response(self.server.status)
         self.end_headers()
 

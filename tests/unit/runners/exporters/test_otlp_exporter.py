@@ -69,16 +69,17 @@ def test_run_is_one_trace_with_a_resource_per_process(receiver: Receiver, tmp_pa
     assert {resource["rlinf.run"] for resource, _ in receiver.spans} == {"embodied-1"}
 
 
-def test_spans_of_all_processes_go_in_one_request(receiver: Receiver, tmp_path: Path) -> None:
+def test_spans_and_metrics_of_many_steps_go_together(receiver: Receiver, tmp_path: Path) -> None:
     exporter = OTLPExporter(settings(tmp_path), gather_seconds=60, flush_seconds=60)
     for number in range(20):
         exporter.add_spans(f"actor:{number}", [span("one"), span("two")])
-    exporter.log(1, {"env/return": 1.0})
-    exporter.add_spans("driver", [span("last")])
+        exporter.log(number, {"env/return": float(number)})
     exporter.close()
-    assert len(receiver.spans) == 42
-    # Spans, the numbers after them, and the spans after those with the run's.
-    assert len(receiver.headers) == 3
+    assert len(receiver.spans) == 41
+    returns = [value for name, _, value in receiver.gauges if name == "rlinf_env_return"]
+    assert returns == list(range(20))
+    # One of spans, one of numbers.
+    assert len(receiver.headers) == 2
 
 
 def test_metrics_have_the_names_of_prometheus(receiver: Receiver, tmp_path: Path) -> None:
