@@ -60,7 +60,7 @@ class LanguageModelSizes(NamedTuple):
     predicting: int
 
     def logits(self, rows: int) -> int:
-        """Return what logits of so many tokens take, which are computed by the chunk."""
+        """Return the bytes of the logits of so many tokens, which are computed in chunks."""
         return _LOGITS * min(rows * self.vocabulary, max(4 * CHUNK_NUMBERS, self.vocabulary))
 
 

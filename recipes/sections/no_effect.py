@@ -25,7 +25,7 @@ def compares_within_groups(config: Any, sizes: WorldSizes) -> bool:
 
 
 def adv_type(config: Any) -> str:
-    """Return the advantage as the file says it."""
+    """Return the type of advantage that the file sets."""
     return f"`adv_type: {config.algorithm.adv_type}`"
 
 

@@ -83,7 +83,7 @@ class Drawing(NamedTuple):
         snapshot: folder of the adapter; None: the model without one.
         prompt: token ids.
         samples: answers.
-        max_tokens: the most tokens of an answer.
+        max_tokens: the maximum tokens of an answer.
         temperature, top_k, top_p, seed: the temperature, top-k, top-p and seed of the draws.
         stop_tokens, stop_texts: what ends an answer.
         prompt_logprobs: whether log-probabilities of the prompt are asked for.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from recipes.language.data.problems import training_order
 from recipes.language.learning.initial_training import begin_training
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.policy import AnswerEval
-from recipes.language.weights.model_export import export
+from recipes.language.weights.model_export import export_state
 from recipes.sft_chat.chat_evaluation import loss_figures, make_writer, summed_loss
 from recipes.sft_chat.chat_protocols import ExampleCounts
 from recipes.sft_chat.config import ChatConfig
@@ -177,9 +176,4 @@ class ChatActor(ComparingWorker):
 
     def save_model(self, folder: str) -> None:
         """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""
-        weights = self._state.whole_tensors()
-        if self._rank == 0:
-            export(weights, self._config.actor, self._tokenizer, Path(folder))
-        # All ranks gather each of them.
-        for _ in weights:
-            pass
+        export_state(self._state, self._config.actor, self._tokenizer, folder, writes=self._rank == 0)

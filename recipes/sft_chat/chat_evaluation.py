@@ -83,7 +83,7 @@ def evaluate(
         job: the checked file.
         checkpoint: a folder `global_step_N`; None: the model that the file names.
         folder: a new folder for the result.
-        episodes: how many conversations, from the first; None: all.
+        episodes: the number of conversations, from the first; None: all.
         allow_training_starts, video: options of policies that act.
         emit: receives progress lines.
 

@@ -47,7 +47,7 @@ def micro_batches(
         lengths: tokens of all examples.
         chosen: the batch of all ranks together.
         world_size, rank: the number of ranks, and the rank of this process.
-        max_tokens: the most tokens of a micro-batch; an example above it is one by itself.
+        max_tokens: the maximum tokens of a micro-batch; a longer example forms its own.
     """
     costs = [lengths[number] for number in chosen]
     shares = balanced(costs, world_size)

@@ -27,7 +27,7 @@ class Figures:
 
     Attributes:
         parts: the parts of every micro-batch that was trained on, scalars by name.
-        skipped: how many optimizer steps were left out, for a loss or gradient that was not finite.
+        skipped: the number of optimizer steps left out, for a loss or gradient that was not finite.
     """
 
     parts: list[dict[str, float]] = field(default_factory=list[dict[str, float]])

@@ -48,7 +48,7 @@ class DoctorRequest:
         own_recipe: the result of `node_inspect.recipe_of` on this machine.
         recorded: the running cluster of this name, or None.
         link_seconds: time limit for measuring links; 0 to skip it.
-        links_at_once: how many are measured concurrently.
+        links_at_once: the number of links measured concurrently.
         trials: the recipe's programs to run where components are placed.
     """
 
@@ -70,7 +70,7 @@ class DoctorReport(NamedTuple):
     Attributes:
         findings: the findings in the order of the checks.
         num_nodes: the number of nodes of the file.
-        num_reached: how many of them answered.
+        num_reached: the number of those that answered.
         seconds: the duration.
     """
 

@@ -86,7 +86,7 @@ class UpReport(NamedTuple):
 
     Attributes:
         address: the address of the head's GCS, empty when it is not up.
-        seconds: how long it took.
+        seconds: the duration, in seconds.
     """
 
     name: str

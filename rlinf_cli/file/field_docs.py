@@ -50,7 +50,7 @@ class UnknownFieldError(ConfigError):
     """No model has a field at this path; `help` names the likely one.
 
     Attributes:
-        depth: how many keys of the path there are.
+        depth: the number of keys in the path.
         known: the keys that there are instead, where none is near.
     """
 

@@ -98,7 +98,7 @@ def step_line(progress: RunProgress) -> str:
 
 
 def times(progress: RunProgress) -> str:
-    """Return `0:02, 0:41 left`."""
+    """Return the elapsed and the remaining time, as in `0:02, 0:41 left`."""
     left = progress.seconds_left
     gone = labels.clock(progress.train_seconds)
     return gone if left is None else f"{gone}, {labels.clock(left)} left"

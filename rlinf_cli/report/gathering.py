@@ -73,8 +73,8 @@ class StepTimeline(NamedTuple):
 
     Attributes:
         roles: why the step is shown, as in `slowest`.
-        seconds: how long it took.
-        left_out: how many shorter bars are not shown.
+        seconds: the duration, in seconds.
+        left_out: the number of shorter bars not shown.
     """
 
     step: int

@@ -42,7 +42,7 @@ class Column:
     values, and those of the next band as they are.
 
     Attributes:
-        count: how many values were added.
+        count: the number of values added.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class RunSeries:
         columns: the columns by the metrics' names.
         evaluations: (step, metrics) of each step that was evaluated.
         moments: (step, end as seconds since 1970, duration in seconds) of the steps that recorded it.
-        steps: how many steps have metrics.
+        steps: the number of steps with metrics.
         first, last: the step of the first and last line, and its seconds since 1970; None without any.
     """
 

@@ -38,7 +38,7 @@ class TraceBar(NamedTuple):
         kind: phase, method, timer, wait or transfer.
         name: what it was.
         start: seconds from the beginning of the step; negative where it began before.
-        seconds: how long it took.
+        seconds: the duration, in seconds.
     """
 
     process: str
@@ -57,7 +57,7 @@ def bars_of_steps(
     Args:
         path: the trace, which may still be growing; read once, line by line.
         windows: start and end of each step, in seconds since 1970.
-        most: how many bars a step may have.
+        most: the maximum number of bars in a step.
         tail: how many bytes at the file's end are read; the names of processes are looked for in as many at its
             beginning, too. None: the whole file.
 

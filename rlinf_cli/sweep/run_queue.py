@@ -34,7 +34,7 @@ class RunQueue:
 
     Args:
         folder: the folder of the sweep.
-        parallel: how many runs go on at the same time.
+        parallel: the maximum number of concurrent runs.
         on_change: called with the state of all runs at each look.
     """
 

@@ -181,7 +181,7 @@ def distribute(
         balancer: chooses the ranks: `RoundRobin`, or `LeastLoaded` to balance by weight.
         weight: the weight of an item, a finite number from 0; by default all weigh the same.
         key: the key of the queue in `source`.
-        count: how many items to hand out at most; by default all.
+        count: the maximum number of items to hand out; by default all.
 
     Returns:
         The balancer, which knows what each rank was given.

@@ -148,7 +148,7 @@ class Queue(Generic[T]):
         items: accepted and not reserved, in order.
         gets: waiting gets, first come first served; only the first has items reserved.
         blocked: puts that wait for room, first come; empty while a get waits.
-        delivering: how many deliveries have not been taken.
+        delivering: the number of deliveries not yet taken.
         sequence: the place that the next accepted item gets.
     """
 

@@ -98,7 +98,7 @@ class ReplyHeader(NamedTuple):
         say: kind of the reply.
         place: the place of the first item in the frame among those of the operation; for REFUSED the number of the
             reason.
-        total: how many items the operation has.
+        total: the number of items in the operation.
         ack_slot: where to sign for them, or NO_ACK_SLOT.
     """
 

@@ -57,7 +57,7 @@ class Cluster:
     a worker it is the worker's own cluster.
 
     Args:
-        num_nodes: how many nodes the job needs; by default as in the configuration, else all nodes of the cluster.
+        num_nodes: the number of nodes that the job needs; by default the configuration's, else all of the cluster.
         cluster_cfg: the `cluster` section (a `ClusterConfig`, or anything with one as `.cluster`); node groups, robots
             and the environment of the nodes come from it.
         address: the head to join, `HOST:PORT`, or `local` for an embedded Ray in any case; by default
@@ -299,7 +299,7 @@ class Cluster:
             node_rank: the rank of the node.
             node_group: the label of the group whose `env_configs` hold for it; `cluster` and `node` have none.
             name: Ray's name of the actor, within the job.
-            max_concurrency: how many of its methods may run concurrently.
+            max_concurrency: the number of its methods that may run concurrently.
             args: the arguments of its constructor.
 
         Raises:

@@ -27,7 +27,7 @@ class Known(NamedTuple):
     Attributes:
         address: the address of its GCS, `HOST:PORT`.
         token_path: the file of its token on this machine, or None when it asks for none.
-        num_nodes: how many nodes its file has; None when that is not recorded.
+        num_nodes: the number of nodes in its file; None when that is not recorded.
         ports: the range of this machine's ports on which rlinf's own listeners are, `first-last`; None for any.
     """
 
@@ -72,7 +72,7 @@ def destination(address: str | None, num_nodes: int | None, *, may_start: bool) 
 
     Args:
         address: the address of a head, `HOST:PORT`, or `local`; None means `RLINF_ADDRESS`.
-        num_nodes: how many nodes the job asks for; None when any number will do.
+        num_nodes: the number of nodes that the job asks for; None when any number will do.
         may_start: whether a Ray of the driver's own would do. Then a cluster of `rlinf up` that `RLINF_CLUSTER` does
             not name is joined only where it has as many nodes as the job asks for.
 

@@ -24,7 +24,7 @@ class PackedPlacementStrategy(PlacementStrategy):
 
     Args:
         start_hardware_rank, end_hardware_rank: the first and the last resource rank, local to the selected groups.
-        num_hardware_per_process: how many resources each process holds.
+        num_hardware_per_process: the number of resources of each process.
         stride: the distance between two resources of a process.
         node_group: the group or groups of the resources (`"a"`, `"a,b"`, a list); None means `cluster`.
 

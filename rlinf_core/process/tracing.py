@@ -33,7 +33,7 @@ class TraceSpan(NamedTuple):
         kind: one of the kinds above.
         name: its label, as in `send to actor:0`.
         began: the beginning in seconds since 1970 by the clock of its host.
-        seconds: how long it took.
+        seconds: the duration, in seconds.
         task_key: its thread or task; spans of one task_key are nested or disjoint, except transfers.
     """
 

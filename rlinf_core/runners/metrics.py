@@ -237,7 +237,7 @@ def sampled_metrics(path: Path, most: int) -> list[Metrics]:
     """Return lines sampled evenly from the file, including the last, without reading those in between.
 
     Args:
-        most: how many lines at most; 2 or more.
+        most: the maximum number of lines, 2 or more.
 
     Raises:
         OSError: the file exists but cannot be read.

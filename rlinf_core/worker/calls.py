@@ -67,7 +67,7 @@ def unpicklable(what: str, error: Exception, where: str | None = None) -> Payloa
     return PayloadError(
         f"{what} cannot be sent",
         where=where,
-        why=f"it does not pickle: {type(cause).__name__}: {cause}",
+        why=f"it cannot be pickled: {type(cause).__name__}: {cause}",
         help="send plain data, and let workers create files, locks and connections themselves",
     )
 

@@ -50,7 +50,7 @@ class DrawSettings(NamedTuple):
         seed: the seed of the draws.
         temperature: the temperature of the draws; 0 takes the likeliest token.
         max_turns: the most turns of the model, over all conversations of the run.
-        max_tokens: the most tokens of a conversation.
+        max_tokens: the maximum tokens of a conversation.
         max_new_tokens: the most new tokens of a turn.
         version: the version of the oldest weights that may draw.
         agent: rank of the process.

@@ -21,7 +21,7 @@ class Conversation:
         inherited: tokens of the conversation that this one branches off from.
 
     Attributes:
-        turns: how often the model spoke.
+        turns: the number of turns of the model.
     """
 
     def __init__(self, name: str, inherited: Sequence[int] = ()) -> None:

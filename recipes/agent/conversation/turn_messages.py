@@ -49,7 +49,7 @@ class DrawRequest(NamedTuple):
         agent: rank of the process that asks.
         context: tokens of the conversation so far.
         messages: what the model is told after them; the engine writes it as tokens.
-        max_tokens: the most tokens of the conversation, this turn included.
+        max_tokens: the maximum tokens of the conversation, this turn included.
         max_new_tokens: the most new tokens of this turn; 0: the messages are counted, and nothing is drawn.
         temperature: the temperature of the draws; 0 takes the likeliest token.
         seed: the seed of the draws.

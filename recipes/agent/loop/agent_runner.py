@@ -36,10 +36,10 @@ class AgentSyncRollouts(SyncRollouts):
     """Synchronous rollouts of agents: all tasks are run together, and engines serve until the last run is over.
 
     Args:
-        calls: on the agent processes.
+        calls: the calls of the agent processes.
         rollout: the workers that draw turns.
         recovery: the recovery of the workers that score.
-        engines: how many processes draw turns.
+        engines: the number of processes that draw turns.
         channel: the channel to engines and reward workers.
     """
 

@@ -35,7 +35,7 @@ class TaskCalls:
 
     Args:
         agents: the group.
-        processes: how many it has.
+        processes: the number of agent processes.
         relaunch: starts the processes again of whose deaths an error tells; returns False where that cannot be.
         note: is told of a task that is set aside, and how its processes died.
 

@@ -37,7 +37,7 @@ class Episodes:
 
     Args:
         evaluation: whether those of evaluation are asked for.
-        size: how many of them there are.
+        size: the number of tasks.
     """
 
     def __init__(self, *, evaluation: bool, size: int) -> None:
@@ -71,7 +71,7 @@ def calculations(*, evaluation: bool, size: int, seed: int) -> list[Problem]:
 
     Args:
         evaluation: whether those of evaluation are asked for.
-        size: how many of them there are, at most half of all.
+        size: the number of tasks, at most half of all.
         seed: the seed of the split.
     """
     pairs = list(itertools.product(range(10, 100), repeat=2))

@@ -40,7 +40,7 @@ class Http(Tool):
         allow: the hosts, as in `agent.http.allow`.
         seconds: the time limit for one connection, and one read of it; time for the whole call is the caller's to
             limit.
-        max_bytes: the most bytes of an answer; what comes after them is not read.
+        max_bytes: the maximum bytes of an answer; what comes after them is not read.
     """
 
     name = "http"

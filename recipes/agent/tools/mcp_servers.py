@@ -77,7 +77,7 @@ class McpTool(Tool):
         if isinstance(arguments, dict) and (arguments or self._text is None):
             return cast("dict[str, Any]", arguments)
         if self._text is None:
-            raise ToolError(f"the argument of {self.name} is a JSON object")
+            raise ToolError(f"the argument of {self.name} must be a JSON object")
         return {self._text: text}
 
 

@@ -45,7 +45,7 @@ class ProbeRequest(NamedTuple):
             env_type: the kind of environment.
             seconds: the seconds that one operation may take.
             images: whether images are observed, those of the file or of one camera.
-            num_envs: how many.
+            num_envs: the number of environments.
         """
         from recipes.embodied.envs.env_spec import EnvSettings
 

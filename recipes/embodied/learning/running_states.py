@@ -48,7 +48,7 @@ def with_states(
         normalization: the normalization by which `states` were normalized; without statistics they were not.
         states: float [..., S], of a step.
         counted: bool [...], which of them are rows of an episode.
-        reduce_sum: adds a tensor up over actors; None: there is one.
+        reduce_sum: sums a tensor over actors; None for a single actor.
     """
     rows = states[counted].double().cpu()
     old, before = normalization.states, normalization.rows or 0

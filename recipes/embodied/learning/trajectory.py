@@ -103,7 +103,7 @@ class RolloutBuffer:
             self._write(self._steps, "finals", step, finals)
 
     def leave_out(self, step: int, rows: NDArray[np.bool_]) -> None:
-        """Make the steps of the episodes that failed in a step invalid, from their beginnings on.
+        """Mark all steps of the episodes that failed in a step as invalid.
 
         Args:
             step: the step, which is invalid already.

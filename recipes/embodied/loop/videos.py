@@ -33,7 +33,7 @@ def write_videos(
         recorded_episodes: the episodes.
         folder: is made where it is missing; a file of the same name is replaced.
         fps: frames a second.
-        episodes: how many one video shows.
+        episodes: the number of episodes in one video.
         prefix: the prefix of the names of the files.
 
     Returns:

@@ -98,7 +98,7 @@ class Critics(nn.Module):
         spec: the spec of the environment.
         members: E.
         width: the width of the hidden layers.
-        layers: how many of them.
+        layers: the number of layers.
         norm: see `Norm`.
         judges_states: whether there are values of observations alone, too, by a network without `norm`.
     """

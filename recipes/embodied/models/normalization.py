@@ -62,7 +62,7 @@ class Statistics:
         rows = np.asarray(rows, np.float64)
         if not len(rows) or not np.isfinite(rows).all():
             raise ConfigError(
-                "there are no statistics of these data",
+                "statistics of these data cannot be computed",
                 why="a value is NaN or infinite" if len(rows) else "there are no rows",
                 help="leave such episodes out",
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 from recipes.embodied.models.normalization import Normalization, Scheme, Statistics
+from recipes.embodied.models.policy_folder import is_policy_folder, load_normalization
 from recipes.training.huggingface import first_line
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
@@ -51,12 +52,12 @@ def layout_of(about: Mapping[str, Any]) -> Layout:
 
 
 def load_statistics(
-    folder: str, wanted: str, layout: Layout, spec: EnvSpec, *, scheme: Scheme = "mean_std"
+    folder: str | None, wanted: str, layout: Layout, spec: EnvSpec, *, scheme: Scheme = "mean_std"
 ) -> Normalization:
-    """Return the statistics of a published policy; where only shapes are asked for, none.
+    """Return the statistics of a published policy, or of a folder of `save_policy`; only for shapes, none.
 
     Args:
-        folder: the folder of the policy.
+        folder: the folder of the policy; None without one.
         wanted: `actor.model.options.statistics`: `folder`, `none`, or the file of openpi's statistics in the folder.
         layout: what wrote the folder.
         spec: the spec of the environment.
@@ -65,6 +66,8 @@ def load_statistics(
     Raises:
         ConfigError: there are none, they cannot be read, or are of another environment.
     """
+    if not folder or is_policy_folder(folder):
+        return load_normalization(folder, spec)
     if wanted == "none" or are_shapes_only():
         return Normalization()
     try:

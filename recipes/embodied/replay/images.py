@@ -22,7 +22,7 @@ class CompressedImages:
     """A column of images, uint8 [rows, H, W, channels].
 
     Args:
-        rows: how many it can hold.
+        rows: the maximum number of images.
         shape: (H, W, channels).
 
     Attributes:

@@ -47,7 +47,7 @@ class Damage(NamedTuple):
     Attributes:
         file: the segment.
         offset: the first byte that is not understood.
-        size: how many bytes follow from there.
+        size: the number of bytes that follow.
         torn: nothing but a record that was never finished, or unused room, follows.
     """
 

@@ -54,7 +54,7 @@ class SpilledRows:
     """A column [rows, ...] with its first rows in memory and the others in a file.
 
     Args:
-        rows: how many it has, all zeros.
+        rows: the number of rows, all zeros.
         column: a row of it.
         held: rows in memory, fewer than all.
         folder: the folder of the file; it is made where it is not there.

@@ -29,7 +29,7 @@ def play(
         job: the checked file.
         checkpoint: a folder `global_step_N`.
         file: the video, an mp4; must not exist.
-        episodes: how many.
+        episodes: the number of episodes.
         emit: receives progress lines.
 
     Returns:

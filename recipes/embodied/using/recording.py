@@ -51,7 +51,7 @@ def record(
     Args:
         job: the checked file.
         folder: the folder of the data set; must not exist.
-        episodes: how many are kept.
+        episodes: the number of episodes to keep.
         checkpoint: the checkpoint whose policy acts, greedily; None: the environment's scripted expert.
         device: an intervention source that takes over from the policy; without a checkpoint a person who does
             everything. None: no interventions.

@@ -90,7 +90,7 @@ def put_groups(channel: Channel, groups: Sequence[AnswerGroup], rewards: int, *,
     Args:
         channel: the channel to the reward workers.
         groups: the groups that are whole.
-        rewards: how many reward workers there are.
+        rewards: the number of reward workers.
         streams: whether the group never stops, so that any reward worker may take any group.
     """
     shares: list[list[AnswerGroup]] = [[] for _ in range(rewards)]

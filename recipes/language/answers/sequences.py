@@ -80,7 +80,7 @@ class Request:
         request_id: chosen by the caller; comes back with every answer.
         prompt: token ids, at least one.
         params: how tokens are drawn.
-        group_size: how many answers.
+        group_size: the number of answers.
         priority: smaller goes first where requests have to wait for room.
         sample_offset: number of the group's first answer, for a request that asks for a part of a group.
         metadata: comes back with every answer.

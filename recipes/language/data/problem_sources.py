@@ -38,7 +38,7 @@ class Sums:
     Args:
         digits: most digits of a number, at least 1.
         held_out: whether this is the part for evaluation.
-        size: how many problems evaluation takes.
+        size: the number of problems of an evaluation.
         seed: the seed of the split.
         spaced: whether they are written `3 + 4 =`.
     """
@@ -276,7 +276,7 @@ class ReasoningGym:
 
     Args:
         task: name of the task, as in `chain_sum`.
-        size: how many problems.
+        size: the number of problems.
         seed: first of the seeds of the problems.
         config: further settings of the task.
     """

@@ -30,7 +30,7 @@ class LogprobGap:
         mean: the mean of its absolute value.
         largest: the largest difference of its absolute value.
         k3: estimate of the divergence of the engine's policy from the trainer's (`algorithms.kl`).
-        tokens: how many were compared.
+        tokens: the number of tokens compared.
     """
 
     mean: float

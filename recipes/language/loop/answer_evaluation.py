@@ -67,7 +67,7 @@ def shares(right: Sequence[int], samples: int, judged: Sequence[int] | None = No
     more than one that is 0 or 1 with the same mean, so the interval is wide enough.
 
     Args:
-        right: how many answers to each problem were right.
+        right: the number of right answers to each problem.
         samples: answers to each problem.
         judged: how many answers to each problem could be scored; a problem with fewer than k says nothing of `pass@k`.
             None: all of them.

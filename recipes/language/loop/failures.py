@@ -15,7 +15,7 @@ class Failures:
 
     Attributes:
         answers: all of them.
-        by_cause: how many failed, by cause.
+        by_cause: the number of failures, by cause.
         first: why the first one did.
     """
 

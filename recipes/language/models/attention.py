@@ -121,7 +121,7 @@ class Segment:
 
     Attributes:
         start: position of its first token in the packed row.
-        length: how many tokens it has.
+        length: the number of its tokens.
         parent: index of the segment that it continues; it stands earlier in the row. `NO_PARENT`: none.
     """
 

@@ -94,7 +94,7 @@ def built_model(
     Args:
         tokenizer: decides the vocabulary.
         hidden_dim: width; a multiple of 32, which is the width of a head.
-        layers: how many.
+        layers: the number of layers.
         positions: longest sequence.
         seed: the seed of the weights.
     """

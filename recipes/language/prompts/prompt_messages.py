@@ -14,7 +14,7 @@ class Prompt(NamedTuple):
         position: place in the endless order of training problems, or number of the evaluation problem.
         step: the training step that learns from the answers, which draws depend on; 0: evaluation.
         worker: rank of the rollout worker that answers.
-        answers: how many answers.
+        answers: the number of answers.
         temperature: the temperature of the draws; 0 takes the most likely token.
         version: the version of the oldest weights that may draw an answer's tokens.
         shown: whether people may read the answers.
@@ -72,7 +72,7 @@ class GroupReport(NamedTuple):
         tokens: the number of tokens of all sequences, prompts included.
         rewards: the reward of each answer that was scored.
         lengths: tokens drawn of each answer.
-        truncated: how many answers ended at their limit.
+        truncated: the number of answers that ended at their limit.
         failures: answers that could not be scored, by kind.
         parts: sums of named parts of rewards.
         oldest: version of the oldest weights that drew a token.

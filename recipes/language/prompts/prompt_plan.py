@@ -58,7 +58,7 @@ class Restored(NamedTuple):
     Attributes:
         slots: the slots of those that wait to be trained on again.
         continued: positions of the problems whose answers go on where they were.
-        again: how many prompts are answered from the beginning.
+        again: the number of prompts that are answered from the beginning.
         fates: these prompts by their names.
     """
 
@@ -83,7 +83,7 @@ class PromptPlan:
         workers: processes that answer; each prompt goes to the one with the fewest.
         answers: the number of answers to each prompt.
         temperature: the temperature of the draws.
-        shown: how many groups of a step people may read.
+        shown: the number of groups of a step that people may read.
 
     Attributes:
         taken: training problems set aside so far, those that were passed over included.

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
-from recipes.language.answers.sequences import Request, SamplingParams
+from recipes.language.answers.sequences import Request
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config import LanguageConfig
 from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder
-from recipes.language.engines.registry import make_engine
+from recipes.language.engines.registry import make_engine, sampling_params
 from recipes.language.judging.judge import Judge
 from recipes.language.judging.judge_scorer import Ask
 from recipes.language.judging.make_scorer import make_scorer
@@ -90,7 +90,7 @@ def evaluate(
         job: the checked file.
         checkpoint: a folder `global_step_N`; None: the model that the file names.
         folder: a new folder for the results.
-        episodes: how many problems, from the first; None: all.
+        episodes: the number of problems, from the first; None: all.
         allow_training_starts, video: options of policies that act.
         emit: receives progress lines.
 
@@ -155,7 +155,8 @@ def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callabl
     )
     asked = [AskedProblem(problem) for problem in problems]
     stops = stop_token_ids(tokenizer, config.actor.model.model_path)
-    engine, params = make_engine(config, tokenizer, stops, computing_device()), _params(config)
+    engine = make_engine(config, tokenizer, stops, computing_device())
+    params = sampling_params(config, _temperature(config), config.actor.seed << 32)
     judges: list[Judge] = []
 
     def ask() -> Ask:
@@ -211,20 +212,6 @@ def _scored(
     judged = iter(scorer.score_all(items) if items else ())
     scores = [Score(0.0, answer.failure, failure="engine") if answer.failed else next(judged) for answer in ordered]
     return list(zip(ordered, texts, scores, strict=True))
-
-
-def _params(config: LanguageConfig) -> SamplingParams:
-    sampling = config.rollout.sampling_params
-    return SamplingParams(
-        temperature=_temperature(config),
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        max_new_tokens=sampling.max_new_tokens,
-        min_new_tokens=sampling.min_new_tokens,
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        stop=tuple(sampling.stop),
-        seed=config.actor.seed << 32,
-    )
 
 
 def _lines(asked: Sequence[AskedProblem]) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from recipes.language.config import LanguageActorConfig
 from recipes.language.engines.own.merged_adapter import MergedAdapter
 from recipes.language.models.load_model import hollow_causal, make_model
 from recipes.training.dtypes import DTYPES
+from recipes.training.state.training_state import TrainingState
 from recipes.training.weights.sent_weights import own_weights
 from recipes.training.weights.tensor_writer import Described, TensorWriter
 from recipes.training.without_memory import without_memory
@@ -28,6 +29,18 @@ if TYPE_CHECKING:
 
 _POLICY, _PEFT, _BASE = "model.", "model.base_model.model.", ".base_layer."
 _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+def export_state(
+    state: TrainingState, config: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase, folder: str, *, writes: bool
+) -> None:
+    """Export the weights that ranks train together; every rank calls it, and one of them writes the folder."""
+    weights = state.whole_tensors()
+    if writes:
+        export(weights, config, tokenizer, Path(folder))
+    # All ranks gather each of them.
+    for _ in weights:
+        pass
 
 
 @torch.no_grad()

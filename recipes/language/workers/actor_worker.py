@@ -27,7 +27,7 @@ from recipes.language.loop.generation import UNFINISHED, unfinished_key
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.policy import LanguagePolicy
 from recipes.language.prompts.prompt_messages import Assignment
-from recipes.language.weights.model_export import export
+from recipes.language.weights.model_export import export_state
 from recipes.language.weights.weight_transfer import messages
 from recipes.language.workers.token_evaluation import EvaluationClient
 from recipes.training.comparing_worker import ComparingWorker
@@ -295,12 +295,7 @@ class LanguageActor(ComparingWorker):
 
     def save_model(self, folder: str) -> None:
         """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""
-        weights = self._state.whole_tensors()
-        if self._rank == 0:
-            export(weights, self._config.actor, self._tokenizer, Path(folder))
-        # All ranks gather each of them.
-        for _ in weights:
-            pass
+        export_state(self._state, self._config.actor, self._tokenizer, folder, writes=self._rank == 0)
 
 
 def _mean(values: Tensor, mask: Tensor) -> float:

@@ -15,6 +15,7 @@ from recipes.language.data.problems import Problem, ProblemSet, training_order
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.engine import Engine
 from recipes.language.engines.foreign_answers import EngineAnswerError
+from recipes.language.engines.registry import sampling_params
 from recipes.language.prompts.prompt_messages import KeepUnfinished, Prompt
 from recipes.language.weights.weight_transfer import WeightUpdate
 from recipes.language.workers.engine_stream import Arriving, EngineStream, Orders
@@ -218,17 +219,7 @@ class Answering:
         self._engine.submit(request)
 
     def _params(self, temperature: float, step: int) -> SamplingParams:
-        sampling = self._config.rollout.sampling_params
-        return SamplingParams(
-            temperature=temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            max_new_tokens=sampling.max_new_tokens,
-            min_new_tokens=sampling.min_new_tokens,
-            stop_token_ids=tuple(sampling.stop_token_ids),
-            stop=tuple(sampling.stop),
-            seed=(self._config.actor.seed << 32) + step,
-        )
+        return sampling_params(self._config, temperature, (self._config.actor.seed << 32) + step)
 
     def _collect(self, answers: Iterable[Sequence]) -> None:
         """Put the groups out that are whole."""

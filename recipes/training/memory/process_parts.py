@@ -20,7 +20,7 @@ _MOMENTS: Final = {"fp32": 2.0, "bf16": 1.0, "int8": 0.5 + 3 / 256}
 def shard_parts(
     weights: int, trained: int, fsdp: FsdpConfig, count: int, *, state_dtype: str = "fp32"
 ) -> dict[str, int]:
-    """Return what one of `count` workers that train holds of all weights and of the trained ones, both in float32,
+    """Return what one of `count` training workers holds: its shards of all weights and of the trained ones, in float32,
     with gradients and AdamW's two moments in `optim.state_dtype`. `cpu_offload` keeps them on the host.
     """
     shards = 1 if fsdp.sharding_strategy == "no_shard" else count

@@ -47,7 +47,7 @@ class NodeRoutes(Transport):
     """A transport that selects the transport of each node.
 
     Args:
-        parallel: how many nodes are contacted at the same time.
+        parallel: the maximum number of nodes contacted at the same time.
     """
 
     def __init__(self, *, parallel: int = DEFAULT_PARALLEL) -> None:

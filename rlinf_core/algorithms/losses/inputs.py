@@ -35,7 +35,7 @@ class LossInputs:
         total: the denominator of the whole batch when this is a part of it (`aggregation.denominator`), by part and
             rank on average: the mean of the parts' losses is the loss of the whole.
         entropy_total: the same for `entropy`, needed where its shape is not that of `logprobs`.
-        value_total: how many values count in the whole batch.
+        value_total: the number of values that count in the whole batch.
         token_total: the denominator of means in the metrics of the whole batch, by part and rank on average; None:
             metrics are means over this part.
     """

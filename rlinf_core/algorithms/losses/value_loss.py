@@ -57,7 +57,7 @@ def value_loss(
         values, old_values, returns: see `clipped_value_loss`.
         settings: `value_clip` and `huber_delta` count.
         mask: bool, the shape of `values` or its leading dimensions; None: everything counts.
-        total: how many values count in the whole batch when this is a part of it, see `LossInputs.value_total`.
+        total: the number of values that count in the whole batch if this is part of one, see `LossInputs.value_total`.
     """
     losses, clipped = clipped_value_loss(values, old_values, returns, settings.value_clip, settings.huber_delta)
     loss = aggregate(losses, mask, "token-mean", total)

@@ -39,7 +39,7 @@ class Broker:
     """The queues of one channel, and the service that its clients use through `endpoint`.
 
     Args:
-        maxsize: how many items each key holds; 0 means any number.
+        maxsize: the number of items that each key holds; 0 means any number.
         gate: decides when it must not accept more; by default by the memory of the machine.
     """
 

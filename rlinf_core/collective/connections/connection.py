@@ -359,7 +359,7 @@ class Connection:
             remaining = work.deadline - time.monotonic()
             if error is None and remaining <= 0:
                 error = CommunicationTimeoutError(
-                    work.title, work.seconds, picture="the other side takes nothing more: its process hangs"
+                    work.title, work.seconds, picture="the other side no longer reads: its process hangs"
                 )
             if error is None and self._closed:
                 error = ConnectionLostError("the connection is closed")

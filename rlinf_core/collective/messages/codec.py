@@ -89,7 +89,7 @@ def _unpicklable(obj: object, error: Exception) -> PayloadError:
     kind = type(obj)
     return PayloadError(
         f"an object of type `{kind.__module__}.{kind.__qualname__}` cannot be sent",
-        why=f"it does not pickle: {type(error).__name__}: {error}",
+        why=f"it cannot be pickled: {type(error).__name__}: {error}",
         help="send plain data: tensors, arrays, numbers, text, and containers or dataclasses of them",
     )
 

@@ -143,7 +143,7 @@ def main(connection: int, name: str, address: str, namespace: str, concurrency: 
         name: the worker's address.
         address: the address of the Ray that the host is in.
         namespace: the job's in it.
-        concurrency: how many calls it answers at once; None: one after another, on the main thread.
+        concurrency: the number of calls that it answers at once; None: one after another, on the main thread.
     """
     join_at_first_use(lambda ray: engine.join_late(ray, address, namespace))
     _ForkedProcess(socket.socket(fileno=connection), name).serve(concurrency)

@@ -134,7 +134,7 @@ class ProcessHost:
     Args:
         name: the name, for lines that it prints.
         modules: imported once for all processes.
-        concurrency: how many calls each of them answers at once; None: one after another, on the main thread.
+        concurrency: the number of calls that each of them answers at once; None: one after another, on the main thread.
         folders, working_folder: the folders and working folder to import from, as in `Session`.
     """
 

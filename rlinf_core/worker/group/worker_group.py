@@ -96,8 +96,8 @@ class WorkerGroup(Generic[W]):
                 (`Worker.config_section`), else in a worker its address, of which the workers become children, and in
                 the driver `Worker_group_` plus the class's name.
             isolate_accelerator: whether a worker sees only its assigned accelerators.
-            max_concurrency: how many methods of one worker may run concurrently, on separate threads; by default one
-                after another on the main thread.
+            max_concurrency: the number of methods of one worker that may run concurrently, on separate threads; by
+                default one after another on the main thread.
 
         Raises:
             WorkerGroupError: a constructor raised; it holds the exceptions by rank. No process is left.

@@ -102,7 +102,7 @@ def test_what_makes_no_sense_is_refused_where_it_is_called(channel: Channel) -> 
         Channel.create("negative", maxsize=-1)
     with pytest.raises(TypeError, match="a key is text, a number, None, bytes or a tuple of such, not "):
         channel.put(1, key=object())  # type: ignore[arg-type]
-    with pytest.raises(PayloadError, match="does not pickle"):
+    with pytest.raises(PayloadError, match="cannot be pickled"):
         channel.put(threading.Lock())
 
 

@@ -109,7 +109,7 @@ def test_what_does_not_pickle_is_not_sent(cluster: Cluster, givers: WorkerGroup[
         lambda: givers.add.scatter([1, lock]),
         lambda: Giver.create_group(lock).launch(cluster),
     ):
-        with pytest.raises(PayloadError, match="it does not pickle: TypeError: cannot pickle") as caught:
+        with pytest.raises(PayloadError, match="it cannot be pickled: TypeError: cannot pickle") as caught:
             call()
         assert len(str(caught.value).splitlines()) == 3
     assert givers.add.scatter([1, 2]).wait(timeout=HANGS) == [1, 3]

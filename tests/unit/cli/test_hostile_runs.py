@@ -311,7 +311,7 @@ FILES = (
 )
 
 
-CONTENTS = ("pipe", "device", "folder", "[" * 20_000 + "\n", "5\n", '{"step": "x"}\n', "\xff")
+CONTENTS = ("pipe", "device", "folder", "[" * 5_000 + "\n", "5\n", '{"step": "x"}\n', "\xff")
 
 
 def put(path: Path, content: str) -> None:

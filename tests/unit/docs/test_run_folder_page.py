@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_core.runners.storage.checkpoint import Manifest
-from rlinf_core.runners.storage.manifest_file import ManifestFile
+from rlinf_core.runners.storage.checkpoint import Manifest, ManifestFile
 from rlinf_core.runners.storage.run_state import RunState
 
 PAGE = Path(__file__).parents[3] / "docs" / "run-folder.md"

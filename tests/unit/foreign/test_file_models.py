@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.foreign.file_models import read_model
-from rlinf_core.runners.storage.manifest_file import ManifestFile
+from rlinf_core.runners.storage.checkpoint import ManifestFile
 
 
 @pytest.mark.parametrize(

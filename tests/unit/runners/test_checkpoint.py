@@ -15,8 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_core.errors import CheckpointError
-from rlinf_core.runners.storage.checkpoint import Checkpoint, CheckpointStore, Manifest, load_manifest, open_checkpoint
-from rlinf_core.runners.storage.manifest_file import ManifestFile
+from rlinf_core.runners.storage.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    Manifest,
+    ManifestFile,
+    load_manifest,
+    open_checkpoint,
+)
 
 
 class Killed(BaseException):

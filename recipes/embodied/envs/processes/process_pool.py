@@ -70,7 +70,7 @@ class SimulatorProcesses:
 
     Args:
         request: what they are.
-        processes: how many processes.
+        processes: the number of processes.
         seconds: how long one operation of one environment may take.
         owner: the worker, as in `EnvGroup:0`, for errors.
 

@@ -214,7 +214,7 @@ class Simulators(Protocol):
         ...
 
     def observe(self) -> Observation:
-        """Return the present observations, new arrays."""
+        """Return the current observations, as new arrays."""
         ...
 
     def expert(self) -> NDArray[Any] | None:

@@ -136,7 +136,7 @@ def _five(task: str, result: Any) -> tuple[Any, ...]:
         count = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         is_old = isinstance(result, tuple) and len(result) == _OLD_STEP
         raise ConfigError(
-            f"`step` of `{task}` returns {count}, and Gymnasium's returns 5: observation, reward, terminated,"
+            f"`step` of `{task}` returns {count}, but Gymnasium's returns 5: observation, reward, terminated,"
             " truncated, info",
             where="env.task",
             help="4 values are the old Gym's: wrap it in `shimmy.GymV21CompatibilityV0`" if is_old else OWN,

@@ -42,7 +42,7 @@ def read_token(file: str) -> str:
     """Return the token in a file.
 
     Raises:
-        InterventionError: it cannot be read, is empty, or others than its owner may read it.
+        InterventionError: it cannot be read, is empty, or is readable by other users.
     """
     how = "create one with `(umask 077; openssl rand -hex 32 > FILE)`, with the same content on both sides"
     try:

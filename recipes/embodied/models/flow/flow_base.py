@@ -108,7 +108,7 @@ class FlowMatchingPolicy(BasePolicy):
 
 
 def flow_sde(options: FlowOptions | FlowVlaOptions, steps: int) -> FlowSde:
-    """Return K steps with noise as `actor.model.options` has it."""
+    """Return K steps with the noise that `actor.model.options` configures."""
     return (FlowSde if options.noisy_steps == "all" else OneStepSde)(steps, options.noise)
 
 

@@ -233,7 +233,7 @@ class LerobotPolicy(BasePolicy):
 
 
 def _network(shape: Any, folder: str | None) -> Any:
-    """Return lerobot's policy, with the weights of its folder; those of a folder that was saved here follow later.
+    """Return lerobot's policy, with the weights of its folder; those of a folder of `save_policy` are loaded later.
 
     Raises:
         ConfigError: they are of another policy, or lerobot cannot make one of this kind here.

@@ -20,7 +20,7 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import Pi05Options
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
-from recipes.embodied.models.policy_folder import BACKBONE, is_policy_folder, load_normalization
+from recipes.embodied.models.policy_folder import BACKBONE, is_policy_folder
 from recipes.embodied.models.published_statistics import layout_of, load_statistics
 from recipes.embodied.models.vla.flow_vla import (
     MASK,
@@ -84,11 +84,7 @@ class Pi05Policy(FlowVlaPolicy):
             # peft takes the attribute `config` for that of a model; it sees none of a module list.
             targets = lora if lora.target_modules else lora.model_copy(update={"target_modules": _LORA_TARGETS})
             self.pi05 = with_lora(cast("Any", nn.ModuleList([network])), targets, None)
-        self.normalization = (
-            load_statistics(folder, options.statistics, layout, spec, scheme="quantile")
-            if folder and not is_own
-            else load_normalization(folder, spec)
-        )
+        self.normalization = load_statistics(folder, options.statistics, layout, spec, scheme="quantile")
 
     def prompts(self, instructions: list[str], states: NDArray[np.float32] | None) -> list[str]:
         """See `FlowVlaPolicy`: the state is spelled in the prompt, as whole numbers."""

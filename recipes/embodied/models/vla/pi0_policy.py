@@ -18,7 +18,7 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import Pi0Options
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
-from recipes.embodied.models.policy_folder import BACKBONE, is_policy_folder, load_normalization
+from recipes.embodied.models.policy_folder import BACKBONE, is_policy_folder
 from recipes.embodied.models.published_statistics import layout_of, load_statistics
 from recipes.embodied.models.vla.flow_vla import (
     MASK,
@@ -70,11 +70,7 @@ class Pi0Policy(FlowVlaPolicy):
         lora = config.adapter()
         self.pi0 = model if lora is None else with_lora(model, lora, None)
         self._base = [model]
-        self.normalization = (
-            load_statistics(folder, options.statistics, layout, spec)
-            if folder and not is_own
-            else load_normalization(folder, spec)
-        )
+        self.normalization = load_statistics(folder, options.statistics, layout, spec)
 
     def prompts(self, instructions: list[str], states: NDArray[np.float32] | None) -> list[str]:
         """See `FlowVlaPolicy`."""

@@ -22,7 +22,7 @@ from recipes.embodied.config.model_options import SmolVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
 from recipes.embodied.models.lerobot.lerobot_config import require_lerobot
-from recipes.embodied.models.policy_folder import BACKBONE, is_policy_folder, load_normalization
+from recipes.embodied.models.policy_folder import BACKBONE, is_policy_folder
 from recipes.embodied.models.published_statistics import load_statistics
 from recipes.embodied.models.vla.flow_vla import (
     MASK,
@@ -106,11 +106,7 @@ class SmolVlaPolicy(FlowVlaPolicy):
             # peft takes the configuration of a whole policy for that of a model; it sees none of a module list.
             targets = lora if lora.target_modules else lora.model_copy(update={"target_modules": _LORA_TARGETS})
             self.smolvla = with_lora(cast("Any", nn.ModuleList([network])), targets, None)
-        self.normalization = (
-            load_statistics(folder, options.statistics, "lerobot", spec)
-            if folder and not is_own
-            else load_normalization(folder, spec)
-        )
+        self.normalization = load_statistics(folder, options.statistics, "lerobot", spec)
 
     @property
     def blocks(self) -> list[nn.Module]:

@@ -290,6 +290,6 @@ def encoded_prompts(
 
 
 def image_size(config: Any) -> tuple[int, int]:
-    """Return height and width that a model's vision takes, in pixels."""
+    """Return the height and width of the images that a vision model takes, in pixels."""
     size = config.vision_config.image_size
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))

@@ -83,5 +83,5 @@ def test_a_row_short_of_a_number_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [np.zeros((0, 2)), np.array([[1.0, np.nan]])])
 def test_data_without_statistics_are_refused(rows: Any) -> None:
-    with pytest.raises(ConfigError, match="no statistics"):
+    with pytest.raises(ConfigError, match="statistics of these data"):
         Statistics.of(rows)

@@ -102,7 +102,7 @@ def test_errors_are_observations(unharmed: McpServers) -> None:
     seen = called(unharmed, ("fail", ""), ("add", "three"), ("add", '{"first": "x"}'), ("add", '{"first": 3}'))
     assert [each.failure for each in seen] == ["error", "error", "error", ""]
     assert "it went wrong" in seen[0].text
-    assert seen[1].text == "error: the argument of add is a JSON object"
+    assert seen[1].text == "error: the argument of add must be a JSON object"
     assert "first" in seen[2].text
 
 
