@@ -56,8 +56,8 @@ class V4l2Camera(Camera):
             if not Path(self._device).exists():
                 raise CameraError(f"camera `{self.setup.name}` is gone", why=f"`{self._device}` is no longer there")
             return None
-        told = self._capture.get(self._cv2.CAP_PROP_POS_MSEC) / 1000
-        return CameraFrame(np.ascontiguousarray(picture[:, :, ::-1]), taken_at(told, now))
+        device_time = self._capture.get(self._cv2.CAP_PROP_POS_MSEC) / 1000
+        return CameraFrame(np.ascontiguousarray(picture[:, :, ::-1]), taken_at(device_time, now))
 
     def close(self) -> None:
         """See `Camera`."""

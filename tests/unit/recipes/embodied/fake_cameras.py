@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -102,7 +103,7 @@ class Config:
 def install_realsense(monkeypatch: pytest.MonkeyPatch) -> type[Pipeline]:
     """Let `import pyrealsense2` give the fake; return its pipelines, new for each test."""
     pipeline = type("OwnPipeline", (Pipeline,), {})
-    device = SimpleNamespace(get_info=lambda _: "322142001230")
+    device = SimpleNamespace(get_info=_serial_number)
     _install(
         monkeypatch,
         "pyrealsense2",
@@ -119,6 +120,19 @@ def install_realsense(monkeypatch: pytest.MonkeyPatch) -> type[Pipeline]:
     return pipeline
 
 
+def _serial_number(_: object) -> str:
+    return "322142001230"
+
+
+def lacking(*names: str) -> Callable[[Iterable[str]], list[str]]:
+    """Return a `missing_modules` of an interpreter that lacks some modules."""
+
+    def missing(modules: Iterable[str]) -> list[str]:
+        return [name for name in modules if name in names]
+
+    return missing
+
+
 class Capture:
     """A device of V4L2 as OpenCV opens it.
 
@@ -131,7 +145,7 @@ class Capture:
     made: list[Capture]
 
     def __init__(self, device: str, backend: int, settings: list[int]) -> None:
-        self.device, self.values, self.released = device, {}, False
+        self.device, self.released = device, False
         self.values: dict[int, float] = {}
         type(self).made.append(self)
 

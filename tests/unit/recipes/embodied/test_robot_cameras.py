@@ -84,13 +84,15 @@ class Slide(RobotDriver):
         self.stopped = True
 
 
+def _fast(_: FrankaClient, count: int) -> list[float]:
+    return [0.001] * count
+
+
 @pytest.fixture(autouse=True)
 def _few_cameras(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Steady.made = []
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(
-        "recipes.embodied.robots.controller_client.FrankaClient.latency", lambda self, count: [0.001] * count
-    )
+    monkeypatch.setattr(FrankaClient, "latency", _fast)
     monkeypatch.setattr(manual_control, "SECONDS", 30.0)
     for name in ("WATCHDOG_SECONDS", "LATE_SECONDS"):
         monkeypatch.setattr(f"recipes.embodied.robots.controller.controller.{name}", 1000.0)
