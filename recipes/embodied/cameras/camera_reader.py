@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Final
 
-from recipes.embodied.cameras.camera import Camera, CameraError, CameraFrame, CameraSetup
+from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup
 
 # Seconds that one `read` may take, after which the reader looks whether it is to end.
 _READ_SECONDS: Final = 0.2
@@ -25,7 +25,7 @@ class CameraReader:
         count: frames so far.
     """
 
-    def __init__(self, driver: type[Camera], setup: CameraSetup, where: str) -> None:
+    def __init__(self, driver: type[CameraDriver], setup: CameraSetup, where: str) -> None:
         self.setup, self.count = setup, 0
         self._driver, self._where = driver, where
         self._newest: CameraFrame | None = None
@@ -91,7 +91,7 @@ class CameraReader:
         elif self._camera is not None:
             self._camera.close()
 
-    def _opened(self, driver: type[Camera]) -> Camera:
+    def _opened(self, driver: type[CameraDriver]) -> CameraDriver:
         try:
             return driver(self.setup)
         except CameraError as error:
@@ -99,7 +99,7 @@ class CameraReader:
             raise
 
     def _read(self) -> None:
-        camera: Camera | None = None
+        camera: CameraDriver | None = None
         try:
             camera = self._driver(self.setup)
             while not self._closing.is_set():

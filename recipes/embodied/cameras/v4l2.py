@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from recipes.embodied.cameras.camera import Camera, CameraError, CameraFrame, CameraSetup
+from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup
 from recipes.embodied.cameras.device_time import taken_at
 
 # Links of devices, whose names hold the serial numbers that USB cameras tell.
@@ -21,7 +21,7 @@ BY_ID: Final = Path("/dev/v4l/by-id")
 _READ_MILLISECONDS: Final = 1000
 
 
-class V4l2Camera(Camera):
+class V4l2Camera(CameraDriver):
     """A camera by its device file `path`, or by its serial number in `/dev/v4l/by-id`."""
 
     def __init__(self, setup: CameraSetup) -> None:
@@ -49,7 +49,7 @@ class V4l2Camera(Camera):
             self._capture.set(name, value)
 
     def read(self, seconds: float) -> CameraFrame | None:
-        """See `Camera`; V4L2 tells the moment on the monotonic clock."""
+        """See `CameraDriver`; V4L2 tells the moment on the monotonic clock."""
         read, picture = self._capture.read()
         now = time.monotonic()
         if not read:
@@ -60,7 +60,7 @@ class V4l2Camera(Camera):
         return CameraFrame(np.ascontiguousarray(picture[:, :, ::-1]), taken_at(device_time, now))
 
     def close(self) -> None:
-        """See `Camera`."""
+        """See `CameraDriver`."""
         self._capture.release()
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.embodied.cameras.camera import Camera, CameraError, CameraFrame, CameraSetup
+from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup
 
 SYSTEM_TIME, HARDWARE_CLOCK, GLOBAL_TIME = "system", "hardware", "global"
 
 
-class Steady(Camera):
+class Steady(CameraDriver):
     """A camera of one's own that takes a frame whenever it is asked, until `frozen` or `broken`."""
 
     made: list[Steady]
@@ -37,7 +37,7 @@ class Steady(Camera):
         self.closed = True
 
 
-class Absent(Camera):
+class Absent(CameraDriver):
     """A camera that is not there."""
 
     def __init__(self, setup: CameraSetup) -> None:
