@@ -38,14 +38,14 @@ class CameraReader:
             self._thread = threading.Thread(target=self._read, name=f"rlinf-camera-{setup.name}", daemon=True)
             self._thread.start()
 
-    def wait(self, seconds: float) -> None:
-        """Wait for the first frame.
+    def wait(self, deadline: float) -> None:
+        """Wait for the first frame, until `deadline` on `time.monotonic`.
 
         Raises:
             CameraError: none has come.
         """
-        if self._camera is None and not self._ready.wait(seconds):
-            raise self._error(f"has given no frame within {seconds:g} s")
+        if self._camera is None and not self._ready.wait(max(0.0, deadline - time.monotonic())):
+            raise self._error(f"has given no frame within {time.monotonic() - self._begun:.1f} s")
         self.newest()
 
     def newest(self) -> CameraFrame:

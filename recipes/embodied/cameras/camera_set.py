@@ -73,7 +73,7 @@ class CameraSet:
                 self._readers.append(CameraReader(make, setup, where))
             deadline = time.monotonic() + FIRST_FRAME_SECONDS
             for reader in self._readers:
-                reader.wait(max(0.0, deadline - time.monotonic()))
+                reader.wait(deadline)
         except BaseException:
             self.close()
             raise
