@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +19,7 @@ from recipes.embodied.cameras.device_time import taken_at
 
 # Links of devices, whose names hold the serial numbers that USB cameras tell.
 BY_ID: Final = Path("/dev/v4l/by-id")
-# After which OpenCV gives up a frame, in milliseconds.
-_READ_MILLISECONDS: Final = 1000
+_NUMBERED: Final = re.compile(r"/dev/video(\d+)")
 
 
 class V4l2Camera(CameraDriver):
@@ -31,10 +32,10 @@ class V4l2Camera(CameraDriver):
         self._cv2: Any = cv2
         self._device = setup.options.path or device_of(setup)
         width, height = setup.options.capture
-        self._capture: Any = cv2.VideoCapture(
-            self._device, cv2.CAP_V4L2, [cv2.CAP_PROP_READ_TIMEOUT_MSEC, _READ_MILLISECONDS]
-        )
-        if not self._capture.isOpened():
+        numbered = _NUMBERED.fullmatch(os.path.realpath(self._device))
+        # By number, as every version of OpenCV opens devices of V4L2.
+        self._capture: Any = None if numbered is None else cv2.VideoCapture(int(numbered[1]), cv2.CAP_V4L2)
+        if self._capture is None or not self._capture.isOpened():
             raise CameraError(
                 f"camera `{setup.name}` cannot be opened at `{self._device}`",
                 help="check that the device is there, that nothing else uses it, and that this user is of the group"

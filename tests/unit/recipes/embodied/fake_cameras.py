@@ -144,13 +144,13 @@ class Capture:
     reads, told = True, 0.0
     made: list[Capture]
 
-    def __init__(self, device: str, backend: int, settings: list[int]) -> None:
-        self.device, self.released = device, False
+    def __init__(self, number: int, backend: int) -> None:
+        self.number, self.released = number, False
         self.values: dict[int, float] = {}
         type(self).made.append(self)
 
     def isOpened(self) -> bool:  # noqa: N802 - its name in the library
-        return "missing" not in self.device
+        return self.number < 9
 
     def set(self, name: int, value: float) -> bool:
         self.values[name] = value
@@ -171,7 +171,7 @@ class Capture:
 def install_opencv(monkeypatch: pytest.MonkeyPatch) -> type[Capture]:
     """Let `import cv2` give the fake; return its captures, new for each test."""
     capture = type("OwnCapture", (Capture,), {"made": []})
-    names = ("CAP_V4L2", "CAP_PROP_READ_TIMEOUT_MSEC", "CAP_PROP_FRAME_WIDTH", "CAP_PROP_FRAME_HEIGHT")
+    names = ("CAP_V4L2", "CAP_PROP_FRAME_WIDTH", "CAP_PROP_FRAME_HEIGHT")
     more = ("CAP_PROP_FPS", "CAP_PROP_BUFFERSIZE", "CAP_PROP_POS_MSEC")
     _install(monkeypatch, "cv2", VideoCapture=capture, **{name: i for i, name in enumerate((*names, *more))})
     return capture
