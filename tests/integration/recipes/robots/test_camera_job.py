@@ -81,4 +81,5 @@ def test_learning_from_cameras_and_demonstrations(start_arm: Any, tmp_path: Path
     named = {name for line in lines for name in (line.get("metrics") or line)}
     assert {"env/frame_age/scene", "env/frame_age/tape", "env/state_age"} <= named
     assert list((folder / "videos").glob("*.mp4"))
-    assert "<video" in (folder / "report.html").read_text()
+    rlinf("report", str(folder))
+    assert "<video" in (folder / "report.html").read_text(encoding="utf-8")
