@@ -1,6 +1,6 @@
 """The interface of cameras. numpy only, no vendor's package.
 
-A camera of your own is a subclass of `Camera` with one method, `read`; `source: package.module:Class` names it.
+A camera of your own is a subclass of `CameraDriver` with one method, `read`; `source: package.module:Class` names it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class CameraSetup(NamedTuple):
     scene: Callable[[], ArmScene] | None = None
 
 
-class Camera(ABC):
+class CameraDriver(ABC):
     """A connection to one camera, made, read and closed by one thread.
 
     Args:

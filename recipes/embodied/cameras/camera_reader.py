@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Final
 
-from recipes.embodied.cameras.camera import Camera, CameraError, CameraFrame, CameraSetup
+from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup
 
 # Seconds that one `read` may take, after which the reader looks whether it is to end.
 _READ_SECONDS: Final = 0.2
@@ -25,7 +25,7 @@ class CameraReader:
         count: frames so far.
     """
 
-    def __init__(self, driver: type[Camera], setup: CameraSetup, where: str) -> None:
+    def __init__(self, driver: type[CameraDriver], setup: CameraSetup, where: str) -> None:
         self.setup, self.count = setup, 0
         self._driver, self._where = driver, where
         self._newest: CameraFrame | None = None
@@ -38,14 +38,14 @@ class CameraReader:
             self._thread = threading.Thread(target=self._read, name=f"rlinf-camera-{setup.name}", daemon=True)
             self._thread.start()
 
-    def wait(self, seconds: float) -> None:
-        """Wait for the first frame.
+    def wait(self, deadline: float) -> None:
+        """Wait for the first frame, until `deadline` on `time.monotonic`.
 
         Raises:
             CameraError: none has come.
         """
-        if self._camera is None and not self._ready.wait(seconds):
-            raise self._error(f"has given no frame within {seconds:g} s")
+        if self._camera is None and not self._ready.wait(max(0.0, deadline - time.monotonic())):
+            raise self._error(f"has given no frame within {time.monotonic() - self._begun:.1f} s")
         self.newest()
 
     def newest(self) -> CameraFrame:
@@ -91,7 +91,7 @@ class CameraReader:
         elif self._camera is not None:
             self._camera.close()
 
-    def _opened(self, driver: type[Camera]) -> Camera:
+    def _opened(self, driver: type[CameraDriver]) -> CameraDriver:
         try:
             return driver(self.setup)
         except CameraError as error:
@@ -99,7 +99,7 @@ class CameraReader:
             raise
 
     def _read(self) -> None:
-        camera: Camera | None = None
+        camera: CameraDriver | None = None
         try:
             camera = self._driver(self.setup)
             while not self._closing.is_set():

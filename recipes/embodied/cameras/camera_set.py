@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.cameras.camera import ArmScene, Camera, CameraFrame, CameraSetup, CameraView
+from recipes.embodied.cameras.camera import ArmScene, CameraDriver, CameraFrame, CameraSetup, CameraView
 from recipes.embodied.cameras.camera_reader import CameraReader
 from recipes.embodied.cameras.fitting import fitted
 from recipes.embodied.config.camera_config import CAMERA_SOURCES, RobotEnvOptions
@@ -73,7 +73,7 @@ class CameraSet:
                 self._readers.append(CameraReader(make, setup, where))
             deadline = time.monotonic() + FIRST_FRAME_SECONDS
             for reader in self._readers:
-                reader.wait(max(0.0, deadline - time.monotonic()))
+                reader.wait(deadline)
         except BaseException:
             self.close()
             raise
@@ -138,7 +138,7 @@ class CameraSet:
         for reader in self._readers:
             reader.close()
 
-    def _driver(self, name: str, scene: Callable[[], ArmScene] | None) -> type[Camera]:
+    def _driver(self, name: str, scene: Callable[[], ArmScene] | None) -> type[CameraDriver]:
         """Return the driver of a camera, whose packages are there."""
         camera = self.options.cameras[name]
         source = camera.source_on(self._type)
@@ -154,7 +154,7 @@ class CameraSet:
             raise ConfigError(
                 f"there is no driver for cameras of `camera_type: {source}`",
                 where=f"{at}, {self._where}",
-                help="name your subclass of `Camera`: `source: package.module:Class`",
+                help="name your subclass of `CameraDriver`: `source: package.module:Class`",
             )
         if camera.takes_serial and self.serials[name] is None:
             raise ConfigError(
@@ -169,6 +169,8 @@ class CameraSet:
                 help="name another source",
             )
         driver = _SOURCES.get(source)
-        if not (isinstance(driver, type) and issubclass(driver, Camera)):
-            raise ConfigError(f"`{source}` is not a subclass of `Camera`", where=at, help="derive it from that class")
+        if not (isinstance(driver, type) and issubclass(driver, CameraDriver)):
+            raise ConfigError(
+                f"`{source}` is not a subclass of `CameraDriver`", where=at, help="derive it from that class"
+            )
         return driver

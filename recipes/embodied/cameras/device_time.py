@@ -8,11 +8,11 @@ from typing import Final
 _OLDEST: Final = 2.0
 
 
-def taken_at(told: float, arrived: float) -> float:
+def taken_at(device_time: float, arrived: float) -> float:
     """Return when a frame was taken, on `time.monotonic`.
 
     Args:
-        told: the moment by the device.
+        device_time: the moment by the device.
         arrived: when the frame arrived, which holds where the device's moment is later, or far earlier.
     """
-    return told if arrived - _OLDEST <= told <= arrived else arrived
+    return device_time if arrived - _OLDEST <= device_time <= arrived else arrived

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from recipes.embodied.cameras.camera import Camera, CameraError, CameraFrame, CameraSetup
+from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup
 from recipes.embodied.cameras.device_time import taken_at
 
 
-class RealsenseCamera(Camera):
+class RealsenseCamera(CameraDriver):
     """The colour stream of a RealSense."""
 
     def __init__(self, setup: CameraSetup) -> None:
@@ -42,7 +42,7 @@ class RealsenseCamera(Camera):
         self._open = True
 
     def read(self, seconds: float) -> CameraFrame | None:
-        """See `Camera`; the moment is the device's own where it tells it in the time of this machine."""
+        """See `CameraDriver`; the moment is the device's own where it tells it in the time of this machine."""
         arrived, frames = self._pipeline.try_wait_for_frames(round(1000 * seconds))
         now = time.monotonic()
         color = frames.get_color_frame() if arrived else None
@@ -54,7 +54,7 @@ class RealsenseCamera(Camera):
         return CameraFrame(np.array(color.get_data(), np.uint8), taken_at(now - age, now))
 
     def close(self) -> None:
-        """See `Camera`."""
+        """See `CameraDriver`."""
         if self._open:
             self._open = False
             self._pipeline.stop()

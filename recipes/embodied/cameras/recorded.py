@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.pictures import decoded, read_video
-from recipes.embodied.cameras.camera import Camera, CameraError, CameraFrame, CameraSetup
+from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup
 
 _PICTURES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
-class RecordedCamera(Camera):
+class RecordedCamera(CameraDriver):
     """Shows the frames of `path` at `fps`, in order, and begins anew at the end."""
 
     def __init__(self, setup: CameraSetup) -> None:
@@ -35,7 +35,7 @@ class RecordedCamera(Camera):
         self._due = time.monotonic()
 
     def read(self, seconds: float) -> CameraFrame | None:
-        """See `Camera`."""
+        """See `CameraDriver`."""
         now = time.monotonic()
         if self._due - now > seconds:
             time.sleep(seconds)

@@ -6,22 +6,23 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from recipes.embodied.cameras.camera import Camera, CameraError, CameraFrame, CameraSetup
+from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup
 from recipes.embodied.cameras.device_time import taken_at
 
 # Links of devices, whose names hold the serial numbers that USB cameras tell.
 BY_ID: Final = Path("/dev/v4l/by-id")
-# After which OpenCV gives up a frame, in milliseconds.
-_READ_MILLISECONDS: Final = 1000
+_NUMBERED: Final = re.compile(r"/dev/video(\d+)")
 
 
-class V4l2Camera(Camera):
+class V4l2Camera(CameraDriver):
     """A camera by its device file `path`, or by its serial number in `/dev/v4l/by-id`."""
 
     def __init__(self, setup: CameraSetup) -> None:
@@ -31,10 +32,10 @@ class V4l2Camera(Camera):
         self._cv2: Any = cv2
         self._device = setup.options.path or device_of(setup)
         width, height = setup.options.capture
-        self._capture: Any = cv2.VideoCapture(
-            self._device, cv2.CAP_V4L2, [cv2.CAP_PROP_READ_TIMEOUT_MSEC, _READ_MILLISECONDS]
-        )
-        if not self._capture.isOpened():
+        numbered = _NUMBERED.fullmatch(os.path.realpath(self._device))
+        # By number, as every version of OpenCV opens devices of V4L2.
+        self._capture: Any = None if numbered is None else cv2.VideoCapture(int(numbered[1]), cv2.CAP_V4L2)
+        if self._capture is None or not self._capture.isOpened():
             raise CameraError(
                 f"camera `{setup.name}` cannot be opened at `{self._device}`",
                 help="check that the device is there, that nothing else uses it, and that this user is of the group"
@@ -49,18 +50,18 @@ class V4l2Camera(Camera):
             self._capture.set(name, value)
 
     def read(self, seconds: float) -> CameraFrame | None:
-        """See `Camera`; V4L2 tells the moment on the monotonic clock."""
+        """See `CameraDriver`; V4L2 tells the moment on the monotonic clock."""
         read, picture = self._capture.read()
         now = time.monotonic()
         if not read:
             if not Path(self._device).exists():
                 raise CameraError(f"camera `{self.setup.name}` is gone", why=f"`{self._device}` is no longer there")
             return None
-        told = self._capture.get(self._cv2.CAP_PROP_POS_MSEC) / 1000
-        return CameraFrame(np.ascontiguousarray(picture[:, :, ::-1]), taken_at(told, now))
+        device_time = self._capture.get(self._cv2.CAP_PROP_POS_MSEC) / 1000
+        return CameraFrame(np.ascontiguousarray(picture[:, :, ::-1]), taken_at(device_time, now))
 
     def close(self) -> None:
-        """See `Camera`."""
+        """See `CameraDriver`."""
         self._capture.release()
 
 

@@ -17,7 +17,7 @@ class CameraSource(NamedTuple):
     """A kind of camera with a driver here.
 
     Attributes:
-        target: the subclass of `Camera`, as `package.module:Class`.
+        target: the subclass of `CameraDriver`, as `package.module:Class`.
         modules: what has to be installed.
         install: what pip calls it.
         keys: the options that it takes besides those of all cameras.

@@ -12,6 +12,16 @@ _ROBOT_OPTIONS: Final = "recipes.embodied.config.camera_config:RobotEnvOptions"
 DRIVEN: Final = "Robot"
 
 
+# Drivers of this package, by the class of the robot's entry.
+_SHIPPED_DRIVERS: Final[Mapping[str, str]] = {"SO101": f"{_FOLDER}.real.so101:SO101Driver"}
+
+
+def driver_of(robot: object) -> str | None:
+    """Return the driver of a robot's entry, `package.module:Class`: the one that it names, else ours; None: neither."""
+    named: str | None = getattr(robot, "driver", None)
+    return named or _SHIPPED_DRIVERS.get(type(robot).__name__)
+
+
 class EnvType(NamedTuple):
     """A built-in environment.
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from recipes.embodied.cameras.camera import ArmScene, CameraView
 from recipes.embodied.cameras.camera_set import CameraSet
 from recipes.embodied.config.camera_config import RobotEnvOptions
+from recipes.embodied.config.env_types import driver_of
 from recipes.embodied.interventions.intervention import EnvProgress, HandMotion
 from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.robots.claim import claimed_by
@@ -148,8 +149,9 @@ def _answer(robot: Listed) -> dict[str, Any]:
     nothing = {"controller": None, "state": "its driver is a package of your own", "holder": None}
     if robot.problem is not None:
         return {**nothing, "state": robot.problem.message}
-    if isinstance(robot.robot, PluginDrivenRobot) and robot.robot.driver is not None:
-        return {**nothing, "controller": robot.robot.driver, "holder": claimed_by(robot.robot.place)}
+    driver = driver_of(robot.robot)
+    if isinstance(robot.robot, PluginDrivenRobot) and driver is not None:
+        return {**nothing, "controller": driver, "holder": claimed_by(robot.robot.place)}
     if robot.arm is None:
         return nothing
     try:

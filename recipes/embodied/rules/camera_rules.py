@@ -98,7 +98,7 @@ def _check_serials(at: Path, options: RobotEnvOptions, place: Path, robot: Robot
                 (*at, name),
                 "conflicting-settings",
                 f"there is no driver for cameras of `camera_type: {source}`",
-                "name your subclass of `Camera`: `source: package.module:Class`",
+                "name your subclass of `CameraDriver`: `source: package.module:Class`",
                 about=[(*place, "camera_type")],
             )
             return

@@ -14,6 +14,7 @@ from recipes.embodied.config.env_types import (
     DRIVEN,
     ENV_TYPES,
     EnvType,
+    driver_of,
     has_ids,
     how_to_install,
     is_robot,
@@ -259,7 +260,7 @@ def declares(group: NodeGroup, robot: str | None) -> bool:
         return False
     if robot != DRIVEN:
         return group.hardware.type == robot
-    return any(getattr(unit, "driver", None) is not None for unit in group.hardware.configs)
+    return any(driver_of(unit) is not None for unit in group.hardware.configs)
 
 
 def _check_drivers(config: PolicyJob, labels: Sequence[str], report: Report) -> None:
@@ -268,7 +269,7 @@ def _check_drivers(config: PolicyJob, labels: Sequence[str], report: Report) -> 
         units = group.hardware.configs if group.hardware and group.label in labels else ()
         for number, unit in enumerate(units):
             at: Path = ("cluster", "node_groups", index, "hardware", "configs", number)
-            driver: str | None = getattr(unit, "driver", None)
+            driver = driver_of(unit)
             if driver is not None:
                 check_import(config, (*at, "driver"), driver, "env", report)
             else:

@@ -82,7 +82,7 @@ class GenericRobot(PluginDrivenRobot):
 
 @register_hardware("SO-101")
 class SO101(PluginDrivenRobot):
-    """An SO-101 arm on a serial port of its node. Its driver comes from a user's package."""
+    """An SO-101 arm on a serial port of its node."""
 
     exclusive: ClassVar[tuple[str, ...]] = ("device", "camera_serials")
     variables: ClassVar[tuple[str, ...]] = ("device",)
@@ -92,7 +92,8 @@ class SO101(PluginDrivenRobot):
         f" `/dev/serial/by-id/usb-1a86_USB_Single_Serial_58FD-if00`, {FROM_NODE}."
     )
     calibration: Connection | None = Field(
-        default=None, description="Name or file of the arm's calibration, in the driver's terms. Default: the driver's."
+        default=None,
+        description="File of the arm's calibration, as of `lerobot-calibrate`. Default: what its motors hold.",
     )
 
     @property

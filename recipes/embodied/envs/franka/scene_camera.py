@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.cameras.camera import ArmScene, Camera, CameraError, CameraFrame, CameraSetup
+from recipes.embodied.cameras.camera import ArmScene, CameraDriver, CameraError, CameraFrame, CameraSetup
 from recipes.embodied.envs.franka.drawing import Spot, draw_arm
 from recipes.embodied.envs.franka.franka_mjcf import mjcf
 from recipes.embodied.robots.franka_kinematics import FLANGE
@@ -44,7 +44,7 @@ _TABLE, _ARM, _HAND, _FINGERS, _SKY = (
 _POINT: Final = (0.1, 0.72, 0.25, 1.0)
 
 
-class SceneCamera(Camera):
+class SceneCamera(CameraDriver):
     """A view of the scene: rendered by MuJoCo, or drawn from the side and from above (`view: drawing`)."""
 
     on_demand: ClassVar[bool] = True
@@ -61,7 +61,7 @@ class SceneCamera(Camera):
             self._renderer = making.result(_RENDER_SECONDS)
 
     def read(self, seconds: float) -> CameraFrame | None:
-        """See `Camera`: the scene as it was measured last."""
+        """See `CameraDriver`: the scene as it was measured last."""
         if self.setup.scene is None:
             return None
         scene = self.setup.scene()
@@ -72,7 +72,7 @@ class SceneCamera(Camera):
         return CameraFrame(self._image, scene.measured)
 
     def close(self) -> None:
-        """See `Camera`."""
+        """See `CameraDriver`."""
         if self._renderer is not None:
             self._thread.submit(self._renderer.close).result(_RENDER_SECONDS)
             self._renderer = None

@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from recipes.embodied.config.env_types import driver_of
 from recipes.embodied.envs.env_spec import EnvSpec, FloatArray
 from recipes.embodied.interventions.intervention import HandMotion
 from recipes.embodied.robots.robot_errors import RobotError
@@ -103,18 +104,17 @@ def open_driver(robot: PluginDrivenRobot) -> RobotDriver:
         ConfigError: there is no such class, or it is not a driver, or an option is wrong.
         RobotError: the robot does not answer.
     """
-    if robot.driver is None:
+    named = driver_of(robot)
+    if named is None:
         raise ConfigError(
             f"the robot at {robot.place} has no `driver`",
             help="name your subclass of `RobotDriver`: `driver: package.module:Class`",
         )
-    made = import_target(robot.driver, "driver")
+    made = import_target(named, "driver")
     if not (isinstance(made, type) and issubclass(made, RobotDriver)):
-        raise ConfigError(
-            f"`driver: {robot.driver}` is not a subclass of `RobotDriver`", help="derive it from that class"
-        )
+        raise ConfigError(f"`driver: {named}` is not a subclass of `RobotDriver`", help="derive it from that class")
     try:
         return made(robot, checked_options(made, robot.options, "hardware.configs.options"))
     except RobotError as error:
-        error.where = error.where or f"{robot.driver} at {robot.place} of node {robot.node_rank}"
+        error.where = error.where or f"{named} at {robot.place} of node {robot.node_rank}"
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.embodied.cameras.camera import Camera, CameraError, CameraFrame, CameraSetup
+from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup
 
 SYSTEM_TIME, HARDWARE_CLOCK, GLOBAL_TIME = "system", "hardware", "global"
 
 
-class Steady(Camera):
+class Steady(CameraDriver):
     """A camera of one's own that takes a frame whenever it is asked, until `frozen` or `broken`."""
 
     made: list[Steady]
@@ -36,7 +37,7 @@ class Steady(Camera):
         self.closed = True
 
 
-class Absent(Camera):
+class Absent(CameraDriver):
     """A camera that is not there."""
 
     def __init__(self, setup: CameraSetup) -> None:
@@ -102,7 +103,7 @@ class Config:
 def install_realsense(monkeypatch: pytest.MonkeyPatch) -> type[Pipeline]:
     """Let `import pyrealsense2` give the fake; return its pipelines, new for each test."""
     pipeline = type("OwnPipeline", (Pipeline,), {})
-    device = SimpleNamespace(get_info=lambda _: "322142001230")
+    device = SimpleNamespace(get_info=_serial_number)
     _install(
         monkeypatch,
         "pyrealsense2",
@@ -119,6 +120,19 @@ def install_realsense(monkeypatch: pytest.MonkeyPatch) -> type[Pipeline]:
     return pipeline
 
 
+def _serial_number(_: object) -> str:
+    return "322142001230"
+
+
+def lacking(*names: str) -> Callable[[Iterable[str]], list[str]]:
+    """Return a `missing_modules` of an interpreter that lacks some modules."""
+
+    def missing(modules: Iterable[str]) -> list[str]:
+        return [name for name in modules if name in names]
+
+    return missing
+
+
 class Capture:
     """A device of V4L2 as OpenCV opens it.
 
@@ -130,13 +144,13 @@ class Capture:
     reads, told = True, 0.0
     made: list[Capture]
 
-    def __init__(self, device: str, backend: int, settings: list[int]) -> None:
-        self.device, self.values, self.released = device, {}, False
+    def __init__(self, number: int, backend: int) -> None:
+        self.number, self.released = number, False
         self.values: dict[int, float] = {}
         type(self).made.append(self)
 
     def isOpened(self) -> bool:  # noqa: N802 - its name in the library
-        return "missing" not in self.device
+        return self.number < 9
 
     def set(self, name: int, value: float) -> bool:
         self.values[name] = value
@@ -157,7 +171,7 @@ class Capture:
 def install_opencv(monkeypatch: pytest.MonkeyPatch) -> type[Capture]:
     """Let `import cv2` give the fake; return its captures, new for each test."""
     capture = type("OwnCapture", (Capture,), {"made": []})
-    names = ("CAP_V4L2", "CAP_PROP_READ_TIMEOUT_MSEC", "CAP_PROP_FRAME_WIDTH", "CAP_PROP_FRAME_HEIGHT")
+    names = ("CAP_V4L2", "CAP_PROP_FRAME_WIDTH", "CAP_PROP_FRAME_HEIGHT")
     more = ("CAP_PROP_FPS", "CAP_PROP_BUFFERSIZE", "CAP_PROP_POS_MSEC")
     _install(monkeypatch, "cv2", VideoCapture=capture, **{name: i for i, name in enumerate((*names, *more))})
     return capture

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from recipes.embodied.rules import camera_rules
+from tests.unit.recipes.embodied.fake_cameras import lacking
 
 JOB = """
 recipe: embodied
@@ -36,7 +37,7 @@ def job(cameras: str, robot: str = "disable_validate: true", *, model: str = "cn
 
 @pytest.fixture(autouse=True)
 def _every_package_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(camera_rules, "missing_modules", lambda modules: [])
+    monkeypatch.setattr(camera_rules, "missing_modules", lacking())
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_evaluation_has_the_same_cameras(findings: Any) -> None:
 
 
 def test_missing_package_is_named(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(camera_rules, "missing_modules", lambda modules: [name for name in modules if name == "cv2"])
+    monkeypatch.setattr(camera_rules, "missing_modules", lacking("cv2"))
     (reported,) = findings(job("{front: {source: v4l2, path: /dev/video0}}"), messages=True)
     assert reported[0] == "missing-extra"
     assert "rlinf-cli[cameras]" in str(reported)

@@ -19,6 +19,8 @@ from recipes.embodied.cameras.camera import CameraError
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray
 from recipes.embodied.envs.real.driver import RobotDriver
 from recipes.embodied.envs.registry import make_env
+from recipes.embodied.interventions.person import Controls, PersonSource
+from recipes.embodied.interventions.source_options import PersonOptions
 from recipes.embodied.robots import manual_control
 from recipes.embodied.robots.controller.controller import Controller
 from recipes.embodied.robots.controller.controller_server import Server
@@ -84,13 +86,29 @@ class Slide(RobotDriver):
         self.stopped = True
 
 
+def _fast(_: FrankaClient, count: int) -> list[float]:
+    return [0.001] * count
+
+
+class Looker(PersonSource):
+    """A person who pushes forward once, looks at the pictures, and is done."""
+
+    seen: list[list[str]]
+
+    def __init__(self, env: Any, options: Any) -> None:
+        super().__init__(env, PersonOptions(release_steps=0))
+        self.controls = [Controls((1, 0, 0)), Controls(), Controls(verdict="success")]
+
+    def poll(self) -> Controls:
+        Looker.seen.append([view.camera for view in self.env.views(0)])
+        return self.controls.pop(0)
+
+
 @pytest.fixture(autouse=True)
 def _few_cameras(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Steady.made = []
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(
-        "recipes.embodied.robots.controller_client.FrankaClient.latency", lambda self, count: [0.001] * count
-    )
+    monkeypatch.setattr(FrankaClient, "latency", _fast)
     monkeypatch.setattr(manual_control, "SECONDS", 30.0)
     for name in ("WATCHDOG_SECONDS", "LATE_SECONDS"):
         monkeypatch.setattr(f"recipes.embodied.robots.controller.controller.{name}", 1000.0)
@@ -199,19 +217,32 @@ class TestOwnRobot:
         env.close()
 
 
-def test_cameras_by_hand(arm: Franka, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pictures, file = tmp_path / "tape", tmp_path / "job.yaml"
+def written(arm: Franka, folder: Path) -> str:
+    """Return a file with two cameras of an arm: a recording, and its scene."""
+    pictures, file = folder / "tape", folder / "job.yaml"
     pictures.mkdir()
     Image.fromarray(np.full((48, 64, 3), 50, np.uint8)).save(pictures / "0.png")
     file.write_text(FILE.format(port=arm.robot_port, pictures=pictures))
+    return str(file)
+
+
+def test_teleoperation_shows_the_cameras(arm: Franka, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Looker.seen = []
+    assert main(["robot", "teleop", written(arm, tmp_path), "--device", f"{__name__}:Looker"]) == 0
+    assert "moved for 1 control periods" in capsys.readouterr().out
+    assert Looker.seen == [["tape", "scene"]] * 3
+
+
+def test_cameras_by_hand(arm: Franka, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(arm, tmp_path)
 
     def said(*arguments: str) -> Any:
-        assert main(["robot", *arguments, str(file), "-o", "json"]) == 0, capsys.readouterr().err
+        assert main(["robot", *arguments, file, "-o", "json"]) == 0, capsys.readouterr().err
         return json.loads(capsys.readouterr().out)
 
     assert said("list")["robots"][0]["cameras"] == ["tape", "scene"]
     saved = tmp_path / "saved"
-    assert main(["robot", "cameras", str(file), "--save", str(saved)]) == 0
+    assert main(["robot", "cameras", file, "--save", str(saved)]) == 0
     printed = capsys.readouterr()
     assert "64x48" in printed.out
     assert Image.open(saved / "tape.png").size == (64, 48)
@@ -219,6 +250,6 @@ def test_cameras_by_hand(arm: Franka, tmp_path: Path, capsys: pytest.CaptureFixt
     checks = {check["name"]: check for check in said("check")["checks"]}
     assert checks["cameras"]["verdict"] == "ok"
     assert "tape: 64x48" in checks["cameras"]["message"]
-    (pictures / "0.png").unlink()
-    assert main(["robot", "check", str(file)]) == 1
+    (tmp_path / "tape" / "0.png").unlink()
+    assert main(["robot", "check", file]) == 1
     assert "has no pictures" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +16,7 @@ from recipes.embodied.config.camera_config import RobotEnvOptions
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
 from tests.unit.recipes.embodied import fake_cameras
-from tests.unit.recipes.embodied.fake_cameras import Steady, install_realsense
+from tests.unit.recipes.embodied.fake_cameras import Steady, install_realsense, lacking
 from tests.waiting import until
 
 FAKES = fake_cameras.__name__
@@ -110,7 +109,7 @@ def test_cameras_take_serials_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"source": "realsense"}, arm(), "the camera `front` has no serial number"),
         ({}, arm("1", camera_type="zed"), "there is no driver for cameras of `camera_type: zed`"),
-        ({"source": "json:dumps"}, arm(), "`json:dumps` is not a subclass of `Camera`"),
+        ({"source": "json:dumps"}, arm(), "`json:dumps` is not a subclass of `CameraDriver`"),
         ({"source": "scene"}, arm(), "`source: scene` shows a Franka arm"),
     ],
 )
@@ -124,8 +123,7 @@ def test_cameras_that_cannot_be(
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cv2", None)
-    monkeypatch.setattr(camera_set, "missing_modules", lambda modules: [name for name in modules if name == "cv2"])
+    monkeypatch.setattr(camera_set, "missing_modules", lacking("cv2"))
     with pytest.raises(ConfigError, match="`source: v4l2` needs the package `cv2`") as caught:
         CameraSet(options(front={"source": "v4l2"}), arm("1"), WHERE)
     assert "rlinf-cli[cameras]" in (caught.value.help or "")

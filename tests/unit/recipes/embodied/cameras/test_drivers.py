@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,10 @@ class TestRealsense:
 class TestV4l2:
     def test_frames_by_device_file(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         capture = install_opencv(monkeypatch)
-        (tmp_path / "video0").touch()
-        camera = V4l2Camera(setup(source="v4l2", path=str(tmp_path / "video0"), fps=15))
+        link = tmp_path / "front"
+        link.symlink_to("/dev/video3")
+        camera = V4l2Camera(setup(source="v4l2", path=str(link), fps=15))
+        assert capture.made[0].number == 3
         frame, now = camera.read(0.1), time.monotonic()
         assert frame is not None
         assert frame.image[0, 0].tolist() == [0, 0, 200]
@@ -75,6 +78,7 @@ class TestV4l2:
 
     def test_no_frame_and_no_device(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         capture = install_opencv(monkeypatch)
+        monkeypatch.setattr(v4l2, "_NUMBERED", re.compile(r".*/video(\d+)"))
         device = tmp_path / "video0"
         device.touch()
         camera = V4l2Camera(setup(source="v4l2", path=str(device)))
@@ -83,16 +87,17 @@ class TestV4l2:
         device.unlink()
         with pytest.raises(CameraError, match="camera `front` is gone"):
             camera.read(0.1)
-        with pytest.raises(CameraError, match="cannot be opened") as caught:
-            V4l2Camera(setup(source="v4l2", path="/dev/missing"))
-        assert "group `video`" in (caught.value.help or "")
+        for absent in ("/dev/video9", "/dev/null"):
+            with pytest.raises(CameraError, match="cannot be opened") as caught:
+                V4l2Camera(setup(source="v4l2", path=absent))
+            assert "group `video`" in (caught.value.help or "")
 
     def test_device_by_serial(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         install_opencv(monkeypatch)
         monkeypatch.setattr(v4l2, "BY_ID", tmp_path)
-        for serial in ("12", "123"):
-            (tmp_path / f"usb-ACME_Cam_{serial}-video-index0").touch()
-            (tmp_path / f"usb-ACME_Cam_{serial}-video-index1").touch()
+        for number, serial in enumerate(("12", "123")):
+            (tmp_path / f"usb-ACME_Cam_{serial}-video-index0").symlink_to(f"/dev/video{2 * number}")
+            (tmp_path / f"usb-ACME_Cam_{serial}-video-index1").symlink_to(f"/dev/video{2 * number + 1}")
         camera = V4l2Camera(setup("12", source="v4l2"))
         assert camera.read(0.1) is not None
         for serial, message in (("9", "no camera with the serial number 9"), ("Cam", "several cameras")):
