@@ -28,6 +28,7 @@ from rlinf_core.runners.storage.checkpoint import Checkpoint, Manifest, open_che
 from rlinf_core.runners.storage.item_fates import ItemFates
 from rlinf_core.runners.storage.quarantine import quarantine
 from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.suspects import Suspects
 from rlinf_core.runners.trace import TraceWriter
 
 LOGGER = logging.getLogger("rlinf")
@@ -70,6 +71,7 @@ class RunRecord:
         newest: the newest value of every metric.
         source: the checkpoint to resume from, or None for the start.
         restarts: those after deaths so far; none is allowed where nobody restarts.
+        suspects: items that processes died of, over all attempts.
         keeps_steps: whether finished steps stay after a death, because what they did is stored elsewhere.
     """
 
@@ -95,6 +97,7 @@ class RunRecord:
         # The component of each worker group.
         self._components: Mapping[str, str] = {}
         self.restarts = Restarts(RestartLimit(max=0))
+        self.suspects: Suspects[Any] = Suspects()
         self.keeps_steps = False
         self.source: Checkpoint | None = None
         if folder.resumed_from is not None:
