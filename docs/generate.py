@@ -83,7 +83,8 @@ def _faults() -> str:
         "# Faults\n",
         "What becomes of a run where a process is killed or stopped, a checkpoint is damaged, or files have no room."
         " Each cell has its name for [`rlinf chaos --fault`](bad-day.md#planting-faults), which plants it; the nightly"
-        " test `tests/integration/cli/test_chaos.py` does, by seeds, in the recipes embodied and math.\n",
+        " test `tests/integration/cli/test_chaos.py` does, by seeds, in small jobs of the recipes embodied (PPO, also"
+        " with rollouts ahead, and SAC on an arm in MuJoCo), math (also asynchronous), agent and sft_chat.\n",
         f"| process | {' | '.join(columns)} |",
         f"|---|{'---|' * len(columns)}",
         *(f"| {target} | {' | '.join(cells.get((target, deed), '') for deed in columns)} |" for target in rows),
