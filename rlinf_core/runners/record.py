@@ -14,7 +14,7 @@ from rlinf_core.cluster import engine
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.config.tree import to_data
-from rlinf_core.errors import CommunicationTimeoutError, RLinfError
+from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RunError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Listener
@@ -173,7 +173,10 @@ class RunRecord:
         """
         self._components = components
         running = engine.current()
-        self.folder.update(address=running.address if running is not None else "")
+        try:
+            self.folder.update(address=running.address if running is not None else "")
+        except RunError as error:
+            LOGGER.warning("the address of the cluster cannot be written to %s: %s", error.where, error.why)
         self.emit(events.ClusterReady(cluster.topology))
 
         def launching(group: str, workers: int, started: int) -> None:
