@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from recipes.agent.loop.protocols import AgentGroup
 from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
 from rlinf_core import WorkerDiedError, WorkerGroupError, WorkerGroupHandle
+from rlinf_core.runners.suspects import Suspects
 
-# Deaths of processes that a task was given to, after which it is run with no other task beside it, and after which it
-# is not run again.
-_SUSPECTED: Final = 2
-_SET_ASIDE: Final = 3
 LOGGER = logging.getLogger("rlinf")
 
 
@@ -68,7 +65,7 @@ class TaskCalls:
         self._alive = list(range(processes))
         self._calls: list[_Call] = []
         # How the processes of each task died, by slot; and tasks that wait to be run alone.
-        self._deaths: dict[int, list[str]] = {}
+        self._deaths: Suspects[Prompt] = Suspects()
         self._suspects: deque[Prompt] = deque()
         # Tasks of the dead that wait for a process that runs no suspect.
         self._orphans: list[Prompt] = []
@@ -79,7 +76,7 @@ class TaskCalls:
 
     def begin(self, tasks: Sequence[Prompt]) -> None:
         """Have tasks done, by the processes that they name as far as these live."""
-        self._deaths.clear()
+        self._deaths = Suspects()
         self._suspects.clear()
         self._orphans.clear()
         self._call(tuple(self._alive), _dealt(tasks, self._alive))
@@ -162,15 +159,16 @@ class TaskCalls:
 
     def _is_suspected(self, task: Prompt, reason: str) -> bool:
         """Count a death for a task; return whether it waits to be run alone, or for its failure to be told."""
-        deaths = self._deaths.setdefault(task.slot, [])
-        if not task.set_aside:
-            deaths.append(reason)
-        if len(deaths) < _SUSPECTED:
-            return False
-        if len(deaths) >= _SET_ASIDE and not task.set_aside:
+        name = str(task.slot)
+        if name in self._deaths.due():
+            # It was alone.
             task = task._replace(set_aside=True)
             self.set_aside += 1
-            self._note(task, deaths)
+            self._note(task, self._deaths.killed(name, reason))
+        elif not task.set_aside:
+            self._deaths.died_of({name: task}, reason)
+            if name not in self._deaths.due():
+                return False
         self._suspects.append(task)
         return True
 

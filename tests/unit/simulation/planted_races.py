@@ -257,7 +257,7 @@ _is_suspected: Any = TaskCalls._is_suspected
 
 
 def _blame_the_first_that_was_there_twice(self: Any, task: Any, reason: str) -> bool:
-    self._deaths.setdefault(task.slot, []).append(reason)
+    self._deaths.died_of({str(task.slot): task}, reason)
     return _is_suspected(self, task, reason)
 
 
