@@ -37,12 +37,13 @@ class ChaosJob(NamedTuple):
     Attributes:
         file, overrides: the file and overrides, as of `rlinf train`.
         config_id: digest of its configuration.
-        steps: its length.
+        steps: its length at most.
         groups: the component of each worker group.
         faults: the names that are drawn from.
         most: the largest number of strikes on one run.
         deadline: seconds without a sign of life after which a run is hung; None: from the undisturbed runs.
         keep: whether the folders of good runs stay.
+        synchronous: whether no rollouts run ahead of training: a run that goes on from a checkpoint does those anew.
     """
 
     file: str
@@ -54,6 +55,7 @@ class ChaosJob(NamedTuple):
     most: int
     deadline: float | None
     keep: bool
+    synchronous: bool
 
 
 class SeedResult(NamedTuple):
@@ -104,12 +106,14 @@ def undisturbed(job: ChaosJob, folder: Path) -> UndisturbedRuns:
             raise RunError(
                 "the job does not finish, even if nothing disturbs it", where=str(place), why=outcomes[-1].reason
             )
-        if (run.state.config_id, run.state.step) != (job.config_id, job.steps):
+        if run.state.config_id != job.config_id:
             raise RunError(
                 "the folder has runs of another job", where=str(place), help="name a new folder, or the same job"
             )
         launches.append(read_metrics(run.metrics_file)[0].time - run.state.created)
     one, other = outcomes
+    if not job.synchronous:
+        return UndisturbedRuns(one.steps, {}, (), max(launches))
     return reference_of(one, other, max(launches))
 
 
@@ -121,7 +125,8 @@ def _run_undisturbed(job: ChaosJob, place: Path) -> None:
 
 def disturbed(job: ChaosJob, reference: UndisturbedRuns, seed: int, folder: Path) -> SeedResult:
     """Run the job with the faults of a seed, and judge it; a good run's folder is removed unless it is to be kept."""
-    plan = plan_of(seed, job.steps, job.faults, job.most)
+    # Passes over data may end it before.
+    plan = plan_of(seed, min(job.steps, len(reference.steps)), job.faults, job.most)
     deadline = job.deadline or max(_LEAST_DEADLINE, _LAUNCHES * reference.launch)
     overrides = (*job.overrides, f"runner.max_restarts={plan.max_restarts}")
     place = folder / f"seed-{seed}"
@@ -138,7 +143,7 @@ def disturbed(job: ChaosJob, reference: UndisturbedRuns, seed: int, folder: Path
 def work(job: ChaosJob, folder: Path, seeds: Sequence[int], show: Callable[[SeedResult], None]) -> list[SeedResult]:
     """Run all seeds, one after the other."""
     reference = undisturbed(job, folder)
-    kind = "must be equal bit by bit" if reference.comparable else "differ from run to run, and are not compared"
+    kind = "must be equal bit by bit" if reference.comparable else "may differ from run to run, and are not compared"
     console.message(f"{len(reference.steps)} steps; launched in {reference.launch:.1f} s; results {kind}")
     results: list[SeedResult] = []
     for seed in seeds:

@@ -66,7 +66,9 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
     "kill-gcs_server": PlantedFault(Deed.KILL, Target.GCS_SERVER, 2, _AGAIN),
     "kill-raylet": PlantedFault(Deed.KILL, Target.RAYLET, 2, _AGAIN),
     "kill-log-monitor": PlantedFault(Deed.KILL, Target.LOG_MONITOR, 1, "nothing is lost: rlinf keeps logs of its own"),
-    "kill-agent": PlantedFault(Deed.KILL, Target.RAY_AGENT, 1, "Ray ends its raylet, and all processes start again"),
+    "kill-agent": PlantedFault(
+        Deed.KILL, Target.RAY_AGENT, 1, "Ray ends its raylet, which is named; all processes start again"
+    ),
     "kill-driver": PlantedFault(
         Deed.KILL,
         Target.DRIVER,

@@ -11,7 +11,9 @@ from rlinf_cli.chaos.outcomes import RunEnding, Struck
 from rlinf_core.runners.storage.run_status import RunStatus
 
 # Counts of what recovery itself does, which an undisturbed run does not do.
-_OF_RECOVERY: Final = frozenset({"agent/tasks_moved", "rollout/prompted_again"})
+_OF_RECOVERY: Final = frozenset(
+    {"agent/processes_lost", "agent/tasks_moved", "rollout/continued", "rollout/prompted_again"}
+)
 _MOST_NAMED: Final = 5
 
 

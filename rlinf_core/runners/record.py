@@ -14,7 +14,7 @@ from rlinf_core.cluster import engine
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.config.tree import to_data
-from rlinf_core.errors import CommunicationTimeoutError, RLinfError
+from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RunError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Listener
@@ -28,6 +28,7 @@ from rlinf_core.runners.storage.checkpoint import Checkpoint, Manifest, open_che
 from rlinf_core.runners.storage.item_fates import ItemFates
 from rlinf_core.runners.storage.quarantine import quarantine
 from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.suspects import Suspects
 from rlinf_core.runners.trace import TraceWriter
 
 LOGGER = logging.getLogger("rlinf")
@@ -70,6 +71,7 @@ class RunRecord:
         newest: the newest value of every metric.
         source: the checkpoint to resume from, or None for the start.
         restarts: those after deaths so far; none is allowed where nobody restarts.
+        suspects: items that processes died of, over all attempts.
         keeps_steps: whether finished steps stay after a death, because what they did is stored elsewhere.
     """
 
@@ -95,6 +97,7 @@ class RunRecord:
         # The component of each worker group.
         self._components: Mapping[str, str] = {}
         self.restarts = Restarts(RestartLimit(max=0))
+        self.suspects: Suspects[Any] = Suspects()
         self.keeps_steps = False
         self.source: Checkpoint | None = None
         if folder.resumed_from is not None:
@@ -170,7 +173,10 @@ class RunRecord:
         """
         self._components = components
         running = engine.current()
-        self.folder.update(address=running.address if running is not None else "")
+        try:
+            self.folder.update(address=running.address if running is not None else "")
+        except RunError as error:
+            LOGGER.warning("the address of the cluster cannot be written to %s: %s", error.where, error.why)
         self.emit(events.ClusterReady(cluster.topology))
 
         def launching(group: str, workers: int, started: int) -> None:

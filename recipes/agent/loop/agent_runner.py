@@ -10,7 +10,6 @@ from recipes.agent.conversation.turn_messages import engine_key
 from recipes.agent.loop.protocols import AgentGroup, TurnGroup
 from recipes.agent.loop.slow_tools import SlowTools
 from recipes.agent.loop.task_calls import TaskCalls
-from recipes.language.data.problems import training_order
 from recipes.language.loop.answer_recovery import AnswerRecovery
 from recipes.language.loop.generation import (
     AsyncRollouts,
@@ -121,10 +120,7 @@ class AgentRunner(ReasoningRunner):
 
     def _note_set_aside(self, task: Prompt, deaths: Sequence[str]) -> None:
         """Keep what is known of a task whose processes died of it."""
-        data, index = self._cfg.data, task.position
-        if task.trains and data.reshuffles:
-            (index,) = training_order(self._problems, index, 1, seed=data.seed, shuffle=True)
-        self.record.set_aside("task", str(index), task.step, deaths)
+        self.record.set_aside("task", str(self._suspects.problem_of(task)), task.step, deaths)
 
     def _async_rollouts(self) -> AsyncRollouts:
         """See `ReasoningRunner`: tasks go to the agents, weights to the engines. A run that is under way starts over

@@ -5,25 +5,32 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from recipes.agent.loop.protocols import AgentGroup
 from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
 from rlinf_core import WorkerDiedError, WorkerGroupError, WorkerGroupHandle
+from rlinf_core.runners.suspects import Suspects
 
-# Deaths of processes that a task was given to, after which it is run with no other task beside it, and after which it
-# is not run again.
-_SUSPECTED: Final = 2
-_SET_ASIDE: Final = 3
 LOGGER = logging.getLogger("rlinf")
 
 
 class _Call(NamedTuple):
-    """A call that has not returned: the ranks that it was made on, and the tasks that it is for."""
+    """A call that has not returned.
+
+    Attributes:
+        ranks: the ranks that it was made on.
+        tasks: the tasks that it is for; none where it only asks whether a process lives.
+        handle: the call.
+        lives: how often each of the ranks had been started again by then.
+        alone: whether no other task may be given to its process.
+    """
 
     ranks: tuple[int, ...]
     tasks: tuple[Prompt, ...]
     handle: WorkerGroupHandle[GenerationReport]
+    lives: tuple[int, ...]
+    alone: bool = False
 
 
 class TaskCalls:
@@ -58,15 +65,21 @@ class TaskCalls:
         self._alive = list(range(processes))
         self._calls: list[_Call] = []
         # How the processes of each task died, by slot; and tasks that wait to be run alone.
-        self._deaths: dict[int, list[str]] = {}
+        self._deaths: Suspects[Prompt] = Suspects()
         self._suspects: deque[Prompt] = deque()
+        # Tasks of the dead that wait for a process that runs no suspect.
+        self._orphans: list[Prompt] = []
+        self._lives = [0] * processes
+        # A process that has just answered a call for nothing.
+        self._answering: int | None = None
         self.lost = self.moved = self.set_aside = 0
 
     def begin(self, tasks: Sequence[Prompt]) -> None:
         """Have tasks done, by the processes that they name as far as these live."""
-        self._deaths.clear()
+        self._deaths = Suspects()
         self._suspects.clear()
-        self._call(tuple(self._alive), self._dealt(tasks))
+        self._orphans.clear()
+        self._call(tuple(self._alive), _dealt(tasks, self._alive))
 
     def done(self) -> bool:
         """Return whether all tasks are done, or `wait` would raise. Reassigns the tasks of processes that died."""
@@ -76,9 +89,22 @@ class TaskCalls:
                 call.handle.wait()
             except WorkerGroupError as error:
                 self._after(error, call)
+            else:
+                if not call.tasks:
+                    self._answering = call.ranks[0]
+        alone = {call.ranks[0] for call in self._calls if call.alone}
+        takers = [rank for rank in self._alive if rank not in alone]
+        if self._orphans and takers:
+            tasks, self._orphans = _dealt(self._orphans, takers), []
+            self._call(sorted({task.worker for task in tasks}), tasks)
         idle = [rank for rank in self._alive if all(rank not in call.ranks for call in self._calls)]
         if self._suspects and idle:
-            self._call(idle[:1], (self._suspects.popleft()._replace(worker=idle[0]),))
+            # A process that died while it was idle must not be counted as killed by the task.
+            answering, self._answering = self._answering, None
+            if answering in idle:
+                self._call((answering,), (self._suspects.popleft()._replace(worker=answering),), alone=True)
+            else:
+                self._call(idle[:1], ())
         return not self._calls
 
     def wait(self) -> list[GenerationReport]:
@@ -90,15 +116,9 @@ class TaskCalls:
         moved, self.moved = self.moved, 0
         return moved
 
-    def _call(self, ranks: Sequence[int], tasks: tuple[Prompt, ...]) -> None:
-        self._calls.append(_Call(tuple(ranks), tasks, self._agents.execute_on(*ranks).generate(tasks)))
-
-    def _dealt(self, tasks: Sequence[Prompt]) -> tuple[Prompt, ...]:
-        """Return tasks with those of dead processes distributed over the others."""
-        alive, count = set(self._alive), len(self._alive)
-        return tuple(
-            task if task.worker in alive else task._replace(worker=self._alive[task.slot % count]) for task in tasks
-        )
+    def _call(self, ranks: Sequence[int], tasks: tuple[Prompt, ...], *, alone: bool = False) -> None:
+        handle = self._agents.execute_on(*ranks).generate(tasks)
+        self._calls.append(_Call(tuple(ranks), tasks, handle, tuple(self._lives[rank] for rank in ranks), alone))
 
     def _after(self, error: WorkerGroupError, call: _Call) -> None:
         """Continue without the processes that died.
@@ -109,10 +129,18 @@ class TaskCalls:
         dead = {rank for rank, failure in error.by_rank.items() if _died(failure, f"{error.group}:{rank}")}
         if len(dead) < len(error.ranks):
             raise error
-        self.lost += len(dead & set(self._alive))
+        # Of two calls on one process both tell of its death, the second one maybe when there is a successor.
+        lives = dict(zip(call.ranks, call.lives, strict=True))
+        last = {rank for rank in dead & set(self._alive) if lives[rank] == self._lives[rank]}
+        self.lost += len(last)
         orphans = [task for task in call.tasks if task.worker in dead]
-        if not self._relaunch(error):
-            self._alive = [worker for worker in self._alive if worker not in dead]
+        if last:
+            failures = {rank: error.by_rank[rank] for rank in last}
+            if self._relaunch(WorkerGroupError(error.group, error.method, failures, len(self._lives))):
+                for rank in last:
+                    self._lives[rank] += 1
+            else:
+                self._alive = [worker for worker in self._alive if worker not in last]
         if not self._alive:
             raise error
         living: list[tuple[int, Any]] = [
@@ -121,28 +149,36 @@ class TaskCalls:
         if living:
             ranks = tuple(rank for rank, _ in living)
             handle = self._agents.execute_on(*ranks).handle("generate", [reference for _, reference in living])
-            self._calls.append(_Call(ranks, tuple(task for task in call.tasks if task.worker not in dead), handle))
+            tasks = tuple(task for task in call.tasks if task.worker not in dead)
+            self._calls.append(_Call(ranks, tasks, handle, tuple(lives[rank] for rank in ranks), call.alone))
         self.moved += len(orphans)
         reason = str(error.exceptions[0]).partition("\n")[0]
-        tasks = self._dealt([orphan for orphan in orphans if not self._is_suspected(orphan, reason)])
-        if tasks:
-            self._call(sorted({task.worker for task in tasks}), tasks)
+        self._orphans += [orphan for orphan in orphans if not self._is_suspected(orphan, reason)]
         takers = "its successor" if dead <= set(self._alive) else f"the {len(self._alive)} remaining agent processes"
         LOGGER.warning("%s: gave its %d tasks to %s", reason, len(orphans), takers)
 
     def _is_suspected(self, task: Prompt, reason: str) -> bool:
         """Count a death for a task; return whether it waits to be run alone, or for its failure to be told."""
-        deaths = self._deaths.setdefault(task.slot, [])
-        if not task.set_aside:
-            deaths.append(reason)
-        if len(deaths) < _SUSPECTED:
-            return False
-        if len(deaths) >= _SET_ASIDE and not task.set_aside:
+        name = str(task.slot)
+        if name in self._deaths.due():
+            # It was alone.
             task = task._replace(set_aside=True)
             self.set_aside += 1
-            self._note(task, deaths)
+            self._note(task, self._deaths.killed(name, reason))
+        elif not task.set_aside:
+            self._deaths.died_of({name: task}, reason)
+            if name not in self._deaths.due():
+                return False
         self._suspects.append(task)
         return True
+
+
+def _dealt(tasks: Sequence[Prompt], takers: Sequence[int]) -> tuple[Prompt, ...]:
+    """Return tasks with those distributed over `takers` that name none of them."""
+    ranks = set(takers)
+    return tuple(
+        task if task.worker in ranks else task._replace(worker=takers[task.slot % len(takers)]) for task in tasks
+    )
 
 
 def _died(failure: Exception, address: str) -> bool:

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from recipes.language.loop.protocols import AnsweringGroup, Generation
+from recipes.language.loop.protocols import AnsweringGroup, Generation, GenerationGroup
+from recipes.language.loop.suspected_prompts import SuspectedPrompts
 from recipes.language.prompts.prompt_messages import Prompt, ScoredGroup
-from rlinf_core import Channel, RunError, RunRecord, WorkerGroup, WorkerGroupHandle
+from rlinf_core import (
+    Channel,
+    RunError,
+    RunRecord,
+    WorkerDiedError,
+    WorkerGroup,
+    WorkerGroupError,
+    WorkerGroupHandle,
+)
 from rlinf_core.runners.relaunching import Dead, Relaunching
+from rlinf_core.runners.restarts import death
 from rlinf_core.worker.group.handle import wait_together
 
 # Key of the channel of answers that nobody reads.
@@ -70,16 +80,24 @@ class AnswerRecovery(Relaunching):
     A rollout worker that died draws its share again, with the weights that the actor has. A reward worker that died
     scores its share again, which those that answered put into the channel once more.
 
+    A prompt that was there at two deaths of rollout workers is then tried alone, and set aside if it kills again.
+
     Args:
         groups: the worker groups, by component.
         answering: the component whose workers answer, where these hold the engines. Others are not started again here.
         record: the record of the run.
+        suspects: the prompts that rollout workers died of.
     """
 
-    def __init__(self, groups: Mapping[str, WorkerGroup[Any]], answering: str, record: RunRecord) -> None:
+    def __init__(
+        self, groups: Mapping[str, WorkerGroup[Any]], answering: str, record: RunRecord, suspects: SuspectedPrompts
+    ) -> None:
         replaced = ("rollout", "reward") if answering == "rollout" else ("reward",)
         super().__init__({name: groups[name] for name in replaced}, record)
         self._all = groups
+        self._suspects = suspects
+        # How the worker died whose relaunch is under way, and whether that is of a prompt that is tried alone.
+        self._reason, self._trying = "", False
         self._draws = answering == "rollout"
         self._answers = groups[answering]
         self._rewards = groups["reward"].world_size
@@ -110,6 +128,32 @@ class AnswerRecovery(Relaunching):
         finally:
             self._syncing = False
 
+    def try_suspects(self, rank: int = 0) -> None:
+        """Have a rollout worker answer each prompt alone that workers may have died of; engines have their weights."""
+        self._suspects.try_each(lambda prompt: self._death_of(rank, prompt))
+
+    def _death_of(self, rank: int, prompt: Prompt) -> str:
+        """Have a worker answer a prompt alone; return how it died, and was started again, or "".
+
+        Raises:
+            WorkerGroupError: another failure, or no further restart is allowed.
+        """
+        self._trying = True
+        try:
+            cast("GenerationGroup", self._answers.execute_on(rank)).try_alone(prompt).wait()
+        except WorkerGroupError as error:
+            if not super().relaunch(error):
+                raise
+            return _reason(error)
+        finally:
+            self._trying = False
+        return ""
+
+    def relaunch(self, error: WorkerGroupError | WorkerDiedError) -> bool:
+        """See `Relaunching`."""
+        self._reason = _reason(error)
+        return super().relaunch(error)
+
     def answered(
         self, asked: tuple[Prompt, ...], wait: Callable[..., Sequence[Sequence[Any]]] | None = None
     ) -> tuple[list[Generation], list[list[ScoredGroup]]]:
@@ -126,7 +170,7 @@ class AnswerRecovery(Relaunching):
         step = asked[0].step if asked else 0
         if step != self._step:
             self._step, self._held = step, set[int]()
-        self._asked, self._repeated = asked, False
+        self._asked, self._repeated = self._suspects.marked(asked), False
         self._generating, self._scoring = Calls(self._answers, "generate"), Calls(self._groups["reward"], "score")
         generated, scored = self.repeat(lambda: self._attempt(wait or wait_together))
         if self._repeated:
@@ -168,6 +212,9 @@ class AnswerRecovery(Relaunching):
         wait_together(
             *(self._all[component].execute_on(*ranks).init_worker(self._layout) for component, ranks in dead.items())
         )
+        if self._trying:
+            wait_together(*send_weights())
+            return ""
         if self._syncing:
             self._all["rollout"].drop_messages(self._all["actor"])
             return "the sync of weights"
@@ -179,6 +226,9 @@ class AnswerRecovery(Relaunching):
         if rollouts:
             self._generating.wait()
             wait_together(*send_weights())
+            self._suspects.died_of([prompt for prompt in self._asked if prompt.worker in rollouts], self._reason)
+            self.try_suspects(rollouts[0])
+            self._asked = self._suspects.marked(self._asked)
         if self._scoring.missing:
             self._put_again(shares)
         return _spell(shares, self._scoring.missing)
@@ -198,6 +248,12 @@ class AnswerRecovery(Relaunching):
         follow = {prompt.slot for prompt in self._asked if prompt.worker in missing}
         if wanted - follow - {slot for share in put for slot in share}:
             raise RunError("answers of this step are lost with the worker that gave them")
+
+
+def _reason(error: WorkerGroupError | WorkerDiedError) -> str:
+    """Return how a worker died, in one line; empty where none did."""
+    cause = death(error)
+    return "" if cause is None else str(cause).partition("\n")[0]
 
 
 def _flat(results: Sequence[Sequence[Any]]) -> list[Any]:

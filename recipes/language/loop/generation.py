@@ -13,6 +13,7 @@ from recipes.language.prompts.prompt_messages import KeepUnfinished, NewWeights,
 from rlinf_core import Channel, CommunicationTimeoutError, RLinfError, RunError, WorkerGroupHandle, env_vars
 from rlinf_core.waiting import Deadline
 from rlinf_core.worker.group.handle import wait_together
+from rlinf_core.worker.group.watchers import WaitWatch
 
 # Keys of the channels between rollout and reward workers and the runner.
 REPORTS: Final = "reports"
@@ -242,8 +243,9 @@ class AsyncRollouts(PromptService):
             WorkerGroupError: a worker failed or died.
             CommunicationTimeoutError: no group came within `RLINF_TIMEOUT`.
         """
-        deadline, nap = Deadline.after(env_vars.TIMEOUT.get()), _SHORTEST_NAP
+        deadline, nap, watch = Deadline.after(env_vars.TIMEOUT.get()), _SHORTEST_NAP, WaitWatch()
         while not (groups := self.poll()):
+            watch.look()
             if deadline.expired:
                 raise CommunicationTimeoutError("waiting for scored answers", env_vars.TIMEOUT.get())
             time.sleep(nap)
@@ -320,7 +322,7 @@ def wait_for(handles: Sequence[Awaited], meanwhile: Callable[[], object]) -> lis
 
     The first of them that fails ends the wait: another may be waiting for its workers.
     """
-    nap = _SHORTEST_NAP
+    nap, watch = _SHORTEST_NAP, WaitWatch()
     results: dict[int, list[Any]] = {}
     while True:
         for number, handle in enumerate(handles):
@@ -329,5 +331,6 @@ def wait_for(handles: Sequence[Awaited], meanwhile: Callable[[], object]) -> lis
         if len(results) == len(handles):
             return [results[number] for number in range(len(handles))]
         meanwhile()
+        watch.look()
         time.sleep(nap)
         nap = min(_LONGEST_NAP, 2 * nap)

@@ -77,6 +77,7 @@ class GenerationMethods(
     """The methods of workers that answer prompts by engines of their own."""
 
     def generate_forever(self) -> Nothing: ...
+    def try_alone(self, prompt: Prompt, /) -> Nothing: ...
 
 
 class RewardMethods(Protocol[Nothing, Scored]):

@@ -35,6 +35,7 @@ from recipes.language.loop.protocols import (
     ReferenceGroup,
     RewardGroup,
 )
+from recipes.language.loop.suspected_prompts import SuspectedPrompts
 from recipes.language.prompts.curriculum import make_curriculum
 from recipes.language.prompts.judge_messages import judge_key
 from recipes.language.prompts.prompt_messages import (
@@ -123,7 +124,8 @@ class ReasoningRunner(RolloutRunner):
             temperature=self._cfg.rollout.sampling_params.temperature,
             shown=self._groups_shown,
         )
-        self._recovery = AnswerRecovery(self.groups, self.answering, self.record)
+        self._suspects = SuspectedPrompts(self.record, self._cfg.data)
+        self._recovery = AnswerRecovery(self.groups, self.answering, self.record, self._suspects)
         answers = self._cfg.data.rollout_batch_size * algorithm.group_size
         self._arrivals = Arrivals(self._plan, answers, self._settings.max_failed_fraction)
         # Whether the log-probabilities of engine and trainer have been compared.
@@ -159,11 +161,10 @@ class ReasoningRunner(RolloutRunner):
         self._prepared(layout)
         note_comparisons(self.record.folder.path, comparisons_of(self.groups.values()))
         self._problems, self._val_problems = self.answers.problem_counts().wait()[0]
+        self._suspects.problems = self._problems
         self._plan.curriculum = make_curriculum(self._cfg.data, self._problems)
         self._judging = [group.serve() for group in self._judges]
         self._serve(self._sync_rollouts())
-        if self.config.staleness and not self.config.only_eval:
-            self._serve(self._async_rollouts())
 
     def _serve(self, service: PromptService) -> None:
         """Ask a service from now on."""
@@ -185,8 +186,15 @@ class ReasoningRunner(RolloutRunner):
 
     def _run(self) -> None:
         try:
+            if self.config.staleness and not self.config.only_eval:
+                if self._suspects.due:
+                    self.update_rollout_weights()
+                    self._recovery.try_suspects()
+                self._serve(self._async_rollouts())
             super()._run()
-        except BaseException:
+        except BaseException as error:
+            if self.runs_ahead and self.answering == "rollout":
+                self._suspects.died_with(error, self.groups["rollout"].worker_group_name, self._plan)
             self._service.abandon()
             raise
 
@@ -279,6 +287,7 @@ class ReasoningRunner(RolloutRunner):
         self._tokens = sum(group.tokens for group in kept)
         metrics = group_metrics(groups)
         metrics["rollout/groups_kept"] = len(kept) / len(groups)
+        metrics["rollout/prompts_set_aside"] = self._suspects.count
         metrics["rollout/tokens_per_second"] = self._service.tokens_per_second()
         metrics["rollout/staleness_mean"], metrics["rollout/staleness_max"] = staleness(kept, self.weight_version)
         if self._plan.curriculum is not None:
@@ -295,7 +304,8 @@ class ReasoningRunner(RolloutRunner):
             self._service.offload(weights_follow=weights_follow)
 
     def _ask_due(self, step: int) -> None:
-        self._service.ask(self._plan.due(self.steps_ahead(step), self.weight_version))
+        prompts = self._plan.due(self.steps_ahead(step), self.weight_version)
+        self._service.ask(self._suspects.marked(prompts))
 
     def _while_generating(self, step: int, *handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
         """Wait for calls and return their results; with asynchronous rollouts, prompts of later steps are answered
@@ -306,7 +316,7 @@ class ReasoningRunner(RolloutRunner):
 
         def serve() -> None:
             self._arrivals.take(self._service.poll())
-            self._service.ask(self._plan.due(later, self.weight_version + 1))
+            self._service.ask(self._suspects.marked(self._plan.due(later, self.weight_version + 1)))
 
         return wait_for(handles, serve)
 
@@ -366,8 +376,7 @@ class ReasoningRunner(RolloutRunner):
             return
         unfinished = self._save_unfinished(folder)
         save_parts(self.actor, folder, self._settings, *self._critics)
-        slots = self._plan.buffered
-        if slots:
+        if slots := self._plan.buffered:
             self.actor.save_buffered(str(folder), slots).wait()
         write_plan(folder, self._plan, unfinished)
         self._in_flight = self._plan.in_flight_at_checkpoint(unfinished)

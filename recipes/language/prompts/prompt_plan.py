@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -123,6 +123,15 @@ class PromptPlan:
     def under_way(self) -> frozenset[int]:
         """Positions of the problems with answers not yet scored."""
         return frozenset(batch.places[slot].position for batch in self._batches.values() for slot in batch.workers)
+
+    def given_to(self, workers: Collection[int]) -> list[Prompt]:
+        """Return the training prompts that these processes answer now."""
+        return [
+            Prompt(slot, batch.places[slot].position, batch.step, worker, self._answers, self._temperature)
+            for batch in self._batches.values()
+            for slot, worker in batch.workers.items()
+            if worker in workers
+        ]
 
     @property
     def buffered(self) -> tuple[int, ...]:

@@ -108,6 +108,14 @@ class Answering:
                 why=f"the engine is idle, but did not finish `{group.problem.prompt[:80]}`",
             )
 
+    def try_alone(self, prompt: Prompt) -> None:
+        """Answer a prompt for nobody."""
+        put, self._put = self._put, _drop
+        try:
+            self.answer((prompt,))
+        finally:
+            self._put = put
+
     def answer_forever(
         self,
         orders: Orders,
@@ -184,6 +192,10 @@ class Answering:
         if not tokens:
             self._put([AnswerGroup(prompt, index, problem, (), ())])
             return
+        if prompt.set_aside:
+            answers = tuple(_unanswered(tokens, sample) for sample in range(prompt.answers))
+            self._put([AnswerGroup(prompt, index, problem, ("",) * prompt.answers, answers)])
+            return
         # Slots of evaluation are numbers of their own.
         name = f"{'train' if prompt.trains else 'eval'}:{prompt.slot}"
         self._open[name] = _Open(prompt, index, problem, [], set())
@@ -251,3 +263,21 @@ class Answering:
 
     def _without_stop(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         return tokens[:-1] if tokens and tokens[-1] in self._stops else tokens
+
+
+def _drop(groups: list[AnswerGroup]) -> None:
+    """Take groups that nobody wants."""
+
+
+def _unanswered(tokens: tuple[int, ...], sample: int) -> Sequence:
+    """Return the answer to a prompt that is set aside."""
+    return Sequence(
+        request_id="",
+        sample=sample,
+        prompt=tokens,
+        tokens=(),
+        logprobs=(),
+        versions=(),
+        finish_reason="aborted",
+        failure="set aside: its processes died again and again",
+    )

@@ -83,6 +83,11 @@ class LanguageRolloutWorker(EngineWorker):
         answering.answer(prompt for prompt in prompts if prompt.worker == self._rank)
         return GenerationReport(answering.drawn - before, time.perf_counter() - began)
 
+    def try_alone(self, prompt: Prompt) -> None:
+        """Answer a prompt for nobody, to see whether this process lives."""
+        self._wake()
+        self._answering.try_alone(prompt._replace(worker=self._rank, version=0, begun=False))
+
     def put_again(self, slots: tuple[int, ...]) -> tuple[int, ...]:
         """Hand those answers of the present step to the reward workers again that are in these slots.
 

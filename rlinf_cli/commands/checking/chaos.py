@@ -135,7 +135,9 @@ def _job(
     _check_machine(parts)
     config = loaded.config
     runner = getattr(config, "runner", None)
-    steps = getattr(runner, "last_step", None)
+    last_step, max_steps = (getattr(runner, name, None) for name in ("last_step", "max_steps"))
+    # An epoch may be many steps.
+    steps = last_step if max_steps is None or max_steps < 0 else max_steps
     if steps is None or runner is None:
         raise ConfigError(
             "the job has no end", where=loaded.name, help="limit it, as by `runner.max_steps=20`: every seed is a run"
@@ -145,7 +147,8 @@ def _job(
     }
     digest = config_id(values_of(config_text_of(loaded)) or {})
     chosen = chosen_faults(faults)
-    chaos_job = ChaosJob(files[0], tuple(overrides), digest, steps, groups, chosen, most, deadline, keep)
+    synchronous = not getattr(runner, "staleness", 0)
+    chaos_job = ChaosJob(files[0], tuple(overrides), digest, steps, groups, chosen, most, deadline, keep, synchronous)
     return chaos_job, Path(runner.logger.log_path)
 
 

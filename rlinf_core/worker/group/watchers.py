@@ -12,11 +12,14 @@ from typing import Final
 from rlinf_core.cluster import engine
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.manager.manager_client import current_client
+from rlinf_core.worker.group.stopped import StoppedWatch
 
 LOGGER = logging.getLogger("rlinf")
 # Seconds that an ending raylet lives on after the processes below it, and between two looks.
 _ENGINE_SECONDS: Final = 0.5
 _ENGINE_PAUSE: Final = 0.01
+# Seconds between two looks of a loop that polls.
+_LOOK_SECONDS: Final = 0.25
 
 
 def fallen_watcher() -> WorkerDiedError | None:
@@ -45,3 +48,24 @@ def check_watchers() -> None:
         # At once: the run is told of it when all its processes have ended.
         LOGGER.warning("%s: %s", died.message, died.cause)
         raise died
+
+
+class WaitWatch:
+    """The looks of a loop that polls calls, as those of a handle that is waited for."""
+
+    def __init__(self) -> None:
+        self._stopped = StoppedWatch()
+        self._next = 0.0
+
+    def look(self) -> None:
+        """Warn of processes that are stopped, where a look is due.
+
+        Raises:
+            WorkerDiedError: a process that all workers depend on has died.
+        """
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _LOOK_SECONDS
+        check_watchers()
+        self._stopped.look(current_client())

@@ -9,11 +9,15 @@ import torch
 
 pytest.importorskip("transformers")
 
+from recipes.language.loop.protocols import ReasoningRollout
 from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.language.prompts.prompt_plan import PromptPlan
+from rlinf_core import WorkerReference
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners import events
+from rlinf_core.runners.storage.quarantine import read_quarantine
 from tests.integration.recipes.conftest import RECOVERIES, Killer, Run, Train
+from tests.integration.recipes.deadly_prompt import DEADLY
 
 pytestmark = [pytest.mark.ray, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
@@ -86,6 +90,33 @@ def test_async_generation_learns_from_every_prompt_once(
     for each in run.metrics:
         groups = learned[each.step]
         assert each.metrics["rollout/groups_kept"] == sum(group.kept for group in groups) / len(groups)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_prompt_that_workers_die_of_is_set_aside(
+    train_math: Train, monkeypatch: pytest.MonkeyPatch, staleness: int
+) -> None:
+    workers = WorkerReference[ReasoningRollout](
+        "tests.integration.recipes.deadly_prompt:DyingRolloutWorker", ReasoningRollout, "rollout"
+    )
+    monkeypatch.setattr("recipes.math.program.ROLLOUT", workers)
+
+    run = train_math(
+        "runner.save_interval=1",
+        "runner.max_steps=4",
+        f"runner.max_staleness={staleness}",
+        "runner.max_failed_fraction=0.5",
+        "data.shuffle=false",
+    )
+
+    assert [line.step for line in run.metrics] == [1, 2, 3, 4]
+    (item,) = read_quarantine(run.folder.path).values()
+    assert (item.kind, item.item, item.step, len(item.deaths)) == ("prompt", str(DEADLY), 2, 3)
+    assert run.metrics[-1].metrics["rollout/prompts_set_aside"] == 1
+    # Two deaths of its share, and one of it alone.
+    kinds = [type(event) for event in run.events if isinstance(event, RECOVERIES)]
+    restarted, relaunched = events.RunRestarted, events.WorkersRelaunched
+    assert kinds == ([restarted, restarted, relaunched] if staleness else [relaunched] * 3)
 
 
 def test_there_is_an_end_of_restarts(train_math: Train) -> None:

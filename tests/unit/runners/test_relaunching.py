@@ -138,3 +138,13 @@ def test_deaths_of_a_cause_are_found_too() -> None:
     error = died("RolloutGroup:3")
     error.__cause__ = died("EnvGroup:1")
     assert all_deaths(error).keys() == {"RolloutGroup:3", "EnvGroup:1"}
+
+
+def test_nobody_is_started_again_alone_without_a_watcher(healing: Healing, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = WorkerDiedError("raylet", node="this machine", cause="it ended with exit code 0")
+    monkeypatch.setattr("rlinf_core.runners.relaunching.fallen_watcher", lambda: lost)
+
+    with pytest.raises(WorkerGroupError):
+        healing.repeat(failing(died("EnvGroup:1")))
+
+    assert groups_of(healing)["env"].relaunched == []

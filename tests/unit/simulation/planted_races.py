@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from recipes.agent.loop.task_calls import TaskCalls
 from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.broker.broker import Broker
@@ -25,6 +26,7 @@ from rlinf_core.runners.snapshots import SnapshotSchedule
 from tests.unit.simulation.channel_run import ChannelRun
 from tests.unit.simulation.manager_run import ManagerRun
 from tests.unit.simulation.plan_run import PlanRun
+from tests.unit.simulation.task_run import TaskRun
 
 QUEUE: Any = KeyedQueue
 
@@ -236,6 +238,45 @@ def _never_rest(self: Any) -> Any:
     self._next = 0.0
 
 
+# Tasks of agents
+
+
+_call_tasks: Any = TaskCalls._call
+
+
+def _run_suspects_in_company(self: Any, ranks: Any, tasks: Any, **_: Any) -> None:
+    _call_tasks(self, ranks, tasks)
+
+
+def _suspect_nothing(self: Any, task: Any, reason: str) -> bool:
+    del self, task, reason
+    return False
+
+
+_is_suspected: Any = TaskCalls._is_suspected
+
+
+def _blame_the_first_that_was_there_twice(self: Any, task: Any, reason: str) -> bool:
+    self._deaths.died_of({str(task.slot): task}, reason)
+    return _is_suspected(self, task, reason)
+
+
+def _take_a_process_for_alive(self: Any) -> bool:
+    idle = [rank for rank in self._alive if all(rank not in call.ranks for call in self._calls)]
+    self._answering = idle[0] if idle else None
+    return _tasks_done(self)
+
+
+_tasks_done: Any = TaskCalls.done
+
+
+def _forget_who_was_started_again(self: Any, error: Any, call: Any) -> None:
+    _after(self, error, call._replace(lives=tuple(self._lives[rank] for rank in call.ranks)))
+
+
+_after: Any = TaskCalls._after
+
+
 PLANTED = {
     "returned-dropped": Planted(ChannelRun, KeyedQueue, "_give_back", _drop_returned),
     "returned-last": Planted(ChannelRun, KeyedQueue, "_give_back", _return_to_the_tail),
@@ -262,5 +303,10 @@ PLANTED = {
     "under-way-forgotten": Planted(PlanRun, PromptPlan, "state", _forget_those_that_wait),
     "restarts-never-expire": Planted(PlanRun, Restarts, "allow", _count_for_ever),
     "restart-too-many": Planted(PlanRun, Restarts, "allow", _allow_one_more),
+    "suspects-in-company": Planted(TaskRun, TaskCalls, "_call", _run_suspects_in_company),
+    "nothing-suspected": Planted(TaskRun, TaskCalls, "_is_suspected", _suspect_nothing),
+    "blamed-too-early": Planted(TaskRun, TaskCalls, "_is_suspected", _blame_the_first_that_was_there_twice),
+    "dead-while-idle": Planted(TaskRun, TaskCalls, "done", _take_a_process_for_alive),
+    "successor-ended": Planted(TaskRun, TaskCalls, "_after", _forget_who_was_started_again),
     "snapshots-without-rest": Planted(PlanRun, SnapshotSchedule, "saving", _never_rest),
 }

@@ -15,14 +15,16 @@ from tests.unit.simulation.channel_run import ChannelRun
 from tests.unit.simulation.manager_run import ManagerRun
 from tests.unit.simulation.plan_run import PlanRun
 from tests.unit.simulation.planted_races import PLANTED
+from tests.unit.simulation.task_run import TaskRun
 from tests.unit.simulation.world import World, WrongOutcomeError
 
 SCENARIOS: dict[str, Callable[[World], Any]] = {
     "channel": ChannelRun,
     "manager": ManagerRun,
     "plan": PlanRun,
+    "tasks": TaskRun,
 }
-_SEEDS, _MANY = 200, 10_000
+_SEEDS, _MANY = 260, 10_000
 
 
 def played(scenario: Callable[[World], Any], seed: int) -> World:

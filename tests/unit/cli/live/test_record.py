@@ -10,6 +10,7 @@ import pytest
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.record import StateWriter
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
+from rlinf_core.errors import RunError
 from rlinf_core.runners import events
 from rlinf_core.runners.storage.run_folder import RunFolder
 
@@ -75,3 +76,21 @@ def test_what_lasts_is_written_at_once(disk: Disk) -> None:
     assert disk.tell(events.RunRestarted(2, 1, 3, "rollout:0 died")) == 2
     disk.tell(events.StepFinished(3, {}))
     assert disk.tell(events.RunFinished(3, {}, 1.0)) == 3
+
+
+def test_full_disk_ends_no_run(disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    update = disk.folder.update
+
+    def full(**changes: Any) -> None:
+        raise RunError("the run folder cannot be written", where="runs/x", why="No space left on device")
+
+    monkeypatch.setattr(disk.folder, "update", full)
+    disk.tell(events.CheckpointSaved(2, disk.folder.path))
+    assert disk.tell(events.RunRestarted(2, 1, 3, "rollout:0 died")) == 0
+    assert [line for line in caplog.messages if "No space left" in line] == [
+        "the current step cannot be written to runs/x: No space left on device"
+    ]
+
+    monkeypatch.setattr(disk.folder, "update", update)
+    disk.now += 3
+    assert disk.tell(events.StepFinished(3, {})) == 3

@@ -343,3 +343,23 @@ def _one_token() -> Sequence:
     return Sequence(
         request_id="", sample=0, prompt=(6,), tokens=(5,), logprobs=(0.0,), versions=(0,), finish_reason="aborted"
     )
+
+
+def test_prompt_that_is_set_aside_has_failed_answers() -> None:
+    answering, put = made()
+
+    answering.answer([prompt(0, 6)._replace(set_aside=True), prompt(1, 2)])
+
+    aside, drawn = put
+    assert [(answer.sample, answer.failed, answer.tokens) for answer in aside.answers] == [(0, True, ()), (1, True, ())]
+    assert (len(drawn.answers), answering.drawn) == (2, 4)
+
+
+def test_prompt_that_is_tried_alone_is_answered_for_nobody() -> None:
+    answering, put = made()
+
+    answering.try_alone(prompt(0, 6))
+    assert (answering.drawn, put) == (12, [])
+
+    answering.answer([prompt(1, 2)])
+    assert [group.prompt.slot for group in put] == [1]

@@ -9,7 +9,8 @@ import pytest
 from rlinf_core.cluster import engine
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.worker.group import watchers
-from rlinf_core.worker.group.watchers import check_watchers, fallen_watcher
+from rlinf_core.worker.group.stopped import StoppedWatch
+from rlinf_core.worker.group.watchers import WaitWatch, check_watchers, fallen_watcher
 
 MANAGER = WorkerDiedError("manager", node="this machine", cause="it closed the connection")
 RAYLET = WorkerDiedError("raylet", node="this machine", cause="it ended with exit code 0")
@@ -41,3 +42,17 @@ def test_raylet_that_ends_after_the_manager_is_named(monkeypatch: pytest.MonkeyP
     with pytest.raises(WorkerDiedError) as raised:
         check_watchers()
     assert raised.value is RAYLET
+
+
+def test_polling_loop_looks_for_the_dead_and_the_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[object] = []
+    monkeypatch.setattr(StoppedWatch, "look", lambda _, client: looks.append(client))
+    see(monkeypatch, None, None)
+    watch = WaitWatch()
+    watch.look()
+    watch.look()
+    assert len(looks) == 1
+
+    see(monkeypatch, None, RAYLET)
+    with pytest.raises(WorkerDiedError):
+        WaitWatch().look()
