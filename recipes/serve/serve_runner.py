@@ -112,6 +112,7 @@ class ServeRunner:
             "server.model_name": self._cfg.server.model_name,
             "actor.model.model_path": model.model_path,
             "actor.lora_alpha": actor.lora_alpha,
+            "server.full_weights": self._cfg.server.full_weights,
             **(built if model.model_path is None else {}),
         }
 

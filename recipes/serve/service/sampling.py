@@ -7,6 +7,7 @@ import json
 import secrets
 from typing import Any, Final
 
+from recipes.serve.config import MOST_LIKELY
 from recipes.serve.service.journal import JournalEntry
 from recipes.serve.service.ledger import Outcome, Promise, RequestRecord
 from recipes.serve.service.request_fields import (
@@ -24,7 +25,6 @@ from recipes.serve.service.tenants import ClientSession, Sampler
 from recipes.serve.values import Drawing
 
 _LARGEST: Final = 2**31 - 1
-_MOST_LIKELY: Final = 100
 _SEEDS: Final = 2**63 - 1
 # Fields that ask for something that is not there, and what to use.
 _NOT_SERVED: Final = {
@@ -124,7 +124,7 @@ class SamplingRequests:
         top_k, top_p = whole(params, "top_k", -1, _LARGEST, -1), number(params, "top_p", 1.0, 0.0)
         if top_k == 0 or not 0 < top_p <= 1:
             raise invalid("`top_k` must be at least 1, or -1 for all; `top_p` above 0 and at most 1")
-        most_likely = min(_MOST_LIKELY, self._state.facts.vocabulary)
+        most_likely = min(MOST_LIKELY, self._state.facts.vocabulary)
         # Equal requests without a seed get unlike answers.
         seed = whole(params, "seed", -(2**63), 2**64 - 1, secrets.randbits(62)) & _SEEDS
         stop_tokens, stop_texts = stops(params.get("stop"), self._state.facts.stops)

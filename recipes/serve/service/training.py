@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import secrets
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final
@@ -13,7 +12,16 @@ from typing import Any, Final
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.ledger import Call, Promise, RequestFailure, RequestRecord
 from recipes.serve.service.model_points import ModelPoint
-from recipes.serve.service.request_fields import adam, check_data, flag, invalid, loss_settings, mapping, whole
+from recipes.serve.service.request_fields import (
+    adam,
+    check_data,
+    flag,
+    invalid,
+    loss_settings,
+    mapping,
+    model_settings,
+    whole,
+)
 from recipes.serve.service.service_state import ServiceState, StepFigures
 from recipes.serve.service.tenants import ClientSession, Sampler, ServedModel
 from recipes.serve.values import AdapterSettings, FloatArray, PassOutcome
@@ -42,24 +50,11 @@ class TrainingRequests:
     # Models
 
     def create_model(self, tenant: str, fields: dict[str, Any]) -> Promise:
-        """Begin a model with a new adapter."""
+        """Begin a model with a new adapter, or with all weights."""
         session = self._state.tenants.session(tenant, fields.get("session_id"))
         self._state.check_base_model(fields.get("base_model"))
         _check_optimizer(fields)
-        if fields.get("lora_config") is None:
-            raise invalid(
-                "all weights of the model are not trained here, only adapters: pass `lora_config` with a rank"
-            )
-        lora = mapping(fields.get("lora_config"), "lora_config")
-        settings = AdapterSettings(
-            rank=whole(lora, "rank", 1, self._state.limits.max_rank),
-            seed=whole(lora, "seed", -(2**63), 2**63 - 1, secrets.randbits(32)) & _LARGEST,
-            train_attn=flag(lora, "train_attn", default=True),
-            train_mlp=flag(lora, "train_mlp", default=True),
-            train_unembed=flag(lora, "train_unembed", default=True),
-        )
-        if not (settings.train_attn or settings.train_mlp or settings.train_unembed):
-            raise invalid("one of `train_attn`, `train_mlp` and `train_unembed` must be true")
+        settings = model_settings(fields, self._state.limits, tenant)
 
         async def act(model: ServedModel) -> dict[str, Any]:
             await self._state.actor.create(model.model_id, settings)
@@ -115,10 +110,17 @@ class TrainingRequests:
         earlier = self._state.ledger.earlier(session.tenant, ("model", model_id), _digest(fields))
         if earlier is not None:
             return earlier
-        if len(self._state.tenants.models(session.tenant)) >= self._state.limits.max_models:
+        models = self._state.tenants.models(session.tenant)
+        if len(models) >= self._state.limits.max_models:
             raise invalid(
                 f"{self._state.limits.max_models} models are trained already (`server.max_models`): finish a session"
                 " by closing its client, or raise the limit"
+            )
+        full = sum(model.settings is not None and not model.settings.rank for model in models)
+        if not settings.rank and full >= self._state.limits.max_full_models:
+            raise invalid(
+                f"{full} models with all weights are trained already (`server.max_full_models`): finish a session by"
+                " closing its client, or raise the limit"
             )
         metadata = fields.get("user_metadata")
         written = {} if metadata is None else mapping(metadata, "user_metadata")

@@ -74,6 +74,7 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         (OWN_LOSS,),
         PROFILED,
     ),
+    "serve": (("server.full_weights=default",), ("rollout.backend=vllm",)),
     "sft": (*POLICY, PROFILED),
     "sft_chat": (
         PROFILED,
@@ -98,6 +99,7 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
 }
 # Values of keys whose types do not tell them.
 EXAMPLES: Final[dict[str, Any]] = {
+    "server.full_weights": "default",
     "data.columns": {"success": "done"},
     "data.cameras": {"main": "front"},
     "rollout.server.url": "http://127.0.0.1:2",
