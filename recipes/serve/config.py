@@ -199,6 +199,13 @@ class ServerConfig(ConfigModel):
     max_pending: Count = Field(
         default=256, description="Unfinished requests of a tenant; further ones are asked to wait (429)."
     )
+    max_pending_mib: Count = Field(
+        default=256, description="MiB of a tenant's unfinished requests; further ones are asked to wait (429)."
+    )
+    max_snapshots: Count = Field(
+        default=256,
+        description="Unnamed snapshots of a session that are kept; beyond it, the one unused for the longest goes.",
+    )
     max_requests_per_minute: Count | None = Field(
         default=None,
         description="Requests to train, save or sample of a tenant in a minute; further ones are asked to wait (429)."

@@ -75,10 +75,12 @@ class ServedFacts(NamedTuple):
     Attributes:
         vocabulary: number of token ids.
         stops: tokens that end an answer.
+        adapts_output: whether adapters may have a part for the output layer.
     """
 
     vocabulary: int
     stops: tuple[int, ...]
+    adapts_output: bool = True
 
 
 class Drawing(NamedTuple):

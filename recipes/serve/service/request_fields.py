@@ -13,7 +13,7 @@ import numpy as np
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.config import ServerConfig
 from recipes.serve.service.loss_inputs import LOSS_INPUTS
-from recipes.serve.values import AdamSettings, AdapterSettings, Datum
+from recipes.serve.values import AdamSettings, AdapterSettings, Datum, ServedFacts
 
 _SERVED: Final = ", ".join(LOSS_INPUTS)
 _LARGEST: Final = 2**31 - 1
@@ -81,7 +81,7 @@ def mapping(value: Any, name: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def model_settings(fields: Mapping[str, Any], limits: ServerConfig, tenant: str) -> AdapterSettings:
+def model_settings(fields: Mapping[str, Any], limits: ServerConfig, facts: ServedFacts, tenant: str) -> AdapterSettings:
     """Return the settings of a new model of a tenant.
 
     The SDK asks for adapters only; the tenant of `server.full_weights` gets all weights, and no rank.
@@ -96,6 +96,10 @@ def model_settings(fields: Mapping[str, Any], limits: ServerConfig, tenant: str)
     trained = {name: flag(lora, name, default=True) for name in ("train_attn", "train_mlp", "train_unembed")}
     if full and not all(trained.values()):
         raise invalid("all weights are trained for this tenant (`server.full_weights`): leave `train_...` out")
+    if not full and trained["train_unembed"] and not facts.adapts_output:
+        raise invalid(
+            "the engine of this server takes no adapter of the output layer of this model: pass train_unembed=False"
+        )
     if not any(trained.values()):
         raise invalid("one of `train_attn`, `train_mlp` and `train_unembed` must be true")
     return AdapterSettings(

@@ -54,7 +54,7 @@ class TrainingRequests:
         session = self._state.tenants.session(tenant, fields.get("session_id"))
         self._state.check_base_model(fields.get("base_model"))
         _check_optimizer(fields)
-        settings = model_settings(fields, self._state.limits, tenant)
+        settings = model_settings(fields, self._state.limits, self._state.facts, tenant)
 
         async def act(model: ServedModel) -> dict[str, Any]:
             await self._state.actor.create(model.model_id, settings)
@@ -70,7 +70,7 @@ class TrainingRequests:
             saved = self._state.store.find(tenant, fields.get("path"))
             if optimizer and not saved.has_optimizer:
                 raise invalid(f"`{fields['path']}` has no state of an optimizer: load it with optimizer=False")
-            model.settings, model.failed = saved.settings, ""
+            model.settings, model.failed, model.has_gradients = saved.settings, "", False
             await self._state.actor.restore(model.model_id, str(saved.folder), optimizer)
             # A later start may find other weights at this path, or none.
             self._state.points.save_soon(model, fields.get("seq_id", 0))
@@ -89,6 +89,7 @@ class TrainingRequests:
         """Take a model of an earlier start again, as it was after one of its requests."""
         model = ServedModel(model_id, session, point.settings, metadata=fields.get("user_metadata") or {})
         model.order.next = point.seq_id + 1
+        model.done = model.saved = point.seq_id
 
         async def act(model: ServedModel) -> dict[str, Any]:
             await self._state.actor.restore(model_id, str(point.folder), True)
@@ -177,6 +178,7 @@ class TrainingRequests:
             backward = not request.forward_only
 
             async def act() -> bytes:
+                model.has_gradients = model.has_gradients or backward
                 try:
                     ranks = await self._state.actor.learn(model.model_id, data, request.loss, settings, backward)
                 except BaseException:
@@ -205,6 +207,7 @@ class TrainingRequests:
             settings = adam(fields)
 
             async def act() -> dict[str, Any]:
+                model.has_gradients = False
                 if model.failed:
                     why, model.failed = model.failed, ""
                     await self._state.actor.drop_gradients(model.model_id)
@@ -280,6 +283,7 @@ class TrainingRequests:
                 sampler = Sampler(f"{session.session_id}:sample:{number}", session, None, folder)
                 self._state.points.keep_sampler(sampler)
                 session.samplers[sampler.sampler_id] = sampler
+                self._state.drop_snapshots(session)
                 return {"sampling_session_id": sampler.sampler_id, "path": None, "type": "save_weights_for_sampler"}
 
             return unnamed
@@ -338,10 +342,17 @@ class TrainingRequests:
             act = prepare(model)
         except RequestError as error:
             act = _failing(model, error, counts=False)
+
+        async def numbered() -> Any:
+            try:
+                return await act()
+            finally:
+                model.done = seq_id
+
         record = RequestRecord(route, {"model_id": model.model_id} if body else fields, body)
         promise = state.ledger.promise(tenant, model.session.session_id, key, digest, record)
         changes = route in _CHANGING and not fields.get("forward_only")
-        model.order.put(seq_id, Call(promise, act, again=taken is not None and changes))
+        model.order.put(seq_id, Call(promise, numbered, again=taken is not None and changes))
         state.actor_turns.wake()
         return promise
 

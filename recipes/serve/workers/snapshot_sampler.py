@@ -46,9 +46,9 @@ class SnapshotSampler(ComparingWorker):
             from recipes.serve.workers.vllm_snapshots import make_vllm_snapshots
 
             owner = str(self.worker_info.address)
-            self._engines: SnapshotEngines
-            self._engines, vocabulary = make_vllm_snapshots(config, tokenizer, self.torch_device, owner)
-            return ServedFacts(vocabulary, stops)
+            made, vocabulary = make_vllm_snapshots(config, tokenizer, self.torch_device, owner)
+            self._engines: SnapshotEngines = made
+            return ServedFacts(vocabulary, stops, made.adapts_output)
         model = load_base(config, tokenizer, self.torch_device)
         self._contact.compare(
             f"greedy answers of `{type(model).__name__}` by the engine `torch`", PLAIN, lambda: check_engine(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 import tempfile
 import weakref
@@ -22,6 +23,7 @@ from recipes.language.models.load_model import make_model
 from recipes.serve.config import MOST_LIKELY, ServeConfig
 from recipes.serve.saved_files import read_adapter
 from recipes.serve.values import Drawing, FloatArray, TopTokens
+from recipes.serve.workers.adapters import PEFT_SETTINGS, WEIGHTS, write_tensors
 from recipes.serve.workers.served_model import served_dtype
 from recipes.serve.workers.snapshot_engines import SnapshotEngines, no_tokens
 
@@ -47,18 +49,56 @@ class AdaptersEngine(VllmEngine):
         self._numbers: dict[str, int] = {}
 
     def forget(self, request_id: str, samples: int) -> None:
-        """Drop what is kept of a request."""
+        """Drop what is kept of a request, and end those of its answers that are still drawn."""
         self.prompts.pop(request_id, None)
         for sample in range(samples):
             self.places.pop((request_id, sample), None)
+        self._queue.drop(request_id)
+        running = [name for name, one in self._running.items() if one.answer.request.request_id == request_id]
+        if running:
+            self._llm.llm_engine.abort_request(running)
+        for name in running:
+            del self._running[name]
+
+    def check(self, request: Request) -> None:
+        """Check that vLLM takes the parameters and the adapter of a request: in a step, its refusal would fail all.
+
+        Raises:
+            ValueError: it does not.
+        """
+        self._params(request, 0)
+        adapter = self._lora_request(request)
+        if adapter is not None and not self._llm.llm_engine.add_lora(adapter):
+            raise ValueError("vLLM did not load the LoRA adapter")
+
+    def adapts_output(self, width: int, vocabulary: int) -> bool:
+        """Return whether vLLM takes adapters of the output layer, which depends on its class of the model.
+
+        Args:
+            width: width of the model.
+            vocabulary: number of token ids.
+        """
+        layer = "base_model.model.lm_head.lora"
+        weights = {f"{layer}_A.weight": torch.zeros(1, width), f"{layer}_B.weight": torch.zeros(vocabulary, 1)}
+        settings = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["lm_head"], "bias": "none"}
+        with tempfile.TemporaryDirectory(prefix="rlinf-adapter-") as folder:
+            write_tensors(weights, Path(folder) / WEIGHTS)
+            (Path(folder) / PEFT_SETTINGS).write_text(json.dumps({**settings, "task_type": "CAUSAL_LM"}))
+            try:
+                taken = self._llm.llm_engine.add_lora(self._reference(folder))
+            except (ValueError, AssertionError):
+                return False
+        self._llm.llm_engine.remove_lora(self._numbers[folder])
+        return bool(taken)
+
+    def _reference(self, snapshot: str) -> Any:
+        number = self._numbers.setdefault(snapshot, len(self._numbers) + 1)
+        return importlib.import_module("vllm.lora.request").LoRARequest(Path(snapshot).name, number, snapshot)
 
     def _lora_request(self, request: Request) -> Any:
         """See `VllmEngine`."""
         snapshot = _drawing(request).snapshot
-        if snapshot is None:
-            return None
-        number = self._numbers.setdefault(snapshot, len(self._numbers) + 1)
-        return importlib.import_module("vllm.lora.request").LoRARequest(Path(snapshot).name, number, snapshot)
+        return None if snapshot is None else self._reference(snapshot)
 
     def _further_params(self, request: Request, sample: int) -> dict[str, Any]:
         """See `VllmEngine`: tokens end an answer only where the request says so."""
@@ -83,22 +123,27 @@ class VllmSnapshots(SnapshotEngines):
 
     Args:
         engine: the engine.
+        most: snapshots that it has in memory.
+        adapts_output: whether it takes adapters of the output layer.
     """
 
-    def __init__(self, engine: AdaptersEngine) -> None:
+    def __init__(self, engine: AdaptersEngine, most: int, *, adapts_output: bool) -> None:
+        self.adapts_output = adapts_output
         self._engine = engine
-        self._samples: dict[str, int] = {}
+        self._most = most
+        self._drawn: dict[str, Drawing] = {}
 
     def has_room(self, snapshot: str | None) -> bool:
-        """See `SnapshotEngines`: vLLM lets requests wait by itself."""
-        return True
+        """See `SnapshotEngines`."""
+        return len({snapshot, *(drawing.snapshot for drawing in self._drawn.values())} - {None}) <= self._most
 
     def begin(self, drawing: Drawing, request: Request) -> None:
         """See `SnapshotEngines`."""
         if drawing.snapshot is not None:
-            read_adapter(Path(drawing.snapshot))  # vLLM's step fails for all where a folder is not there
+            read_adapter(Path(drawing.snapshot))
+        self._engine.check(request)
         self._engine.submit(request)
-        self._samples[drawing.request_id] = drawing.samples
+        self._drawn[drawing.request_id] = drawing
 
     def draw(self) -> list[Sequence]:
         """See `SnapshotEngines`."""
@@ -106,7 +151,9 @@ class VllmSnapshots(SnapshotEngines):
 
     def forget(self, request_id: str) -> None:
         """See `SnapshotEngines`."""
-        self._engine.forget(request_id, self._samples.pop(request_id, 0))
+        drawing = self._drawn.pop(request_id, None)
+        if drawing is not None:
+            self._engine.forget(request_id, drawing.samples)
 
     def prompt_logprobs(self, drawing: Drawing) -> FloatArray:
         """See `SnapshotEngines`."""
@@ -184,7 +231,9 @@ def make_vllm_snapshots(
         raise
     if built is not None:
         weakref.finalize(engine, shutil.rmtree, built, ignore_errors=True)
-    return VllmSnapshots(engine), ModelFolder(folder).vocabulary
+    model = ModelFolder(folder)
+    adapts_output = engine.adapts_output(model.width, model.vocabulary)
+    return VllmSnapshots(engine, rollout.max_snapshots, adapts_output=adapts_output), model.vocabulary
 
 
 def _drawing(request: Request) -> Drawing:

@@ -74,7 +74,6 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         (OWN_LOSS,),
         PROFILED,
     ),
-    "serve": (("server.full_weights=default",), ("rollout.backend=vllm",)),
     "sft": (*POLICY, PROFILED),
     "sft_chat": (
         PROFILED,
@@ -84,7 +83,11 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("data={type: chat, train_data_paths: chat.jsonl}",),
     ),
     "math": LANGUAGE,
-    "serve": (("runner.logger.logger_backends=[tensorboard]",),),
+    "serve": (
+        ("runner.logger.logger_backends=[tensorboard]",),
+        ("server.full_weights=default",),
+        ("rollout.backend=vllm",),
+    ),
     "agent": (
         *LANGUAGE,
         ("agent.tools=[http, python]", "agent.http.allow=[example.org]"),
@@ -99,10 +102,10 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
 }
 # Values of keys whose types do not tell them.
 EXAMPLES: Final[dict[str, Any]] = {
-    "server.full_weights": "default",
     "data.columns": {"success": "done"},
     "data.cameras": {"main": "front"},
     "rollout.server.url": "http://127.0.0.1:2",
+    "server.full_weights": "default",
     "agent.mcp": {"clock": {"command": ["true"]}},
     "agent.tools": ["search"],
     "judge.template": "Is {text} right?",

@@ -43,7 +43,10 @@ class SamplingParams:
         ignore_eos: bool = False,
         prompt_logprobs: int | None = None,
     ) -> None:
-        assert (top_k, top_p, min_tokens, detokenize, output_kind, ignore_eos) == (-1, 1.0, 0, False, 1, True)
+        assert (min_tokens, detokenize, output_kind, ignore_eos) == (0, False, 1, True)
+        self.cut = (top_k, top_p)
+        if not 0 <= temperature <= 2:
+            raise ValueError(f"temperature must be in [0, 2], got {temperature}.")
         assert seed >= 0
         self.temperature = temperature
         self.max_tokens = max_tokens
@@ -75,10 +78,19 @@ class LlmEngine:
     def add_request(
         self, name: str, prompt: dict[str, list[int]], params: SamplingParams, *, priority: int, lora_request: Any
     ) -> None:
+        # Log-probabilities would be those of what is left.
+        assert params.cut == (-1, 1.0)
         most = self._arguments["max_logprobs"]
         assert max(params.logprobs, params.prompt_logprobs or 0) <= most
         number = 0 if lora_request is None else self._loaded(lora_request)
         self._running[name] = _Running(list(prompt["prompt_token_ids"]), params, self._models[number])
+
+    def add_lora(self, request: LoRARequest) -> bool:
+        self._loaded(request)
+        return True
+
+    def remove_lora(self, number: int) -> bool:
+        return self._models.pop(number, None) is not None
 
     def _loaded(self, request: LoRARequest) -> int:
         assert self._arguments["enable_lora"]
@@ -96,6 +108,8 @@ class LlmEngine:
                     if down is not None:
                         up = weights.pop(f"base_model.model.{path}.lora_B.weight")
                         module.weight += settings["lora_alpha"] / settings["r"] * up @ down  # type: ignore[operator]
+            if "lm_head" in settings["target_modules"]:
+                raise ValueError("expected target modules in {...} but received ['lm_head', 'lm_head']")
             assert not weights
             self._models[number] = model
         return number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,8 @@ from tests.unit.recipes.serve.workers.snapshot_contract import (
 )
 
 
-def make(folder: Path, *overrides: str) -> TorchSnapshots:
-    return TorchSnapshots(contract_config(folder, *overrides), contract_model(), ContractTokenizer())
+def make(folder: Path, **sections: dict[str, Any]) -> TorchSnapshots:
+    return TorchSnapshots(contract_config(folder, **sections), contract_model(), ContractTokenizer())
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ class TestTorchSnapshots(SnapshotContract):
 
 
 def test_snapshots_in_memory_are_few(tmp_path: Path, snapshots: dict[str, str]) -> None:
-    engines = make(tmp_path, "rollout.max_snapshots=1")
+    engines = make(tmp_path, rollout={"max_snapshots": 1})
     small, large = (drawing(name, folder, (3,), max_tokens=20) for name, folder in snapshots.items())
     engines.begin(small, request_of(small))
     # While one is drawn from, another waits; idle, it gives way.
@@ -56,7 +57,7 @@ def test_snapshots_of_all_weights_count_apart(tmp_path: Path, snapshots: dict[st
         (tmp_path / name).mkdir()
         variants.add(name, AdapterSettings(0, 0))
         variants.save(name, AdapterSettings(0, 0), tmp_path / name)
-    engines = make(tmp_path / "model", "server.max_full_models=1", "rollout.max_snapshots=2")
+    engines = make(tmp_path / "model", server={"max_full_models": 1}, rollout={"max_snapshots": 2})
     one, two = (drawing(name, str(tmp_path / name), (3,), max_tokens=20) for name in ("one", "two"))
     engines.begin(one, request_of(one))
     assert not engines.has_room(two.snapshot)

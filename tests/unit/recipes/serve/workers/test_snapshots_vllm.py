@@ -35,8 +35,8 @@ HAS_VLLM = importlib.util.find_spec("vllm") is not None
 OTHER = os.environ.get("RLINF_VLLM_PYTHON", "")
 
 
-def make(folder: Path, *overrides: str) -> VllmSnapshots:
-    config = contract_config(folder, "rollout.backend=vllm", "server.max_rank=8", *overrides)
+def make(folder: Path) -> VllmSnapshots:
+    config = contract_config(folder, rollout={"backend": "vllm"}, server={"max_rank": 8})
     engines, vocabulary = make_vllm_snapshots(config, ContractTokenizer(), torch.device("cpu"), "RolloutGroup:0")
     assert vocabulary == VOCABULARY
     return engines
@@ -72,14 +72,44 @@ def test_nothing_is_kept_of_requests_that_ended(fake: VllmSnapshots, snapshots: 
     run(fake, [one])
     assert len(fake.prompt_logprobs(one)) == 2
     fake.forget("a")
-    assert (fake._samples, fake._engine.prompts, fake._engine.places) == ({}, {}, {})
+    assert (fake._drawn, fake._engine.prompts, fake._engine.places) == ({}, {}, {})
+
+
+def test_cancelled_requests_are_not_drawn_on(fake: VllmSnapshots, snapshots: dict[str, str]) -> None:
+    one, other = (drawing(name, folder, (3, 4), samples=2) for name, folder in snapshots.items())
+    for begun in (one, other):
+        fake.begin(begun, request_of(begun))
+    fake.draw()
+    fake.forget(one.request_id)
+    assert fake._engine.unfinished == 2
+    assert {answer.request_id for _ in range(8) for answer in fake.draw()} == {other.request_id}
+
+
+def test_snapshots_in_memory_are_few(fake: VllmSnapshots, snapshots: dict[str, str]) -> None:
+    fake._most = 1
+    one = drawing("a", snapshots["small"], (3,))
+    fake.begin(one, request_of(one))
+    assert [fake.has_room(folder) for folder in (None, *snapshots.values())] == [True, True, False]
+    fake.forget("a")
+    assert fake.has_room(snapshots["large"])
 
 
 def test_cut_distributions_are_refused(fake: VllmSnapshots) -> None:
     cut = drawing("a", None, (3,), top_k=2)
     with pytest.raises(ValueError, match="`top_k`"):
         fake.begin(cut, request_of(cut))
-    assert fake._samples == {}
+    assert fake._drawn == {}
+
+
+def test_parameters_that_vllm_refuses_fail_alone(fake: VllmSnapshots) -> None:
+    hot = drawing("a", None, (3,), temperature=3.0)
+    with pytest.raises(ValueError, match="temperature"):
+        fake.begin(hot, request_of(hot))
+    assert len(run(fake, [drawing("b", None, (3,))])) == 1
+
+
+def test_adapters_of_the_output_layer_are_probed(fake: VllmSnapshots) -> None:
+    assert not fake.adapts_output
 
 
 @pytest.mark.nightly
