@@ -66,7 +66,7 @@ class ModelPoints:
         """Save a model that has no gradients, so that the journal need not keep the requests before."""
 
         async def act() -> None:
-            if not model.has_gradients and not model.failed and model.saved < model.done:
+            if not model.unstepped and not model.failed and model.saved < model.done:
                 await self._save(model, model.done)
 
         self._turns.add_chore(act)

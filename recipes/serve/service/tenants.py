@@ -37,7 +37,7 @@ class ServedModel:
         steps: since the model was saved for later starts.
         done: number of the last request that was done; 0: none was.
         saved: number of the request after which the model was saved last; -1: it was not.
-        has_gradients: whether there were passes since the last step.
+        unstepped: bytes of the passes since the last step, which a later start computes again.
         metadata: what the client wrote down.
     """
 
@@ -50,7 +50,7 @@ class ServedModel:
     steps: int = 0
     done: int = 0
     saved: int = -1
-    has_gradients: bool = False
+    unstepped: int = 0
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

@@ -34,6 +34,8 @@ Act = Callable[[], Awaitable[Any]]
 _LARGEST: Final = 2**31 - 1
 # Routes of requests after which a model is another.
 _CHANGING: Final = ("forward_backward", "optim_step", "load_weights")
+# Bytes on disk that a later start computes again.
+_MOST_UNSTEPPED: Final = 16 << 30
 _TEN_YEARS: Final = 10 * 366 * 86400
 
 
@@ -70,7 +72,7 @@ class TrainingRequests:
             saved = self._state.store.find(tenant, fields.get("path"))
             if optimizer and not saved.has_optimizer:
                 raise invalid(f"`{fields['path']}` has no state of an optimizer: load it with optimizer=False")
-            model.settings, model.failed, model.has_gradients = saved.settings, "", False
+            model.settings, model.failed, model.unstepped = saved.settings, "", 0
             await self._state.actor.restore(model.model_id, str(saved.folder), optimizer)
             # A later start may find other weights at this path, or none.
             self._state.points.save_soon(model, fields.get("seq_id", 0))
@@ -173,12 +175,14 @@ class TrainingRequests:
                 settings = loss_settings(request.loss, request.settings)
                 data = read_data(request)
                 check_data(data, request.loss, self._state.facts.vocabulary, self._state.limits.context_length)
+                if model.unstepped > _MOST_UNSTEPPED and not request.forward_only:
+                    raise invalid(f"the passes since the last step have {model.unstepped >> 30} GiB: take a step first")
             except RequestError as error:
                 return _failing(model, error, counts=not request.forward_only)
             backward = not request.forward_only
 
             async def act() -> bytes:
-                model.has_gradients = model.has_gradients or backward
+                model.unstepped += len(request.digest_bytes) if backward else 0
                 try:
                     ranks = await self._state.actor.learn(model.model_id, data, request.loss, settings, backward)
                 except BaseException:
@@ -207,7 +211,7 @@ class TrainingRequests:
             settings = adam(fields)
 
             async def act() -> dict[str, Any]:
-                model.has_gradients = False
+                model.unstepped = 0
                 if model.failed:
                     why, model.failed = model.failed, ""
                     await self._state.actor.drop_gradients(model.model_id)

@@ -27,8 +27,10 @@ ENGINES = (
     "server.tenants=[default]",
     "rollout.backend=vllm",
     "server.max_rank=8",
-    f"cluster.node_groups=[{{label: engines, node_ranks: 0, env_configs: [{{node_ranks: 0, python_interpreter_path: {PYTHON}}}]}}]",
-    "cluster.component_placement={actor: {node_group: node, placement: 0}, rollout: {node_group: engines, placement: '0:0'}}",
+    "cluster.node_groups=[{label: engines, node_ranks: 0, env_configs:"
+    f" [{{node_ranks: 0, python_interpreter_path: {PYTHON}}}]}}]",
+    "cluster.component_placement.actor={node_group: node, placement: 0}",
+    "cluster.component_placement.rollout={node_group: engines, placement: '0:0'}",
 )
 
 

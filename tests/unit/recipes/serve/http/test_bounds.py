@@ -13,7 +13,7 @@ from recipes.language.listening import limits
 from recipes.language.listening.listener import listening
 from recipes.serve.service import journal as journals
 from recipes.serve.service import ledger as ledgers
-from recipes.serve.service import sampling, service_state
+from recipes.serve.service import sampling, service_state, training
 from recipes.serve.service.journal import JOURNAL
 from tests.unit.recipes.serve.conftest import Start
 from tests.unit.recipes.serve.served import (
@@ -119,6 +119,24 @@ def test_unnamed_snapshots_are_few(start: Start, tmp_path: Path) -> None:
                 assert (await service.ann.sample(sampler, 7, ROWS[0])).sequences
 
     asyncio.run(later(asyncio.run(work())))
+
+
+def test_passes_without_a_step_are_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_MOST_UNSTEPPED", 1000)
+
+    async def work() -> None:
+        async with start() as service:
+            ann, model = service.ann, await service.ann.model()
+            assert len(pass_body(model, 1, shifted())) < 1000 < 2 * len(pass_body(model, 1, shifted()))
+            await ann.learn(model, 1, shifted())
+            await ann.learn(model, 2, shifted())
+            refused = await ann.learn(model, 3, shifted())
+            assert "take a step first" in refused["error"]
+            # A pass that fails also fails the step after it, and drops the gradients.
+            assert "no step was taken" in (await ann.step(model, 4))["error"]
+            assert (await ann.learn(model, 5, shifted())).outputs
+
+    asyncio.run(work())
 
 
 def test_results_have_few_numbers(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
