@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import shutil
 import tempfile
@@ -29,6 +30,8 @@ from recipes.serve.workers.snapshot_engines import SnapshotEngines, no_tokens
 
 # Adapters in one step of vLLM; requests to others wait for the next.
 _AT_ONCE: Final = 4
+# Adapters whose numbers are remembered.
+_KNOWN: Final = 1024
 # What vLLM gives at each place: log-probabilities by token, the token itself among them.
 _Place = Mapping[int, Any]
 
@@ -47,6 +50,7 @@ class AdaptersEngine(VllmEngine):
         self.places: dict[tuple[str, int], list[_Place]] = {}
         # Numbers by which vLLM knows adapters, by their folders.
         self._numbers: dict[str, int] = {}
+        self._counter = itertools.count(1)
 
     def forget(self, request_id: str, samples: int) -> None:
         """Drop what is kept of a request, and end those of its answers that are still drawn."""
@@ -92,8 +96,14 @@ class AdaptersEngine(VllmEngine):
         return bool(taken)
 
     def _reference(self, snapshot: str) -> Any:
-        number = self._numbers.setdefault(snapshot, len(self._numbers) + 1)
-        return importlib.import_module("vllm.lora.request").LoRARequest(Path(snapshot).name, number, snapshot)
+        if snapshot not in self._numbers:
+            self._numbers[snapshot] = next(self._counter)
+            # One that comes again after so many others is read again, under another number.
+            while len(self._numbers) > _KNOWN:
+                self._numbers.pop(next(iter(self._numbers)))
+        number = self._numbers[snapshot]
+        # Its name is part of the keys of vLLM's prefix cache.
+        return importlib.import_module("vllm.lora.request").LoRARequest(str(number), number, snapshot)
 
     def _lora_request(self, request: Request) -> Any:
         """See `VllmEngine`."""

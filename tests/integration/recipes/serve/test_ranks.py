@@ -42,10 +42,10 @@ class Seen(NamedTuple):
     answers: list[list[bytes]]
 
 
-async def seen_of(running: Service) -> Seen:
+async def seen_of(running: Service, tenant: str) -> Seen:
     """Train for some steps, then sample from base model and snapshot, all requests at once."""
     async with httpx.AsyncClient(base_url=running.url, timeout=60) as http:
-        client = Client(http, running.key)
+        client = Client(http, (running.folder / "service/keys" / tenant).read_text().strip())
         session = await client.session()
         model = await client.model(session)
         losses, norms = list[float](), list[float]()
@@ -75,19 +75,20 @@ async def seen_of(running: Service) -> Seen:
 
 
 def test_two_ranks_give_what_one_gives(tmp_path: Path) -> None:
-    seen = list[Seen]()
+    seen: dict[tuple[str, str], Seen] = {}
+    tenants = ("server.tenants=[adapters, full]", "server.full_weights=full", "server.max_pending=40")
     for name, overrides in (("one", ()), ("two", TWO)):
         (tmp_path / name).mkdir()
-        with service(
-            tmp_path / name, *SMALL, "server.tenants=[default]", "server.max_pending=40", *overrides
-        ) as running:
-            seen.append(asyncio.run(seen_of(running)))
-    one, two = seen
-    # Ranks add up in another order; steps carry that on.
-    np.testing.assert_allclose(two.losses, one.losses, rtol=1e-5)
-    np.testing.assert_allclose(two.norms, one.norms, rtol=1e-4)
-    for mine, theirs in zip(two.logprobs, one.logprobs, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-4)
-    assert one.losses[0] > one.losses[-2]
-    # Of the base model to the bit; of the snapshot, whose weights differ by rounding, with these seeds.
-    assert two.answers == one.answers
+        with service(tmp_path / name, *SMALL, *tenants, *overrides) as running:
+            for tenant in ("adapters", "full"):
+                seen[name, tenant] = asyncio.run(seen_of(running, tenant))
+    for tenant in ("adapters", "full"):
+        one, two = seen["one", tenant], seen["two", tenant]
+        # Ranks add up in another order; steps carry that on.
+        np.testing.assert_allclose(two.losses, one.losses, rtol=1e-5)
+        np.testing.assert_allclose(two.norms, one.norms, rtol=1e-4)
+        for mine, theirs in zip(two.logprobs, one.logprobs, strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-4)
+        assert one.losses[0] > one.losses[-2]
+        # Of the base model to the bit; of the snapshot, whose weights differ by rounding, with these seeds.
+        assert two.answers == one.answers

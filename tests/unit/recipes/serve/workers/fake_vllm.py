@@ -97,6 +97,7 @@ class LlmEngine:
         number = request.lora_int_id
         # An adapter is known by its number, and its keys and values by its name.
         assert self._names.setdefault(number, request.lora_path) == request.lora_path
+        assert request.lora_name == str(number)
         if number not in self._models:
             folder = Path(request.lora_path)
             settings = json.loads((folder / PEFT_SETTINGS).read_text())

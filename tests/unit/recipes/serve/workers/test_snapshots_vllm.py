@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from recipes.serve.workers import vllm_snapshots
 from recipes.serve.workers.snapshot_engines import SnapshotEngines
 from recipes.serve.workers.snapshot_sampler import request_of
 from recipes.serve.workers.vllm_snapshots import VllmSnapshots, make_vllm_snapshots
@@ -106,6 +107,14 @@ def test_parameters_that_vllm_refuses_fail_alone(fake: VllmSnapshots) -> None:
     with pytest.raises(ValueError, match="temperature"):
         fake.begin(hot, request_of(hot))
     assert len(run(fake, [drawing("b", None, (3,))])) == 1
+
+
+def test_numbers_of_adapters_are_few(fake: VllmSnapshots, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_snapshots, "_KNOWN", 2)
+    numbers = [fake._engine._reference(folder).lora_int_id for folder in ("a", "b", "c", "a", "a")]
+    assert len(set(numbers)) == 4
+    assert numbers[3] == numbers[4]
+    assert len(fake._engine._numbers) == 2
 
 
 def test_adapters_of_the_output_layer_are_probed(fake: VllmSnapshots) -> None:
