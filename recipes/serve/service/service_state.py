@@ -42,7 +42,7 @@ class ServiceFigures:
         self._loss += loss
 
     def take(self, step: StepFigures, models: int) -> dict[str, float]:
-        """Return the metrics of a step by full name, and begin anew."""
+        """Return the metrics of a step by full name, and start over."""
         tokens, loss = self._tokens, self._loss
         self._tokens = self._loss = 0.0
         return {

@@ -17,7 +17,7 @@ from recipes.language.models.policy import LanguagePolicy
 from recipes.serve.config import ServeConfig
 from recipes.serve.values import AdamSettings, AdapterSettings, Datum, FloatArray, RankOutcome, ServedFacts
 from recipes.serve.workers.adapters import OPTIMIZER, gradient_norm, read_tensors, write_tensors
-from recipes.serve.workers.datum_packing import pack_data, shares
+from recipes.serve.workers.datum_packing import data_logprobs, shares
 from recipes.serve.workers.model_variants import ModelVariants
 from recipes.serve.workers.served_model import load_base, served_facts
 from recipes.serve.workers.token_losses import LOSSES
@@ -163,11 +163,11 @@ class AdapterActor(ComparingWorker):
         self, policy: LanguagePolicy, data: list[Datum], loss: str, settings: Mapping[str, float]
     ) -> tuple[list[Tensor], Tensor]:
         """Return log-probabilities of the targets of each datum, and the sum of their losses, a scalar."""
-        flat = policy(pack_data(data, self.torch_device)).logprobs
+        flat = data_logprobs(policy, data, self.torch_device)
         sizes = [datum.values["target_tokens"].size for datum in data]
         pieces = [
             piece.reshape(datum.values["target_tokens"].shape)
-            for piece, datum in zip(flat.split(sizes), data, strict=True)
+            for piece, datum in zip(torch.split(flat, sizes), data, strict=True)
         ]
         losses = [LOSSES[loss](piece, self._inputs(datum), settings) for piece, datum in zip(pieces, data, strict=True)]
         return pieces, torch.stack(losses).sum()
@@ -180,7 +180,7 @@ class AdapterActor(ComparingWorker):
         }
 
     def drop_gradients(self, model: str) -> None:
-        """Forget the gradients of the passes since the last step."""
+        """Discard the gradients accumulated since the last step."""
         self._trained[model].optimizer.zero_grad()
 
     def step(self, model: str, adam: AdamSettings) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -68,14 +69,23 @@ class AdapterModel:
         self._created += 1
         label = f"a{self._created}"
         config = LoraConfig(r=settings.rank, lora_alpha=cast("Any", self._alpha), target_modules=layers)
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with warnings.catch_warnings():
             # Of tied output layers, which stay unmerged here.
             warnings.simplefilter("ignore")
-            torch.manual_seed(settings.seed)
             inject_adapter_in_model(config, self.model, label)
         self._labels[name] = label
         self._tuned = [module for module in self.model.modules() if isinstance(module, LoraLayer)]
         self._trainable()
+        self._draw_first_values(name, settings.seed)
+
+    def _draw_first_values(self, name: str, seed: int) -> None:
+        """Draw A as peft does, of the seed alone: other threads may draw from the generator of the process."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for key, weight in self.parameters(name).items():
+                if ".lora_A." in key:
+                    first = torch.empty(weight.shape)
+                    weight.copy_(nn.init.kaiming_uniform_(first, a=math.sqrt(5), generator=generator))
 
     def rename(self, name: str, new: str) -> None:
         """Give an adapter another name."""

@@ -3,36 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from recipes.language.answers.answer_batch import balanced, token_budget_parts
-from recipes.language.models.attention import PackedPlan, Segment
+from recipes.language.models.attention import NO_PARENT, PackedPlan, Segment
 from recipes.language.models.packing import PackedRow
+from recipes.language.models.policy import LanguagePolicy
 from recipes.serve.values import Datum
 
+IntArray: TypeAlias = npt.NDArray[np.int64]
 
-def pack_data(data: Sequence[Datum], device: torch.device | str = "cpu") -> PackedRow:
-    """Lay data into one row, without padding; position n of a datum predicts its n-th targets, of which it may have K.
+# Fewer common tokens than this are not worth a segment of their own.
+_SHARED = 6
+# Prefixes of prefixes: instructions, examples, a prompt and its answers.
+_LEVELS = 4
 
-    The targets are in the order of data, positions and K.
+
+def data_logprobs(policy: LanguagePolicy, data: Sequence[Datum], device: torch.device | str = "cpu") -> Tensor:
+    """Return the log-probabilities of the targets of data, in the order of data, positions and K; float32 [A].
+
+    Tokens that several data begin with are computed once, and so are equal targets of one of these.
     """
-    starts = [0, *accumulate(len(datum.tokens) for datum in data)]
-    positions: list[torch.Tensor] = []
-    targets: list[torch.Tensor] = []
-    for datum, start in zip(data, starts, strict=False):
-        wanted = torch.tensor(datum.values["target_tokens"])
-        many = wanted.shape[1] if wanted.ndim == 2 else 1
-        positions.append((torch.arange(len(wanted)) + start).repeat_interleave(many))
+    tokens, segments, places = _laid(data)
+    positions: list[IntArray] = []
+    targets: list[IntArray] = []
+    for datum, own in zip(data, places, strict=True):
+        wanted = datum.values["target_tokens"].astype(np.int64)
+        positions.append(own.repeat(wanted.shape[1] if wanted.ndim == 2 else 1))
         targets.append(wanted.reshape(-1))
-    segments = [Segment(start, len(datum.tokens)) for start, datum in zip(starts, data, strict=False)]
-    return PackedRow(
-        torch.cat([torch.tensor(datum.tokens) for datum in data])[None].to(device),
+    pairs = np.stack([np.concatenate(positions), np.concatenate(targets)])
+    once, again = np.unique(pairs, axis=1, return_inverse=True)
+    row = PackedRow(
+        torch.from_numpy(tokens)[None].to(device),
         PackedPlan(segments, device),
-        torch.cat(positions).to(device),
-        torch.cat(targets).to(device),
+        *(torch.from_numpy(part).to(device) for part in once),
     )
+    return policy(row).logprobs.index_select(0, torch.from_numpy(again.reshape(-1)).to(device))
+
+
+def _laid(data: Sequence[Datum]) -> tuple[IntArray, list[Segment], list[IntArray]]:
+    """Lay data into one row, without padding, as trees of what they begin with.
+
+    Returns:
+        The tokens of the row, its segments in preorder, and the place in the row of each token of each datum.
+    """
+    pieces: list[IntArray] = []
+    segments: list[Segment] = []
+    places: list[list[IntArray]] = [[] for _ in data]
+    length = 0
+    # Data that have so many tokens in common, which are laid, and the segment that they continue.
+    open_groups = [(list(range(len(data))), 0, NO_PARENT, 0)]
+    while open_groups:
+        numbers, begin, parent, level = open_groups.pop()
+        common = len(data[numbers[0]].tokens)
+        if len(numbers) > 1:
+            heads: dict[bytes, list[int]] = {}
+            for number in numbers:
+                # One by itself where it is too short, and where it cannot be shared further.
+                key = data[number].tokens[begin : begin + _SHARED].tobytes()
+                alone = level == _LEVELS or len(data[number].tokens) < begin + _SHARED
+                heads.setdefault(b"%d" % number if alone else key, []).append(number)
+            if len(heads) > 1:
+                open_groups += [(members, begin, parent, level) for members in reversed(heads.values())]
+                continue
+            common = begin + _common([data[number].tokens[begin:] for number in numbers])
+        if common > begin:
+            segments.append(Segment(length, common - begin, parent))
+            parent = len(segments) - 1
+            pieces.append(data[numbers[0]].tokens[begin:common])
+            for number in numbers:
+                places[number].append(np.arange(length, length + common - begin))
+            length += common - begin
+        if len(numbers) > 1:
+            rest = [number for number in numbers if len(data[number].tokens) > common]
+            if rest:
+                open_groups.append((rest, common, parent, level + 1))
+    return np.concatenate(pieces), segments, [np.concatenate(own) for own in places]
+
+
+def _common(rows: Sequence[IntArray]) -> int:
+    """Return how many tokens all rows begin with."""
+    shortest = min(len(row) for row in rows)
+    equal = np.stack([row[:shortest] for row in rows]) == rows[0][:shortest]
+    return int(equal.all(axis=0).cumprod().sum())
 
 
 def shares(data: Sequence[Datum], world_size: int, rank: int, max_tokens: int) -> list[list[int]]:
@@ -40,7 +98,7 @@ def shares(data: Sequence[Datum], world_size: int, rank: int, max_tokens: int) -
 
     Args:
         data: the batch of all ranks together.
-        world_size, rank: the number of ranks, and this one.
+        world_size, rank: the number of ranks, and the rank of this process.
         max_tokens: the most tokens of a micro-batch; a datum above it is one by itself.
     """
     costs = [len(datum.tokens) for datum in data]

@@ -18,7 +18,7 @@ from recipes.language.models.plain_check import plain_attention
 from recipes.serve.config import ServeConfig
 from recipes.serve.saved_files import read_adapter
 from recipes.serve.values import Datum, Drawing, FloatArray, TopTokens
-from recipes.serve.workers.datum_packing import pack_data
+from recipes.serve.workers.datum_packing import data_logprobs
 from recipes.serve.workers.model_variants import ModelVariants
 from recipes.serve.workers.served_model import load_base
 
@@ -156,8 +156,8 @@ class TorchSnapshots(SnapshotEngines):
         scores = np.full(len(tokens), np.nan, np.float32)
         if len(tokens) > 1:
             with self._variants.using(drawing.snapshot) as policy:
-                row = pack_data([Datum(tokens[:-1], {"target_tokens": tokens[1:]})], policy.causal.device)
-                scores[1:] = policy(row).logprobs.cpu().numpy()
+                row = [Datum(tokens[:-1], {"target_tokens": tokens[1:]})]
+                scores[1:] = data_logprobs(policy, row, policy.causal.device).cpu().numpy()
             scores[: max(0, len(tokens) - drawing.prompt_last)] = np.nan
         return scores
 

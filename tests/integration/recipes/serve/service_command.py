@@ -51,7 +51,11 @@ def service(folder: Path, *overrides: str, port: int = 0) -> Generator[Service]:
     command = [str(RLINF), "serve", "serve_laptop", f"server.port={port}", *overrides]
     output = folder / "service.log"
     with output.open("w") as file:
-        process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=subprocess.STDOUT, text=True)
+        # Beside whatever cluster there is on this machine, whose processes would be none of this one's.
+        environment = {**os.environ, "RLINF_ADDRESS": "local"}
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=file, stderr=subprocess.STDOUT, text=True
+        )
     try:
         until(lambda: "export TINKER_API_KEY" in output.read_text() or process.poll() is not None, "the service", 240)
         assert process.poll() is None, output.read_text()

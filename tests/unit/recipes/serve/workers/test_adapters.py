@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 
 from recipes.language.models.load_model import built_model, built_tokenizer
 from recipes.serve.values import AdapterSettings, Datum
 from recipes.serve.workers.adapters import AdapterModel
-from recipes.serve.workers.datum_packing import pack_data, shares
+from recipes.serve.workers.datum_packing import data_logprobs, shares
 from rlinf_core import ConfigError
 
 
@@ -27,7 +28,7 @@ def data(*lengths: int) -> list[Datum]:
 
 def logprobs(model: AdapterModel, name: str | None) -> torch.Tensor:
     with model.using(name), torch.no_grad():
-        return model.policy(pack_data(data(5))).logprobs
+        return data_logprobs(model.policy, data(5))
 
 
 def changed(model: AdapterModel, name: str) -> None:
@@ -65,6 +66,22 @@ def test_first_values_come_from_the_seed() -> None:
     other.add("a", AdapterSettings(4, 1))
     for name, weight in one.parameters("a").items():
         assert torch.equal(weight, other.parameters("a")[name])
+
+
+def test_first_values_ignore_draws_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = adapters()
+    right.add("a", AdapterSettings(4, 1))
+    inject = peft.inject_adapter_in_model
+
+    def interrupted(*args: Any) -> Any:
+        torch.rand(3)  # from the generator of the process, as a thread that samples would
+        return inject(*args)
+
+    monkeypatch.setattr(peft, "inject_adapter_in_model", interrupted)
+    model = adapters()
+    model.add("a", AdapterSettings(4, 1))
+    for name, weight in model.parameters("a").items():
+        assert torch.equal(weight, right.parameters("a")[name])
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("attn", {"self_attn"}), ("mlp", {"mlp"}), ("unembed", {"lm_head"})])

@@ -1,0 +1,76 @@
+"""Data in packed rows, whose common beginnings are computed once."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recipes.language.models.load_model import built_model, built_tokenizer
+from recipes.language.models.policy import LanguagePolicy
+from recipes.serve.values import Datum
+from recipes.serve.workers.datum_packing import _laid, data_logprobs
+
+
+def datum(tokens: list[int], targets: Any = None) -> Datum:
+    wanted = np.asarray([*tokens[1:], 4] if targets is None else targets, np.int64)
+    return Datum(np.asarray(tokens, np.int64), {"target_tokens": wanted})
+
+
+def rows_of(seed: int) -> list[list[int]]:
+    """Return groups that continue prompts, which continue examples; prefixes, repetitions, and others among them."""
+    draw = random.Random(seed)
+
+    def some(most: int) -> list[int]:
+        return [draw.randrange(3, 8) for _ in range(draw.randint(1, most))]
+
+    examples = some(20)
+    prompts = [examples + some(9) for _ in range(4)]
+    rows = [prompt + some(5) for prompt in prompts for _ in range(4)]
+    rows += [list(draw.choice(rows)), examples, some(30), examples + some(3), [3]]
+    draw.shuffle(rows)
+    return rows
+
+
+def nested(levels: int) -> list[list[int]]:
+    return [[3 + place % 5 for place in range(7 * level + 1)] + [9] for level in range(levels)]
+
+
+@pytest.mark.parametrize("rows", [*map(rows_of, range(6)), nested(9), [[5]], [[5], [5]]])
+def test_shared_beginnings_change_no_result(rows: list[list[int]]) -> None:
+    policy = LanguagePolicy(built_model(built_tokenizer(), hidden_dim=32, layers=2, seed=1))
+    with torch.no_grad():
+        together = data_logprobs(policy, [datum(row) for row in rows])
+        apart = torch.cat([data_logprobs(policy, [datum(row)]) for row in rows])
+    torch.testing.assert_close(together, apart, atol=2e-6, rtol=1e-5)
+
+
+def test_shared_beginnings_change_no_gradient() -> None:
+    rows = rows_of(0)
+    gradients = list[torch.Tensor]()
+    for batches in ([rows], [[row] for row in rows]):
+        model = built_model(built_tokenizer(), hidden_dim=32, layers=2, seed=1)
+        for batch in batches:
+            data_logprobs(LanguagePolicy(model), [datum(row) for row in batch]).square().sum().backward()
+        gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]))
+    torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-4)
+
+
+def test_common_tokens_stand_once() -> None:
+    examples = list(range(3, 13))
+    rows = [examples + [20 + prompt] * 6 + [answer] for prompt in range(3) for answer in (3, 4, 5)]
+    tokens, segments, places = _laid([datum(row) for row in rows])
+    assert len(tokens) == 10 + 3 * 6 + 9
+    assert len(segments) == 1 + 3 + 9
+    assert [tokens[place].tolist() for place in places] == rows
+
+
+def test_several_targets_share_a_position() -> None:
+    policy = LanguagePolicy(built_model(built_tokenizer(), hidden_dim=32, layers=1, seed=1))
+    with torch.no_grad():
+        pairs = data_logprobs(policy, [datum([3, 4, 5], [[4, 6], [5, 5], [7, 3]])])
+        ones = [data_logprobs(policy, [datum([3, 4, 5], targets)]) for targets in ([4, 5, 7], [6, 5, 3])]
+    torch.testing.assert_close(pairs.reshape(3, 2), torch.stack(ones, 1))
