@@ -265,3 +265,17 @@ def test_unserved_routes_are_told(start: Start) -> None:
             assert "not served" in answer.content["detail"]
 
     asyncio.run(work())
+
+
+def test_adapter_that_the_engine_cannot_take_is_refused(start: Start) -> None:
+    async def work() -> None:
+        async with start("server.full_weights=ben") as service:
+            service.state.facts = service.state.facts._replace(adapts_output=False)
+            refused = await service.ann.post("create_model", model_fields(await service.ann.session()))
+            assert refused.status == 422
+            assert "pass train_unembed=False" in refused.content["detail"]
+            assert await service.ann.model(train_unembed=False)
+            # All weights need no adapter.
+            assert await service.ben.model()
+
+    asyncio.run(work())

@@ -11,6 +11,7 @@ import pytest
 
 from recipes.language.listening.limits import MOST_CONNECTIONS
 from recipes.language.listening.listener import listening
+from recipes.serve.wire.messages import SAMPLE_RESULT
 from tests.unit.recipes.serve.conftest import Start
 from tests.unit.recipes.serve.served import Answer, Client, Served, pass_body, sample_fields, shifted, step_fields
 
@@ -71,6 +72,51 @@ def test_lost_answers_and_doubled_requests_change_nothing(start: Start, seed: in
             client = faulty(service, service.http, seed)
             assert await losses_of(client, await service.ann.session()) == right
             assert len(service.steps) == 2 * STEPS
+
+    asyncio.run(work())
+
+
+class PatientClient(Client):
+    """Sends a request again after a moment where it was asked to wait, as the SDK does."""
+
+    waited = 0
+
+    async def post(self, path: str, fields: Any) -> Answer:
+        return await self._patient(lambda: super(PatientClient, self).post(path, fields))
+
+    async def send(self, body: bytes, **headers: str) -> Answer:
+        return await self._patient(lambda: super(PatientClient, self).send(body, **headers))
+
+    async def _patient(self, send: Any) -> Answer:
+        while (answer := await send()).status == 429:
+            assert answer.content["detail"].endswith("try again")
+            self.waited += 1
+            await asyncio.sleep(0.01)
+        return answer
+
+
+async def all_at_once(ann: Client) -> list[Any]:
+    """Return what a client sees that sends twenty requests to train and to sample without waiting for results."""
+    session = await ann.session()
+    model, sampler = await ann.model(session), await ann.sampler(session)
+    sent = await asyncio.gather(
+        *(ann.send(pass_body(model, seq, shifted())) for seq in range(1, 11)),
+        *(ann.post("asample", sample_fields(sampler, seq, [3, 4], seed=seq)) for seq in range(10)),
+    )
+    results = [await ann.result(answer) for answer in sent]
+    # Answers that are drawn together may differ in the last bit of their log-probabilities.
+    drawn = [SAMPLE_RESULT.FromString(result).sequences[0].tokens for result in results[10:]]
+    return [*results[:10], *drawn]
+
+
+def test_clients_that_are_asked_to_wait_get_all_results(start: Start) -> None:
+    async def work() -> None:
+        async with start("server.max_pending=40") as service:
+            right = await all_at_once(service.ann)
+        async with start("server.max_pending=2") as service:
+            patient = PatientClient(service.http, service.ann._headers["X-API-Key"])
+            assert await all_at_once(patient) == right
+            assert patient.waited > 0
 
     asyncio.run(work())
 
