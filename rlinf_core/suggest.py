@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def near(name: str, known: Iterable[str], limit: int = 1) -> list[str]:
+def near(name: str, known: Iterable[str]) -> list[str]:
     """Return the names in `known` similar to `name`, nearest first.
 
     Names that differ by case, by `-` for `_`, or by a letter are similar. Common suffixes do not count: `action_dim` is
@@ -20,7 +20,7 @@ def near(name: str, known: Iterable[str], limit: int = 1) -> list[str]:
     folded: dict[str, str] = {}
     for candidate in known:
         folded.setdefault(fold(candidate), candidate)
-    matches = get_close_matches(fold(name), list(folded), n=limit, cutoff=_CLOSE)
+    matches = get_close_matches(fold(name), list(folded), n=1, cutoff=_CLOSE)
     return [folded[match] for match in matches if _heads_are_close(fold(name), match)]
 
 

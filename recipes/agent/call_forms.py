@@ -236,7 +236,7 @@ def _marks(text: str, start: int, end: int, following: int) -> tuple[str, str]:
     if not before.strip():
         return "", ""
     if following < 0:
-        # One call alone; what a template writes before it besides, such as empty thoughts, is no part of its mark.
+        # One call alone; what a template writes before it besides, such as empty thoughts, is not a part of its mark.
         return (before.split() or [""])[-1], (text[end:].split() or [""])[0]
     between = text[end:following]
     begin = _common_end(before, between)

@@ -24,10 +24,10 @@ def read_demonstrations(
 
     Args:
         path: the path of the folder or file.
-        state_keys: columns that make up the states, one behind the other; by default the usual ones.
-        columns: the column of some roles; the others are found by their usual names.
+        state_keys: columns that are concatenated into the states; by default the usual ones.
+        columns: the columns of some roles; other roles take theirs by the usual names.
         part: a split of LeRobot or a mask of robomimic; None: all episodes.
-        pictures: whether they can be asked for.
+        pictures: whether images can be read later.
 
     Raises:
         DatasetError: it cannot be read, or contradicts itself.

@@ -47,7 +47,7 @@ def decoded(data: bytes) -> Picture:
         if opened.mode not in _LOSSLESS:
             raise DatasetError(
                 f"the image mode `{opened.mode}` is not supported: use 8-bit RGB or grey",
-                help="depth cannot be learned from; remove the feature from the data set",
+                help="depth cannot be trained on; remove the feature from the data set",
             )
         return np.asarray(opened.convert("RGB"))
     except DatasetError:
@@ -56,7 +56,7 @@ def decoded(data: bytes) -> Picture:
         raise DatasetError("an image cannot be decoded", why=f"{type(error).__name__}: {error}") from error
 
 
-def write_video(file: Path, pictures: Iterable[Picture], fps: float, quality: int = _QUALITY) -> dict[str, Any]:
+def write_video(file: Path, pictures: Iterable[Picture], fps: float) -> dict[str, Any]:
     """Write an mp4 (H.264) with one frame per image, uint8 [H, W, 3], all of one size.
 
     Returns:
@@ -74,7 +74,7 @@ def write_video(file: Path, pictures: Iterable[Picture], fps: float, quality: in
             for number, picture in enumerate(pictures):
                 if stream is None:
                     first = picture
-                    stream = _stream(container, picture, rate, quality)
+                    stream = _stream(container, picture, rate)
                 frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
                 frame.pts, frame.time_base = number, 1 / rate
                 container.mux(stream.encode(frame))
@@ -96,7 +96,7 @@ def write_video(file: Path, pictures: Iterable[Picture], fps: float, quality: in
     }
 
 
-def _stream(container: Any, picture: Picture, rate: Fraction, quality: int) -> Any:
+def _stream(container: Any, picture: Picture, rate: Fraction) -> Any:
     stream = container.add_stream("libx264", rate=rate)
     stream.height, stream.width = picture.shape[:2]
     stream.pix_fmt = _pixels(picture)
@@ -104,7 +104,7 @@ def _stream(container: Any, picture: Picture, rate: Fraction, quality: int) -> A
     stream.time_base = 1 / rate
     stream.thread_count = 1
     # No frames that depend on later ones: they would shift the first time stamp.
-    stream.options = {"crf": str(quality), "preset": "veryfast", "bf": "0"}
+    stream.options = {"crf": str(_QUALITY), "preset": "veryfast", "bf": "0"}
     return stream
 
 

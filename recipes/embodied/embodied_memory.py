@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -52,7 +53,7 @@ _SIMULATED: Final = 4
 # they came, as inputs, and those in which episodes ended).
 _ROLLOUT_COPIES: Final = 2
 _OBSERVATION_COPIES: Final = 4
-# Bytes of what is computed of an action before it is learned from, float32: rewards with what follows a truncation,
+# Bytes of what is computed of an action before it is trained on, float32: rewards with what follows a truncation,
 # values with the last ones, errors of values, advantages, returns, and the normalized advantages.
 _ADVANTAGES: Final = 6 * 4
 # Names of the layers that compute an action, once for each step from noise.
@@ -100,13 +101,14 @@ def forecast(config: EmbodiedConfig, world_sizes: Mapping[str, int | None]) -> l
 
 
 def environment_spec(environments: EnvironmentConfig) -> tuple[EnvSpec, tuple[str, ...]]:
-    """Return the sizes of an environment, of which one is made where it is no simulator, and notes.
+    """Return the sizes of an environment, of which one is made where it is not a simulator, and notes.
 
     Raises:
         ConfigError: it cannot be made here.
     """
     from recipes.embodied.envs.real.franka_robot import SPEC
     from recipes.embodied.envs.registry import make_env
+    from recipes.embodied.rules.camera_rules import robot_options
     from recipes.embodied.rules.env_rules import options_of_simulator
 
     kind = environments.env_type
@@ -117,7 +119,8 @@ def environment_spec(environments: EnvironmentConfig) -> tuple[EnvSpec, tuple[st
         notes = () if options.state_size else (f"the states of `{kind}` are taken to be {states} numbers",)
         return EnvSpec(states, 7, cameras=cameras, has_instructions=kind != "robosuite"), notes
     if kind == "franka_robot":
-        return SPEC, ()  # the arm is elsewhere
+        options = robot_options(environments)
+        return replace(SPEC, cameras={} if options is None else options.shapes), ()  # the arm is elsewhere
     try:
         settings = EnvSettings(
             num_envs=1, task=environments.task, options=environments.options, success_reward=environments.success_reward

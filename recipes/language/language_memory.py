@@ -22,7 +22,7 @@ from recipes.training.memory.process_parts import TORCH, TRAINING, TRANSFORMERS,
 from rlinf_core.job.process_forecast import ProcessForecast
 from rlinf_core.runners.runner import NEVER
 
-# Bytes of a token of a batch that is learned from: itself, whether it is trained, log-probability, version, reward,
+# Bytes of a token of a batch that is trained on: itself, whether it is trained, log-probability, version, reward,
 # advantage, and the log-probability that ratios are taken against. A batch is there twice while it is handed on.
 _BATCH_TOKEN: Final = 2 * (8 + 1 + 4 + 8 + 4 + 4 + 4)
 # Bytes of a token that has been drawn, as Python's objects; and of the numbers of a row of the engine.
@@ -71,7 +71,7 @@ class Sizes(NamedTuple):
         return self.counts.get(component, 1)
 
     def batch(self, component: str) -> int:
-        """Return the bytes of a process's share of a step's answers, as they are learned from."""
+        """Return the bytes of a process's share of a step's answers, as they are trained on."""
         return -(-self.answers // self.count(component)) * self.longest * _BATCH_TOKEN
 
     def objects(self, component: str) -> int:

@@ -1,4 +1,4 @@
-"""`algorithm`: advantages, losses and how often samples are learned from."""
+"""`algorithm`: advantages, losses and how often samples are trained on."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias, cast
 from pydantic import BaseModel
 
 from recipes.sections.actor import FsdpConfig
-from rlinf_core import ClusterConfig, Report, RLinfError, RunnerConfig, Severity
+from rlinf_core import ClusterConfig, JobConfig, Report, RLinfError, RunnerConfig, Severity
 from rlinf_core.config.sections.runner import (
     LOGGER_EXTRAS,
     LOGGER_MODULES,
@@ -56,6 +56,44 @@ def is_given(config: BaseModel, path: Path) -> bool:
     return True
 
 
+def place_entry(cluster: ClusterConfig, *components: str) -> str:
+    """Return an entry of `component_placement` for components without one, in the node group of those placed first."""
+    groups = [entry.node_group for entry in cluster.component_placement.values()]
+    names = ",".join(components)
+    return f"`{names}: {{node_group: {groups[0][0]}, placement: 0}}`" if groups and all(groups) else f"`{names}: 0`"
+
+
+def check_sections(
+    config: JobConfig,
+    runner: RunnerConfig,
+    fsdp: FsdpConfig,
+    facts: Mapping[str, Fact],
+    components: tuple[str, ...],
+    report: Report,
+    *,
+    optional: tuple[str, ...] = (),
+    trained: tuple[str, ...] = ("actor",),
+) -> None:
+    """Report inconsistent settings of the sections that every recipe of training has.
+
+    Args:
+        config: the job.
+        runner, fsdp: the sections `runner` and `actor.fsdp_config` of the job.
+        facts: the facts of the recipe, which must be those of the checkpoint.
+        components: the components that the recipe always has; each has a section with `group_name`.
+        report: takes findings.
+        optional: components that it may have.
+        trained: the sections of those that train.
+    """
+    check_components(config.cluster, config.recipe, components, report, optional)
+    check_group_names(config, (*components, *optional), report)
+    _check_fsdp(fsdp, report)
+    _check_training(config, trained, report)
+    check_loggers(runner, report)
+    _check_profiler(runner, config.cluster, report)
+    _check_folders(runner, report, facts)
+
+
 def check_components(
     cluster: ClusterConfig, recipe: str, components: tuple[str, ...], report: Report, optional: tuple[str, ...] = ()
 ) -> None:
@@ -79,10 +117,10 @@ def check_components(
     if missing:
         names = ", ".join(f"`{name}`" for name in missing)
         message = f"recipe `{recipe}` needs a placement for {names}"
-        report(at, "missing-component", message, f"add `{','.join(missing)}: 0`")
+        report(at, "missing-component", message, f"add {place_entry(cluster, *missing)}")
 
 
-def check_fsdp(fsdp: FsdpConfig, report: Report) -> None:
+def _check_fsdp(fsdp: FsdpConfig, report: Report) -> None:
     """Report a `reshard_after_forward` that contradicts the sharding strategy."""
     reshards = fsdp.sharding_strategy == "full_shard"
     if fsdp.reshard_after_forward in (None, reshards):
@@ -97,7 +135,7 @@ def check_fsdp(fsdp: FsdpConfig, report: Report) -> None:
     )
 
 
-def check_training(config: BaseModel, components: tuple[str, ...], report: Report) -> None:
+def _check_training(config: BaseModel, components: tuple[str, ...], report: Report) -> None:
     """Report how components cannot train, or hardly: in half precision, and at learning rates far off.
 
     Args:
@@ -149,10 +187,11 @@ def _value(config: BaseModel, path: Path) -> object:
     return value
 
 
-def check_group_names(config: BaseModel, names: Mapping[str, str], report: Report) -> None:
-    """Report worker groups with the same name. `names` is by section."""
+def check_group_names(config: BaseModel, sections: tuple[str, ...], report: Report) -> None:
+    """Report worker groups with the same name."""
     first: dict[str, str] = {}
-    for section, name in names.items():
+    for section in sections:
+        name: str = getattr(config, section).group_name
         earlier = first.setdefault(name, section)
         if earlier != section:
             report(
@@ -187,7 +226,7 @@ def check_loggers(runner: RunSettings, report: Report) -> None:
         )
 
 
-def check_profiler(runner: RunnerConfig, cluster: ClusterConfig, report: Report) -> None:
+def _check_profiler(runner: RunnerConfig, cluster: ClusterConfig, report: Report) -> None:
     """Report profiles of components that are not placed or of steps that do not come, and a missing profiler."""
     profiler = runner.profiler
     if profiler is None:
@@ -218,8 +257,8 @@ def check_profiler(runner: RunnerConfig, cluster: ClusterConfig, report: Report)
         )
 
 
-def check_folders(runner: RunnerConfig, report: Report, facts: Mapping[str, Fact]) -> None:
-    """Report a checkpoint that cannot be resumed from, and a file where the folder of runs is to be.
+def _check_folders(runner: RunnerConfig, report: Report, facts: Mapping[str, Fact]) -> None:
+    """Report a checkpoint that cannot be resumed from, and a file at the path of the runs folder.
 
     Args:
         runner: section of the file.

@@ -63,11 +63,7 @@ def fault_of_weights(file: Path) -> FolderFault | None:
     """Return the reason why a file is not a complete safetensors file, by its header; no tensor is read."""
     copy = "copy the file again"
     try:
-        with open_regular(file) as opened:
-            size = opened.seek(0, 2)
-            opened.seek(0)
-            length = int.from_bytes(opened.read(8), "little")
-            begin = opened.read(length) if length <= min(size, _MOST_HEADER) else b""
+        begin, size = _header_of(file)
     except OSError as error:
         return FolderFault(f"the weights `{file}` cannot be read: {error.strerror}", copy)
     if not size:
@@ -77,10 +73,31 @@ def fault_of_weights(file: Path) -> FolderFault | None:
         ends = [int(tensor["data_offsets"][1]) for name, tensor in header.items() if name != "__metadata__"]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return FolderFault(f"`{file}` is not a safetensors file, or is truncated", copy)
-    whole = 8 + length + max(ends, default=0)
+    whole = 8 + len(begin) + max(ends, default=0)
     if whole != size:
         return FolderFault(f"the weights `{file}` are {size} bytes long; their header says {whole}", copy)
     return None
+
+
+def weight_names(folder: Path) -> set[str]:
+    """Return the names of all tensors in the safetensors files of a folder, which `fault_of_model` accepts."""
+    names: set[str] = set()
+    for file in sorted(folder.glob("*.safetensors")):
+        names |= load_json_object(_header_of(file)[0]).keys() - {"__metadata__"}
+    return names
+
+
+def _header_of(file: Path) -> tuple[bytes, int]:
+    """Return the header of a safetensors file, empty where its length is impossible, and the size of the file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open_regular(file) as opened:
+        size = opened.seek(0, 2)
+        opened.seek(0)
+        length = int.from_bytes(opened.read(8), "little")
+        return opened.read(length) if length <= min(size, _MOST_HEADER) else b"", size
 
 
 def read_object(file: Path) -> Mapping[str, Any]:
@@ -116,7 +133,7 @@ def whole_number(settings: Mapping[str, Any], name: str, most: int) -> int:
     """
     number = settings[name]
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
-        raise ValueError(f"`{name}` is `{excerpt(repr(number), 40)}`, and should be a whole number from 1 to {most}")
+        raise ValueError(f"`{name}` is `{excerpt(repr(number), 40)}`, expected a whole number from 1 to {most}")
     return number
 
 

@@ -151,17 +151,17 @@ class ServerConfig(ConfigModel):
     max_rank: Count = Field(default=128, description="Largest rank of an adapter.")
     max_samples: Count = Field(default=256, description="Answers that one request may ask for.")
     max_pending: Count = Field(
-        default=256, description="Unfinished requests of a tenant; further ones are asked to wait (429)."
+        default=256, description="Unfinished requests of a tenant; further ones get HTTP 429 and a time to retry."
     )
     max_requests_per_minute: Count | None = Field(
         default=None,
-        description="Requests to train, save or sample of a tenant in a minute; further ones are asked to wait (429)."
-        " Default: no limit.",
+        description="Requests to train, save or sample of a tenant in a minute; further ones get HTTP 429 and a time to"
+        " retry. Default: no limit.",
     )
     max_tokens_per_minute: Count | None = Field(
         default=None,
         description="Tokens of a tenant in a minute: of batches, prompts and answers at their longest; further requests"
-        " are asked to wait (429). Default: no limit.",
+        " get HTTP 429. Default: no limit.",
     )
     max_stored_mib: Count | None = Field(
         default=None, description="MiB of saved weights of a tenant beyond which saving fails. Default: no limit."
@@ -177,7 +177,7 @@ class ServerConfig(ConfigModel):
     save_interval: Count = Field(
         default=20,
         description="Optimizer steps of a model after which it is saved in `state_dir`; later requests are computed"
-        " again when the service starts anew.",
+        " again after a restart of the service.",
     )
 
 
@@ -199,7 +199,7 @@ class ServeConfig(JobConfig):
 def check(config: ServeConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report inconsistent settings of this recipe."""
     check_components(config.cluster, config.recipe, ("actor", "rollout"), report)
-    check_group_names(config, {"actor": config.actor.group_name, "rollout": config.rollout.group_name}, report)
+    check_group_names(config, ("actor", "rollout"), report)
     check_loggers(config.runner, report)
     check_log_path(config.runner, report)
     names = config.server.tenants

@@ -19,14 +19,9 @@ from recipes.sections.checks import (
     Report,
     WorldSizes,
     blame,
-    check_components,
-    check_folders,
-    check_fsdp,
-    check_group_names,
-    check_loggers,
-    check_profiler,
-    check_training,
+    check_sections,
     near_multiples,
+    place_entry,
 )
 from recipes.sections.imports import check_import
 from rlinf_core import Count, NoEffect, RunnerConfig, StepsOrNever
@@ -91,22 +86,17 @@ def evaluates(config: SftConfig) -> bool:
 
 def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report inconsistent settings of this recipe."""
-    check_components(config.cluster, config.recipe, ("actor",), report, EVALUATING)
+    fsdp = config.actor.fsdp_config
+    check_sections(config, config.runner, fsdp, facts(config), ("actor",), report, optional=EVALUATING)
     placed = [name for name in EVALUATING if name in config.cluster.component_placement]
     if len(placed) == 1:
+        entry = place_entry(config.cluster, *(name for name in EVALUATING if name not in placed))
         report(
             ("cluster", "component_placement"),
             "missing-component",
             f"evaluations need both rollout and env, but only `{placed[0]}` has a placement",
-            f"add `{next(name for name in EVALUATING if name not in placed)}: 0`, or remove `{placed[0]}`",
+            f"add {entry}, or remove `{placed[0]}`",
         )
-    names = {name: getattr(config, name).group_name for name in ("actor", *EVALUATING)}
-    check_group_names(config, names, report)
-    check_fsdp(config.actor.fsdp_config, report)
-    check_training(config, ("actor",), report)
-    check_loggers(config.runner, report)
-    check_profiler(config.runner, config.cluster, report)
-    check_folders(config.runner, report, facts(config))
     check_model_options(config, report)
     acts = evaluates(config) and config.data.target == "actions"
     environments = config.env.eval if acts else None

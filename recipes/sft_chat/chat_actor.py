@@ -46,7 +46,7 @@ class ChatActor(ComparingWorker):
         """Read the conversations, and load or build the model; all ranks start with the same weights.
 
         Raises:
-            ConfigError: a row cannot be learned from, or the model cannot be loaded.
+            ConfigError: a row cannot be trained on, or the model cannot be loaded.
         """
         config = self._config.actor
         torch.set_num_threads(config.threads)
@@ -86,7 +86,7 @@ class ChatActor(ComparingWorker):
         return ExampleCounts(len(self._examples.examples), len(self._evaluation.examples))
 
     def _tell(self, examples: ExampleSet) -> None:
-        """Warn of rows that are not learned from as they are written."""
+        """Warn of rows that are not trained on as they are written."""
         figures, longest = examples.figures, self._config.runner.seq_length
         if figures["skipped"]:
             self.log_warning("skipped %d rows of more than %d tokens (`data.overlong`)", figures["skipped"], longest)
@@ -106,7 +106,7 @@ class ChatActor(ComparingWorker):
 
         Args:
             step: the training step.
-            last_step: the last step after which the run ends; None: it has no end.
+            last_step: the step after which the run ends; None: unlimited.
 
         Returns:
             Metrics by their full names, for the mean over ranks.

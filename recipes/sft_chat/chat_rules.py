@@ -14,13 +14,7 @@ from recipes.sections.checks import (
     Report,
     WorldSizes,
     blame,
-    check_components,
-    check_folders,
-    check_fsdp,
-    check_group_names,
-    check_loggers,
-    check_profiler,
-    check_training,
+    check_sections,
 )
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object, require_folder
@@ -38,13 +32,7 @@ _VAL: Final[Path] = ("data", "val_data_paths")
 
 def check(config: ChatConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report inconsistent settings of this recipe."""
-    check_components(config.cluster, config.recipe, ("actor",), report)
-    check_group_names(config, {"actor": config.actor.group_name}, report)
-    check_fsdp(config.actor.fsdp_config, report)
-    check_training(config, ("actor",), report)
-    check_loggers(config.runner, report)
-    check_profiler(config.runner, config.cluster, report)
-    check_folders(config.runner, report, facts(config))
+    check_sections(config, config.runner, config.actor.fsdp_config, facts(config), ("actor",), report)
     _check_source(config, report)
     if not runs_in_this_interpreter(config, "actor"):
         return
@@ -136,7 +124,7 @@ def require_inputs(config: ChatConfig) -> None:
     """Check all rows and the folder of the model, before anything is started, in a run on this machine alone.
 
     Raises:
-        ConfigError: a row is no conversation, or a folder cannot be used.
+        ConfigError: a row is not a conversation, or a folder cannot be used.
     """
     if not runs_in_this_interpreter(config, "actor"):
         return

@@ -122,10 +122,10 @@ class ChatDataConfig(ConfigModel):
     messages_key: Text = Field(default="messages", description="Key of a row's messages: a list of role and content.")
     prompt_key: Text = Field(default="prompt", description="Key of a row's prompt: a text, or messages.")
     completion_key: Text = Field(default="completion", description="Key of the completion: a text, or messages.")
-    text_key: Text = Field(default="text", description="Key of a row's plain text, all of which is learned from.")
+    text_key: Text = Field(default="text", description="Key of a row's plain text, all of which is trained on.")
     loss_on: Literal["completions", "all"] = Field(
         default="completions",
-        description="Tokens that are learned from: completions, every turn of the assistant or the completion; or all.",
+        description="Tokens that are trained on: completions, every turn of the assistant or the completion; or all.",
     )
     apply_chat_template: Bool = Field(
         default=False,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from recipes.language.data.problem_sources import Sums, located_rows
 from recipes.sft_chat.config import ChatDataConfig
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json
+from rlinf_core.suggest import excerpt
 
 ASSISTANT: Final = "assistant"
+_WEIGHT: Final = "weight"
+# Keys by which other programs say whether a message is trained on.
+_MASKS: Final = ("train", "training", "loss")
 # Turns of a generated conversation at most, and how many of them evaluation takes.
 _MOST_SUMS: Final = 3
 _VAL_SUMS: Final = 100
@@ -27,7 +31,8 @@ class ChatRow:
     Attributes:
         place: the place of the row, as in `FILE:12`.
         messages: the messages in order; empty where the row has texts.
-        first: index of the first message that may be learned from; what stands before it is the prompt.
+        first: index of the first message that may be trained on; what stands before it is the prompt.
+        untrained: indices of the assistant's messages that are not trained on: those with `weight: 0`.
         tools: functions that the chat template is told of.
         prompt, completion: texts.
     """
@@ -35,6 +40,7 @@ class ChatRow:
     place: str
     messages: tuple[Mapping[str, Any], ...] = ()
     first: int = 0
+    untrained: tuple[int, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     prompt: str = ""
     completion: str = ""
@@ -44,7 +50,7 @@ def load_conversations(config: ChatDataConfig, *, evaluation: bool) -> list[Chat
     """Return the conversations of training or of evaluation; of evaluation there may be none.
 
     Raises:
-        ConfigError: a file cannot be read, or a row is no conversation; it names file and line.
+        ConfigError: a file cannot be read, or a row is not a conversation; it names file and line.
     """
     if config.source == "sums":
         return generated(config, _VAL_SUMS, "evaluation") if evaluation else generated(config, config.train_size, "")
@@ -87,8 +93,10 @@ def _conversation(place: str, row: Mapping[str, Any], config: ChatDataConfig) ->
         tools = _json_list(tools, place, "tools")
     if row.get(config.messages_key) is not None:
         messages = _messages(row[config.messages_key], place, config.messages_key)
+        _refuse_unread(row, messages, config, place)
         return _checked(ChatRow(place=place, messages=messages, tools=tuple(tools)))
     if row.get(config.prompt_key) is not None and row.get(config.completion_key) is not None:
+        _refuse_unread(row, row[config.prompt_key], config, place)
         return _pair(place, row[config.prompt_key], row[config.completion_key], tuple(tools), config)
     if row.get(config.text_key) is not None:
         text = row[config.text_key]
@@ -105,6 +113,27 @@ def _conversation(place: str, row: Mapping[str, Any], config: ChatDataConfig) ->
         why=f"it has {known or 'no keys'}",
         help=help,
     )
+
+
+def _refuse_unread(row: Mapping[str, Any], messages: object, config: ChatDataConfig, place: str) -> None:
+    """Refuse columns that change what the model reads, and that are not read here.
+
+    Raises:
+        ConfigError: the row has a system prompt that no message repeats, or arguments of the chat template of its own.
+    """
+    for column in ("system", "system_prompt"):
+        text = row.get(column)
+        if isinstance(text, str) and text.strip() and text not in str(messages):
+            raise ConfigError(
+                f"{place}: `{column}` is no message, and would not be trained on",
+                help='write it as the first message, {"role": "system", "content": ...}, or remove it',
+            )
+    arguments = row.get("chat_template_kwargs")
+    if arguments and arguments != config.chat_template_kwargs:
+        raise ConfigError(
+            f"{place}: the row has `chat_template_kwargs` of its own, and all rows have the same here",
+            help="write them as `data.chat_template_kwargs`, or remove them",
+        )
 
 
 _REMOVE: Final = "remove the row, or complete it"
@@ -152,7 +181,7 @@ def _message(item: object, place: str, number: int) -> Mapping[str, Any]:
         raise ConfigError(f"{place}: message {number} has no role", help=remedy)
     if not isinstance(content, str):
         raise ConfigError(
-            f"{place}: the content of message {number} is no text",
+            f"{place}: the content of message {number} is not text",
             why="pictures and other parts are not supported",
             help="write the content as one text",
         )
@@ -162,12 +191,40 @@ def _message(item: object, place: str, number: int) -> Mapping[str, Any]:
 
 
 def _checked(conversation: ChatRow) -> ChatRow:
-    if not any(message["role"] == ASSISTANT for message in conversation.messages[conversation.first :]):
+    """Return a conversation with the weights of its messages taken out of them."""
+    weights = [_weight(message, conversation.place, number) for number, message in enumerate(conversation.messages)]
+    messages = tuple(
+        {key: value for key, value in message.items() if key != _WEIGHT} for message in conversation.messages
+    )
+    untrained = tuple(number for number, weight in enumerate(weights) if not weight)
+    conversation = replace(conversation, messages=messages, untrained=untrained)
+    if not any(
+        message["role"] == ASSISTANT and number >= conversation.first and number not in untrained
+        for number, message in enumerate(messages)
+    ):
         roles = ", ".join(str(message["role"]) for message in conversation.messages)
         raise ConfigError(
-            f"{conversation.place}: no message to learn from is of the assistant", why=f"roles: {roles}", help=_REMOVE
+            f"{conversation.place}: there is no assistant message to train on", why=f"roles: {roles}", help=_REMOVE
         )
     return conversation
+
+
+def _weight(message: Mapping[str, Any], place: str, number: int) -> bool:
+    """Return whether a message is trained on, as far as its `weight` says: 0 or 1, as for OpenAI's fine-tuning."""
+    weight = message.get(_WEIGHT, 1)
+    if weight not in (0, 1):
+        raise ConfigError(
+            f"{place}: the `weight` of message {number} is `{excerpt(repr(weight), 40)}`",
+            why="a message is trained on, or it is not",
+            help="write 0 or 1",
+        )
+    other = next((key for key in _MASKS if message.get(key) in (0, "false", "False")), None)
+    if other is not None:
+        raise ConfigError(
+            f"{place}: message {number} has `{other}: {message[other]}`, which is not read",
+            help=f"write `{_WEIGHT}: 0` for a message that is not to be trained on",
+        )
+    return bool(weight)
 
 
 def _json_list(text: str, place: str, key: str) -> list[Any]:

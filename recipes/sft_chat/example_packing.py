@@ -13,7 +13,7 @@ from recipes.sft_chat.examples import ChatExample
 
 
 def pack_examples(examples: Sequence[ChatExample], device: torch.device | str = "cpu") -> PackedRow:
-    """Lay examples into one row, without padding; its targets are the tokens that are learned from.
+    """Lay examples into one row, without padding; its targets are the tokens that are trained on.
 
     The last token of an example predicts nothing and is left out. Without examples the row is one token without
     targets, so that a rank computes as many passes as the others.
@@ -46,7 +46,7 @@ def micro_batches(
     Args:
         lengths: tokens of all examples.
         chosen: the batch of all ranks together.
-        world_size, rank: the number of ranks, and this one.
+        world_size, rank: the number of ranks, and the rank of this process.
         max_tokens: the most tokens of a micro-batch; an example above it is one by itself.
     """
     costs = [lengths[number] for number in chosen]

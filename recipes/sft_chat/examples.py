@@ -1,4 +1,4 @@
-"""Conversations as tokens, with the ones that are learned from.
+"""Conversations as tokens, with the ones that are trained on.
 
 What the model is to write in a turn is the difference of two texts of the chat template: the conversation up to that
 turn as a prompt, and the conversation with the turn. Nothing in the template has to mark it. Where a template writes an
@@ -34,7 +34,7 @@ class ChatExample(NamedTuple):
 
     Attributes:
         tokens: int32 [n].
-        trained: bool [n], which of them are learned from; never the first, which nothing predicts.
+        trained: bool [n], which of them are trained on; never the first, which nothing predicts.
     """
 
     tokens: Tensor
@@ -42,7 +42,7 @@ class ChatExample(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Sequence[int], trained: Sequence[bool]) -> ChatExample:
-        """Return an example of lists."""
+        """Return an example with these tokens."""
         mask = torch.tensor(trained, dtype=torch.bool)
         mask[:1] = False
         return cls(torch.tensor(tokens, dtype=torch.int32), mask)
@@ -151,6 +151,12 @@ class ExampleWriter:
 
     def _of_messages(self, conversation: ChatRow, figures: Counter[str]) -> list[ChatExample]:
         template = self.template
+        if self._all and conversation.untrained:
+            raise ConfigError(
+                f"{conversation.place}: message {conversation.untrained[0]} has `weight: 0`, but `data.loss_on` is"
+                " `all`",
+                help="write `data.loss_on: completions`, or remove the weights",
+            )
         try:
             turns = self._turns(template, conversation)
             if self._all:
@@ -176,7 +182,7 @@ class ExampleWriter:
         messages, tools, place = conversation.messages, conversation.tools, conversation.place
         parts: list[_Turns] = []
         for number, message in enumerate(messages):
-            if message["role"] != ASSISTANT or number < conversation.first:
+            if message["role"] != ASSISTANT or number < conversation.first or number in conversation.untrained:
                 continue
             before = template.render(messages[:number], tools)
             after = template.write(messages[: number + 1], tools)
@@ -200,7 +206,7 @@ class ExampleWriter:
         return parts
 
     def _tokens(self, turns: _Turns, figures: Counter[str]) -> ChatExample:
-        """Return the tokens of a text; a turn is learned from up to the token that ends the answer."""
+        """Return the tokens of a text; a turn is trained on up to the token that ends the answer."""
         pieces = self._pieces(turns)
         tokens: list[int] = []
         trained: list[bool] = []

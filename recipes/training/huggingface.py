@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from recipes.sections.actor import LoraSettings
 from recipes.sections.model_folders import SETTINGS, read_object
+from recipes.training.reading.finite_weights import require_finite
 from recipes.training.without_memory import seemingly_on_host
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import read_bounded
@@ -154,7 +155,7 @@ def load_pretrained(
         trust_remote_code: run code that lies in the folder, where the model's class is defined there.
 
     Raises:
-        ConfigError: there is none, or its weights are missing, some or all of them.
+        ConfigError: there is none, or its weights are missing, some or all of them, or not finite.
     """
     require_transformers()
     check_folder(folder)
@@ -182,6 +183,7 @@ def load_pretrained(
             why=f"they lack `{missing[0]}`" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
             help="copy the complete folder again, or name a folder of such a model",
         )
+    require_finite(model.named_parameters(), folder)
     return cast("PreTrainedModel", model)
 
 

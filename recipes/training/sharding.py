@@ -34,7 +34,7 @@ class ParallelStrategy(ABC):
     Attributes:
         module: the policy to call in training.
         world_size: number of ranks that train together.
-        rank: this one.
+        rank: the rank of this process.
     """
 
     def __init__(self, module: nn.Module, world_size: int = 1, rank: int = 0) -> None:
@@ -178,17 +178,17 @@ def parallelize(
     """Return the strategy of `actor.fsdp_config` for a module with equal weights on every rank.
 
     Args:
-        module: on the device that it is trained on; with `initial` its parameters may have no memory.
-        rank: this one.
+        module: the module, on its training device; with `initial` its parameters may have no memory.
+        rank: the rank of this process.
         world_size: number of ranks.
         fsdp: how weights are spread over ranks.
-        device: where is computed.
+        device: the device that computes.
         blocks: parts of the module, such as the layers of a transformer, whose shards are gathered one at a time.
-        methods: those that compute with the weights as `forward` does: they gather them, too.
-        compute_dtype: type that layers compute in, with copies of the weights, which keep their own type. It takes
+        methods: names of methods that compute with the weights, and so gather them as `forward` does.
+        compute_dtype: dtype that layers compute in, with copies of the weights, which keep their own dtype. It takes
             FSDP2, whose replicas are shards of one rank, even for a single rank; gradients are added up in
             `mixed_precision.reduce_dtype`, or in float32. None: `mixed_precision.param_dtype`, over several ranks.
-        exact: those of `blocks` that compute in the type of their weights.
+        exact: those of `blocks` that compute in the dtype of their weights.
         initial: the values of parameters without memory: each rank takes those of its shard.
     """
     if world_size > 1 or compute_dtype is not None:

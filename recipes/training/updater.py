@@ -26,7 +26,7 @@ class Figures:
     """Metrics of the optimizer steps of one training step.
 
     Attributes:
-        parts: the parts of every micro-batch that was learned from, scalars by name.
+        parts: the parts of every micro-batch that was trained on, scalars by name.
         skipped: how many optimizer steps were left out, for a loss or gradient that was not finite.
     """
 

@@ -91,7 +91,6 @@ async def take_down(
     transport: Transport,
     emit: Emit,
     *,
-    grace: float = GRACE_SECONDS,
     jobs: Sequence[RunningJob] = (),
 ) -> DownReport:
     """End the cluster `name` on `nodes`: the joined nodes in parallel, then the head.
@@ -111,7 +110,7 @@ async def take_down(
         failures: list[NodeFailure] = []
 
         async def end(node: NodeTarget) -> None:
-            ends[node.rank], failure = await _end(cluster, node, transport, emit, grace)
+            ends[node.rank], failure = await _end(cluster, node, transport, emit)
             if failure is not None:
                 failures.append(failure)
 
@@ -134,12 +133,10 @@ async def _end_jobs(cluster: str, node: NodeTarget, transport: Transport, jobs: 
     await ask(transport, node, request, deadline=JOB_SECONDS + _MARGIN_SECONDS + node.connect_seconds)
 
 
-async def _end(
-    cluster: str, node: NodeTarget, transport: Transport, emit: Emit, grace: float
-) -> tuple[NodeEnd, NodeFailure | None]:
-    deadline = STOP_SECONDS + grace
+async def _end(cluster: str, node: NodeTarget, transport: Transport, emit: Emit) -> tuple[NodeEnd, NodeFailure | None]:
+    deadline = STOP_SECONDS + GRACE_SECONDS
     emit(Event(node.rank, Phase.STOP, Progress.BEGUN, deadline=deadline))
-    request: dict[str, Any] = {"verb": "stop", "cluster": cluster, "grace": grace}
+    request: dict[str, Any] = {"verb": "stop", "cluster": cluster, "grace": GRACE_SECONDS}
     patience = deadline + _MARGIN_SECONDS + node.connect_seconds
     answer = await ask(transport, node, request, deadline=patience)
     if answer.data is None and answer.result.rc == _NOT_FOUND:

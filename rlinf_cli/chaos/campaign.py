@@ -127,7 +127,7 @@ def disturbed(job: ChaosJob, reference: UndisturbedRuns, seed: int, folder: Path
     place = folder / f"seed-{seed}"
     with StartedRun(job.file, overrides, place, job.groups) as started:
         outcome = DisturbedRun(started, plan, reference.launch, deadline).to_end()
-    verdict, why = judge(outcome, reference)
+    verdict, why = judge(outcome, reference, plan.max_restarts)
     result = SeedResult(plan, outcome, verdict, why)
     _append(folder, record_of(result))
     if verdict in GOOD and not job.keep:

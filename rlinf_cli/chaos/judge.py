@@ -78,11 +78,17 @@ def reference_of(one: RunEnding, other: RunEnding, launch: float) -> Undisturbed
     return UndisturbedRuns(one.steps, equal, metrics, launch)
 
 
-def judge(outcome: RunEnding, reference: UndisturbedRuns) -> tuple[RunVerdict, str]:
-    """Return the verdict on a disturbed run, and what is wrong in words; empty where all is well."""
+def judge(outcome: RunEnding, reference: UndisturbedRuns, max_restarts: int = 0) -> tuple[RunVerdict, str]:
+    """Return the verdict on a disturbed run, and what is wrong in words; empty where all is well.
+
+    Args:
+        outcome: the end of the run.
+        reference: the figures of the undisturbed runs.
+        max_restarts: the restarts that it was allowed; a run with restarts left must not end of a death.
+    """
     if outcome.code is None:
         return RunVerdict.HUNG, f"it neither went on nor ended: {outcome.status} after step {len(outcome.steps)}"
-    verdict, why = _of_end(outcome, reference)
+    verdict, why = _of_end(outcome, reference, max_restarts)
     if verdict not in GOOD:
         return verdict, why
     unnamed = [struck.victim for struck in outcome.hit if _is_unnamed(struck)]
@@ -92,7 +98,7 @@ def judge(outcome: RunEnding, reference: UndisturbedRuns) -> tuple[RunVerdict, s
     return (RunVerdict.UNCLEAN, "; ".join(unclean[:_MOST_NAMED])) if unclean else (verdict, why)
 
 
-def _of_end(outcome: RunEnding, reference: UndisturbedRuns) -> tuple[RunVerdict, str]:
+def _of_end(outcome: RunEnding, reference: UndisturbedRuns, max_restarts: int) -> tuple[RunVerdict, str]:
     if outcome.status == RunStatus.FINISHED and outcome.code == 0:
         wrong = _differences(outcome, reference)
         if wrong:
@@ -104,6 +110,8 @@ def _of_end(outcome: RunEnding, reference: UndisturbedRuns) -> tuple[RunVerdict,
         return RunVerdict.WRONG, f"its exit code is 0, and the run is {outcome.status}"
     if not outcome.hit:
         return RunVerdict.WRONG, f"nothing was hit, and it ended with {outcome.code}: {outcome.reason}"
+    if len(outcome.hit) <= max_restarts and not any(_may_end(struck) for struck in outcome.hit):
+        return RunVerdict.WRONG, f"it was not restarted, although it might have been: {outcome.reason}"
     if _explained(outcome):
         return RunVerdict.EXPLAINED, ""
     words = outcome.why[-1][1].partition("\n")[0] if outcome.why else "nothing"
@@ -147,6 +155,11 @@ def _names(struck: Struck, code: str, words: str) -> bool:
             name = struck.victim.removeprefix("child of ")
             lost = code == "node-lost" and fault.target in (Target.RAYLET, Target.RAY_AGENT)
             return lost or name in words or str(fault.target) in words
+
+
+def _may_end(struck: Struck) -> bool:
+    """Return whether a strike may end a run that has restarts left: what cannot be written cannot be made again."""
+    return FAULTS[struck.strike.fault].deed is Deed.FILL
 
 
 def _is_unnamed(struck: Struck) -> bool:

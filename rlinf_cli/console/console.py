@@ -19,7 +19,7 @@ from typing import Any, Final, TextIO
 from rlinf_core.foreign.terminal_text import escaped, guarded_stream, unguarded_stream
 from rlinf_core.process.known_secrets import hidden
 
-# Write errors that are no bug: a full disk, a quota, a file-size limit, a broken device.
+# Write errors that are not a bug: a full disk, a quota, a file-size limit, a broken device.
 OUTPUT_LOST: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 # Wide enough that no table is ever wrapped in a pipe.
 _UNBOUNDED = 10_000
@@ -169,7 +169,7 @@ def _write(stream: TextIO, text: str) -> None:
     except BrokenPipeError:
         _to_nowhere(stream)
     except OSError as error:
-        # Messages are no reason to end what they are about, as a run whose output goes to a full disk.
+        # Messages are not a reason to end what they are about, as a run whose output goes to a full disk.
         if stream is not sys.stderr or error.errno not in OUTPUT_LOST:
             raise
 
@@ -182,7 +182,7 @@ def _to_nowhere(stream: TextIO) -> None:
 
 
 def close() -> None:
-    """Flush both streams. A closed pipe is no error, and a full disk has been reported."""
+    """Flush both streams. A closed pipe is not an error, and a full disk has been reported."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -123,7 +123,6 @@ class Interrupts:
         patience: returns the seconds to wait for `check` to be called before raising; called like `on_first`.
         holds_nothing: whether the process may end without cleanup.
         before_hard: called before a hard end; must be fast and not raise.
-        grace: seconds from the first signal to the hard end.
 
     Attributes:
         code: the exit code because of a signal, or None before one.
@@ -136,14 +135,12 @@ class Interrupts:
         patience: Callable[[], float],
         holds_nothing: Callable[[], bool],
         before_hard: Callable[[ExitCode], None],
-        grace: float = GRACE_SECONDS,
     ) -> None:
         self._within = within
         self._on_first = on_first
         self._patience = patience
         self._holds_nothing = holds_nothing
         self._before_hard = before_hard
-        self._grace = grace
         self._earlier: dict[signal.Signals, Any] = {}
         self._process = os.getpid()
         # Started before any signal: a handler must not start threads, as the main thread may hold the lock for that.
@@ -190,7 +187,7 @@ class Interrupts:
         """Extend the grace period of a run that has begun to write a checkpoint."""
         now = time.monotonic()
         self._raise_at = max(self._raise_at, now + SAVING_SECONDS)
-        self._hard_at = max(self._hard_at, self._raise_at + self._grace / 2)
+        self._hard_at = max(self._hard_at, self._raise_at + GRACE_SECONDS / 2)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if _is_forked(self._process, number):
@@ -203,7 +200,7 @@ class Interrupts:
             self._number = signal.Signals(number)
             self._began = now = time.monotonic()
             self._raise_at = now + self._patience()
-            self._hard_at = max(now + self._grace, self._raise_at + self._grace / 2)
+            self._hard_at = max(now + GRACE_SECONDS, self._raise_at + GRACE_SECONDS / 2)
             self.code = _code_of(number)
             self._on_first()
             self._came.set()

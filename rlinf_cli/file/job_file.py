@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rlinf_cli.bootstrap import preflight
     from rlinf_cli.bootstrap.inventory import NodeTarget
-    from rlinf_core.config.diagnostics import Severity
+    from rlinf_core.config.diagnostics import Diagnostic, Severity
     from rlinf_core.config.machines.cluster import ClusterConfig
     from rlinf_core.config.tree import MappingNode, Path
     from rlinf_core.job.load import Job
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # `recipe=NAME` in place of a file.
 _RECIPE = "recipe="
+# Nodes that are probed at the same time.
+_PROBED_AT_ONCE: Final = 128
 # Codes of findings about referenced files: missing, or unreadable for want of a package.
 _ABOUT_FILES: Final = frozenset({"missing-extra", "missing-key", "unusable-path"})
 
@@ -56,7 +58,7 @@ def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def file_of_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Return the recipe's default config for `recipe=NAME`, with the overrides; any other name unchanged, also that of
-    a recipe whose config is no file.
+    a recipe whose config is not a file.
 
     Raises:
         ConfigError: there is no such recipe.
@@ -114,30 +116,41 @@ class SoundJob(NamedTuple):
 
 
 def load_sound(
-    name: str, overrides: Sequence[str] | None = None, assume: Sequence[str] | None = None, *, live: bool = False
+    name: str,
+    overrides: Sequence[str] | None = None,
+    assume: Sequence[str] | None = None,
+    *,
+    live: bool = False,
+    packages: bool = True,
 ) -> SoundJob:
     """Return a job without errors; warnings and notes are left to `rlinf validate`.
 
-    Missing training data does not matter: it does not affect placement.
+    Missing training data does not matter: it does not affect placement. Without `packages` neither do packages of the
+    job that are not installed here.
 
     Raises:
         typer.Exit: it has errors, which are printed on standard error.
         ClusterError: with `live`, a node cannot be probed.
     """
-    return sound(without_training_data(load(name, overrides, assume, live=live)))
+    job = without_training_data(load(name, overrides, assume, live=live))
+    return sound(job if packages else _without(job, lambda finding: finding.code == "missing-extra"))
 
 
 def without_training_data(job: Job) -> Job:
     """Return a job without findings about training data, which may have moved or not exist yet."""
+    keys = () if job.recipe is None else tuple(tuple(key.split(".")) for key in job.recipe.training_data)
+    return _without(
+        job,
+        lambda finding: finding.code in _ABOUT_FILES and any(finding.path[: len(key)] == key for key in keys),
+    )
+
+
+def _without(job: Job, unwanted: Callable[[Diagnostic], bool]) -> Job:
+    """Return a job without some of its findings."""
     from rlinf_core.config.diagnostics import Diagnostics
 
-    keys = () if job.recipe is None else tuple(tuple(key.split(".")) for key in job.recipe.training_data)
     kept = Diagnostics()
-    kept.extend(
-        diagnostic
-        for diagnostic in job.diagnostics
-        if diagnostic.code not in _ABOUT_FILES or not any(diagnostic.path[: len(key)] == key for key in keys)
-    )
+    kept.extend(finding for finding in job.diagnostics if not unwanted(finding))
     return job._replace(diagnostics=kept)
 
 
@@ -187,7 +200,7 @@ def machines(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
     return nodes
 
 
-def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Sequence[NodeInfo]]:
+def prober(file: str) -> Callable[[ClusterConfig], Sequence[NodeInfo]]:
     """Return a function that probes the nodes of a file for their accelerators; it raises `ClusterError` on failure."""
 
     def probe(cluster: ClusterConfig) -> Sequence[NodeInfo]:
@@ -199,7 +212,7 @@ def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Seque
         nodes, cluster_id = machines(cluster), cluster_identity.cluster_id(cluster_identity.cluster_name(file, None))
 
         async def work() -> preflight.Look:
-            return await preflight.look_at(nodes, cluster_id, NodeRoutes(parallel=parallel), console.message)
+            return await preflight.look_at(nodes, cluster_id, NodeRoutes(parallel=_PROBED_AT_ONCE), console.message)
 
         look = run(work())
         if look.findings:

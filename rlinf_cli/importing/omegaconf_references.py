@@ -96,7 +96,7 @@ class References:
         try:
             steps, _ = parse_path(name[dots:])
         except PathSyntaxError as error:
-            raise UnresolvableError(f"`${{{body}}}` is no reference: {error.message}") from error
+            raise UnresolvableError(f"`${{{body}}}` is not a valid reference: {error.message}") from error
         # `a.0` is an item of a list in OmegaConf; `a[0]` too.
         return (
             *base,

@@ -182,7 +182,7 @@ def _is_read(path: Path, referred: Collection[Path]) -> bool:
 
 
 def _is_changed(config: BaseModel, path: Path) -> bool:
-    """Return whether the value at `path` differs from its field's default; True for what is no field."""
+    """Return whether the value at `path` differs from its field's default; True for what is not a field."""
     owner = _owner(config, path)
     field = type(owner).model_fields.get(str(path[-1])) if isinstance(owner, BaseModel) else None
     return field is None or getattr(owner, str(path[-1])) != field.get_default(call_default_factory=True)

@@ -169,6 +169,14 @@ class _Linter:
                     (*self.paths[group.label], "label"),
                     "place a component there, or remove the nodes",
                 )
+        used.update(rank for group in groups for rank in group.node_ranks)
+        used.update(rank for piece in self.uncertain for rank in piece)
+        loose = [node.rank for node in self.topology.nodes if node.rank not in used and not node.num_accelerators]
+        if loose:
+            message = f"no process is placed on {_nodes(loose)} (in no node group)"
+            yield self._warn(
+                "idle-nodes", message, ("cluster", "num_nodes"), "place a component there, or lower `num_nodes`"
+            )
 
     def idle_robots(self) -> Iterator[Diagnostic]:
         """Report groups of robots that no component is placed on."""

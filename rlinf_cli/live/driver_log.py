@@ -13,7 +13,7 @@ from pathlib import Path
 from rlinf_cli.console import console
 from rlinf_core import env_vars
 from rlinf_core.foreign.files import open_log
-from rlinf_core.process.known_secrets import HidingFormatter
+from rlinf_core.process.hiding_formatter import HidingFormatter
 
 LOGGER = logging.getLogger("rlinf")
 # Its component name in the run folder.

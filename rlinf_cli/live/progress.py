@@ -14,6 +14,7 @@ from rlinf_core.runners.events import (
     ClusterReady,
     Evaluated,
     Event,
+    ItemsResumed,
     PhaseStarted,
     RunFinished,
     RunRestarted,
@@ -110,7 +111,7 @@ class RunProgress:
             case RunFinished():
                 self.finished = event
                 self.metrics.update(event.metrics)
-            case ClusterReady():
+            case ClusterReady() | ItemsResumed():
                 pass
 
     def _start(self, event: RunStarted, now: float) -> None:

@@ -13,12 +13,14 @@ from rlinf_core.runners.events import (
     CheckpointSaved,
     Evaluated,
     Event,
+    ItemsResumed,
     RunRestarted,
     RunStarted,
     StepFinished,
     Waiting,
     WorkersRelaunched,
 )
+from rlinf_core.runners.storage.item_fates import fates_line
 
 ENDING = "ending; press Ctrl-C again to end at once"
 
@@ -70,6 +72,8 @@ def line_of(event: Event, progress: RunProgress) -> str | None:
             return f"restart {event.restart} of {event.max_restarts}, {back}: {event.reason}"
         case WorkersRelaunched():
             return f"restart {event.restart} of {event.max_restarts}: {event.reason}: {relaunched(event)}"
+        case ItemsResumed():
+            return fates_line(event.fates)
         case _:
             return None
 

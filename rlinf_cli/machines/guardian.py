@@ -2,7 +2,7 @@
 
     python -m rlinf_cli.machines.guardian NAME RANK
 
-It is no child of that command, so that what ends the command and its children leaves it alone. It waits for a pipe
+It is not a child of that command, so that what ends the command and its children leaves it alone. It waits for a pipe
 whose other end only the command holds: the kernel closes it, however the command ends.
 """
 

@@ -34,8 +34,8 @@ class NodeMemory(NamedTuple):
 
 
 def node_memory(cluster: ClusterConfig, rank: int, *, available: float | None, here: int | None) -> NodeMemory:
-    """Return what a node has: `available` GiB where the user says so, else what the file declares (of groups that share
-    the node the least counts), else the bytes of this machine, `here`.
+    """Return the memory of a node: `available` GiB if the user gives it, else the least that a node group of the file
+    declares, else the bytes of this machine, `here`.
     """
     groups = [group for group in cluster.node_groups if rank in group.node_ranks]
     host = _least([available] if available is not None else [group.memory_gib for group in groups])

@@ -21,6 +21,7 @@ from typing import Final
 
 from rlinf_core.errors import ConfigError
 from rlinf_core.process.import_path import OWN_PACKAGES, holds_data, named_path
+from rlinf_core.process.requirements import missing_modules
 
 README: Final = "README.md"
 _TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -69,9 +70,10 @@ def project_files(kind: ProjectKind, name: str | None = None) -> dict[PurePosixP
 
 
 def next_commands(files: Mapping[PurePosixPath, str]) -> list[str]:
-    """Return the commands that the project's README shows first."""
+    """Return the commands that the project's README shows first, after the installation of a missing pytest."""
     shown = _COMMANDS.search(files[PurePosixPath(README)])
-    return shown[1].splitlines() if shown else []
+    commands = shown[1].splitlines() if shown else []
+    return [*(["pip install pytest"] if missing_modules(["pytest"]) else []), *commands]
 
 
 def write_project(folder: Path, files: Mapping[PurePosixPath, str]) -> None:

@@ -34,7 +34,7 @@ _MOST_FIRST = 4
 _MOST_TEXT = 3000
 _MOST_VIDEOS = 12
 _MOST_BARS = 1500
-# What is shown of a run that goes on is made anew again and again.
+# What is shown of a run that goes on is made again and again.
 _FEW_BARS = 300
 _TRACE_TAIL = 1 << 20
 _MIB = 1 << 20

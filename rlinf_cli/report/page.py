@@ -209,10 +209,12 @@ def _times(series: RunSeries, specs: Drawings) -> dict[str, Any]:
             means[name.removeprefix(_TIME)] = column.mean()
     phases = {name: value for name, value in means.items() if "/" not in name and name not in _BESIDE}
     step = means.get("step", sum(phases.values()))
-    rows = sorted(((short_phase(name), value) for name, value in phases.items()), key=lambda row: -row[1])
+    # In one order, the two charts give a phase the same colour.
+    names = sorted(phases, key=lambda name: -phases[name])
+    rows = [(short_phase(name), phases[name]) for name in names]
     rest = step - sum(phases.values())
     over: dict[str, Sequence[Band]] = {
-        short_phase(name): series.columns[f"{_TIME}{name}"].bands(_TIME_POINTS) for name in phases
+        short_phase(name): series.columns[f"{_TIME}{name}"].bands(_TIME_POINTS) for name in names
     }
     if over:
         specs["time-steps"] = partial(charts.stacked_over_steps, "seconds of each step by phase", over)

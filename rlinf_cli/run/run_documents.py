@@ -15,8 +15,9 @@ from rlinf_cli.live.view import View, relaunched
 from rlinf_cli.runs.provenance import Provenance, collect, write_provenance
 from rlinf_core.errors import RLinfError
 from rlinf_core.process.known_secrets import hidden
-from rlinf_core.runners.events import ClusterReady, Event, RunRestarted, RunStarted, WorkersRelaunched
+from rlinf_core.runners.events import ClusterReady, Event, ItemsResumed, RunRestarted, RunStarted, WorkersRelaunched
 from rlinf_core.runners.storage import durable, run_events
+from rlinf_core.runners.storage.item_fates import fates_line
 
 if TYPE_CHECKING:
     from rlinf_core.job.load import Job
@@ -61,6 +62,9 @@ class DocumentWriter(View):
         elif isinstance(event, WorkersRelaunched):
             what = f"restart {event.restart} of at most {event.max_restarts}: {relaunched(event)}"
             self.add_event(run_events.RELAUNCHED, event.step, event.reason, [what, *event.details])
+        elif isinstance(event, ItemsResumed):
+            items = [f"{fate}: {item}" for fate, items in event.fates.items() for item in items]
+            self.add_event(run_events.ITEMS, event.step, fates_line(event.fates), items)
 
     def _collect(self) -> Future[Provenance]:
         """Return the provenance of the run, collected while its workers start: git may be slow."""

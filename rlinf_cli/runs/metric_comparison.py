@@ -126,7 +126,7 @@ def differences(
 
     Args:
         configs: the resolved configuration of each run, as plain data.
-        provenances: the provenance of each run, in the same order; None for a run without, which is no difference.
+        provenances: the provenance of each run, in the same order; None for a run without, which is not a difference.
     """
     flat = [_flat(config) for config in configs]
     differences = [

@@ -181,10 +181,10 @@ def columns_of(lines: Sequence[Metrics]) -> dict[str, MetricColumn]:
     return columns
 
 
-def is_constant(column: MetricColumn, tolerance: float = 0.0) -> bool:
-    """Return whether there are values, all finite, that differ by no more than `tolerance`."""
+def is_constant(column: MetricColumn) -> bool:
+    """Return whether there are values, all finite and equal."""
     values = column.values
-    return bool(values) and all(map(math.isfinite, values)) and max(values) - min(values) <= tolerance
+    return bool(values) and all(map(math.isfinite, values)) and max(values) == min(values)
 
 
 def _metrics(path: Path, notes: list[str]) -> list[Metrics]:

@@ -96,7 +96,7 @@ def incidents(facts: RunFacts) -> list[Incident]:
 
 
 def _of_this_attempt(facts: RunFacts, ordered: list[Incident]) -> list[Incident]:
-    """Leave out ends of a run that was resumed since: it went on, and they are no cause of what it is now."""
+    """Leave out ends of a run that was resumed since: it went on, and they are not a cause of what it is now."""
     resumed = max((event.time for event in facts.story if event.kind == run_events.RESUMED), default=0.0)
     return [incident for incident in ordered if not incident.ended or (incident.time or resumed) >= resumed]
 

@@ -314,7 +314,7 @@ def group_advantages(scores: Tensor, group_size: int) -> Tensor:
     """(score - mean of the group) / (its standard deviation + 1e-6); exactly 0 where a group's scores are equal.
 
     Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1.2. The deviation is the unbiased one. Scores that differ
-    by rounding alone are equal: divided by so small a deviation that would be learned from like anything else, and a
+    by rounding alone are equal: divided by so small a deviation that would be trained on like anything else, and a
     policy that always succeeds would unlearn it.
 
     Args:

@@ -15,7 +15,7 @@ from rlinf_core.waiting import plain_seconds
 Key: TypeAlias = "str | int | float | bytes | tuple[Key, ...] | None"
 """What names a queue within a channel: any hashable plain value."""
 
-# What the text of a key that is no text begins with: an invisible separator, which shows nowhere.
+# What the text of a key that is not text begins with: an invisible separator, which shows nowhere.
 _NO_TEXT: Final = "\u2063"
 
 
@@ -42,7 +42,7 @@ def checked_weight(weight: float) -> float:
     """Return the weight of an item.
 
     Raises:
-        ValueError: it is no finite number from 0.
+        ValueError: it is not a finite number from 0.
     """
     number = amount(weight)
     if number is None:
@@ -54,7 +54,7 @@ def checked_batch_weight(weight: float) -> float:
     """Return the weight of a batch.
 
     Raises:
-        ValueError: it is no finite number above 0.
+        ValueError: it is not a finite number above 0.
     """
     number = amount(weight)
     if not number:
@@ -66,7 +66,7 @@ def checked_timeout(timeout: float | None) -> float | None:
     """Return a timeout in seconds, or None for the default.
 
     Raises:
-        ValueError: it is no finite number from 0, or a tensor.
+        ValueError: it is not a finite number from 0, or a tensor.
     """
     return None if timeout is None else plain_seconds(timeout)
 
@@ -87,7 +87,7 @@ def checked_key(key: Key) -> str:
     """Return a key as the text by which its queue travels. Keys that are equal, as 1 and 1.0, have the same one.
 
     Raises:
-        TypeError: it is no plain value: another process could not tell that two such keys are equal.
+        TypeError: it is not a plain value: another process could not tell that two such keys are equal.
         ValueError: it is text that cannot be sent.
     """
     if not isinstance(key, str):
@@ -131,7 +131,7 @@ def check_channel_name(name: str) -> None:
     """Check that a channel may have this name.
 
     Raises:
-        InvalidNameError: it is no text, empty, holds a `:`, or what cannot be seen.
+        InvalidNameError: it is not text, empty, holds a `:`, or what cannot be seen.
     """
     check_name(name, "channel")
     if not name.isprintable():

@@ -15,7 +15,6 @@ from rlinf_core.channel.keyed_queue import KeyedQueue
 from rlinf_core.channel.operation import ChannelOperation, LocalItem, ResultKind
 from rlinf_core.channel.queue_state import Accepted, Delivered, Effect, Refused
 from rlinf_core.channel.wire import Query
-from rlinf_core.collective.work import WaitTable
 from rlinf_core.waiting import OperationKind
 
 
@@ -58,10 +57,9 @@ class ChannelBackend(ABC):
 class LocalBackend(ChannelBackend):
     """The queues of a local channel, for the threads and tasks of one process."""
 
-    def __init__(self, name: str, maxsize: int = 0, waits: WaitTable | None = None) -> None:
+    def __init__(self, name: str, maxsize: int = 0) -> None:
         super().__init__(name)
         self._queue: KeyedQueue[object] = KeyedQueue(maxsize)
-        self._waits = waits
         self._lock = threading.Lock()
         self._op_ids = itertools.count(1)
         self._open: dict[int, ChannelOperation[Any]] = {}
@@ -121,7 +119,7 @@ class LocalBackend(ChannelBackend):
             reaper().start()
             make = PutOperation if kind is OperationKind.PUT else ChannelOperation
         operation: ChannelOperation[Any] = make(
-            next(self._op_ids), kind, self.name, key, seconds, shape, self._withdraw, self._waits, detached=detached
+            next(self._op_ids), kind, self.name, key, seconds, shape, self._withdraw, detached=detached
         )
         self._open[operation.op_id] = operation
         if detached:

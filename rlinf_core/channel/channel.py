@@ -70,7 +70,7 @@ class Channel:
         Raises:
             InvalidNameError: the name is invalid or taken.
             ClusterError: there is no such node, or its process does not start.
-            ValueError: `maxsize` is not an integer >= 0, or `node_rank` is no rank.
+            ValueError: `maxsize` is not an integer >= 0, or `node_rank` is not a valid rank.
         """
         check_channel_name(name)
         maxsize = checked_bound(maxsize)

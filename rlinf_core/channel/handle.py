@@ -177,7 +177,7 @@ class Reaper:
                 for table in list(self._tables.copy().values()):
                     _expire(table())
                     with self._lock:
-                        # Under the lock: an operation that is added after this look is watched anew.
+                        # Under the lock: an operation that is added after this look is watched again.
                         if not table():
                             del self._tables[id(table)]
 

@@ -384,7 +384,7 @@ class KeyedQueue(Generic[T]):
         if returned:
             back = list(returned)
             if queue.gets:
-                # What the get at the head has reserved may be younger than what comes back: it chooses anew.
+                # What the get at the head has reserved may be younger than what comes back: it chooses again.
                 head = next(iter(queue.gets.values()))
                 back += head.reserved
                 head.reserved, head.weight = [], 0
@@ -396,7 +396,7 @@ class KeyedQueue(Generic[T]):
         self._settle(queue, now, effects)
 
     def _remember(self, queue: Queue[T]) -> None:
-        """Bound the memory that keys take in which nothing is left."""
+        """Bound the memory of empty keys."""
         if not queue.idle:
             self._idle.pop(queue.key, None)
             return

@@ -93,7 +93,7 @@ def create(name: str, maxsize: int, node: Node | int) -> ChannelClient:
     Raises:
         InvalidNameError: the name is invalid or taken.
         ClusterError: the node does not exist, or the process does not start.
-        ValueError: `node` is no rank.
+        ValueError: `node` is not a valid rank.
     """
     check_channel_name(name)
     manager, session = _manager(), current_session()

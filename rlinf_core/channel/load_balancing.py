@@ -28,7 +28,7 @@ class Balancer(ABC):
     """The policy that chooses the rank of the next item.
 
     Args:
-        num_ranks: how many ranks there are.
+        num_ranks: the number of ranks.
 
     Raises:
         ValueError: `num_ranks` is not positive.
@@ -118,7 +118,7 @@ def partition(weights: Sequence[float], num_ranks: int, *, equal_counts: bool = 
 
     Args:
         weights: the weight of each item.
-        num_ranks: how many ranks there are.
+        num_ranks: the number of ranks.
         equal_counts: whether no rank may get over one item more than another, as data-parallel steps of a fixed
             number of samples need it; an item then goes to the lightest rank that still has room.
 

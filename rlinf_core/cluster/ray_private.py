@@ -95,7 +95,7 @@ def gcs_client(address: str) -> Any:
 
 
 def ended_processes() -> list[tuple[str, int]]:
-    """Return the processes of this driver's own Ray that have ended, each with its exit status as of `Popen`."""
+    """Return the processes of this driver's own Ray that have ended, with exit statuses as `Popen` gives them."""
     node: Any = ray_module("ray._private.worker")._global_node
     if node is None:
         return []

@@ -152,7 +152,7 @@ class CollectiveGroup:
         were.
 
         Raises:
-            MismatchError: something did not fit where it was received.
+            MismatchError: a tensor does not match what its receiver expects.
         """
         deadline = time.monotonic() + timeout
         for stream in list(self._streams.values()):
@@ -169,7 +169,7 @@ class CollectiveGroup:
         stream = self._streams.get(peer)
         if stream is None:
             if peer not in self.members:
-                raise ValueError(f"`{peer}` is no member of this group")
+                raise ValueError(f"`{peer}` is not a member of this group")
             stream = self._streams[peer] = self._endpoint.stream(self.me, peer, self._resolver)
         return stream
 

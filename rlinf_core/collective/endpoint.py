@@ -180,7 +180,7 @@ class Endpoint:
     ) -> None:
         """Forward a received message in the background, without a copy where both sides share memory.
 
-        A message that is lent belongs to the peer once `release_lent` is called; until then it may be forwarded anew.
+        A message that is lent belongs to the peer once `release_lent` is called; until then it may be forwarded again.
         """
         self._check_open()
         self._relay.forward(stream, received, work, handover, tag=tag, key=key, weight=weight)
@@ -222,7 +222,7 @@ class Endpoint:
         """Return the time limit of an operation, in seconds.
 
         Raises:
-            ValueError: `timeout` is no time.
+            ValueError: `timeout` is not a valid time.
         """
         return self.settings.timeout if timeout is None else plain_seconds(timeout)
 

@@ -209,7 +209,7 @@ class Work(Generic[T]):
 
         Raises:
             CommunicationTimeoutError: it did not finish in time.
-            ValueError: `timeout` is no time.
+            ValueError: `timeout` is not a valid time.
             Exception: whatever the operation failed with.
         """
         if not self._done:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
+from functools import cache
 from typing import Final
 
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
@@ -25,11 +26,6 @@ from rlinf_core.process.known_secrets import MASK, SHORTEST
 _ALWAYS: Final = ("password", "passwd", "passphrase", "secret", "credential", "authorization")
 # Ends of the names of environment variables.
 _VARIABLE_ENDS: Final = ("PASS", "PWD", "PAT", "DSN", "JWT", "COOKIE", "WEBHOOK", "WEBHOOK_URL", "CONNECTION_STRING")
-_URL_SECRET: Final = re.compile(
-    r"(?<![A-Za-z0-9])(?:[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#:@'\"`]*:|(?:git\+)?https?://(?=[^\s/?#:@'\"`]+@))"
-    r"(?P<secret>(?!\$\{)[^\s/?#'\"`]+)@",
-    re.IGNORECASE,
-)
 _SPECIAL_TOKENS: Final = frozenset(
     (
         *("action", "bos", "cls", "end", "eos", "eot", "image", "mask", "newline", "pad", "per", "sep"),
@@ -40,6 +36,16 @@ _SECRET_KEYS: Final = frozenset(
     ("access", "account", "api", "auth", "encryption", "private", "service", "signing", "ssh")
 )
 _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+
+
+@cache
+def _url_secret() -> re.Pattern[str]:
+    """Return the pattern of a password in a URL. Compiled only where a text has a URL."""
+    return re.compile(
+        r"(?<![A-Za-z0-9])(?:[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#:@'\"`]*:|(?:git\+)?https?://(?=[^\s/?#:@'\"`]+@))"
+        r"(?P<secret>(?!\$\{)[^\s/?#'\"`]+)@",
+        re.IGNORECASE,
+    )
 
 
 def is_secret(name: str) -> bool:
@@ -70,14 +76,14 @@ def environment_secrets() -> frozenset[str]:
 
 def url_secrets(text: str) -> set[str]:
     """Return the passwords of the URLs in a text, as they are written there."""
-    return {match["secret"] for match in _URL_SECRET.finditer(text)} if "://" in text else set()
+    return {match["secret"] for match in _url_secret().finditer(text)} if "://" in text else set()
 
 
 def mask_urls(text: str) -> str:
     """Return a text with stars for the passwords of URLs."""
     if "://" not in text:
         return text
-    return _URL_SECRET.sub(lambda match: match[0][: match.start("secret") - match.start()] + f"{MASK}@", text)
+    return _url_secret().sub(lambda match: match[0][: match.start("secret") - match.start()] + f"{MASK}@", text)
 
 
 def secret_values(tree: MappingNode, secret: Collection[Path] = ()) -> frozenset[str]:
@@ -176,7 +182,7 @@ def _starred_urls(text: str) -> str:
     def starred(match: re.Match[str]) -> str:
         return match[0][: match.start("secret") - match.start()] + "*" * len(match["secret"]) + "@"
 
-    return _URL_SECRET.sub(starred, text)
+    return _url_secret().sub(starred, text)
 
 
 def _mask_line(line: str) -> tuple[str, int | None]:

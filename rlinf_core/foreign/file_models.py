@@ -39,16 +39,16 @@ M = TypeVar("M", bound=FileModel)
 
 
 def read_model(path: Path, model: type[M], most: int = MOST_BYTES) -> M:
-    """Return the content of a file of JSON in a run folder.
+    """Return the content of a JSON file in a run folder.
 
     Raises:
-        OSError: there is no such file, it cannot be read, or a field has a value that it cannot have; `strerror` names
+        OSError: there is no such file, it cannot be read, or a field has an invalid value; `strerror` names
             the field and the value, and is a sentence without its subject.
     """
     try:
         return model.model_validate(read_json_object(path, most))
     except ValidationError as error:
-        raise BadFileError(path, f"has a wrong value: {first_fault(error)}") from None
+        raise BadFileError(path, f"has an invalid value: {first_fault(error)}") from None
 
 
 def first_fault(error: ValidationError) -> str:

@@ -70,7 +70,7 @@ def read_bounded(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
-    """Return the text of a regular file; bytes that are no UTF-8 are replaced.
+    """Return the text of a regular file; bytes that are not UTF-8 are replaced.
 
     Raises:
         OSError: see `read_bounded`.

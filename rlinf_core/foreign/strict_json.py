@@ -74,7 +74,7 @@ def load_json_object(text: str | bytes, *, non_finite: bool = False) -> dict[str
     """Return the fields of a JSON object.
 
     Raises:
-        BadJsonError: see `load_json`; or the value is no object.
+        BadJsonError: see `load_json`; or the value is not an object.
     """
     value = load_json(text, non_finite=non_finite)
     if not isinstance(value, dict):
@@ -106,7 +106,7 @@ def _held_by_float(digits: str) -> int:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise BadJsonError(f"holds {name}, which JSON has not")
+    raise BadJsonError(f"holds {name}, which is not valid JSON")
 
 
 def _too_deep() -> BadJsonError:

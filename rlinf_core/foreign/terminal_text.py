@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, Final, TextIO, cast
 
 # C0 but tab and newline, DEL, C1, the separators of lines and paragraphs, and what turns the direction of text.
@@ -16,8 +17,6 @@ _ACTED_ON: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\
 _COLOUR: Final = (
     r"(?:0|[1-4]|7|2[1-47-9]|3[0-79]|4[0-79]|9[0-7]|10[0-7]|[34]8;5;\d{1,3}|[34]8;2;\d{1,3};\d{1,3};\d{1,3})"
 )
-# Colours and weights alone: not concealed, not blinking.
-_COLOURS: Final = re.compile(rf"\x1b\[(?:{_COLOUR}(?:;{_COLOUR})*)?m")
 _RESETS: Final = frozenset(("\x1b[0m", "\x1b[m"))
 
 
@@ -25,6 +24,12 @@ def escaped(text: str) -> str:
     """Return a text with every character that a terminal acts on, but tab and newline, as an escape such as `\\x1b`."""
     text = text.replace("\r\n", "\n")
     return _ACTED_ON.sub(_escape, text)
+
+
+@cache
+def _colours() -> re.Pattern[str]:
+    """Return the pattern of colours and weights alone: not concealed, not blinking. Few commands need it."""
+    return re.compile(rf"\x1b\[(?:{_COLOUR}(?:;{_COLOUR})*)?m")
 
 
 def in_colours(text: str, colours: bool) -> str:
@@ -38,7 +43,7 @@ def in_colours(text: str, colours: bool) -> str:
         return escaped(text)
     parts = list[str]()
     end, last = 0, ""
-    for match in _COLOURS.finditer(text):
+    for match in _colours().finditer(text):
         parts.append(escaped(text[end : match.start()]))
         if colours:
             last = match[0]

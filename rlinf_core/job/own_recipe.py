@@ -22,7 +22,7 @@ _RECIPE = "Recipe"
 
 
 class UnknownRecipeError(ConfigError):
-    """No recipe of this name: no package offers it, or what a file names is no recipe."""
+    """No recipe of this name: no package offers it, or what a file names is not a recipe."""
 
 
 def import_own_recipe(target: str) -> object:
@@ -99,7 +99,7 @@ def _check_source(target: str, name: str, spec: ModuleSpec) -> None:
         body = ast.parse(Path(origin).read_bytes(), origin).body
     except SyntaxError as error:
         raise UnknownRecipeError(
-            f"{missing}: line {error.lineno} of {origin} is no Python: {error.msg}", help="fix the module"
+            f"{missing}: line {error.lineno} of {origin} is not Python: {error.msg}", help="fix the module"
         ) from None
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise UnknownRecipeError(f"{missing}: {origin} cannot be read: {error}", help="fix the module") from None

@@ -21,7 +21,7 @@ class ProcessForecast(NamedTuple):
 
     Attributes:
         component: the component of the job.
-        processes: how many there are.
+        processes: the number of processes.
         parts: bytes by what they hold: `base` (interpreter and libraries), `weights`, `gradients`, ...
         shared: bytes of shared memory (/dev/shm) that its messages take at most, over all processes.
         offloads: whether it leaves its accelerator while others use it.

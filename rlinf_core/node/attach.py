@@ -212,8 +212,8 @@ def prepare(cluster: Known | None) -> None:
             raise ClusterError(
                 "this process has no token for Ray",
                 where=str(path),
-                why="`RAY_AUTH_MODE` is `token`, and the file of the token is not there, is empty or cannot be read",
-                help="name the file of the cluster's token by `RAY_AUTH_TOKEN_PATH`",
+                why="`RAY_AUTH_MODE` is `token`, and the token file is missing, empty or unreadable",
+                help="set `RAY_AUTH_TOKEN_PATH` to the cluster's token file",
             )
 
 

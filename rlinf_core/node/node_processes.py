@@ -98,8 +98,9 @@ def kill_all(owner: str, folder: str, *, engine_only: bool = False) -> list[int]
 def guard(folder: str) -> subprocess.Popen[bytes]:
     """Start the guardian of this process's embedded Ray; it ends Ray when this process ends or closes its `stdin`.
 
-    Ray's own processes don't always end with their driver: its agents try to tell a head that is gone. The guardian is
-    no child of Ray. It waits for a pipe whose other end only the driver holds: the kernel closes it, however that ends.
+    Ray's own processes don't always end with their driver: its agents keep trying to reach a head that is gone. The
+    guardian is not a child of Ray. It waits on a pipe whose other end only the driver holds: the kernel closes it
+    however the driver ends.
     """
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, folder],

@@ -2,7 +2,7 @@
 then the working folder.
 
 A working folder may hold `recipes/`, `random.py` or `typer.py`: such a name hides nothing in a driver that `rlinf`
-starts and in its workers. Folders of runs, checkpoints, models and data sets are no folders of modules: others may have
+starts and in its workers. Folders of runs, checkpoints, models and data sets are not module folders: others may have
 written what lies there.
 """
 

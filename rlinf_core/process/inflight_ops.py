@@ -193,7 +193,7 @@ class InflightOps:
 
 
 def _record(recorder: tracing.SpanRecorder, entry: _Entry) -> None:
-    """Keep an operation that is over, for the trace."""
+    """Record a finished operation for the trace."""
     kind, target, key, since, _, _, task_key, _ = entry
     ended = time.monotonic()
     if kind is OperationKind.METHOD:

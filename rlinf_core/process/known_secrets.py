@@ -11,7 +11,6 @@ would be found in innocent text. At most 1000 values are known, the newest.
 from __future__ import annotations
 
 import json
-import logging
 import re
 import threading
 from collections.abc import Iterable
@@ -68,11 +67,3 @@ def hidden(text: str) -> str:
 
 def _forms(value: str) -> tuple[str, ...]:
     return value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe="")
-
-
-class HidingFormatter(logging.Formatter):
-    """A formatter of log lines that masks secret values."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
-        return hidden(super().format(record))

@@ -11,6 +11,7 @@ from typing import Final
 _REQUIREMENTS: Final = {
     "PIL": "pillow>=10",
     "av": "av>=14,<19",
+    "cv2": "opencv-python-headless>=4.10,<6",
     "franka": "franka-rs>=0.4,<0.5",
     "gymnasium": "gymnasium>=1.0,<2",
     "h5py": "h5py>=3.11,<4",
@@ -27,6 +28,7 @@ _REQUIREMENTS: Final = {
     "peft": "peft>=0.17,<1",
     "google.protobuf": "protobuf>=5.29,<8",
     "prometheus_client": "prometheus-client>=0.20,<1",
+    "pyrealsense2": "pyrealsense2>=2.55,<3",
     "py_spy": "py-spy>=0.4,<1",
     "pyarrow": "pyarrow>=17",
     "ray": "ray>=2.60,<2.61",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
+from rlinf_core.runners.storage.item_fates import ItemFates
 from rlinf_core.topology import ClusterTopology
 
 # The phases of a training step, named as in the `time/` metrics.
@@ -116,6 +117,18 @@ class WorkersRelaunched(NamedTuple):
     details: tuple[str, ...] = ()
 
 
+class ItemsResumed(NamedTuple):
+    """The run goes on from a checkpoint after `step`, at which items were buffered or in flight.
+
+    Attributes:
+        step: the step of the checkpoint.
+        fates: every item by what becomes of it.
+    """
+
+    step: int
+    fates: ItemFates
+
+
 class RunFinished(NamedTuple):
     """The run has finished normally.
 
@@ -139,6 +152,7 @@ Event: TypeAlias = (
     | CheckpointSaved
     | RunRestarted
     | WorkersRelaunched
+    | ItemsResumed
     | RunFinished
 )
 Listener: TypeAlias = Callable[[Event], None]

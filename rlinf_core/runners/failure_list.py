@@ -53,8 +53,10 @@ def reason_of(error: BaseException) -> str:
 
 
 def _unlisted_deaths(failures: list[Failure]) -> list[Failure]:
-    """Return the deaths that workers failed of and that are no failure of a call, as of a channel's own process; make
-    those workers' failures consequences."""
+    """Return the deaths behind workers' failures that are not failed calls themselves, as of a channel's own process.
+
+    Those workers' failures become consequences.
+    """
     known = {failure.name for failure in failures}
     deaths: dict[str, Failure] = {}
     for index, failure in enumerate(failures):

@@ -234,7 +234,7 @@ def stream_metrics(path: Path) -> Iterator[Metrics]:
 
 
 def sampled_metrics(path: Path, most: int) -> list[Metrics]:
-    """Return lines from all over the file, the last one included, without reading what is between.
+    """Return lines sampled evenly from the file, including the last, without reading those in between.
 
     Args:
         most: how many lines at most; 2 or more.
@@ -338,7 +338,7 @@ class MetricsTail:
         return now, True
 
     def _forget(self) -> bool:
-        """Begin anew; return whether anything had been read."""
+        """Start over; return whether anything had been read."""
         known = self._last is not None
         self._last, self._next = None, 0
         return known

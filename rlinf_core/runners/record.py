@@ -25,6 +25,7 @@ from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.restarts import Restarts
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, Manifest, open_checkpoint
+from rlinf_core.runners.storage.item_fates import ItemFates
 from rlinf_core.runners.storage.quarantine import quarantine
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
@@ -285,8 +286,17 @@ class RunRecord:
         weight_version: int,
         world_sizes: Mapping[str, int],
         snapshot: bool = False,
+        in_flight: Callable[[], ItemFates] = dict[str, Sequence[str]],
     ) -> None:
-        """Make a checkpoint from the files that `write` writes into the given folder; a snapshot lasts until the next.
+        """Make a checkpoint from the files that `write` writes into the given folder.
+
+        Args:
+            step: the last finished step.
+            write: writes the files.
+            weight_version: see `Manifest`.
+            world_sizes: see `Manifest`.
+            snapshot: whether it lasts until the next one only.
+            in_flight: returns the items that were in flight when `write` was called; called after it.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -305,7 +315,7 @@ class RunRecord:
         work = store.begin(step)
         try:
             write(work)
-            path = store.commit(step, manifest)
+            path = store.commit(step, manifest._replace(in_flight=in_flight()))
         except Exception:
             store.abandon(step)
             raise

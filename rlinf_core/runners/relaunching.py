@@ -16,6 +16,7 @@ from rlinf_core.runners.evidence.keeping import evidence_line
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.restarts import all_deaths, death
 from rlinf_core.worker.death import took_its_node
+from rlinf_core.worker.group.watchers import fallen_watcher
 from rlinf_core.worker.group.worker_group import WorkerGroup
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class Relaunching(ABC):
         words."""
 
     def repeat(self, attempt: Callable[[], T]) -> T:
-        """Return the result of `attempt`, which is called again after deaths.
+        """Call `attempt`, and call it again after each death of workers; return its result.
 
         Args:
             attempt: what it has changed when it raises is undone by `prepare`.
@@ -67,7 +68,8 @@ class Relaunching(ABC):
         """Start the workers again whose deaths an error tells of; return False where that cannot be, or not any
         more."""
         dead = self._dead(error)
-        if not dead or not self.may_relaunch(dead):
+        # What all depend on may have ended them.
+        if not dead or not self.may_relaunch(dead) or fallen_watcher() is not None:
             return False
         cause, record, began = death(error), self._record, time.monotonic()
         restart = None if cause is None else record.restarts.allow(record.component_of(cause.address))

@@ -18,6 +18,7 @@ from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.restarts import Restarts, death
 from rlinf_core.runners.runner import Runner
 from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.worker.group.watchers import fallen_watcher
 from rlinf_core.worker.worker import Worker
 
 T = TypeVar("T")
@@ -88,9 +89,13 @@ def _attempt(config: Any, record: RunRecord, launch: Launch) -> None:
             runner.init_workers()
             runner.run()
         except Exception as error:
+            # Workers fail or die with a process that they depend on, and may be heard of first.
+            watcher = fallen_watcher()
             # Before the processes end that show why.
-            record.keep_evidence(error)
-            raise
+            record.keep_evidence(watcher or error)
+            if watcher is None or error is watcher:
+                raise
+            raise watcher from None
 
 
 def _components(config: Any) -> dict[str, str]:

@@ -20,6 +20,7 @@ from rlinf_core.runners.profiled_steps import ProfiledSteps
 from rlinf_core.runners.record import RunConfig, RunRecord
 from rlinf_core.runners.snapshots import SnapshotSchedule
 from rlinf_core.runners.standalone import StandaloneRecord
+from rlinf_core.runners.storage.item_fates import ItemFates
 from rlinf_core.worker.group.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.group.worker_group import WorkerGroup
 
@@ -76,6 +77,16 @@ class Runner(ABC):
     def read_checkpoint(self, folder: Path) -> None:
         """Restore the state from `write_checkpoint`."""
 
+    def items_in_flight(self) -> ItemFates:
+        """Return the items that were buffered or in flight when `write_checkpoint` was called last, by what can be made
+        of each."""
+        return {}
+
+    def items_resumed(self, in_flight: ItemFates) -> ItemFates:
+        """Return what became of the items in flight at the checkpoint that `read_checkpoint` has read; `in_flight` is
+        what its manifest says."""
+        return in_flight
+
     @property
     def keeps_state(self) -> bool:
         """Whether training can be resumed from what `write_checkpoint` writes."""
@@ -109,6 +120,9 @@ class Runner(ABC):
             if source is not None:
                 self.weight_version = source.manifest.weight_version
                 self.read_checkpoint(source.path)
+                fates = self.items_resumed(source.manifest.in_flight)
+                if fates:
+                    self.record.emit(events.ItemsResumed(source.step, fates))
 
     def run(self) -> None:
         """Train to the end, or evaluate once with `only_eval`."""
@@ -180,6 +194,7 @@ class Runner(ABC):
                 weight_version=self.weight_version,
                 world_sizes=self.world_sizes,
                 snapshot=snapshot,
+                in_flight=self.items_in_flight,
             )
 
     def _save_snapshot(self, step: int) -> None:

@@ -18,7 +18,8 @@ from rlinf_core import env_vars
 from rlinf_core.config.secrets import environment_secrets
 from rlinf_core.context import WorkerContext
 from rlinf_core.foreign.files import open_log
-from rlinf_core.process.known_secrets import HidingFormatter, hidden, remember
+from rlinf_core.process.hiding_formatter import HidingFormatter
+from rlinf_core.process.known_secrets import hidden, remember
 
 LOGGER = logging.getLogger("rlinf")
 

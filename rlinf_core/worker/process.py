@@ -274,7 +274,7 @@ class WorkerProcess:
         if self._client is None:
             raise RuntimeError("called before construct()")
         for name in peers:
-            error = CancelledOperationError("the exchange is begun anew")
+            error = CancelledOperationError("the exchange is started over")
             self._client.endpoint.fail(error, WorkerAddress.from_name(name))
 
     def drop_messages(self, peers: tuple[str, ...], mark: str) -> None:

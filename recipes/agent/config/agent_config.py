@@ -13,7 +13,6 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from recipes.agent.call_forms import PROBE_FUNCTION, taught_form
-from recipes.agent.config.agent_no_effect import AGENT
 from recipes.agent.config.tool_config import HttpToolConfig, McpServerConfig, TextEnvironmentConfig
 from recipes.language.config import (
     OPTIONAL_COMPONENTS,
@@ -23,6 +22,7 @@ from recipes.language.config import (
     LanguageRunnerConfig,
     WarmStartConfig,
 )
+from recipes.language.config.language_no_effect import LANGUAGE
 from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.rules.job_rules import SANDBOX_PROBE, check_job
 from recipes.language.rules.job_rules import inputs as job_inputs
@@ -189,7 +189,21 @@ class AgentConfig(LanguageConfig):
     rewards_by_rule: ClassVar[bool] = False
 
     warm_start_examples: ClassVar[str] = "recipes.agent.tasks.warm_start_examples:conversations"
-    no_effect: ClassVar[tuple[NoEffect, ...]] = AGENT
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        *LANGUAGE,
+        NoEffect(
+            ("actor.warm_start.tool_share",),
+            lambda config, sizes: config.data.source not in ("calculations", "lookups", "episodes"),
+            lambda config: f"tasks of {config.data.source} do not specify the calls that solve them",
+            because=("data.type", "data.train_data_paths"),
+        ),
+        NoEffect(
+            ("data.shuffle",),
+            lambda config, sizes: config.data.source == "episodes",
+            "episode seeds are used in order",
+            because=("data.type",),
+        ),
+    )
 
     runner: AgentRunnerConfig = Field(
         default_factory=AgentRunnerConfig, description="Run length, what is saved, and where results go."

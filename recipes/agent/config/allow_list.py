@@ -83,7 +83,7 @@ def parse_url(text: str) -> UrlParts:
     """Parse a URL.
 
     Raises:
-        ValueError: it is no URL of http or https; the text says why.
+        ValueError: it is not a URL of http or https; the text says why.
     """
     if not text.isprintable() or any(character in text for character in " \\"):
         raise ValueError("no URL")

@@ -90,7 +90,7 @@ class ModelReply(NamedTuple):
 
 
 class LanguageModel:
-    """The language model in one run of an agent. All its conversations are learned from.
+    """The language model in one run of an agent. All its conversations are trained on.
 
     Args:
         engines: the engines that draw.
@@ -151,7 +151,7 @@ class LanguageModel:
             raise self.reached("turns")
         self.turns += 1
         most = settings.max_new_tokens if max_new_tokens is None else min(settings.max_new_tokens, max_new_tokens)
-        # What is not drawn is no turn: a conversation that is full, a refusal, a client that has gone.
+        # What is not drawn is not a turn: a conversation that is full, a refusal, a client that has gone.
         try:
             turn = await self._ask(chat, stop, most)
         except BaseException:

@@ -125,7 +125,7 @@ class Conversation:
 
 
 def no_turn(sample: int) -> Answer:
-    """Return a segment that nothing is learned from, of a trajectory in which the model never spoke."""
+    """Return a segment that nothing is trained on, of a trajectory in which the model never spoke."""
     return Answer(
         request_id="",
         sample=sample,

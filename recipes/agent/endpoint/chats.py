@@ -176,7 +176,7 @@ def parse_functions(described: Sequence[Mapping[str, Any]], *, may_call: bool, s
         single: whether it may call just one.
 
     Raises:
-        RequestError: one has no name, the name of another, or parameters that are no JSON Schema of an object.
+        RequestError: one has no name, the name of another, or parameters that are not a JSON Schema of an object.
     """
     entries: list[dict[str, Any]] = []
     schemas: dict[str, Mapping[str, Any]] = {}
@@ -211,7 +211,7 @@ class Transcript:
         """Return a call of a message.
 
         Raises:
-            RequestError: its name or id is no text.
+            RequestError: its name or id is not text.
         """
         if not (isinstance(name, str) and name and isinstance(call_id, str) and call_id):
             raise bad_request("a call of a function needs a name and an id, which are texts")
@@ -222,7 +222,7 @@ class Transcript:
         """Return a message with calls: as the model wrote it where it did, and as it would have else.
 
         Raises:
-            RequestError: the arguments of a call are no JSON object.
+            RequestError: the arguments of a call are not a JSON object.
         """
         written = self._chats.written([call.call_id for call in calls])
         if written is not None:

@@ -42,4 +42,4 @@ class TextEnvironment(ABC):
         return ""
 
     async def close(self) -> None:  # noqa: B027 - most have nothing to give back
-        """Give back what the episode held."""
+        """Release the resources of the episode."""

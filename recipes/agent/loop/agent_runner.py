@@ -127,7 +127,7 @@ class AgentRunner(ReasoningRunner):
         self.record.set_aside("task", str(index), task.step, deaths)
 
     def _async_rollouts(self) -> AsyncRollouts:
-        """See `ReasoningRunner`: tasks go to the agents, weights to the engines. A run that is under way is begun anew
+        """See `ReasoningRunner`: tasks go to the agents, weights to the engines. A run that is under way starts over
         after a crash: what a tool has done can't be taken back.
         """
         sizes, turns = self.world_sizes, cast("TurnGroup", self.rollout)

@@ -42,10 +42,10 @@ def calculate(expression: str) -> str:
     """Return the value of an arithmetic expression as text; floats with 12 digits.
 
     Raises:
-        ToolError: it is no arithmetic expression, or has no value, or one that is too large.
+        ToolError: it is not an arithmetic expression, or has no value, or one that is too large.
     """
     if len(expression) > _LONGEST:
-        raise ToolError(f"an expression has at most {_LONGEST} characters")
+        raise ToolError(f"the expression is longer than {_LONGEST} characters")
     try:
         value = _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, MemoryError, RecursionError):

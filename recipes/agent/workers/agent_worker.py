@@ -212,7 +212,7 @@ class AgentWorker(ComparingWorker):
     async def _outcome(self, task: AgentTask, model: LanguageModel, tools: Toolbox) -> tuple[AgentOutcome, str, str]:
         """Return the outcome of a run, how it was cut short (`turns`, `tokens`, a failure; "": it was not), and why.
 
-        What an agent makes of an engine or a tool that failed is no evidence about the policy. An exception after a
+        What an agent makes of an engine or a tool that failed is not evidence about the policy. An exception after a
         limit, such as that of a framework at a status 429, is the end of turns or tokens.
 
         Raises:

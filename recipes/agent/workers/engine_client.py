@@ -39,7 +39,7 @@ class EngineClient:
     Args:
         channel: the channel to the engines and back.
         rank: the rank of this process.
-        engines: how many there are.
+        engines: the number of engines.
     """
 
     def __init__(self, channel: Channel, rank: int, engines: int) -> None:

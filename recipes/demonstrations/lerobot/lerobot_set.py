@@ -34,7 +34,7 @@ def read_lerobot(
 
     Args:
         folder: the folder of the data set.
-        state_keys: features that make up the states, one behind the other; by default `observation.state`.
+        state_keys: features that are concatenated into the states; by default `observation.state`.
         columns: the feature of some roles; the others are found by their usual names.
         split: the split of `splits` in `meta/info.json`, whose episodes are returned; None: all.
         pictures: whether they can be asked for.
@@ -105,7 +105,7 @@ def _truths(
 def _check_ends(rows: RowTable, info: DatasetInfo, bounds: NDArray[np.int64]) -> None:
     """Check that no episode goes on after a row that says it is done.
 
-    Two episodes listed as one would be learned from across the reset between them.
+    Two episodes listed as one would be trained on across the reset between them.
     """
     if DONE not in _single(info):
         return

@@ -28,7 +28,7 @@ def read_json_lines(file: Path) -> list[Mapping[str, Any]]:
     """Return the objects of a file of JSON lines.
 
     Raises:
-        DatasetError: it is missing, or a line is no object.
+        DatasetError: it is missing, or a line is not an object.
     """
     rows: list[Mapping[str, Any]] = []
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,15 +14,17 @@ from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.lazy import help_examples
 
 if TYPE_CHECKING:
+    from recipes.embodied.config.camera_config import RobotEnvOptions
     from recipes.embodied.robots.manual_control import Listed
     from rlinf_core.hardware.robots.franka import Franka
 
 LIST_SCHEMA = "rlinf.robot-list/1"
 CHECK_SCHEMA = "rlinf.robot-check/1"
+CAMERAS_SCHEMA = "rlinf.robot-cameras/1"
 DONE_SCHEMA = "rlinf.robot-done/1"
 
 app = typer.Typer(
-    help="List, check, reset, move and stop the arms of a file, from the node that they are attached to.",
+    help="List, check, look through, reset, move and stop the arms of a file, from the node that they are attached to.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -39,14 +42,22 @@ def list_(file: File, output: OutputOption = Output.TEXT, quiet: Quiet = False, 
     """List the robots of FILE, their lease holders and their state."""
     from recipes.embodied.robots.manual_control import look
 
-    robots = look(_robots(file))
+    listed, cameras = _opened(file)
+    robots = look(listed, cameras)
     if output is Output.JSON:
         console.result_json({"schema": LIST_SCHEMA, "robots": robots})
         return
     columns = ("node", "type", "address", "controller", "holder", "state")
-    rows = [tuple("-" if robot[name] is None else str(robot[name]) for name in columns) for robot in robots]
+    rows = [
+        (
+            *("-" if robot[name] is None else str(robot[name]) for name in columns),
+            ", ".join(robot["cameras"]) or "-",
+        )
+        for robot in robots
+    ]
     if rows:
-        console.result(console.table(("node", "type", "address", "controller", "held by", "state"), rows, keep=(0, 2)))
+        heads = ("node", "type", "address", "controller", "held by", "state", "cameras")
+        console.result(console.table(heads, rows, keep=(0, 2)))
     else:
         console.message("the file declares no robots")
 
@@ -66,7 +77,8 @@ def check(
     from recipes.embodied.robots.manual_control import as_record
     from recipes.embodied.robots.manual_control import check as checks_of
 
-    checks = checks_of(_arm(file, robot))
+    listed, cameras = _opened(file)
+    checks = checks_of(_arm(listed, robot), cameras)
     if output is Output.JSON:
         console.result_json({"schema": CHECK_SCHEMA, "checks": as_record(checks)})
     else:
@@ -87,8 +99,9 @@ def reset(
     """Move an arm to its home position, and open its gripper. Refused while a job holds it."""
     from recipes.embodied.robots.manual_control import reset as reset_arm
 
-    arm = _arm(file, robot)
-    reset_arm(arm)
+    listed, cameras = _opened(file)
+    arm = _arm(listed, robot)
+    reset_arm(arm, cameras)
     _done(arm, "reset", "at home position", output)
 
 
@@ -134,10 +147,11 @@ def teleop(
     from recipes.embodied.interventions.devices.key_bindings import LEGEND
     from recipes.embodied.robots.manual_control import teleop as teleoperate
 
-    arm = _arm(file, robot)
+    listed, cameras = _opened(file)
+    arm = _arm(listed, robot)
     if device == "keyboard":
         console.message(LEGEND)
-    periods = teleoperate(arm, device, key_values(option), console.message)
+    periods = teleoperate(arm, device, key_values(option), console.message, cameras)
     _done(arm, "teleop", f"it was moved for {periods} control periods", output)
 
 
@@ -155,23 +169,75 @@ def stop(
     """
     from recipes.embodied.robots.manual_control import stop as stop_arm
 
-    arm = _arm(file, robot)
+    arm = _arm(_opened(file)[0], robot)
     stop_arm(arm)
     _done(arm, "stop", "stopped until reset", output)
 
 
-def _arm(file: str, robot: str | None) -> Franka:
+@app.command(
+    "cameras",
+    epilog=help_examples("rlinf robot cameras robot.yaml", "rlinf robot cameras robot.yaml --save pictures"),
+    no_args_is_help=True,
+)
+def cameras(
+    file: File,
+    robot: Robot = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FOLDER", help="Write a picture of each camera there.")
+    ] = None,
+    output: OutputOption = Output.TEXT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Look through the cameras of a robot's environment for a second: frames, sizes, ages. Nothing is moved."""
+    from recipes.embodied.robots.manual_control import SECONDS, chosen_robot
+    from recipes.embodied.robots.robot_cameras import look_through, save_pictures
+
+    listed, options = _opened(file)
+    if options is None or not options.cameras:
+        console.message("the file declares no cameras: `env.train.options.cameras`")
+        return
+    states, views = look_through(chosen_robot(listed, robot), options, SECONDS)
+    files = [] if save is None else save_pictures(save, views)
+    if output is Output.JSON:
+        seen = [state._asdict() for state in states]
+        console.result_json({"schema": CAMERAS_SCHEMA, "cameras": seen, "pictures": [str(file) for file in files]})
+        return
+    rows = [
+        (
+            state.name,
+            state.source,
+            state.serial or "-",
+            f"{state.size[0]}x{state.size[1]}",
+            f"{state.rate:.0f}",
+            f"{1000 * state.age:.0f} ms",
+        )
+        for state in states
+    ]
+    console.result(console.table(("camera", "source", "device", "pixels", "frames/s", "newest frame"), rows, keep=(0,)))
+    for picture in files:
+        console.message(f"wrote {picture}")
+
+
+def _arm(listed: list[Listed], robot: str | None) -> Franka:
     from recipes.embodied.robots.manual_control import chosen_arm
 
-    return chosen_arm(_robots(file), robot)
+    return chosen_arm(listed, robot)
 
 
-def _robots(file: str) -> list[Listed]:
-    """Return the robots of a file; demonstrations that it learns from may be about to be recorded."""
+def _opened(file: str) -> tuple[list[Listed], RobotEnvOptions | None]:
+    """Return the robots of a file, and the cameras of its environment, if it has one.
+
+    Demonstrations that the file learns from may be about to be recorded, and packages of the job may be elsewhere: a
+    person must be able to stop an arm.
+    """
     from recipes.embodied.robots.manual_control import list_robots
+    from recipes.embodied.rules.camera_rules import robot_options
     from rlinf_cli.file.job_file import load_sound
 
-    return list_robots(load_sound(file).cluster)
+    job = load_sound(file, packages=False)
+    env: Any = getattr(job.model, "env", None)
+    return list_robots(job.cluster), None if env is None else robot_options(env.train)
 
 
 def _done(arm: Franka, what: str, message: str, output: Output) -> None:

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 _FOLDER: Final = "recipes.embodied.envs"
 _SIMULATORS: Final = f"{_FOLDER}.simulators"
+_ROBOT_OPTIONS: Final = "recipes.embodied.config.camera_config:RobotEnvOptions"
 # Type of hardware of environments that a robot's own `driver` moves, whatever type it is declared as.
 DRIVEN: Final = "Robot"
 
@@ -19,10 +20,10 @@ class EnvType(NamedTuple):
         tasks: values of `task`, the default first; empty where `task` is an id of the simulator's own, or any words.
         module: what has to be installed besides; None: nothing.
         robot: type of the hardware that each env worker owns one of; None: a simulator.
-        observes: names of its observations; None where that depends on the task.
+        observes: names of its observations, of a robot besides its cameras; None where that depends on the task.
         max_episode_steps: its limit; None where that depends on the task.
         options: the pydantic model of its options, as `package.module:Class`; None: it has none, or any. With a model
-            it is a simulator of a package of its own.
+            it is a robot, or a simulator of a package of its own.
         numbers: its options where they are all integers, with the least and the largest value; None: see `options`.
         task: the default, where `tasks` is empty and there is one.
         processes: simulator processes of a worker where the file gives no number; None: it is always stepped in the
@@ -87,9 +88,19 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
         numbers={"image_size": (16, 512), "points": (1, 4)},
     ),
     "franka_robot": EnvType(
-        f"{_FOLDER}.real.franka_robot:FrankaRobotEnv", ("reach",), robot="Franka", numbers={}, action_size=7
+        f"{_FOLDER}.real.franka_robot:FrankaRobotEnv",
+        ("reach",),
+        robot="Franka",
+        options=_ROBOT_OPTIONS,
+        action_size=7,
     ),
-    "robot": EnvType(f"{_FOLDER}.real.driver_env:DrivenRobotEnv", robot=DRIVEN, observes=None, max_episode_steps=None),
+    "robot": EnvType(
+        f"{_FOLDER}.real.driver_env:DrivenRobotEnv",
+        robot=DRIVEN,
+        observes=None,
+        max_episode_steps=None,
+        options=_ROBOT_OPTIONS,
+    ),
     "gymnasium": EnvType(
         f"{_FOLDER}.simulators.gymnasium_env:GymnasiumEnv",
         module="gymnasium",
@@ -136,7 +147,7 @@ def has_ids(env_type: str) -> bool:
 def is_simulator(name: str) -> bool:
     """Return whether this type is a simulator in a package of its own, with a model for its options."""
     known = ENV_TYPES.get(name)
-    return known is not None and known.options is not None
+    return known is not None and known.options is not None and known.robot is None
 
 
 def has_setup(name: str) -> bool:

@@ -89,7 +89,7 @@ class ReplayConfig(ConfigModel):
     recording_path: OptionalPath = Field(
         default=None,
         description="Folder on the actors' node that records every step as it arrives, so that an aborted run loses"
-        " none; steps already in the folder are learned from. Default: none.",
+        " none; steps already in the folder are trained on. Default: none.",
     )
 
 
@@ -177,7 +177,7 @@ class OffPolicyConfig(ConfigModel):
     )
     advantage_scale: PositiveFloat = Field(
         default=3.0,
-        description="Recorded actions weigh exp(this times their advantage) with `loss_type: iql` (beta).",
+        description="Inverse temperature (beta) of `loss_type: iql`: recorded actions weigh exp(beta * advantage).",
     )
     replay: ReplayConfig = Field(
         default_factory=ReplayConfig, description="The replay buffer: capacity, prioritized, demonstrations_share."

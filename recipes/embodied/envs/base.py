@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.cameras.camera import CameraView
 from recipes.embodied.envs.env_spec import (
     BoolArray,
     EnvSettings,
@@ -39,7 +40,6 @@ from recipes.embodied.envs.running import RunningEpisodes, judged, rewarded, unr
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.executed import ExecutedActions
 from recipes.embodied.interventions.intervention import (
-    CameraView,
     EnvProgress,
     HandMotion,
     InterventionSource,
@@ -212,6 +212,10 @@ class VectorEnv(ABC):
             return [CameraView(str(cameras[name]), images[0], now) for name, images in seen.items()]
         return [CameraView("scene", self.picture(seen)[0], now)]
 
+    def take_figures(self) -> dict[str, tuple[float, int]]:
+        """Return what was measured since the last call, besides episodes: sums and how many they are of, by name."""
+        return {}
+
     def outcomes(self, rows: IntArray, truncated: BoolArray) -> list[str]:
         """Return how the episodes of `rows` ended; their last states are the current ones.
 
@@ -329,7 +333,7 @@ class VectorEnv(ABC):
             if rows is not None and not len(rows):
                 break
             valid[:, index] = active
-            if self.settings.mask_after_success:  # steps that are carried out and not learned from
+            if self.settings.mask_after_success:  # steps that are carried out and not trained on
                 valid[:, index] &= ~self._episodes.success_once
             self._observed_next = index == chunk - 1 or self.judge is not None
             if executed is None:

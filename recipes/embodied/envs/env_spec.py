@@ -115,7 +115,7 @@ class EnvSettings:
         hardware: the robots that the process owns, `worker_info.hardware`; empty for simulators.
         resumable: `save` will be called, so that what it needs has to be kept.
         on_nonfinite: what becomes of a NaN or an infinity in a reward or an observation: an error, or the end of that
-            episode, whose last step is then not learned from.
+            episode, whose last step is then not trained on.
         total_envs: environments of all workers; None: this batch has all of them.
         num_processes: simulator processes that share the environments, 0: none but this one; None: as the environment
             has it by default.
@@ -195,8 +195,7 @@ class Transition:
         successes: bool [B], the task is solved in this state; None: it does not know success.
         actions: float32 [B, A], what was carried out where that is not what was asked for, as where a robot's
             controller keeps a limit; None: what was asked for. Only environments that `alters_actions` give it.
-        failures: bool [B], the simulator failed, so that the episode, which is truncated here, is no sample; None: none
-            did.
+        failures: bool [B], episodes truncated here because the simulator failed, which are not samples; None: none.
     """
 
     rewards: FloatArray

@@ -34,7 +34,7 @@ def pack(states: Sequence[State], setup: str) -> bytes:
     if strange is not None:
         raise TypeError(f"`{strange}` holds Python objects; a state may only have numbers and texts")
     buffer = BytesIO()
-    np.savez_compressed(buffer, **arrays)  # pyright: ignore[reportArgumentType] - a name is no option of numpy's
+    np.savez_compressed(buffer, **arrays)  # pyright: ignore[reportArgumentType] - a name is not an option of numpy's
     return buffer.getvalue()
 
 

@@ -31,7 +31,7 @@ class SimulatorError(RuntimeFailure):
 
 
 class RaisedTwiceError(SimulatorError):
-    """An operation raised on a simulator and on the new one that repeated it; a third one has begun anew."""
+    """An operation raised on a simulator and on the new one that repeated it; a third one has started over."""
 
 
 class FaultLog:

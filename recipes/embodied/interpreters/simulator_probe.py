@@ -34,8 +34,6 @@ def look(
     env_type: str,
     request: ProbeRequest = ProbeRequest(),  # noqa: B008 - a value
     workers: Sequence[Mapping[str, str]] = (),
-    *,
-    seconds: float = _SECONDS,
 ) -> dict[str, Any]:
     """Return what a simulator says of itself.
 
@@ -43,7 +41,6 @@ def look(
         env_type: the kind of environment.
         request: which of its tasks, with what.
         workers: variables of each env worker on this node: as many simulators as they hold are tried at once.
-        seconds: the seconds that one operation of it may take.
 
     Returns:
         `versions` by distribution; `states` and `actions`, their sizes, or `fault`; `frame`, the size of a rendered
@@ -57,16 +54,16 @@ def look(
         "renderer": os.environ.get("MUJOCO_GL"),
     }
     try:
-        report |= _tried(env_type, request.settings(env_type, seconds, images=False))
+        report |= _tried(env_type, request.settings(env_type, _SECONDS, images=False))
     except Exception as error:  # noqa: BLE001 - a simulator may raise anything
         report["fault"] = describe_fault(error)
     else:
         try:
-            report |= _tried(env_type, request.settings(env_type, seconds, images=True))
+            report |= _tried(env_type, request.settings(env_type, _SECONDS, images=True))
         except Exception as error:  # noqa: BLE001 - so may a driver that renders
             report["frame_fault"] = describe_fault(error)
     if workers and "fault" not in report and ("frame" in report or not request.frame):
-        report |= simulators_at_once(env_type, request, workers, seconds)
+        report |= simulators_at_once(env_type, request, workers, _SECONDS)
     report["seconds"] = round(time.monotonic() - began, 1)
     return {**report, **_judged(env_type, report, needs_frame=request.frame)}
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.cameras.camera import CameraView
 from rlinf_core import RuntimeFailure
 
 # A person's judgement of the episode that is under way, which ends it. A discarded one is neither recorded nor learned
@@ -67,20 +68,6 @@ class Takeover:
     actions: NDArray[np.float32]
     verdicts: dict[int, Verdict]
     rewards: dict[int, float] = field(default_factory=dict[int, float])
-
-
-class CameraView(NamedTuple):
-    """A picture that a person is shown.
-
-    Attributes:
-        camera: its name.
-        image: uint8 [H, W, 3], RGB, upright.
-        taken: when, on `time.monotonic`.
-    """
-
-    camera: str
-    image: NDArray[np.uint8]
-    taken: float
 
 
 class EnvProgress(NamedTuple):

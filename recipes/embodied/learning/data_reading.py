@@ -27,19 +27,15 @@ _ROUNDING: Final = 1e-5
 _EPISODES_SHOWN: Final = 8
 
 
-def read_data(config: DemonstrationsConfig, *, pictures: bool = True) -> Demonstrations:
+def read_data(config: DemonstrationsConfig) -> Demonstrations:
     """Return the demonstrations that a section `data` names, as one.
-
-    Args:
-        config: the section.
-        pictures: whether pictures can be asked for.
 
     Raises:
         DatasetError: a data set cannot be read, contradicts itself or another one, or holds a NaN or an infinity.
     """
     sources = config.sources
     check_sources(config)
-    parts = [read_source(config, source, pictures=pictures) for source in sources]
+    parts = [read_source(config, source, pictures=True) for source in sources]
     weights = [source.weight for source in sources if source.weight is not None]
     if weights:
         rows = [len(part) for part in parts]

@@ -36,8 +36,8 @@ class Learner:
         config: the whole file.
         strategy: the policy, as it is spread over ranks.
         optimizer: the optimizer of its weights.
-        device: where is computed.
-        data: demonstrations that are learned from besides, with the weight `algorithm.bc_weight`.
+        device: the device that computes.
+        data: demonstrations that are also trained on, with the weight `algorithm.bc_weight`.
 
     Attributes:
         passes: over the samples, that `learn` took last.

@@ -95,7 +95,7 @@ class RunningReturns:
     def load(self, folder: Path, rank: int, world_size: int) -> None:
         """Take what `save` wrote; nothing where the checkpoint is of a run without it.
 
-        By another number of ranks the running returns begin anew: their environments are others.
+        By another number of ranks the running returns start over: their environments are others.
 
         Raises:
             CheckpointError: it is damaged.

@@ -30,6 +30,7 @@ from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle, events, rank_means
 from rlinf_core.runners.runner import RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
+from rlinf_core.runners.storage.item_fates import ItemFate, ItemFates, item_fates
 from rlinf_core.worker.group.handle import wait_together
 
 # Folder of a checkpoint that holds the state of the environments, a file for each env worker.
@@ -220,6 +221,15 @@ class EmbodiedRunner(RolloutRunner):
                 file = folder / EPISODES / f"{rank}.npz"
                 file.parent.mkdir(exist_ok=True)
                 file.write_bytes(state)
+
+    def items_in_flight(self) -> ItemFates:
+        """See `Runner`: rollouts that run ahead, and the episodes of the environments that they are in."""
+        if not self.config.staleness:
+            return {}
+        rollouts = [(ItemFate.AGAIN, f"rollout of step {step}") for step in sorted(self._rollouts)]
+        ranks = range(self.world_sizes["env"])
+        episodes = [(ItemFate.DROPPED, f"unfinished episodes of env worker {rank}") for rank in ranks]
+        return item_fates([*rollouts, *episodes])
 
     def read_checkpoint(self, folder: Path) -> None:
         """Load weights and optimizer, and resume unfinished episodes where possible."""

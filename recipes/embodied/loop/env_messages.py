@@ -22,7 +22,7 @@ CHUNKS = "chunks"
 
 
 def stacked(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Messages of several workers as one: arrays and observations one behind the other along environments."""
+    """Messages of several workers as one: arrays and observations concatenated along environments."""
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]

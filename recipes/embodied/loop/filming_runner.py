@@ -18,7 +18,7 @@ LOGGER = logging.getLogger("rlinf")
 
 
 class FilmedEnv(EmbodiedEnv, Protocol):
-    """The methods of a worker that steps environments, and films them."""
+    """The methods of an env worker that records videos."""
 
     def recorded_episodes(self) -> list[EpisodeFrames] | None: ...
 

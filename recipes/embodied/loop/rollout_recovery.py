@@ -46,7 +46,7 @@ class RolloutRecovery(Relaunching):
     ) -> None:
         super().__init__({"rollout": rollout, "env": env}, record)
         self._synchronous = not config.runner.staleness
-        # A robot and a person are where they are: only the whole run is begun anew with them.
+        # A robot and a person are where they are: only the whole run is started over with them.
         sections = (config.env.train, config.env.eval)
         self._simulates = config.env.train.intervention.source == NONE and all(
             section.judge.source == ENVIRONMENT and not is_robot(section.env_type) for section in sections
@@ -139,4 +139,4 @@ class RolloutRecovery(Relaunching):
         if not again:
             return ""
         reasons = {reason for reason in self._env_group.execute_on(*again).load_state(whole).wait() if reason}
-        return f"episodes begin anew: {'; '.join(sorted(reasons))}" if reasons else ""
+        return f"episodes start over: {'; '.join(sorted(reasons))}" if reasons else ""

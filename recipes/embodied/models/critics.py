@@ -45,34 +45,31 @@ class EnsembleLayerNorm(nn.Module):
         return torch.addcmul(self.bias, functional.layer_norm(inputs, inputs.shape[-1:], eps=_EPSILON), self.weight)
 
 
+# Of batch renormalization, as CrossQ has them.
+_MOMENTUM: Final = 0.01
+_LARGEST_SCALE: Final = 3.0
+_LARGEST_SHIFT: Final = 5.0
+
+
 class BatchRenorm(nn.Module):
     """Batch renormalization (Ioffe 2017, arXiv 1702.03275) of each member, as CrossQ has it (arXiv 1902.05605).
 
-    While training a unit is normalized by its batch, and corrected toward the running statistics, at most by
-    `largest_scale` and `largest_shift`, without gradients. Before `warmup` batches it is plain batch normalization.
+    While training a unit is normalized by its batch, and corrected toward the running statistics, by a bounded
+    scale and shift, without gradients. Before `warmup` batches it is plain batch normalization.
     """
 
     mean: Tensor
     deviation: Tensor
     batches: Tensor
 
-    def __init__(
-        self,
-        members: int,
-        size: int,
-        *,
-        momentum: float = 0.01,
-        largest_scale: float = 3.0,
-        largest_shift: float = 5.0,
-        warmup: int = 10_000,
-    ) -> None:
+    def __init__(self, members: int, size: int, *, warmup: int = 10_000) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(members, 1, size))
         self.bias = nn.Parameter(torch.zeros(members, 1, size))
         self.register_buffer("mean", torch.zeros(members, 1, size))
         self.register_buffer("deviation", torch.ones(members, 1, size))
         self.register_buffer("batches", torch.zeros(()))
-        self._momentum, self._scale, self._shift, self._warmup = momentum, largest_scale, largest_shift, warmup
+        self._warmup = warmup
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return [E, n, size], normalized over n while training, else by the running statistics."""
@@ -82,12 +79,12 @@ class BatchRenorm(nn.Module):
         deviation = (inputs.var(dim=1, keepdim=True, correction=0) + _EPSILON).sqrt()
         normalized = (inputs - mean) / deviation
         with torch.no_grad():
-            scale = (deviation / self.deviation).clamp(1 / self._scale, self._scale)
-            shift = ((mean - self.mean) / self.deviation).clamp(-self._shift, self._shift)
+            scale = (deviation / self.deviation).clamp(1 / _LARGEST_SCALE, _LARGEST_SCALE)
+            shift = ((mean - self.mean) / self.deviation).clamp(-_LARGEST_SHIFT, _LARGEST_SHIFT)
             warm = (self.batches >= self._warmup).float()
             scale, shift = torch.lerp(torch.ones_like(scale), scale, warm), shift * warm
-            self.mean.lerp_(mean, self._momentum)
-            self.deviation.lerp_(deviation, self._momentum)
+            self.mean.lerp_(mean, _MOMENTUM)
+            self.deviation.lerp_(deviation, _MOMENTUM)
             self.batches += 1
         return torch.addcmul(self.bias, normalized * scale + shift, self.weight)
 

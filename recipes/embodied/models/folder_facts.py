@@ -17,6 +17,7 @@ from recipes.sections.model_folders import (
     fault_of_weights,
     read_object,
     require_folder,
+    weight_names,
 )
 from rlinf_core import ConfigError, Severity
 from rlinf_core.config.tree import Path
@@ -41,6 +42,10 @@ ARCHITECTURES: Final = {
     "openvla": ("openvla",),
     "openvla_oft": ("openvla",),
 }
+# The layer that only weights of one kind have: folders of openpi name neither, and settings may be copied.
+TELLING_LAYERS: Final = {"pi0": "action_time_mlp_in", "pi05": "time_mlp_in"}
+# How settings call the actions that a model predicts together: lerobot's, openpi's, and those of diffusion and VQ-BeT.
+_HORIZONS: Final = ("chunk_size", "action_horizon", "horizon", "action_chunk_size")
 _MODEL: Path = ("actor", "model", "model_path")
 
 
@@ -118,7 +123,28 @@ def fault_of_policy(model_type: str, folder: str) -> FolderFault | None:
             f"`{model_type}` cannot use the `{kind}` in `{folder}`",
             f"name a folder whose {SETTINGS} says {named}, or the `model_type` that reads this one (docs/models.md)",
         )
-    return fault_of_model(path)
+    return fault_of_model(path) or _fault_of_kind(model_type, path)
+
+
+def _fault_of_kind(model_type: str, folder: FilePath) -> FolderFault | None:
+    """Return that weights are those of a pi0 where a pi05 is expected, or the other way round; None: they are not."""
+    if model_type not in TELLING_LAYERS:
+        return None
+    layers = {name.split(".")[-2] for name in weight_names(folder) if "." in name}
+    others = [kind for kind, layer in TELLING_LAYERS.items() if kind != model_type and layer in layers]
+    if not others or TELLING_LAYERS[model_type] in layers:
+        return None
+    return FolderFault(
+        f"`{model_type}` cannot use the {others[0]} in `{folder}`: its weights have `{TELLING_LAYERS[others[0]]}`",
+        f"write `model_type: {others[0]}`",
+    )
+
+
+def published_horizon(folder: str) -> int | None:
+    """Return the number of actions that the model of a published folder predicts together; None: it is not said."""
+    about = read_object(FilePath(folder) / SETTINGS)
+    said = (about.get(name) for name in _HORIZONS)
+    return next((number for number in said if isinstance(number, int) and not isinstance(number, bool)), None)
 
 
 def lerobot_type(model: EmbodiedModelConfig) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from recipes.embodied.models.policy_folder import is_policy_folder, load_normalization, load_weights
+from recipes.training.reading.finite_weights import require_finite
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError, Registry, checked_options
 
@@ -59,6 +60,8 @@ def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
             why=f"it has no `policy.json`, which `{config.model_type}` needs",
             help="`actor.model.model_path` must name a folder that a policy was saved to",
         )
+    if config.model_path is not None:
+        require_finite(policy.named_parameters(), config.model_path)
     if config.trainable:
         _freeze(policy, config.trainable)
     return policy

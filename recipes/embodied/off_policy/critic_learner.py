@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.config.off_policy_config import OffPolicyConfig
-from recipes.embodied.models.base_policy import Inputs
+from recipes.embodied.models.base_policy import BasePolicy, Inputs
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.losses import (
@@ -30,6 +31,7 @@ from recipes.embodied.off_policy.losses import (
     soft_policy_loss,
     temperature_loss,
 )
+from recipes.embodied.replay.replay_types import ReplayBatch
 from recipes.training.optimizer import EagerAdamW
 from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import Figures, Updater
@@ -46,6 +48,22 @@ class TransitionTensors:
     discounts: Tensor
     next_inputs: Inputs
     weights: Tensor
+
+    @classmethod
+    def of(cls, batch: ReplayBatch, policy: BasePolicy, device: torch.device) -> TransitionTensors:
+        """Return a batch on a device, its observations as the policy prepares them."""
+
+        def moved(array: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(array).to(device)  # pyright: ignore[reportUnknownMemberType]
+
+        return cls(
+            policy.prepare(batch.observations),
+            moved(batch.actions),
+            moved(batch.rewards),
+            moved(batch.discounts),
+            policy.prepare(batch.next_observations),
+            moved(batch.weights),
+        )
 
 
 class OffPolicyLearner:
@@ -96,7 +114,7 @@ class OffPolicyLearner:
         self._temperature_optimizer = EagerAdamW(
             [self.log_temperature], lr=temperature_lr, weight_decay=0.0, fused=True
         )
-        # Cached for every update: a module collects its weights anew on each call.
+        # Cached for every update: a module collects its weights again on each call.
         self._critic_weights = list(self._critics.parameters())
         self._followers: list[tuple[list[Tensor], list[Tensor]]] = [
             (list(target.parameters()), list(module.parameters()))

@@ -9,7 +9,7 @@ minimum over some of an ensemble, REDQ, Chen et al. 2021 (arXiv 2101.05982); IQL
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -123,17 +123,20 @@ def expectile_loss(values: Tensor, targets: Tensor, expectile: float) -> Loss:
     return Loss(loss, {"critic/expectile_loss": loss.detach(), "critic/state_value": values.detach().mean()})
 
 
-def advantage_weighted_loss(logprobs: Tensor, advantages: Tensor, scale: float, largest: float = 100.0) -> Loss:
-    """Return minus the mean log-probability of recorded actions, each weighted by min(exp(scale * advantage), largest)
+# Of a recorded action, in IQL.
+_LARGEST_WEIGHT: Final = 100.0
+
+
+def advantage_weighted_loss(logprobs: Tensor, advantages: Tensor, scale: float) -> Loss:
+    """Return minus the mean log-probability of recorded actions, each weighted by min(exp(scale * advantage), 100)
     (IQL, eq. 7; the bound is that of its code).
 
     Args:
         logprobs: float [n], of recorded actions, with gradients.
         advantages: float [n], without.
         scale: beta.
-        largest: bound of a weight.
     """
-    weights = (scale * advantages).exp().clamp(max=largest)
+    weights = (scale * advantages).exp().clamp(max=_LARGEST_WEIGHT)
     loss = -(weights * logprobs).mean()
     return Loss(loss, {"actor/policy_loss": loss.detach(), "actor/advantage_weight": weights.mean()})
 
@@ -141,7 +144,8 @@ def advantage_weighted_loss(logprobs: Tensor, advantages: Tensor, scale: float, 
 def temperature_loss(log_temperature: Tensor, logprobs: Tensor, target_entropy: float) -> Tensor:
     """Return the temperature loss, which raises the temperature while the entropy is below its target (SAC, eq. 18).
 
-    As is usual the logarithm stands for the temperature itself, so that steps are as large whatever it is.
+    As is usual, the loss takes the log-temperature in place of the temperature, so that the step size does not depend
+    on it.
 
     Args:
         log_temperature: a scalar, with gradients.

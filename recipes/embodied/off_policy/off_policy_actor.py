@@ -33,8 +33,7 @@ from recipes.embodied.models.checkpoint_weights import load_trained
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.policy_folder import load_normalization, write_description
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.off_policy.critic_learner import OffPolicyLearner
-from recipes.embodied.off_policy.replay_tensors import to_tensors
+from recipes.embodied.off_policy.critic_learner import OffPolicyLearner, TransitionTensors
 from recipes.embodied.off_policy.sources import (
     add_recording,
     add_steps,
@@ -217,7 +216,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         policy_figures, critic_figures, began = Figures(), Figures(), time.perf_counter()
         for _ in range(updates):
             batch = self._mixture.sample(share, random, settings.n_steps, config.algorithm.gamma)
-            tensors = to_tensors(batch, self._policy, self.torch_device)
+            tensors = TransitionTensors.of(batch, self._policy, self.torch_device)
             errors = self._learner.update(tensors, step, policy_figures, critic_figures)
             if settings.replay.prioritized:
                 self._mixture.update_priorities(batch, errors.cpu().numpy())
@@ -331,7 +330,7 @@ def split_passes(pieces: list[RolloutChunks], passes: int, lanes: int) -> list[R
 
     Args:
         pieces: the pieces, in any order; numbers of environments count on from pass to pass.
-        passes: how many there are.
+        passes: the number of passes.
         lanes: environments of this actor.
     """
     ordered = sorted(pieces, key=lambda piece: piece.first)

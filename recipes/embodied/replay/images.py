@@ -59,7 +59,7 @@ class CompressedImages:
         self._held[row] = data
 
     def save(self) -> dict[str, NDArray[Any]]:
-        """Return all images as arrays: their bytes one behind the other, and how many each has."""
+        """Return all images as arrays: their concatenated bytes, and the size of each."""
         sizes = np.array([len(data) for data in self._held], np.int64)
         return {"bytes": np.frombuffer(b"".join(self._held), np.uint8), "sizes": sizes}
 

@@ -1,6 +1,6 @@
 """Recordings of transitions on disk: append-only segments that survive a killed process and a full disk.
 
-    segment-00000001.rlr   magic, version; then records one behind the other
+    segment-00000001.rlr   magic, version; then records back to back
     record                 length (8 bytes), CRC-32 of the payload (4), CRC-32 of these 12 bytes (4), payload
     payload                length of a JSON header (4), the header (name, dtype, shape of each array), the arrays' bytes
 

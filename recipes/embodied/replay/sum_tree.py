@@ -48,7 +48,7 @@ class SumTree:
             nodes = np.unique(nodes >> 1)
 
     def find(self, positions: NDArray[np.float64]) -> Rows:
-        """Return the items at positions between 0 and `total`, as if priorities lay one behind the other, int64 [n].
+        """Return the items at positions between 0 and `total`, as if priorities lay end to end, int64 [n].
 
         An item without priority is never returned, as long as the total is above 0.
         """

@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.interventions.intervention import CameraView, EnvProgress, HandMotion
+from recipes.embodied.cameras.camera import ArmScene, CameraView
+from recipes.embodied.cameras.camera_set import CameraSet
+from recipes.embodied.config.camera_config import RobotEnvOptions
+from recipes.embodied.interventions.intervention import EnvProgress, HandMotion
 from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.robots.claim import claimed_by
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import HOME
 from recipes.embodied.robots.replies import ArmState
+from recipes.embodied.robots.robot_cameras import check_own_cameras, opened
 from recipes.embodied.robots.robot_errors import RobotError, RobotLateError, RobotUnreachableError
 from recipes.embodied.robots.robot_session import ArmCheck, check_arm, refuse_faults, watch_cameras
 from recipes.embodied.robots.steering import steered
@@ -112,9 +117,27 @@ def chosen_arm(robots: Sequence[Listed], name: str | None) -> Franka:
     raise RLinfError("several arms match", why=f"arms: {known}", help="name one by its address, `HOST:PORT`")
 
 
-def look(robots: Sequence[Listed]) -> list[dict[str, Any]]:
-    """Return every robot with its controller's description."""
-    return [{**_described(robot), **_answer(robot)} for robot in robots]
+def chosen_robot(robots: Sequence[Listed], name: str | None) -> RobotUnit:
+    """Return the robot, of any type, that is meant by the rank of its node or by its address; the only one without
+    either.
+
+    Raises:
+        RLinfError: there is none, or there are several.
+    """
+    matching = [robot for robot in robots if name in (None, str(robot.node), robot.address)]
+    if len(matching) == 1:
+        if matching[0].problem is not None:
+            raise matching[0].problem
+        return matching[0].robot
+    known = ", ".join(f"{robot.address or robot.type} of node {robot.node}" for robot in robots) or "none"
+    what = "several robots match" if matching else "the file has no such robot"
+    raise RLinfError(what, why=f"robots: {known}", help="name one by its address or the rank of its node")
+
+
+def look(robots: Sequence[Listed], options: RobotEnvOptions | None = None) -> list[dict[str, Any]]:
+    """Return every robot with its controller's description, and the names of the cameras of its environment."""
+    cameras = [] if options is None else list(options.cameras)
+    return [{**_described(robot), **_answer(robot), "cameras": cameras} for robot in robots]
 
 
 def _described(robot: Listed) -> dict[str, Any]:
@@ -138,24 +161,41 @@ def _answer(robot: Listed) -> dict[str, Any]:
     return {"controller": f"{facts.controller} {facts.version}", "state": stands, "holder": state.holder}
 
 
-def check(arm: Franka) -> list[ArmCheck]:
-    """Return all checks of an arm. Nothing is moved, and the lease is not taken."""
+def check(arm: Franka, options: RobotEnvOptions | None = None) -> list[ArmCheck]:
+    """Return all checks of an arm, and of the cameras of its environment. Nothing is moved, and the lease is not
+    taken."""
+    own = options is not None and bool(options.cameras)
     try:
         with FrankaClient(arm, seconds=SECONDS) as client:
-            return check_arm(client, arm)
+            checks = check_arm(client, arm, _opened(arm, options))
+        if options is not None and own:
+            looked = check_own_cameras(arm, options, SECONDS)
+            checks = [
+                looked if result.verdict == "skipped" and result.name == "cameras" else result for result in checks
+            ]
+        return checks
     except RobotUnreachableError as error:
         return [ArmCheck("controller", "fault", f"{error.message}: {error.why}", error.help)]
 
 
-def reset(arm: Franka) -> ArmState:
+def _opened(arm: Franka, options: RobotEnvOptions | None) -> list[str]:
+    """Return serial numbers of the cameras that the environment reads, not the controller."""
+    return [] if options is None else [serial for serial in options.serials(arm.camera_serials).values() if serial]
+
+
+def reset(arm: Franka, options: RobotEnvOptions | None = None) -> ArmState:
     """Lead an arm to its home with an open gripper; it may be moved again afterwards.
+
+    Args:
+        arm: which one.
+        options: the cameras of its environment, which the controller does not read; None: it has none.
 
     Raises:
         RobotLeaseError: a job holds it.
         RobotCheckError: it is not fit to move.
         RobotError: anything else of `FrankaClient`.
     """
-    with _held(arm) as client:
+    with _held(arm, _opened(arm, options)) as client:
         return client.reset(HOME)
 
 
@@ -169,7 +209,13 @@ def stop(arm: Franka) -> ArmState:
         return client.stop()
 
 
-def teleop(arm: Franka, source: str, options: Mapping[str, Any], emit: Callable[[str], None]) -> int:
+def teleop(
+    arm: Franka,
+    source: str,
+    options: Mapping[str, Any],
+    emit: Callable[[str], None],
+    seen: RobotEnvOptions | None = None,
+) -> int:
     """Let a person move an arm, from where it stands, until they press the key for success or failure, or Ctrl-C.
 
     Args:
@@ -177,6 +223,7 @@ def teleop(arm: Franka, source: str, options: Mapping[str, Any], emit: Callable[
         source: an intervention source.
         options: the options of the device.
         emit: receives a line at the start and at the end.
+        seen: the cameras of its environment, which a person at a page is shown; None: it has none.
 
     Returns:
         How many control periods the person moved it.
@@ -186,13 +233,16 @@ def teleop(arm: Franka, source: str, options: Mapping[str, Any], emit: Callable[
         InterventionError: the device cannot be opened or was lost; the arm stops.
         RobotError: anything else of `FrankaClient`.
     """
-    with _held(arm) as client:
+    with ExitStack() as stack:
+        client = stack.enter_context(_held(arm, _opened(arm, seen)))
         steered_arm = _SteeredArm(client.state().joints)
-        person = open_source(source, steered_arm, options)
+        if seen is not None and seen.cameras:
+            steered_arm.cameras = stack.enter_context(opened(arm, seen, lambda: steered_arm.scene))
+        person = stack.enter_context(closing(open_source(source, steered_arm, options)))
         moved = 0
         try:
             # Ends a stop; the arm stays where it is, and its gripper opens.
-            steered_arm.joints = client.reset(steered_arm.joints).joints
+            steered_arm.see(client.reset(steered_arm.joints).joints)
             emit(f"{client.where} follows the {source}; Ctrl-C ends")
             while True:
                 command = person.read()
@@ -200,28 +250,26 @@ def teleop(arm: Franka, source: str, options: Mapping[str, Any], emit: Callable[
                     return moved
                 if command is None:
                     time.sleep(CONTROL_SECONDS)
-                    watch_cameras(client, arm, client.state())
-                    continue
-                action = command.actions[0]
-                try:
-                    state = client.move(action[:7] * steered_arm.scale, bool(action[7] > 0))
-                    moved += 1
-                except RobotLateError as error:
-                    emit(str(error))
                     state = client.state()
-                watch_cameras(client, arm, state)
-                steered_arm.joints = state.joints
+                else:
+                    action = command.actions[0]
+                    try:
+                        state = client.move(action[:7] * steered_arm.scale, bool(action[7] > 0))
+                        moved += 1
+                    except RobotLateError as error:
+                        emit(str(error))
+                        state = client.state()
+                watch_cameras(client, arm, state, steered_arm.cameras)
+                steered_arm.see(state.joints)
         except KeyboardInterrupt:
             return moved
-        finally:
-            person.close()
 
 
-def _held(arm: Franka) -> FrankaClient:
+def _held(arm: Franka, seen: Sequence[str] = ()) -> FrankaClient:
     """Return a client that holds an arm which is fit to move."""
     client = FrankaClient(arm, seconds=SECONDS)
     try:
-        checks = [] if arm.disable_validate else check_arm(client, arm)
+        checks = [] if arm.disable_validate else check_arm(client, arm, seen)
         # Who holds it is said by `acquire`; a hand outside of its workspace may be led back in.
         refuse_faults(client, [result for result in checks if result.name not in ("lease", "workspace")])
         client.acquire()
@@ -243,15 +291,19 @@ class _SteeredArm:
     def __init__(self, joints: NDArray[np.float64]) -> None:
         from recipes.embodied.robots.franka_arm import ACTION_STEP
 
-        self.joints = joints
+        self.cameras: CameraSet | None = None
+        self.see(joints)
         self.scale = ACTION_STEP[:, 0]
         self.progress = EnvProgress(np.zeros(1, np.int64), 0, np.zeros(1, np.int64), np.zeros(1, np.int64))
 
     def expert(self) -> None:
         return None
 
+    def see(self, joints: NDArray[np.float64]) -> None:
+        self.joints, self.scene = joints, ArmScene(joints, None, time.monotonic())
+
     def views(self, row: int) -> list[CameraView]:
-        return []  # a person stands beside the arm
+        return [] if self.cameras is None else self.cameras.views()  # without, a person stands beside the arm
 
     def steer(self, motion: HandMotion, row: int) -> NDArray[np.float32]:
         return steered(self.joints, motion, grips=True)

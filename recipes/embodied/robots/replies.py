@@ -106,7 +106,7 @@ class ControllerFacts:
         """Return the facts that a reply tells.
 
         Raises:
-            ProtocolError: limits or period are missing, or are no numbers.
+            ProtocolError: limits or period are missing, or are not numbers.
         """
         try:
             limits = cast("dict[str, Any]", reply["limits"])

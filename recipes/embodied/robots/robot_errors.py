@@ -57,10 +57,6 @@ class RobotLateError(RobotError):
     """An action arrived too late and was not executed."""
 
 
-class RobotCameraError(RobotError):
-    """A camera has taken no frame for too long, or is not there."""
-
-
 class RobotCheckError(RobotError):
     """A check before the arm moves has found a fault."""
 

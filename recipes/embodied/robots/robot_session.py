@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
+from recipes.embodied.cameras.camera import CameraError
+from recipes.embodied.cameras.camera_set import CameraSet
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS, is_within
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
 from recipes.embodied.robots.replies import ArmState, ControllerFacts
-from recipes.embodied.robots.robot_errors import RobotCameraError, RobotCheckError
+from recipes.embodied.robots.robot_errors import RobotCheckError
 from rlinf_core.hardware.robots.franka import Franka
 
 Verdict: TypeAlias = Literal["ok", "fault", "skipped"]
@@ -40,8 +43,13 @@ class ArmCheck:
     help: str | None = None
 
 
-def check_arm(client: FrankaClient, arm: Franka) -> list[ArmCheck]:
+def check_arm(client: FrankaClient, arm: Franka, opened: Collection[str] = ()) -> list[ArmCheck]:
     """Return the checks that need neither the lease nor a motion.
+
+    Args:
+        client: the connection to the controller.
+        arm: the arm.
+        opened: serial numbers of the cameras that this process reads itself; the controller is asked for the others.
 
     Raises:
         RobotLinkLostError: the controller does not answer.
@@ -52,7 +60,7 @@ def check_arm(client: FrankaClient, arm: Franka) -> list[ArmCheck]:
         check_latency([client.latency(_QUESTIONS) for _ in range(_ROUNDS)], facts.period),
         check_limits(facts),
         check_workspace(arm, state),
-        check_cameras(arm, state),
+        check_cameras(arm, state, opened),
         check_lease(facts),
     ]
 
@@ -137,22 +145,23 @@ def check_workspace(arm: Franka, state: ArmState) -> ArmCheck:
     return ArmCheck("workspace", "ok", position)
 
 
-def check_cameras(arm: Franka, state: ArmState) -> ArmCheck:
-    """Judge whether each camera of the arm sees something now."""
-    if not arm.camera_serials:
-        return ArmCheck("cameras", "skipped", "none is declared")
+def check_cameras(arm: Franka, state: ArmState, opened: Collection[str] = ()) -> ArmCheck:
+    """Judge whether each camera that the controller reads sees something now."""
+    watched = [serial for serial in arm.camera_serials if serial not in opened]
+    if not watched:
+        return ArmCheck("cameras", "skipped", "the controller reads none")
     if arm.disable_validate:
         return ArmCheck("cameras", "skipped", "`disable_validate` is set")
-    wrong = frozen(arm, state)
+    wrong = frozen(watched, state)
     if wrong:
         return ArmCheck("cameras", "fault", wrong, "reconnect the camera, and check that nothing else uses it")
-    oldest = max(state.cameras[serial] for serial in arm.camera_serials)
+    oldest = max(state.cameras[serial] for serial in watched)
     return ArmCheck("cameras", "ok", f"newest frames are at most {1000 * oldest:.0f} ms old")
 
 
-def frozen(arm: Franka, state: ArmState) -> str | None:
-    """Return the fault of an arm's cameras; None: none."""
-    for serial in arm.camera_serials:
+def frozen(serials: Collection[str], state: ArmState) -> str | None:
+    """Return the fault of cameras that the controller reads; None: none."""
+    for serial in serials:
         age = state.cameras.get(serial)
         if age is None:
             return f"camera {serial} is not connected"
@@ -168,19 +177,22 @@ def check_lease(facts: ControllerFacts) -> ArmCheck:
     return ArmCheck("lease", "fault", f"{facts.holder} holds the arm", "end that process, or wait until it is done")
 
 
-def watch_cameras(client: FrankaClient, arm: Franka, state: ArmState) -> None:
-    """Stop the arm where one of its cameras is frozen.
+def watch_cameras(client: FrankaClient, arm: Franka, state: ArmState, cameras: CameraSet | None = None) -> None:
+    """Stop the arm where one of its cameras is frozen: of `cameras`, or of those that the controller reads.
 
     Raises:
-        RobotCameraError: one is.
+        CameraError: one is.
     """
-    if arm.disable_validate:
-        return
-    wrong = frozen(arm, state)
-    if wrong:
+    try:
+        if cameras is not None:
+            cameras.watch()
+        if arm.disable_validate:
+            return
+        opened = () if cameras is None else cameras.serials.values()
+        wrong = frozen([serial for serial in arm.camera_serials if serial not in opened], state)
+        if wrong:
+            help = "reconnect the camera, and check that nothing else uses it; then start again"
+            raise CameraError(wrong, where=client.where, help=help)
+    except CameraError as error:
         client.stop()
-        raise RobotCameraError(
-            f"{wrong}, so the arm was stopped",
-            where=client.where,
-            help="reconnect the camera, and check that nothing else uses it; then start again",
-        )
+        raise error.after_stop() from error

@@ -56,7 +56,7 @@ Message: TypeAlias = dict[str, Any]
 
 
 class ProtocolError(ValueError):
-    """A line that is no message, or a message that says nothing meaningful."""
+    """A line that is not a message, or a message that says nothing meaningful."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
     """Return a message as a line.
 
     Raises:
-        ProtocolError: it is too long, or holds what JSON has not.
+        ProtocolError: it is too long, or is not valid JSON.
     """
     try:
         line = json.dumps(message, allow_nan=False, separators=(",", ":")).encode() + b"\n"
@@ -157,7 +157,7 @@ def parse_workspace(fields: Mapping[str, Any]) -> Box | None:
     """Return the box that the hand must stay in; None where nothing is said of it.
 
     Raises:
-        ProtocolError: it is no box.
+        ProtocolError: it is not a box.
     """
     value = fields.get("workspace")
     if value is None:
@@ -176,7 +176,7 @@ def parse_delay(fields: Mapping[str, Any], clock: float) -> float:
     """Return the round-trip seconds of a request and the reply before it; 0 if it carries no times.
 
     Raises:
-        ProtocolError: `after` or `waited` is no number.
+        ProtocolError: `after` or `waited` is not a number.
     """
     if fields.get("after") is None:
         return 0.0
@@ -187,7 +187,7 @@ def parse_heartbeat(fields: Mapping[str, Any]) -> float:
     """Return seconds without a sign of life after which a holder counts as lost.
 
     Raises:
-        ProtocolError: it is no number, or none that is allowed.
+        ProtocolError: it is not a number, or none that is allowed.
     """
     seconds = _number(fields.get("heartbeat"), "heartbeat")
     if not HEARTBEAT_LOW <= seconds <= HEARTBEAT_HIGH:

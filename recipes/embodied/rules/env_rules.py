@@ -8,6 +8,7 @@ from typing import cast
 from pydantic import BaseModel, ValidationError
 
 from recipes.embodied.config import PolicyJob
+from recipes.embodied.config.camera_config import CameraOptions, RobotEnvOptions
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import (
     DRIVEN,
@@ -20,6 +21,7 @@ from recipes.embodied.config.env_types import (
 )
 from recipes.embodied.envs.observation_keys import STATES, camera_of
 from recipes.embodied.envs.simulators.options import SimulatorOptions
+from recipes.embodied.rules.camera_rules import check_cameras, robot_options
 from recipes.embodied.rules.env_probe import EnvFacts, env_facts
 from recipes.embodied.rules.intervention_rules import check_judge
 from recipes.sections.checks import Report, blame
@@ -42,14 +44,24 @@ def facts_of(config: PolicyJob, environments: EnvironmentConfig) -> EnvFacts:
     """Return the facts about environments known here; None if their package or interpreter is elsewhere."""
     kind, task = environments.env_type, environments.task
     known = ENV_TYPES.get(kind)
+    if is_robot(kind):
+        return _robot_facts(ENV_TYPES[kind], robot_options(environments))
     if known is not None and known.observes is not None:
         has_images = any(camera_of(name) for name in known.observes)
         return EnvFacts(STATES in known.observes, has_images, known.max_episode_steps)
     if is_simulator(kind):
         options = _options(environments)
-        return EnvFacts() if isinstance(options, ValidationError) else EnvFacts(True, bool(options.cameras))
+        return EnvFacts(True, bool(options.cameras)) if isinstance(options, SimulatorOptions) else EnvFacts()
     here = not _missing_package(kind) and runs_in_this_interpreter(config, "env")
     return env_facts(kind, task, environments.options) if has_ids(kind) and task is not None and here else EnvFacts()
+
+
+def _robot_facts(known: EnvType, options: RobotEnvOptions | None) -> EnvFacts:
+    """Return the facts about a robot: a driver may have states and cameras of its own."""
+    if options is None:
+        return EnvFacts()
+    own = known.observes is None
+    return EnvFacts(None if own else True, bool(options.cameras) or (None if own else False), known.max_episode_steps)
 
 
 def sizes_of(config: PolicyJob, environments: EnvironmentConfig) -> EnvFacts:
@@ -61,8 +73,8 @@ def sizes_of(config: PolicyJob, environments: EnvironmentConfig) -> EnvFacts:
     known = ENV_TYPES.get(kind)
     if known is None:
         return EnvFacts()
-    if is_simulator(kind) or known.robot is not None:
-        options = _options(environments) if is_simulator(kind) else None
+    if known.options is not None:
+        options = _options(environments)
         return EnvFacts() if isinstance(options, ValidationError) else _sizes_unmade(known, options)
     task = environments.task or next(iter(known.tasks), None)
     if task is None or _missing_package(kind) or not runs_in_this_interpreter(config, "env"):
@@ -70,13 +82,15 @@ def sizes_of(config: PolicyJob, environments: EnvironmentConfig) -> EnvFacts:
     return env_facts(kind, task, environments.options)
 
 
-def _sizes_unmade(known: EnvType, options: SimulatorOptions | None) -> EnvFacts:
+def _sizes_unmade(known: EnvType, options: SimulatorOptions | RobotEnvOptions) -> EnvFacts:
     from recipes.embodied.envs.env_spec import EnvSpec
 
-    states, size, seen = (options.state_size, options.image_size, options.cameras) if options else (0, 0, ())
-    cameras = {str(camera): (size, size, 3) for camera in seen}
+    if isinstance(options, RobotEnvOptions):
+        return EnvFacts(spec=EnvSpec(0, known.action_size, cameras=options.shapes), control_hz=known.control_hz)
+    size = options.image_size
+    cameras = {str(camera): (size, size, 3) for camera in options.cameras}
     rate: float | None = getattr(options, "control_freq", known.control_hz)
-    return EnvFacts(spec=EnvSpec(states, known.action_size, cameras=cameras), control_hz=rate)
+    return EnvFacts(spec=EnvSpec(options.state_size, known.action_size, cameras=cameras), control_hz=rate)
 
 
 def check_environments(
@@ -102,12 +116,13 @@ def check_environments(
         _check_made(config, section, environments, report, here=here)
     elif ":" in kind:
         check_import(config, at, kind, "env", report, is_own=True)
-    if is_simulator(kind):
+    if kind in ENV_TYPES and ENV_TYPES[kind].options is not None:
         _check_options(config, section, environments, report)
     elif kind in ENV_TYPES and (numbers := ENV_TYPES[kind].numbers) is not None:
         _check_numbers(config, section, environments, numbers, report)
     if is_robot(kind):
         _check_robots(config, section, environments, workers, report)
+        check_cameras(config, section, environments, report)
 
 
 def _check_video(config: PolicyJob, section: str, environments: EnvironmentConfig, report: Report) -> None:
@@ -135,37 +150,42 @@ def options_of_simulator(environments: EnvironmentConfig) -> SimulatorOptions:
     Raises:
         ValidationError: they are wrong.
     """
+    return cast("SimulatorOptions", _model(environments).model_validate(environments.options))
+
+
+def _model(environments: EnvironmentConfig) -> type[BaseModel]:
     target = ENV_TYPES[environments.env_type].options or ""
-    return cast("type[SimulatorOptions]", import_target(target, "options")).model_validate(environments.options)
+    return cast("type[BaseModel]", import_target(target, "options"))
 
 
-def _options(environments: EnvironmentConfig) -> SimulatorOptions | ValidationError:
-    """Return the options of a simulator, or their validation error."""
+def _options(environments: EnvironmentConfig) -> SimulatorOptions | RobotEnvOptions | ValidationError:
+    """Return the options of a simulator or a robot, or their validation error."""
     try:
-        return options_of_simulator(environments)
+        options = _model(environments).model_validate(environments.options)
+        return cast("SimulatorOptions | RobotEnvOptions", options)
     except ValidationError as error:
         return error
 
 
 def _check_options(config: PolicyJob, section: str, environments: EnvironmentConfig, report: Report) -> None:
-    """Report options that a simulator does not take."""
+    """Report options that a simulator or a robot does not take."""
     kind = environments.env_type
     options = _options(environments)
     if not isinstance(options, ValidationError):
         return
     from rlinf_core.suggest import did_you_mean
 
-    known = list(cast("type[BaseModel]", import_target(ENV_TYPES[kind].options or "", "options")).model_fields)
     for error in options.errors():
-        name = str(error["loc"][0])
-        at = blame(config, ("env", section, "options", name), ("env", section, "env_type"))
-        if name not in known:
+        at = blame(config, ("env", section, "options", *error["loc"]), ("env", section, "env_type"))
+        *parents, name = (str(part) for part in error["loc"])
+        if error["type"] == "extra_forbidden":
+            known = list((CameraOptions if parents else _model(environments)).model_fields)
             listed = "known: " + ", ".join(f"`{option}`" for option in known)
-            message = f"`env_type: {kind}` has no option `{name}`"
+            message = f"{'a camera' if parents else f'`env_type: {kind}`'} has no option `{name}`"
             report(at, "unknown-choice", message, did_you_mean(name, known) or listed)
         else:
-            where = ".".join(str(part) for part in error["loc"])
-            report(at, "bad-value", f"option `{where}`: {error['msg'][0].lower()}{error['msg'][1:]}")
+            message = error["msg"].removeprefix("Value error, ")
+            report(at, "bad-value", f"option `{'.'.join((*parents, name))}`: {message[0].lower()}{message[1:]}")
 
 
 def _check_numbers(
@@ -175,7 +195,7 @@ def _check_numbers(
     numbers: Mapping[str, tuple[int, int]],
     report: Report,
 ) -> None:
-    """Report options that an environment of ours does not take, or that are out of bounds."""
+    """Report options that a built-in environment does not accept, or whose values are out of range."""
     for name, value in environments.options.items():
         at = blame(config, ("env", section, "options", name), ("env", section, "env_type"))
         if name not in numbers:

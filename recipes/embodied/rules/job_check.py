@@ -29,13 +29,7 @@ from recipes.sections.checks import (
     Report,
     WorldSizes,
     blame,
-    check_components,
-    check_folders,
-    check_fsdp,
-    check_group_names,
-    check_loggers,
-    check_profiler,
-    check_training,
+    check_sections,
     is_given,
     near_multiples,
 )
@@ -47,17 +41,10 @@ from rlinf_core.config.tree import Path
 
 def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report inconsistent settings of this recipe."""
-    check_components(config.cluster, config.recipe, COMPONENTS, report)
-    names = {"actor": config.actor.group_name, "rollout": config.rollout.group_name, "env": config.env.group_name}
-    check_group_names(config, names, report)
-    check_fsdp(config.actor.fsdp_config, report)
-    check_training(config, ("actor",), report)
-    check_loggers(config.runner, report)
-    check_profiler(config.runner, config.cluster, report)
+    check_sections(config, config.runner, config.actor.fsdp_config, facts(config), COMPONENTS, report)
     _check_robots_used(config, report)
     check_algorithm_options(config, config.algorithm, report)
     check_model_options(config, report)
-    check_folders(config.runner, report, facts(config))
     check_load_path(config, config.env.train, report)
     check_model_folder(config, report)
     check_lerobot(config, report)

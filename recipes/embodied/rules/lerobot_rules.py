@@ -41,7 +41,7 @@ def check_lerobot(config: PolicyJob, report: Report) -> None:
         report(
             _PRECISION,
             "conflicting-settings",
-            "lerobot's policies make numbers of their own in fp32, which weights of another type cannot take",
+            "lerobot's policies create fp32 tensors internally, which weights of another dtype cannot take",
             "remove it; to compute in bf16, write `actor.fsdp_config.mixed_precision.param_dtype: bf16`",
             about=[_TYPE],
         )

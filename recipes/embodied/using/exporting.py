@@ -33,6 +33,7 @@ from rlinf_core import ConfigError, RLinfError
 from rlinf_core.process.requirements import install_command, missing_modules
 
 FORMATS: Final = ("safetensors", "torchscript", "onnx")
+_ONNX: Final = ("onnx", "onnxscript")
 _ACTIONS: Final = "actions"
 # How far actions of an export may be from those of the policy.
 _TOLERANCE: Final = 1e-4
@@ -60,6 +61,12 @@ def export(config: PolicyJob, checkpoint: Path, folder: Path, kind: str) -> dict
         raise ConfigError(f"unknown format `{kind}`", help=f"known: {', '.join(FORMATS)}")
     if folder.exists():
         raise RLinfError("the export folder exists", where=str(folder), help="name another with `--out`")
+    missing = missing_modules(_ONNX) if kind == "onnx" else []
+    if missing:
+        raise RLinfError(
+            f"`--format onnx` needs packages that this Python lacks: {', '.join(missing)}",
+            help=f"run `{install_command(*_ONNX, 'onnxruntime')}`, or install `rlinf-cli[onnx]`",
+        )
     trained = load(checkpoint, config)
     spec, policy = trained.spec, trained.module
     names = [name for name in spec.observations if kind == "safetensors" or name != INSTRUCTIONS]
@@ -132,12 +139,6 @@ def _write_graph(
                 trained,
                 lambda observations: loaded(*(torch.from_numpy(observations[name]) for name in names)).numpy(),
                 names,
-            )
-        missing = missing_modules(["onnx", "onnxscript"])
-        if missing:
-            raise RLinfError(
-                f"`--format onnx` needs the package `{missing[0]}`, not installed in this Python",
-                help=f"run `{install_command('onnx')} onnxscript onnxruntime`",
             )
         folder.mkdir(parents=True)
         _write_onnx(graph, names, example, folder / "policy.onnx")

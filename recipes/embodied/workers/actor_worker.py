@@ -43,7 +43,7 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
             self._returns = RunningReturns(algorithm.gamma, passes, resets=resets_each_pass(self._config))
 
     def _demonstrations(self, spec: EnvSpec) -> ImitationData | None:
-        """Return the demonstrations learned from besides trajectories; None if the recipe uses none."""
+        """Return the demonstrations trained on besides trajectories; None if the recipe uses none."""
         if not self._config.algorithm.bc_weight:
             return None
         return ImitationData(self._config.data, spec, self._config.actor.model.num_action_chunks)

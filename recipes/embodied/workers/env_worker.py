@@ -333,6 +333,8 @@ class EnvWorker(Worker):
                         sums.add(result.episodes)
                     if result.failed is not None:
                         sums.add_failed(int(result.failed.sum()))
+        for batch in stages.batches:
+            sums.add_figures(batch.take_figures())
         return sums.sums
 
     def _send(self, stages: StagedEnvironments, stage: int, message: dict[str, Any]) -> None:

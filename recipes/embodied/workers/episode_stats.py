@@ -36,6 +36,12 @@ class EpisodeSums:
             if solved is not None:
                 self._add(name, float(solved[counted].sum()), count)
 
+    def add_figures(self, figures: Sums) -> None:
+        """Add what environments measured besides episodes; the mean is over these measurements."""
+        for name, (total, count) in figures.items():
+            if count:
+                self._add(name, total, count)
+
     def add_failed(self, count: int) -> None:
         """Count episodes whose simulators failed, which are in no sum."""
         self._add(FAILED_EPISODES, float(count), 0)

@@ -65,7 +65,7 @@ class PolicyActor(BaseActor[JobT]):
         return hollow, WeightsOfRankZero(policy if self._rank == 0 else None)
 
     def _demonstrations(self, spec: EnvSpec) -> ImitationData | None:
-        """Return the demonstrations that are learned from; None without any."""
+        """Return the demonstrations that are trained on; None without any."""
         raise NotImplementedError
 
     def save_checkpoint(self, folder: str) -> None:

@@ -111,7 +111,7 @@ class MultiStepRolloutWorker(ComparingWorker):
         self._weights.move(self._idle_device)
 
     def _pass(self, routes: Routes, *, training: bool) -> dict[int, RolloutChunks]:
-        """Act for one pass of all stages; return their trajectories by stage, where they are learned from."""
+        """Act for one pass of all stages; return their trajectories by stage, where they are trained on."""
         policy = self.policy
         shares = {stage: routes.of_rollout(self._rank, stage) for stage in range(routes.stages)}
         shares = {stage: share for stage, share in shares.items() if share}

@@ -24,7 +24,7 @@ class RolloutBatch:
         tokens: int64 [T], prompt and answer of each sequence, one after the other.
         lengths: int64 [n], tokens of each sequence.
         prompt_lengths: int64 [n], how many of them are the prompt.
-        trained: bool [A], which answer tokens are learned from; A is the sum of the answers' lengths.
+        trained: bool [A], which answer tokens are trained on; A is the sum of the answers' lengths.
         logprobs: float32 [A], of the policy that drew each answer token.
         versions: int64 [A], of the weights that drew it.
         groups: int64 [n], number of the prompt; equal for answers to one prompt.

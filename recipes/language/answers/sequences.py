@@ -117,11 +117,11 @@ class Sequence:
         finish_reason: `stop` by an ending token or text, `length`, or `aborted` before its end.
         seconds: the seconds from the moment at which the engine took the request up to the end of the answer.
         metadata: the metadata of the request.
-        trained: which of `tokens` are learned from, where not all are: what a tool said between two turns is not, and
+        trained: which of `tokens` are trained on, where not all are: what a tool said between two turns is not, and
             has log-probability and version 0. Empty: all.
         rewards: the reward of each token, of each token, part of the answer's reward that came before its end; empty:
             none.
-        failure: why the engine gave no whole answer, where that is no fault of the policy's; it is `aborted` then.
+        failure: why the engine gave no whole answer, where that is not a fault of the policy's; it is `aborted` then.
     """
 
     request_id: str
@@ -139,7 +139,7 @@ class Sequence:
 
     @property
     def failed(self) -> bool:
-        """Whether the engine failed to answer: it is no sample then."""
+        """Whether the engine failed to answer: it is not a sample then."""
         return bool(self.failure)
 
     @property

@@ -112,13 +112,13 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
     )
     correction_level: Literal["token", "sequence"] = Field(
         default="token",
-        description="What ratios of `tis_cap` and of rejection are of: token, or sequence, the product over its tokens"
-        " (of rejection: their geometric mean).",
+        description="Unit of the ratios of `tis_cap` and of rejection: token, or sequence, the product over its tokens"
+        " (for rejection, their geometric mean).",
     )
     reject_ratio_low: PositiveFloat | None = Field(
         default=None,
-        description="Lower bound of the probability before the update over that when drawn; tokens, or with"
-        " `correction_level: sequence` answers, below it are not learned from. null: none.",
+        description="Lower bound of the ratio of the probability before the update to that when sampled; tokens (or"
+        " answers, with `correction_level: sequence`) below it are not trained on. null: none.",
     )
     reject_ratio_high: PositiveFloat | None = Field(
         default=None,

@@ -297,7 +297,10 @@ class LanguageConfig(JobConfig):
         default_factory=LanguageJudgeConfig, description="The model that judges answers, for `reward_type: judge`."
     )
     reward: LanguageRewardConfig = Field(default_factory=LanguageRewardConfig, description="How answers are scored.")
-    data: LanguageDataConfig = Field(default_factory=LanguageDataConfig, description="The problems.")
+    data: LanguageDataConfig = Field(
+        default_factory=LanguageDataConfig,
+        description="Problems for training and evaluation: files, prompts, batch size.",
+    )
     algorithm: LanguageAlgorithmConfig = Field(
         default_factory=LanguageAlgorithmConfig,
         description="Advantages, losses, and how often samples are reused.",

@@ -45,7 +45,7 @@ def json_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         file: UTF-8, with or without a byte order mark, and compressed by gzip or not.
 
     Raises:
-        ConfigError: the file is compressed otherwise or no UTF-8, or a row is no JSON object or holds a NaN.
+        ConfigError: the file is compressed otherwise or not UTF-8, or a row is not a JSON object or holds a NaN.
         OSError: it cannot be read.
     """
     with open_regular(file) as opened:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from recipes.language.data.json_rows import json_rows
+from recipes.language.data.media_columns import refuse_media
 from recipes.language.data.problems import Problem, ProblemSet
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import check_regular
@@ -74,7 +75,7 @@ class Sums:
 
 
 class _AllBut(Sequence[int]):
-    """The numbers below `count` that are no multiples of `step`."""
+    """The numbers below `count` that are not multiples of `step`."""
 
     def __init__(self, count: int, step: int) -> None:
         self._step = step
@@ -217,7 +218,7 @@ def located_rows(path: str, most: int | None = None) -> list[tuple[str, Mapping[
     """Return the rows of a `.jsonl` or `.parquet` file, each behind its place, or the first of them, at most `most`.
 
     Raises:
-        ConfigError: the file cannot be read, is empty, or a row is no object.
+        ConfigError: the file cannot be read, is empty, or a row is not an object or has pictures.
     """
     file = Path(path)
     try:
@@ -229,6 +230,8 @@ def located_rows(path: str, most: int | None = None) -> list[tuple[str, Mapping[
         raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
     if not pairs:
         raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one object per row")
+    for place, row in pairs:
+        refuse_media(place, row)
     return pairs
 
 

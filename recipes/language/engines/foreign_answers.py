@@ -1,4 +1,4 @@
-"""Answers of engines that run elsewhere, checked before they are learned from."""
+"""Answers of engines that run elsewhere, checked before they are trained on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REASONS: Final[dict[str, FinishReason]] = {
 
 
 class EngineAnswerError(RLinfError):
-    """An engine gave an answer that cannot be learned from; with a `help` where a setting is wrong."""
+    """An answer of an engine that cannot be trained on; `help` is set where a setting is wrong."""
 
 
 def checked_sequence(
@@ -48,7 +48,7 @@ def checked_sequence(
         vocabulary: size of the model's vocabulary; 0: not known.
 
     Raises:
-        EngineAnswerError: there are too few tokens, or too many, or values are no tokens and no log-probabilities.
+        EngineAnswerError: there are too few tokens, or too many, or values are not token ids or log-probabilities.
     """
     request, params = answer.request, answer.request.params
 

@@ -178,7 +178,7 @@ class ServerEngine(Engine):
 
         Raises:
             ServerError: the server does not answer the first requests, fails many in a row, or refuses.
-            EngineAnswerError: an answer cannot be learned from, and a setting is to blame, or the first answers are so.
+            EngineAnswerError: an answer cannot be trained on, and a setting is to blame, or the first answers are so.
         """
         if self._paused:
             return []

@@ -72,7 +72,7 @@ class JudgeClient:
     Args:
         channel: the channel to them and back.
         rank: the rank of this reward worker.
-        judges: how many there are.
+        judges: the number of judges.
     """
 
     def __init__(self, channel: Channel, rank: int, judges: int) -> None:

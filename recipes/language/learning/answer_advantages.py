@@ -26,7 +26,7 @@ def token_advantages(
     """Return the advantage of each answer token, and the value targets.
 
     An answer is a trajectory whose steps are its tokens, and the segments of one that branched follow each other. Its
-    reward, less what came before, comes with the last token that is learned from; those that are not, which the policy
+    reward, less what came before, comes with the last token that is trained on; those that are not, which the policy
     did not draw, do not count.
 
     Args:

@@ -100,5 +100,5 @@ def _stand_in() -> RolloutBatch:
     )
 
 
-# An answer of one token that is not learned from.
+# An answer of one token that is not trained on.
 STAND_IN = _stand_in()

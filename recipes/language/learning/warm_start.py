@@ -75,7 +75,7 @@ def initial_policy(
         gradient_checkpointing: whether layers compute their activations again in the backward pass.
         shards: the ranks hold shards of it: none has it whole, apart from rank 0 where the model is built on the spot,
             or where transformers makes its weights of several of the folder's.
-        rank: this one.
+        rank: the rank of this process.
 
     Raises:
         ConfigError: the model cannot be loaded, or does not fit.

@@ -63,7 +63,7 @@ def shares(right: Sequence[int], samples: int, judged: Sequence[int] | None = No
     `pass@1` is the chance that an answer is right, `pass@k` that one of k is, for k of 2, 4, 8 up to `samples`, by the
     unbiased estimate of `pass_at_k`; `mean@<samples>` is the mean of all answers, which is `pass@1` by its other name.
     `<name>_low` and `<name>_high` are Wilson's interval of as many trials as there are problems. Answers to one problem
-    depend on each other, so they are no trials of their own; and a problem's estimate, a number from 0 to 1, varies no
+    depend on each other, so they are not independent trials; and a problem's estimate, a number from 0 to 1, varies no
     more than one that is 0 or 1 with the same mean, so the interval is wide enough.
 
     Args:

@@ -137,7 +137,7 @@ class AnswerRecovery(Relaunching):
         return generated, [[group for group in groups if group.report.slot in slots] for groups in scored]
 
     def drop_repeated(self) -> None:
-        """Drop answers that were put twice, which a later call of `score` would count as its own."""
+        """Drop duplicate answers, which a later call of `score` would count as its own."""
         if self._channel is None:
             return
         for rank in range(self._rewards):
@@ -184,7 +184,7 @@ class AnswerRecovery(Relaunching):
         return _spell(shares, self._scoring.missing)
 
     def _put_again(self, missing: Sequence[int]) -> None:
-        """Have the answers of reward workers that start anew put into the channel once more.
+        """Have the answers of reward workers that start again put into the channel once more.
 
         Raises:
             RunError: some are lost with the worker that gave them.

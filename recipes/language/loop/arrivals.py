@@ -26,7 +26,7 @@ class Arrivals:
 
     def __init__(self, plan: PromptPlan, answers: int, most_failed: float) -> None:
         self._plan, self._answers, self._most_failed = plan, answers, most_failed
-        # Of steps that are not learned from yet.
+        # Of steps that are not trained on yet.
         self._failures: dict[int, Failures] = {}
         self._samples: dict[int, list[Any]] = {}
         self.all_failures = Failures()

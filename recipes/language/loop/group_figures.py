@@ -39,7 +39,7 @@ def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:
 
 
 def why_nothing(groups: Sequence[GroupReport]) -> str:
-    """Return why none of the groups is learned from."""
+    """Return why none of the groups is trained on."""
     skipped, spoiled = (sum(getattr(group, name) for group in groups) for name in ("skipped", "spoiled"))
     if skipped == len(groups):
         return f"all {skipped} prompts are longer than `data.max_prompt_length`"
@@ -50,7 +50,7 @@ def why_nothing(groups: Sequence[GroupReport]) -> str:
 
 
 def help_with_nothing(groups: Sequence[GroupReport]) -> str:
-    """Return the remedy when no group can be learned from."""
+    """Return the remedy when no group can be trained on."""
     if any(group.spoiled for group in groups):
         return "fix the scoring or generation"
     return "use other problems, a larger `algorithm.group_size`, or `filter_groups: false`"

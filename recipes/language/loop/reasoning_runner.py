@@ -50,6 +50,7 @@ from rlinf_core import Channel, RunError, RunRecord, WorkerGroup, WorkerGroupHan
 from rlinf_core.runners.record import RunConfig
 from rlinf_core.runners.runner import NEVER, RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
+from rlinf_core.runners.storage.item_fates import ItemFates
 from rlinf_core.worker.group.handle import wait_together
 
 LOGGER = logging.getLogger("rlinf")
@@ -64,7 +65,7 @@ class ReasoningRunner(RolloutRunner):
 
     With `runner.max_staleness: 0` a step is sync, generation, advantages, training, one after the other. With k the
     prompts of the next k steps are being answered meanwhile, and generation never stops: new weights are loaded between
-    two tokens, and no token is learned from by weights more than k versions newer than those that drew it.
+    two tokens, and no token trains weights more than k versions newer than those that drew it.
 
     Args:
         cfg: the configuration of the job.
@@ -129,6 +130,9 @@ class ReasoningRunner(RolloutRunner):
         self._compared_engine = False
         # Unfinished prompts of a checkpoint, reported in the next step: restarted, and continued.
         self._prompted_again = self._continued = 0
+        # Prompts in flight at the last checkpoint, and those of the one that the run goes on from.
+        self._in_flight: ItemFates = {}
+        self._resumed: ItemFates = {}
 
     @property
     def last_step(self) -> int | None:
@@ -337,7 +341,7 @@ class ReasoningRunner(RolloutRunner):
         return evaluation_metrics(groups, samples)
 
     def _answered(self, prompts: Sequence[Prompt]) -> list[GroupReport]:
-        """Return reports of the answers to prompts that are not learned from, by slot."""
+        """Return reports of the answers to prompts that are not trained on, by slot."""
         self._service.ask(prompts)
         reports: list[GroupReport] = []
         while len(reports) < len(prompts):
@@ -366,6 +370,7 @@ class ReasoningRunner(RolloutRunner):
         if slots:
             self.actor.save_buffered(str(folder), slots).wait()
         write_plan(folder, self._plan, unfinished)
+        self._in_flight = self._plan.in_flight_at_checkpoint(unfinished)
 
     def _save_unfinished(self, folder: Path) -> Mapping[int, int | None]:
         """Write the unfinished answers, which continue meanwhile.
@@ -395,13 +400,15 @@ class ReasoningRunner(RolloutRunner):
         if restored.continued:
             self.actor.load_unfinished(str(folder), restored.continued).wait()
         self._prompted_again, self._continued = restored.again, len(restored.continued)
-        if restored.slots or restored.continued or restored.again:
-            LOGGER.warning(
-                "restored %d buffered answer groups; of the unfinished prompts, %d continue and %d restart",
-                len(restored.slots),
-                len(restored.continued),
-                restored.again,
-            )
+        self._resumed = restored.fates
+
+    def items_in_flight(self) -> ItemFates:
+        """See `Runner`: prompts."""
+        return self._in_flight
+
+    def items_resumed(self, in_flight: ItemFates) -> ItemFates:
+        """See `Runner`: answers that are too old by now are drawn again."""
+        return self._resumed
 
     def finish(self) -> None:
         """Write the trained model as a folder that other programs load: `model` in the run folder."""

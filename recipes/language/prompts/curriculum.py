@@ -28,7 +28,7 @@ class Curriculum:
     Args:
         low, high: bounds of the share of right answers, both within.
         rests: how often a problem is passed over before it is asked again.
-        problems: how many there are.
+        problems: the number of problems.
         seed, shuffle: the seed and shuffle of the order of problems.
 
     Attributes:

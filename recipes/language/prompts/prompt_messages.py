@@ -35,7 +35,7 @@ class Prompt(NamedTuple):
 
     @property
     def trains(self) -> bool:
-        """Whether the answers are learned from."""
+        """Whether the answers are trained on."""
         return self.step > 0
 
 
@@ -61,7 +61,7 @@ class GenerationReport(NamedTuple):
 class GroupReport(NamedTuple):
     """The facts about the answers to one prompt that the runner knows.
 
-    An answer that could not be scored is no sample: `failures` counts it, and nothing else does.
+    An answer that could not be scored is not a sample: `failures` counts it, and nothing else does.
 
     Attributes:
         slot: the slot of the prompt.
@@ -107,7 +107,7 @@ class GroupReport(NamedTuple):
 
     @property
     def kept(self) -> bool:
-        """Whether the answers are learned from."""
+        """Whether the answers are trained on."""
         return not (self.skipped or self.dropped or self.spoiled)
 
     @property

@@ -2,7 +2,7 @@
 
 Every training step learns from a batch of its own: prompts that were set aside for it before any was answered. The
 batches of `max_staleness` later steps may be answered meanwhile. A prompt for step s is answered by weights of at
-least the version of step s less `max_staleness`, so that no token is older than that when it is learned from, and
+least the version of step s less `max_staleness`, so that no token is older than that when it is trained on, and
 none has to be thrown away for its age. Which prompts a step learns from depends on numbers, not on who is faster:
 short answers are not preferred to long ones.
 """
@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from recipes.language.prompts.curriculum import Curriculum
 from recipes.language.prompts.prompt_messages import GroupReport, Prompt
+from rlinf_core.runners.storage.item_fates import ItemFate, ItemFates, item_fates
 
 # Maximum refills of a slot whose group lost too many answers to failed scoring.
 _SPOILED_REFILLS: Final = 4
@@ -55,14 +56,16 @@ class Restored(NamedTuple):
     """Groups that a checkpoint held.
 
     Attributes:
-        slots: the slots of those that wait to be learned from again.
+        slots: the slots of those that wait to be trained on again.
         continued: positions of the problems whose answers go on where they were.
         again: how many prompts are answered from the beginning.
+        fates: these prompts by their names.
     """
 
     slots: tuple[int, ...]
     continued: tuple[int, ...]
     again: int
+    fates: ItemFates
 
 
 class PromptPlan:
@@ -76,7 +79,7 @@ class PromptPlan:
     Args:
         batch_size: prompts of a training step.
         max_staleness: versions that a token may lie behind the weights that learn from it.
-        max_refills: how often a place is filled anew when its group is not kept.
+        max_refills: how often a place is refilled when its group is not kept.
         workers: processes that answer; each prompt goes to the one with the fewest.
         answers: the number of answers to each prompt.
         temperature: the temperature of the draws.
@@ -123,7 +126,7 @@ class PromptPlan:
 
     @property
     def buffered(self) -> tuple[int, ...]:
-        """Slots of the groups that wait to be learned from, ascending."""
+        """Slots of the groups that wait to be trained on, ascending."""
         slots = [report.slot for batch in self._batches.values() for report in batch.reports.values() if report.kept]
         return tuple(sorted(slots))
 
@@ -131,7 +134,7 @@ class PromptPlan:
         """Return the prompts to be handed out now.
 
         Args:
-            steps: the steps whose batches may be answered: the next one to be learned from, and later ones.
+            steps: the steps whose batches may be answered: the next one to be trained on, and later ones.
             version: the version of the weights at the first of `steps`.
         """
         prompts: list[Prompt] = []
@@ -209,6 +212,16 @@ class PromptPlan:
 
     # Checkpoints
 
+    def in_flight_at_checkpoint(self, unfinished: Mapping[int, int | None]) -> ItemFates:
+        """Return the prompts with answers that nothing was learned from yet, by what `restore` can make of each;
+        `unfinished` as `state` takes it."""
+        drawn = {position for position, oldest in unfinished.items() if oldest is not None}
+        return item_fates(
+            (_fate(batch.reports.get(slot), place.position in drawn), _name(place, batch.step))
+            for batch in self._batches.values()
+            for slot, place in batch.places.items()
+        )
+
     def state(self, unfinished: Mapping[int, int | None] | None = None) -> dict[str, Any]:
         """Return everything as plain data for JSON.
 
@@ -251,6 +264,7 @@ class PromptPlan:
         oldest = {int(position): version for position, version in state.get("unfinished", {}).items()}
         again = 0
         kept: list[int] = []
+        fates: list[tuple[ItemFate, str]] = []
         continued: list[int] = []
         for saved in state.get("batches", ()):
             batch = self._batches[saved["step"]] = _Batch(saved["step"])
@@ -271,12 +285,25 @@ class PromptPlan:
             ]
             continued += [place.position for place in lost if place.begun]
             again += sum(not place.begun for place in lost)
+            fates += [(ItemFate.RESTORED, _name(place, batch.step)) for place in batch.places.values()]
+            fates += [(_fate(None, place.begun), _name(place, batch.step)) for place in lost]
             batch.waiting = [*lost, *(_Place(*place) for place in saved["waiting"])]
             kept += [slot for slot, report in batch.reports.items() if report.kept]
         used = {slot for batch in self._batches.values() for slot in batch.places}
         self._slots = itertools.count(max(used, default=-1) + 1)
         self._free = [slot for slot in range(max(used, default=-1)) if slot not in used]
-        return Restored(tuple(sorted(kept)), tuple(sorted(continued)), again)
+        return Restored(tuple(sorted(kept)), tuple(sorted(continued)), again, item_fates(fates))
+
+
+def _fate(report: GroupReport | None, drawn: bool) -> ItemFate:
+    """Return what becomes of a prompt: done where it has a report, else under way, with or without tokens kept."""
+    if report is not None:
+        return ItemFate.RESTORED
+    return ItemFate.CONTINUED if drawn else ItemFate.AGAIN
+
+
+def _name(place: _Place, step: int) -> str:
+    return f"prompt {place.position} for step {step}"
 
 
 def _report(saved: Mapping[str, Any]) -> GroupReport:

@@ -171,7 +171,7 @@ def _truth(name: str, value: Any) -> bool:
 
 
 def _finite(name: str, value: Any) -> float:
-    # float("0.5") is no number that was returned.
+    # float("0.5") is not a number that was returned.
     if not isinstance(value, numbers.Real) and not hasattr(value, "__float__"):
         raise TypeError(f"`{name}` is {type(value).__name__}, not a number")
     array: Any = value
@@ -192,7 +192,7 @@ def load_function(name: str) -> Callable[..., Any]:
     """Return the reward function that `package.module:function` names.
 
     Raises:
-        ConfigError: it cannot be imported, or is no function.
+        ConfigError: it cannot be imported, or is not a function.
     """
     module, _, attribute = name.partition(":")
     try:

@@ -39,7 +39,7 @@ class GoldFault(NamedTuple):
 def gold_verdict(rule: str, answer: str) -> Verdict:
     """Return the rule's verdict on a reference answer given as an answer.
 
-    That its text is the same is not enough: what is no number, or no expression, is right by no other spelling.
+    Equal text is not enough: text that is neither a number nor an expression is right in no other spelling.
     """
     fault = quick_fault(rule, answer)
     if fault:

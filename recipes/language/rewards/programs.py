@@ -79,7 +79,7 @@ class ProgramTests:
         try:
             nodes = [node for statement in statements for node in ast.walk(ast.parse(statement))]
         except (SyntaxError, ValueError, RecursionError) as error:
-            raise ValueError(f"a test is no Python: {error}") from None
+            raise ValueError(f"a test is not Python: {error}") from None
         # Such as `{'inputs': ...}`, which is Python and no JSON: every program would pass it.
         if not any(isinstance(node, ast.Assert | ast.Raise | ast.Call) for node in nodes):
             raise ValueError("the tests check nothing: there is no `assert`; JSON has double quotes, and a key once")
@@ -105,7 +105,7 @@ class ProgramJudge:
     """Runs the tests of a problem on the program in an answer, each run in a sandbox of its own.
 
     An answer without a program, whose program fails, or takes too long, is wrong. Only a sandbox that cannot be made
-    is no fault of the answer.
+    is not a fault of the answer.
 
     Args:
         seconds: the seconds of processor time of one run.

@@ -24,7 +24,7 @@ from rlinf_core.process.import_path import module_command
 _START_SECONDS: Final = 120.0
 # So does what a function loads when it is called for the first time, such as a judge: that call has at least so long.
 LOADING_SECONDS: Final = 60.0
-# First calls that may take that long; one that never returns is no loading.
+# First calls that may take that long; one that never returns does not count.
 _FIRST_CALLS: Final = 2
 # The child interrupts what takes too long; it is ended itself when that has had no effect for so long.
 _GRACE_SECONDS: Final = 1.0
@@ -66,7 +66,7 @@ class Score:
     """The score of an answer: right, wrong, or failed.
 
     Attributes:
-        reward: number that is learned from; `incorrect_reward`, for people alone, where it could not be scored.
+        reward: the reward for training; `incorrect_reward`, for people alone, where it could not be scored.
         reason: what it was judged by.
         parts: further figures by name.
         failure: `timeout`, `error` or `crash` where it could not be scored; "" else.
@@ -81,7 +81,7 @@ class Score:
 
     @property
     def failed(self) -> bool:
-        """Whether the answer could not be scored: it is no sample then."""
+        """Whether the answer could not be scored: it is not a sample then."""
         return bool(self.failure)
 
 
@@ -99,7 +99,7 @@ class Scorer:
     """Scores answers by a rule, a task of reasoning-gym, or a function of the user's.
 
     Rules that end for sure run in this process, others in one child. An answer that takes longer than `timeout` fails,
-    and its child is ended and started anew, but for rules of ours, which are interrupted. The first call of a child,
+    and its child is ended and started again, but for rules of ours, which are interrupted. The first call of a child,
     which may load what it needs, has `loading` seconds. An answer whose child is killed or stopped is scored once
     more, by another one; so is one at which a function raises, or an asynchronous one takes too long.
 

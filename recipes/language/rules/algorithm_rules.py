@@ -6,7 +6,7 @@ from typing import Final
 
 from recipes.language.config import LanguageConfig
 from recipes.sections.algorithm import GROUP_ADVANTAGES
-from recipes.sections.checks import Report, blame
+from recipes.sections.checks import Report, blame, place_entry
 from rlinf_core import Severity
 
 # What losses and keys compare with the policy that drew the tokens.
@@ -55,7 +55,7 @@ def _check_groups(config: LanguageConfig, report: Report) -> None:
             "missing-component",
             f"`adv_type: {algorithm.adv_type}` needs values, but the group `critic`, which estimates them, has no"
             " placement",
-            "add `critic: 0` to `cluster.component_placement`, or write `adv_type: grpo`",
+            f"add {place_entry(config.cluster, 'critic')} to `cluster.component_placement`, or write `adv_type: grpo`",
         )
     if "critic" in placed and not algorithm.wants_values:
         report(
@@ -71,8 +71,8 @@ def _check_groups(config: LanguageConfig, report: Report) -> None:
             ("algorithm", "kl_beta"),
             "missing-component",
             "`kl_beta` needs the log-probabilities of a reference model, but the group `reference` has no placement",
-            "add `reference: 0` to `cluster.component_placement`; with `actor.model.lora`, the actor without its"
-            " adapters is the reference",
+            f"add {place_entry(config.cluster, 'reference')} to `cluster.component_placement`;"
+            " with `actor.model.lora`, the actor without its adapters is the reference",
         )
     if "reference" in placed and not algorithm.kl_beta:
         report(
@@ -105,7 +105,8 @@ def _check_teacher(config: LanguageConfig, report: Report) -> None:
             at,
             "missing-component",
             "`adv_type: distillation` needs log-probabilities of a teacher, but the group `teacher` has no placement",
-            "add `teacher: 0` to `cluster.component_placement`, and write `teacher.model_path: FOLDER`",
+            f"add {place_entry(config.cluster, 'teacher')} to `cluster.component_placement`,"
+            " and write `teacher.model_path: FOLDER`",
         )
     if config.actor.model.model_path is not None and config.teacher.model_path is None:
         report(
@@ -138,7 +139,7 @@ def _check_proximal(config: LanguageConfig, report: Report) -> None:
         report(
             ("algorithm", "reject_ratio_low"),
             "conflicting-settings",
-            f"`reject_ratio_low: {low:g}` is not below `reject_ratio_high: {high:g}`: nothing would be learned from",
+            f"`reject_ratio_low: {low:g}` is not below `reject_ratio_high: {high:g}`: nothing would be trained on",
             "write `reject_ratio_low: 0.5` and `reject_ratio_high: 2`",
             about=[("algorithm", "reject_ratio_high")],
         )

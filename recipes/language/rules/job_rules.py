@@ -17,13 +17,7 @@ from recipes.language.rules.problem_rules import check_data
 from recipes.sections.checks import (
     Report,
     WorldSizes,
-    check_components,
-    check_folders,
-    check_fsdp,
-    check_group_names,
-    check_loggers,
-    check_profiler,
-    check_training,
+    check_sections,
 )
 from recipes.sections.own_options import check_algorithm_options
 from rlinf_core.job.recipe import Trial
@@ -48,14 +42,16 @@ def check_job(
         report: takes findings.
         optional: components that it may have.
     """
-    check_components(config.cluster, config.recipe, tuple(components), report, tuple(optional))
-    names = {name: getattr(config, name).group_name for name in (*components, *optional)}
-    check_group_names(config, names, report)
-    check_fsdp(config.actor.fsdp_config, report)
-    check_training(config, ("actor", "critic"), report)
-    check_loggers(config.runner, report)
-    check_profiler(config.runner, config.cluster, report)
-    check_folders(config.runner, report, facts(config))
+    check_sections(
+        config,
+        config.runner,
+        config.actor.fsdp_config,
+        facts(config),
+        tuple(components),
+        report,
+        optional=tuple(optional),
+        trained=("actor", "critic"),
+    )
     check_minibatches(config, report)
     check_data(config, report)
     check_model(config, report)

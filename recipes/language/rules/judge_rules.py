@@ -11,7 +11,7 @@ from recipes.language.config.judge_config import VERDICTS
 from recipes.language.rules.architecture_rules import fault_of_architecture, fault_of_sampling
 from recipes.language.rules.engine_rules import share_accelerators
 from recipes.language.rules.model_rules import faults_of_tokenizer
-from recipes.sections.checks import Report, blame
+from recipes.sections.checks import Report, blame, place_entry
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object
 from rlinf_core import Severity
@@ -40,8 +40,9 @@ def check_judge(config: LanguageConfig, report: Report) -> None:
         report(
             _REWARD,
             "missing-component",
-            "`reward_type: judge` needs a model that judges, but the group `judge` has no placement",
-            "add `judge: 0` to `cluster.component_placement`, and write `judge.model_path: FOLDER`",
+            "`reward_type: judge` needs a judge model, but the group `judge` has no placement",
+            f"add {place_entry(config.cluster, 'judge')} to `cluster.component_placement`,"
+            " and write `judge.model_path: FOLDER`",
         )
     _check_question(config, report)
     _check_model(config, report)

@@ -55,12 +55,12 @@ def _check_source(config: LanguageConfig, report: Report) -> None:
             f"`data.type: {data.type}` needs files",
             "write `data.train_data_paths: FILE`",
         )
-    if data.type in ("sums", "reasoning_gym") and (data.train_data_paths or data.val_data_paths):
+    if data.type not in (None, "jsonl", "parquet") and (data.train_data_paths or data.val_data_paths):
         report(
             blame(config, ("data", "train_data_paths"), ("data", "val_data_paths")),
             "conflicting-settings",
             f"`data.type: {data.type}` generates its problems, but files are set too",
-            "remove one of the two",
+            "write `data.type: jsonl`, or remove the files",
             about=[("data", "type")],
         )
     if data.val_data_paths and not data.train_data_paths and not evaluates:

@@ -34,8 +34,8 @@ LEAST_MEMBERS: Final = 2
 class RewardWorker(ComparingWorker):
     """Scores groups of answers and hands them to the actors.
 
-    An answer that cannot be scored is no sample: it is left out of its group and of every mean, and counted. A group of
-    which too few are left is replaced by another one.
+    An answer that cannot be scored is not a sample: it is left out of its group and of every mean, and counted. A group
+    with too few answers left is replaced.
     """
 
     config_section = "reward"
@@ -84,7 +84,7 @@ class RewardWorker(ComparingWorker):
         return result
 
     def score(self, slots: tuple[int, ...]) -> list[ScoredGroup]:
-        """Score this worker's share of groups, and keep those that are learned from for `send_rollout_batch`.
+        """Score this worker's share of groups, and keep those that are trained on for `send_rollout_batch`.
 
         Args:
             slots: the slots of the groups of all workers.
@@ -134,7 +134,7 @@ class RewardWorker(ComparingWorker):
                 self._scored.put(scored, key=REPORTS)
 
     def _score_groups(self, groups: Sequence[AnswerGroup]) -> list[tuple[ScoredGroup, RolloutBatch | None]]:
-        """Return the reports of groups, each with its answers where they are learned from."""
+        """Return the reports of groups, each with its answers where they are trained on."""
         items = [self._items(group) for group in groups]
         if self._config.reward.asks_judge:
             judged = iter(self._scorer.score_all([item for part in items for item in part]))
@@ -145,7 +145,7 @@ class RewardWorker(ComparingWorker):
         return [self._with_scores(group, mine) for group, mine in zip(groups, scores, strict=True)]
 
     def _with_scores(self, group: AnswerGroup, judged: Sequence[Score]) -> tuple[ScoredGroup, RolloutBatch | None]:
-        """Return the report of a group, and its answers where they are learned from.
+        """Return the report of a group, and its answers where they are trained on.
 
         Args:
             group: the answers.

@@ -17,12 +17,12 @@ from rlinf_core import Worker
 
 
 class EvaluationClient:
-    """An actor's side.
+    """The actor's side of an evaluation of tokens.
 
     Args:
         worker: the actor.
         group_name: the name of the group of the workers that evaluate.
-        size: how many there are.
+        size: the number of those workers.
     """
 
     def __init__(self, worker: Worker, group_name: str, size: int) -> None:
@@ -61,7 +61,7 @@ class EvaluationServer:
     Args:
         worker: the worker.
         group_name: the name of the group of the actors.
-        size: how many there are.
+        size: the number of those workers.
     """
 
     def __init__(self, worker: Worker, group_name: str, size: int) -> None:

@@ -113,7 +113,7 @@ class Journal:
         return self._sizes.get(session_id, 0) > max(_SMALLEST, 2 * self._compacted.get(session_id, 0))
 
     def compact(self, session_id: str, kept: Callable[[JournalEntry], JournalEntry | None]) -> None:
-        """Write the file of a session anew, with what is kept of each event.
+        """Rewrite the file of a session, with what is kept of each event.
 
         Raises:
             RunError: it cannot be read or written.

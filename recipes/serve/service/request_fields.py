@@ -106,7 +106,7 @@ def loss_settings(loss: str, written: Mapping[str, float | str]) -> dict[str, fl
     for name, value in written.items():
         if name not in kind.settings:
             has = f"it has {', '.join(kind.settings)}" if kind.settings else "it has none"
-            raise invalid(f"`{_shown(name)}` is no setting of the loss {loss}: {has}")
+            raise invalid(f"`{_shown(name)}` is not a setting of the loss {loss}: {has}")
         if isinstance(value, str) or not math.isfinite(value):
             raise invalid(f"`{name}` of the loss {loss} must be a finite number")
     return {**kind.settings, **cast("Mapping[str, float]", written)}
@@ -158,7 +158,7 @@ def check_tokens(tokens: Any, vocabulary: int, where: str) -> None:
     low, high = min(tokens), max(tokens)
     if low < 0 or high >= vocabulary:
         bad = low if low < 0 else high
-        raise invalid(f"{where}: {bad} is no token of the model, whose ids are 0 to {vocabulary - 1}")
+        raise invalid(f"{where}: {bad} is not a token of the model, whose ids are 0 to {vocabulary - 1}")
 
 
 def prompt_tokens(prompt: Any) -> tuple[int, ...]:

@@ -116,7 +116,7 @@ class _Resumed:
             ledger.earlier_request = None
 
     def _claim(self, entry: JournalEntry) -> None:
-        """Know a request again whose effect is in the model's point."""
+        """Record a request as answered: the model's checkpoint already has its effect."""
         fields, session = entry.fields, self._session
         key, digest = tuple(fields["key"]), bytes.fromhex(fields["digest"])
         self._state.ledger.promise(session.tenant, session.session_id, key, digest, RequestRecord(fields["route"]))

@@ -37,7 +37,7 @@ class ServiceFigures:
         self._passes.append((tokens, loss))
 
     def take(self, step: StepFigures, models: int) -> dict[str, float]:
-        """Return the metrics of a step by full name, and begin anew."""
+        """Return the metrics of a step by full name, and start over."""
         passes, self._passes = self._passes, []
         tokens = sum(tokens for tokens, _ in passes)
         return {

@@ -95,7 +95,7 @@ def _datum(message: Any, where: str) -> Datum:
     values: dict[str, Array] = {}
     for name, tensor in message.values.items():
         if name not in _INPUTS:
-            raise bad_request(f"{where}: `{name}` is no input of a loss here; there are {', '.join(_INPUTS)}")
+            raise bad_request(f"{where}: `{name}` is not an input of a loss here; there are {', '.join(_INPUTS)}")
         values[name] = _tensor(tensor, _INPUTS[name], f"{where}, `{name}`")
     return Datum(tokens, values)
 
@@ -138,7 +138,7 @@ def _densified(message: Any, dtype: np.dtype[Any], shape: list[int], where: str)
 
 def _numbers(data: bytes, dtype: np.dtype[Any], where: str) -> Array:
     if len(data) % dtype.itemsize:
-        raise bad_request(f"{where}: {len(data)} bytes are no whole number of {dtype.name} values")
+        raise bad_request(f"{where}: {len(data)} bytes are not a whole number of {dtype.name} values")
     return np.frombuffer(data, dtype)
 
 

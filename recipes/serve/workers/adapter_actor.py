@@ -169,7 +169,7 @@ class AdapterActor(ComparingWorker):
         }
 
     def drop_gradients(self, model: str) -> None:
-        """Forget the gradients of the passes since the last step."""
+        """Discard the gradients accumulated since the last step."""
         self._trained[model].optimizer.zero_grad()
 
     def step(self, model: str, adam: AdamSettings) -> dict[str, float]:

@@ -98,7 +98,7 @@ def shares(data: Sequence[Datum], world_size: int, rank: int, max_tokens: int) -
 
     Args:
         data: the batch of all ranks together.
-        world_size, rank: the number of ranks, and this one.
+        world_size, rank: the number of ranks, and the rank of this process.
         max_tokens: the most tokens of a micro-batch; a datum above it is one by itself.
     """
     costs = [len(datum.tokens) for datum in data]

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from recipes.training.reading.finite_weights import require_finite
 from recipes.training.reading.tensor_files import StoredTensor
 from recipes.training.typed_tensors import is_shard
 from recipes.training.without_memory import replace_parameters
@@ -44,8 +45,15 @@ class StoredWeights(WeightSource):
         self._tensors = tensors
 
     def rows(self, name: str, like: Tensor, start: int, count: int) -> Tensor:
-        """See `WeightSource`."""
-        return self._tensors[name].rows(start, count)
+        """See `WeightSource`.
+
+        Raises:
+            ConfigError: the file holds values that are not finite.
+        """
+        stored = self._tensors[name]
+        rows = stored.rows(start, count)
+        require_finite([(name, rows)], str(stored.path))
+        return rows
 
     def buffer(self, name: str, like: Tensor) -> Tensor | None:
         """See `WeightSource`."""

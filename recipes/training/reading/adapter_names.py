@@ -9,7 +9,7 @@ from typing import Final
 _ADAPTER: Final = re.compile(r"\.lora_[A-Za-z_]+\.")
 # What peft puts into the names of the weights that it finds.
 _ADDED: Final = re.compile(r"base_model\.model\.|(?<=\.)base_layer\.")
-# The same where a network that was no model of transformers is the first of a list.
+# The same where a network that was not a model of transformers is the first of a list.
 _ADDED_TO_LIST: Final = re.compile(r"base_model\.model\.0\.|(?<=\.)base_layer\.")
 
 

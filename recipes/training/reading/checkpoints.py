@@ -1,6 +1,6 @@
 """Checkpoints in the format of torch.distributed.checkpoint, read as data.
 
-torch's own reader unpickles `.metadata`, the index of the shards, and every value in a shard that is no tensor: a
+torch's own reader unpickles `.metadata`, the index of the shards, and every value in a shard that is not a tensor: a
 checkpoint is a program to it. Here the index is read by `pickles`, the shards by `archives`, and both are held against
 each other and against what is loaded. The format stays torch's, so that checkpoints of earlier versions are read, and
 other tools read those of this one.
@@ -219,7 +219,7 @@ class CheckpointReader(StorageReader):
         return self.metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Do nothing: the index is read already."""
+        """Do nothing: the index has already been read."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan as it is."""
@@ -284,7 +284,7 @@ class CheckpointPlanner(DefaultLoadPlanner):
         """Put a value into its place.
 
         Raises:
-            ValueError: it is no number, text, or list of these, or stands where the model has a tensor.
+            ValueError: it is not a number, text, or list of these, or stands where the model has a tensor.
         """
         check_plain(value)
         place = cast("Any", self.original_state_dict)

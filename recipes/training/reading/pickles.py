@@ -150,19 +150,23 @@ class PickleReader:
             raise ValueError("it adds items to an object that is not a container")
 
 
-def check_plain(value: object, types: tuple[type, ...] = (), limit: int = 100_000) -> None:
+# Of a value that is read: one that is there twice counts twice.
+_MOST_PARTS: Final = 100_000
+
+
+def check_plain(value: object, types: tuple[type, ...] = ()) -> None:
     """Refuse a value of other than numbers, text, None, containers of these, and `types`.
 
     Args:
         value: the result of `PickleReader.read`, whose parts may be there many times, or hold one another.
         types: further ones.
-        limit: the largest number of parts; one that is there twice counts twice.
 
     Raises:
         ValueError: it has other parts, or too many.
     """
     plain = (type(None), bool, int, float, str, *types)
     pending: list[Any] = [value]
+    left = _MOST_PARTS
     while pending:
         part = pending.pop()
         parts: list[Any] = []
@@ -172,8 +176,8 @@ def check_plain(value: object, types: tuple[type, ...] = (), limit: int = 100_00
             parts = list(cast("dict[Any, Any]", part).values())
         elif type(part) is Name or not isinstance(part, plain):
             raise ValueError(f"it contains a `{type(part).__name__}`")
-        limit -= len(parts)
-        if limit < 0:
+        left -= len(parts)
+        if left < 0:
             raise ValueError("it has more objects than a checkpoint can have")
         pending += parts
 

@@ -95,14 +95,14 @@ def stored_shapes(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: one is no safetensors file.
+        ValueError: one is not a safetensors file.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         try:
             shapes |= {name: tensor.shape for name, tensor in _of_file(file).items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{file.name} is no safetensors file: {error}") from None
+            raise ValueError(f"{file.name} is not a safetensors file: {error}") from None
     return shapes
 
 
@@ -125,12 +125,12 @@ def _of_file(path: Path) -> dict[str, StoredTensor]:
         dtype, shape = _DTYPES[about["dtype"]], tuple(map(_count, about["shape"]))
         begin, end = map(_count, about["data_offsets"])
         if not 0 <= begin <= end <= size - 8 - length or end - begin != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"`{name}` is not where the file says")
+            raise ValueError(f"the byte range of `{name}` does not fit the file, its shape or its dtype")
         tensors[name] = StoredTensor(path, 8 + length + begin, dtype, shape)
     return tensors
 
 
 def _count(number: object) -> int:
     if type(number) is not int or number < 0:
-        raise ValueError(f"{number!r} is no size")
+        raise ValueError(f"{number!r} is not a size")
     return number

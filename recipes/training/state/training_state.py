@@ -29,9 +29,9 @@ class TrainingState:
             computes with the memory of flat buffers from now on.
         optim: settings of the optimizer.
         fsdp: how weights are spread over ranks.
-        rank: this one.
+        rank: the rank of this process.
         world_size: number of ranks.
-        device: where is computed.
+        device: the device that computes.
         blocks: parts of the policy whose shards are gathered one at a time.
         methods: those of the policy that training calls besides `forward`.
         is_sent: selects by their names the weights that `sent_weights` returns; None: all.

@@ -14,7 +14,8 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from rlinf_core.node.node_processes import open_files, processes_of
+from rlinf_core.node.node_facts import folder_of, read_record
+from rlinf_core.node.node_processes import MARK, open_files, processes_of
 
 _PAUSE = 0.1
 
@@ -123,6 +124,21 @@ def described(pid: int) -> str:
             return f"pid {pid}, `{file.read().strip()}`"
     except OSError:
         return f"pid {pid}"
+
+
+def cluster_of(pid: int) -> str | None:
+    """Return the name of the cluster of `rlinf up` that a process of this user is of, or None."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+    except OSError:
+        return None
+    mark = f"{MARK}=".encode()
+    owners = [os.fsdecode(variable[len(mark) :]) for variable in variables if variable.startswith(mark)]
+    # The value becomes a part of a path: any process may set the variable.
+    record = read_record(folder_of(owners[0])) if owners and owners[0].isalnum() else None
+    name = record.get("name") if record else None
+    return name if isinstance(name, str) else None
 
 
 def answers(address: str, port: int, seconds: float = 0.5) -> OSError | None:

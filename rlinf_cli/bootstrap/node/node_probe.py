@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from rlinf_cli.bootstrap.node.node_holdings import described, listeners
+from rlinf_cli.bootstrap.node.node_holdings import cluster_of, described, listeners
 from rlinf_core.node.node_env import merged
 from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER, folder_of, machine, running
 from rlinf_core.node.node_processes import processes_of
@@ -118,8 +118,13 @@ def primary_address() -> str:
 def taken_ports(ports: dict[str, int], own: set[int]) -> list[list[Any]]:
     """Return those of `ports` that a process other than `own` listens on: [use, port, process]."""
     owners = listeners()
+
+    def listener(pid: int) -> str:
+        cluster = cluster_of(pid)
+        return described(pid) + (f" of cluster `{cluster}` (`rlinf down --name {cluster}`)" if cluster else "")
+
     return [
-        [name, port, described(owners[port])]
+        [name, port, listener(owners[port])]
         for name, port in ports.items()
         if port in owners and owners[port] not in own
     ]

@@ -71,6 +71,10 @@ def kuberay(
         lines.append(
             "# Put your image in place of `rlinf:latest`: it needs rlinf with its extra `train`, and this Ray."
         )
+    if not any(wish.key == "volume" for wish in wishes):
+        lines.append(
+            "# Runs end with the pods: `--with volume=CLAIM:/PATH` mounts a volume for `runner.logger.log_path`."
+        )
     lines += [f"# Then: {then}", *_notes(resource, nodes, sorted(filter(is_secret, forwarded)))]
     for index, manifest in enumerate(manifests):
         lines += [*(["---"] if index else []), *yaml(manifest)]

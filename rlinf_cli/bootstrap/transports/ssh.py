@@ -60,16 +60,10 @@ _CAUSES: Final[tuple[tuple[re.Pattern[str], CommandOutcome], ...]] = tuple(
 
 
 class SshTransport(Transport):
-    """A transport that runs commands by `ssh`. Runs on the same node share one connection, kept for half a minute.
+    """A transport that runs commands by `ssh`. Runs on the same node share one connection, kept for half a minute."""
 
-    Args:
-        parallel: the maximum number of concurrent runs; see `turns`.
-        program: the client; found on PATH.
-    """
-
-    def __init__(self, *, parallel: int = DEFAULT_PARALLEL, program: str = "ssh") -> None:
-        self._program = program
-        self.turns = asyncio.Semaphore(parallel)
+    def __init__(self) -> None:
+        self.turns = asyncio.Semaphore(DEFAULT_PARALLEL)
         self._folder = _control_folder()
 
     async def run(
@@ -81,7 +75,7 @@ class SshTransport(Transport):
         deadline: float,
         on_line: OnLine | None = None,
     ) -> Result:
-        command = [self._program, *self.arguments(node), shlex.join(argv)]
+        command = ["ssh", *self.arguments(node), shlex.join(argv)]
         try:
             result = await run_process(command, stdin, deadline, on_line, environment())
         except OSError as error:

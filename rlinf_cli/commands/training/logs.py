@@ -27,7 +27,7 @@ def logs(
         typer.Option(
             "--component",
             metavar="NAME",
-            help="Only this component, as `actor`; `driver` is the run itself.",
+            help="Only this component, such as `actor`; `driver` is the run itself.",
             autocompletion=completion.logged_components,
             show_default=False,
         ),

@@ -25,7 +25,7 @@ def _reward_type(leaf: Leaf, values: Values) -> Result:
 
 def _adv_type(leaf: Leaf, values: Values) -> Result:
     if values.of(leaf) == "grpo_dynamic":
-        return new("algorithm.adv_type", "grpo", "`grpo_dynamic` of conversations that are no trees is `grpo`")
+        return new("algorithm.adv_type", "grpo", "`grpo_dynamic` of conversations that are not trees is `grpo`")
     return same("algorithm.adv_type", leaf)
 
 

@@ -219,7 +219,9 @@ def _resume_mode(leaf: Leaf, values: Values) -> Result:
         return new(
             "runner.resume_dir", "auto", "continues from an rlinf checkpoint; verl checkpoints are not supported"
         )
-    return LeftOut("`runner.resume_dir` names a checkpoint to continue from; by default a run starts anew", quiet=True)
+    return LeftOut(
+        "`runner.resume_dir` names a checkpoint to continue from; without it a run starts at step 0", quiet=True
+    )
 
 
 def _scorer(leaf: Leaf, values: Values) -> Result:

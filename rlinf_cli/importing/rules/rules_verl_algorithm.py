@@ -62,14 +62,14 @@ def _distillation(leaf: Leaf, values: Values) -> Result:
         return LeftOut("no teacher is distilled from", quiet=True)
     if not distills(values):
         return same(leaf.name, leaf)
-    note = "`k1` as a reward, without task rewards, is `distillation`: the teacher alone is learned from"
+    note = "`k1` as a reward, without task rewards, is `distillation`: the teacher is the only training signal"
     return new("algorithm.adv_type", "distillation", note)
 
 
 def _adv_estimator(leaf: Leaf, values: Values) -> Result:
     written = values.of(leaf)
     if distills(values):
-        return LeftOut("the teacher alone is learned from: `adv_type: distillation`", quiet=True)
+        return LeftOut("the teacher is the only training signal: `adv_type: distillation`", quiet=True)
     alone = values.get("actor_rollout_ref.rollout.n", 1) == 1 and values.get("algorithm.gamma", 1) == 1
     if written in ("grpo", "rloo") and alone and not values.get("algorithm.use_kl_in_reward", False):
         note = f"`{written}` of groups of one has no baseline: the reward is the advantage, as here without a mean"

@@ -38,7 +38,7 @@ def _epochs_or_steps(path: str) -> Rule:
     def rule(leaf: Leaf, values: Values) -> Result:
         written = values.of(leaf)
         if isinstance(written, str):
-            return LeftOut(f"`{written}` is no number of steps: `{path}` counts training steps")
+            return LeftOut(f"`{written}` is not a number of steps: `{path}` counts training steps")
         return steps_or_never(path)(leaf, values)
 
     return rule

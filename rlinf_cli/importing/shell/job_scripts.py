@@ -91,7 +91,7 @@ def _overrides(launch: ScriptLaunch, source: SourceText, diagnostics: Diagnostic
             if number.isdigit():
                 yield f"{key}={number}"
             elif number:
-                _warn(launch, source, diagnostics, f"`--{option}` of torchrun", "is no number in the script", key)
+                _warn(launch, source, diagnostics, f"`--{option}` of torchrun", "is not a number in the script", key)
     for word in launch.words:
         key, sign, value = word.partition("=")
         if key.startswith("--") or not sign:
@@ -100,7 +100,7 @@ def _overrides(launch: ScriptLaunch, source: SourceText, diagnostics: Diagnostic
             why = "is the output of a command, and no command of the script is run"
             _warn(launch, source, diagnostics, f"`{key}`", why, key.lstrip("+"))
             value = UNKNOWN
-        # The command line takes quotes off; what is no YAML without them is text, such as Hydra's `{a.\\{*\\}:{}}`.
+        # The command line takes quotes off; what is not YAML without them is text, such as Hydra's `{a.\\{*\\}:{}}`.
         yield f"{key}={value if _is_yaml(value) else json.dumps(value)}"
 
 

@@ -221,7 +221,7 @@ class _Reader:
                 pieces[-1] += values[0]
                 pieces += values[1:]
         if sum(map(len, pieces)) > _MOST_TEXT:
-            raise ScriptError("a word is longer than any real one")
+            raise ScriptError(f"a word is longer than {_MOST_TEXT} characters")
         return pieces if is_open or any(pieces) else []
 
     def _quoted(self, text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Ends and standstills that are no failure of a process of the run: signals, time limits, a driver that vanished."""
+"""Ends and standstills that are not a failure of a process of the run: signals, time limits, a driver that vanished."""
 
 from __future__ import annotations
 

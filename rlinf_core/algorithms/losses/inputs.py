@@ -85,7 +85,7 @@ class LossSettings:
 
     @property
     def rejects(self) -> bool:
-        """Whether samples of some ratios are not learned from."""
+        """Whether samples of some ratios are not trained on."""
         return self.reject_ratio_low is not None or self.reject_ratio_high is not None
 
     @classmethod

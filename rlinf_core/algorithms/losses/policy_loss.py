@@ -52,7 +52,7 @@ def actor(inputs: LossInputs, settings: LossSettings) -> Loss:
 
     With `tis_cap` each sample is weighted by min(old / behaviour, tis_cap), the truncated importance sampling of
     Ionides (2008), for samples of an engine, or of weights, that are not those of `old_logprobs`. With
-    `reject_ratio_low` and `reject_ratio_high` those of a ratio outside of both are not learned from. See
+    `reject_ratio_low` and `reject_ratio_high` those of a ratio outside of both are not trained on. See
     `_behaviour_weights`.
 
     `approx_kl` is the k3 estimate of the divergence of the policy from the one that acted, `clip_fraction` the share of

@@ -96,7 +96,7 @@ class Broker:
 
     def _admit(self, stream: PeerStream) -> BrokerClient:
         if stream.peer in self._clients:
-            self._lost(stream.peer, "it was launched anew")
+            self._lost(stream.peer, "it was relaunched")
         # What its predecessor did not put it may put.
         missing = [error for error in self._dead_producers if error.address != stream.peer]
         self._dead_producers = deque(missing, REMEMBERED)
@@ -352,7 +352,7 @@ class Broker:
     def _producer_lost(self, client: BrokerClient, error: Exception) -> None:
         with self._lock:
             if client.name in self._clients:
-                return  # it was launched anew
+                return  # it was relaunched
             died = error if isinstance(error, WorkerDiedError) else WorkerDiedError(client.name, cause=str(error))
             self._dead_producers.append(died)
             self._fail_orphans()

@@ -62,7 +62,7 @@ class PutPipeline:
             return True
 
     def flush(self) -> None:
-        """Send all now, for an operation that must come after them."""
+        """Send all buffered items now, before an operation that must follow them."""
         with self._lock:
             while self._waiting:
                 self._send_some()

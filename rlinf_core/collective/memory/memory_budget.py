@@ -1,6 +1,6 @@
 """The memory that this process may still allocate, by its control group and by the machine.
 
-Shared memory past a control group's limit is no error that could be caught: the kernel kills. So we look first.
+Shared memory past a control group's limit is not an error that could be caught: the kernel kills. So we look first.
 """
 
 from __future__ import annotations

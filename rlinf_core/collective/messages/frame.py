@@ -60,7 +60,7 @@ class Flag:
 
 
 class FrameError(RuntimeFailure):
-    """Received bytes that are no frame of this version."""
+    """Received bytes that are not a frame of this version."""
 
 
 @dataclass(frozen=True, slots=True)

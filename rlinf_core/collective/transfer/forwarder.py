@@ -84,7 +84,7 @@ class ForwardMode(Enum):
     """The ownership of a message that is forwarded."""
 
     MOVE = "give"  # it is the other side's
-    LEND = "lend"  # it is the other side's once `release_lent` is called; until then it can be passed on anew
+    LEND = "lend"  # it is the other side's once `release_lent` is called; until then it can be passed on again
     COPY = "copy"  # it stays, and the other side gets a copy
 
 

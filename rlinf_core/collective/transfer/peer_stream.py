@@ -281,7 +281,7 @@ Explain = Callable[[str, str], Exception]
 
 
 def died(peer: str, reason: str) -> Exception:
-    """Return the error for a lost peer of which nothing more is known."""
+    """Return the error for a peer that was lost for an unknown reason."""
     return WorkerDiedError(peer, cause=reason)
 
 
@@ -367,7 +367,7 @@ class PeerStreams:
                 dropped = stream.incoming.reset()
                 if dropped:
                     _log.warning(
-                        "`%s` was launched anew: %d messages of its predecessor are dropped", stream.peer, dropped
+                        "`%s` was relaunched: %d messages of its predecessor are dropped", stream.peer, dropped
                     )
             stream.incarnation = incarnation
             if current is None or current.closed or current.peer.incarnation != incarnation:

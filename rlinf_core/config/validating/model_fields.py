@@ -16,7 +16,7 @@ _LISTS = (list, tuple, set, frozenset)
 
 
 def alternatives(annotation: object) -> Iterator[object]:
-    """Return the members of a union, each without `Annotated`; the annotation itself if it is no union."""
+    """Return the members of a union, each without `Annotated`; the annotation itself if it is not a union."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from alternatives(get_args(annotation)[0])

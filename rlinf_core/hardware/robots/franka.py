@@ -45,7 +45,9 @@ class Franka(RobotUnit):
     camera_serials: Serials = Field(
         default=(), description="Serial numbers of the arm's cameras, in the order of the environment's images."
     )
-    camera_type: CameraType = Field(default="realsense", description="Vendor of the cameras: `realsense` or `zed`.")
+    camera_type: CameraType = Field(
+        default="realsense", description="Vendor or interface of the cameras: `realsense`, `zed` or `v4l2`."
+    )
     gripper_type: GripperType = Field(default="franka", description=f"Gripper on the arm: {_GRIPPERS}.")
     gripper_connection: Connection | None = Field(default=None, description=_CONNECTION)
     controller_node_rank: NodeRank | None = Field(default=None, description=_CONTROLLER_RANK)
@@ -88,7 +90,7 @@ class DualFranka(RobotUnit):
     right_camera_serials: Serials = Field(default=(), description="Serial numbers of the cameras on the right wrist.")
     base_camera_serials: Serials = Field(default=(), description="Serial numbers of the external cameras.")
     camera_type: CameraType = Field(
-        default="realsense", description="Default vendor of the cameras: `realsense` or `zed`."
+        default="realsense", description="Default vendor of the cameras: `realsense`, `zed` or `v4l2`."
     )
     left_camera_type: CameraType | None = Field(
         default=None, description="Vendor of the cameras on the left wrist. Default: `camera_type`."

@@ -38,7 +38,9 @@ class PluginDrivenRobot(RobotUnit):
     camera_serials: Serials = Field(
         default=(), description="Serial numbers of the robot's cameras, in the order of the environment's images."
     )
-    camera_type: CameraType = Field(default="realsense", description="Vendor of the cameras: `realsense` or `zed`.")
+    camera_type: CameraType = Field(
+        default="realsense", description="Vendor or interface of the cameras: `realsense`, `zed` or `v4l2`."
+    )
     disable_validate: Bool = Field(
         default=False, description="Skip the check that the robot and its cameras answer before a job starts."
     )

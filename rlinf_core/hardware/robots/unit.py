@@ -58,7 +58,7 @@ Port = Annotated[Int, AfterValidator(_port)]
 NodeRank = Annotated[Int, Field(ge=0)]
 # An address: a device file, a URL, a host.
 Connection = Annotated[Text, AfterValidator(_word)]
-CameraType = Literal["realsense", "zed"]
+CameraType = Literal["realsense", "zed", "v4l2"]
 GripperType = Literal["franka", "robotiq"]
 
 

@@ -87,7 +87,7 @@ def threads_of(report: str) -> list[ThreadStack]:
 
 
 def _lock(file: int, deadline: float) -> None:
-    """Let one process ask at a time."""
+    """Wait for the lock that admits one request at a time."""
     while True:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

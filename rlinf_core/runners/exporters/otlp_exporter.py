@@ -176,7 +176,7 @@ class _Encoder:
         self._resources: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
         self._trace_id = int.from_bytes(sha256(str(settings.folder.absolute()).encode()).digest()[:16], "big")
-        # Another process of the same run numbers its spans anew.
+        # Another process of the same run numbers its spans from the start.
         self._prefix = f"{self._trace_id}/{time.time_ns()}"
         self._root = self._context("")
 

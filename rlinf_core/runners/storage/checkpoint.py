@@ -60,6 +60,7 @@ class Manifest(NamedTuple):
         digests: SHA-256 of every file in hexadecimal digits, by the same paths; empty where an rlinf wrote it that kept
             none. `CheckpointStore.commit` fills it in.
         snapshot: whether the next checkpoint replaces it.
+        in_flight: the items that were buffered or in flight, see `ItemFates`.
     """
 
     step: int
@@ -73,6 +74,7 @@ class Manifest(NamedTuple):
     files: Mapping[str, int] = {}
     digests: Mapping[str, str] = {}
     snapshot: bool = False
+    in_flight: Mapping[str, Sequence[str]] = {}
 
 
 class Checkpoint(NamedTuple):

@@ -40,5 +40,6 @@ class ManifestFile(FileModel):
     versions: dict[str, str] = Field(default_factory=dict[str, str])
     time: Moment = 0.0
     snapshot: bool = False
+    in_flight: dict[Name, list[Name]] = Field(default_factory=dict[str, list[str]])
     files: dict[Annotated[Name, AfterValidator(_inside)], Bytes] = Field(default_factory=dict[str, int])
     digests: dict[Annotated[Name, AfterValidator(_inside)], Name] = Field(default_factory=dict[str, str])

@@ -26,6 +26,8 @@ RESUMED: Final = "resumed"
 RESTARTED: Final = "restarted"
 # Dead workers were started again alone.
 RELAUNCHED: Final = "relaunched"
+# What became of the items that were in flight at the checkpoint that a run goes on from.
+ITEMS: Final = "items"
 FINISHED: Final = "finished"
 INTERRUPTED: Final = "interrupted"
 FAILED: Final = "failed"

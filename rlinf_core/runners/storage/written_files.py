@@ -37,7 +37,7 @@ def digest(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal digits; it is read in pieces.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
     """
     with open_regular(path) as file:
         return file_digest(cast("BufferedReader", file), "sha256").hexdigest()

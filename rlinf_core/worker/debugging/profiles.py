@@ -27,7 +27,7 @@ class Profile(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End it, and write its file. A failure is logged, as it must not fail the run."""
+        """Stop the profile and write its file. A failure is logged and does not end the run."""
 
 
 def start_profile(kind: str, file: str) -> Profile | None:

@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar, cast
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
-from rlinf_core.cluster import engine
 from rlinf_core.cluster.ray_api import gather, no_cluster, ray_api
 from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError
 from rlinf_core.failures import WorkerGroupError, followed
@@ -22,6 +21,7 @@ from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
 from rlinf_core.worker.calls import RemoteFailure, Timed, check_call, unanswered, unpicklable
 from rlinf_core.worker.death import ProcessGone, describe_death
 from rlinf_core.worker.group.stopped import StoppedWatch
+from rlinf_core.worker.group.watchers import check_watchers
 from rlinf_core.worker.timer import Reduction, reduce_durations
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class WorkerGroupHandle(Generic[T]):
                 return
             raise failure from None
         check_call()
-        _check_watchers(client)
+        check_watchers()
         if self._vanished():
             self._fail()
 
@@ -371,19 +371,6 @@ def _extended(deadline: Deadline, client: ManagerClient | None) -> Deadline:
     return Deadline(deadline.seconds, at if at <= now else max(at, now + _SLICE_SECONDS))
 
 
-def _check_watchers(client: ManagerClient | None) -> None:
-    """Raise if a process that all workers depend on has died: nobody else would tell its driver soon.
-
-    Raises:
-        WorkerDiedError: naming `gcs_server`, `raylet` or `manager`.
-    """
-    died = engine.fallen() or (client.lost_manager() if client is not None else None)
-    if died is not None:
-        # At once: the run is told of it when all its processes have ended.
-        LOGGER.warning("%s: %s", died.message, died.cause)
-        raise died
-
-
 def _spell(addresses: Sequence[WorkerAddress]) -> str:
     names = [f"`{address}`" for address in addresses]
     return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
@@ -403,7 +390,7 @@ def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
     pending, stopped = references, StoppedWatch()
     while pending and not deadline.expired:
         check_call()
-        _check_watchers(current_client())
+        check_watchers()
         stopped.look(current_client())
         # All at once, to avoid a wake-up for each; a failure is noticed after one slice at the latest.
         seconds = deadline.sooner(_SLICE_SECONDS).remaining()

@@ -109,6 +109,9 @@ def test_interrupted_and_continued_to_its_end(running: subprocess.Popen[str]) ->
         ("gcs_server", "gcs/gcs_server"),
         ("manager", "ray::ManagerProcess"),
         ("raylet", "raylet/raylet"),
+        # Without one of its agents a raylet ends itself, and everything below it before.
+        ("raylet", "ray::RuntimeEnvAgent"),
+        ("raylet", "ray::DashboardAgent"),
     ],
 )
 def test_watcher_that_dies_is_named(running: subprocess.Popen[str], name: str, command: str) -> None:

@@ -20,7 +20,7 @@ PROGRAMS = Path(__file__).with_name("policy_contract")
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 COLUMNS = ("names", "picture", "chunk", "loss", "reload", "repeat")
 # What needs lerobot here, too; the others run with the transformers that this program asks for.
-NEED_LEROBOT = ("act", "diffusion", "smolvla")
+NEED_LEROBOT = ("act", "diffusion", "vqbet", "multi_task_dit", "xvla", "smolvla")
 
 
 def rows_of_docs() -> dict[str, list[str]]:

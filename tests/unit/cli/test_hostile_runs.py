@@ -116,7 +116,7 @@ class TestStop:
         monkey = cli("stop", "--timeout", "0")
         assert [call[0] for call in done] == ["send"]
         assert done[0][2] == signal.SIGTERM
-        assert "runs/worse is skipped: `run.json` has a wrong value: `pid` is `-1`" in monkey.err
+        assert "runs/worse is skipped: `run.json` has an invalid value: `pid` is `-1`" in monkey.err
         assert run.state.alive
 
 

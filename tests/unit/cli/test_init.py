@@ -50,6 +50,11 @@ def test_next_commands_are_those_of_the_readme(cli: Cli, tmp_path: Path) -> None
     assert "\n".join(commands) in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
+def test_pytest_is_installed_first_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pytest", None)
+    assert next_commands(project_files(ProjectKind.ENV))[:2] == ["pip install pytest", "pytest"]
+
+
 @pytest.mark.parametrize("kind", ProjectKind)
 def test_readme_of_each_kind_begins_with_three_commands(kind: ProjectKind) -> None:
     commands = next_commands(project_files(kind))

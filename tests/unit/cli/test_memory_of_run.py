@@ -53,7 +53,7 @@ def test_places_are_read_from_the_run(tmp_path: Path) -> None:
     assert recorded_places(file)["rollout"] == [RecordedPlace(0, 2), RecordedPlace(1, 2)]
     assert recorded_places(file)["reward"] == [RecordedPlace(0, None)]
     file.write_text('{"components": {"actor": {"processes": [{"rank": "0"}]}}}')
-    with pytest.raises(RunError, match="has a wrong value"):
+    with pytest.raises(RunError, match="has an invalid value"):
         recorded_places(file)
 
 

@@ -116,6 +116,18 @@ def test_no_text_of_a_run_becomes_a_part_of_the_page(cli: Cli) -> None:
     assert "`env:1` died in `interact`" in page
 
 
+def test_phases_have_one_colour_in_both_charts(cli: Cli) -> None:
+    run = full_run("runs")
+    cli("report", run.path)
+    specs = json.loads(asset(written(run.path / "report.html"), "application/json"))
+    steps, components = (specs[name]["encoding"]["color"]["scale"] for name in ("time-steps", "time-components"))
+    colour_of = dict(zip(components["domain"], components["range"], strict=True))
+    assert len(steps["domain"]) > 1
+    assert {phase: colour_of[phase] for phase in steps["domain"]} == dict(
+        zip(steps["domain"], steps["range"], strict=True)
+    )
+
+
 def test_charts_have_their_data(cli: Cli) -> None:
     run = full_run("runs")
     cli("report", run.path)

@@ -99,6 +99,7 @@ def test_an_arm_from_switching_on_to_a_stop(file: str, arm: Franka, capsys: pyte
         "controller": "rlinf-simulated 3.0",
         "state": "stopped: it has just been switched on",
         "holder": None,
+        "cameras": [],
     }
     checks = json.loads(said("check", file, address, "-o", "json"))["checks"]
     assert {each["name"]: each["verdict"] for each in checks} == {

@@ -27,7 +27,7 @@ def test_a_wrong_value_is_told_in_plain_words(tmp_path: Path, fields: dict[str, 
     file = tmp_path / "manifest.json"
     file.write_text(json.dumps({"schema": "rlinf.checkpoint/1", "step": 1, **fields}))
 
-    with pytest.raises(OSError, match="wrong value") as caught:
+    with pytest.raises(OSError, match="invalid value") as caught:
         read_model(file, ManifestFile)
 
     assert message in str(caught.value.strerror)

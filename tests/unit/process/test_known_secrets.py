@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.process.known_secrets import MASK, HidingFormatter, forget, hidden, known, remember
+from rlinf_core.process.hiding_formatter import HidingFormatter
+from rlinf_core.process.known_secrets import MASK, forget, hidden, known, remember
 
 pytestmark = pytest.mark.security
 

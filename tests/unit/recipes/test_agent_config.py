@@ -96,3 +96,10 @@ def test_doctor_tries_the_sandbox_where_programs_are_run() -> None:
     assert tried("calculator") == []
     (found,) = tried("calculator, python")
     assert found[:3] == ("agent", "sandbox", "recipes.language.sandbox.sandbox_probe")
+
+
+def test_files_beside_generated_tasks_are_refused(findings: Any) -> None:
+    text = FILE + "data: {type: calculations, train_data_paths: [a.jsonl]}\n"
+    found = findings(text, messages=True)
+    message = "`data.type: calculations` generates its problems, but files are set too"
+    assert message in [each[2] for each in found]

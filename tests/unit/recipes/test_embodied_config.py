@@ -63,9 +63,14 @@ class TestComponents:
                 "missing-component",
                 "component_placement",
                 "recipe `embodied` needs a placement for `env`",
-                "add `env: 0`",
+                "add `env: {node_group: node, placement: 0}`",
             )
         ]
+
+    def test_help_writes_no_group_where_the_file_has_none(self, findings: Any) -> None:
+        text = LAPTOP.replace(f"actor,rollout,env: {NODE}", "actor,rollout: 0")
+        found = findings(text, messages=True)
+        assert [each[3] for each in found if each[0] == "missing-component"] == ["add `env: 0`"]
 
     def test_a_mistyped_one(self, findings: Any) -> None:
         found = findings(LAPTOP.replace("env:", "evn:"), messages=True)

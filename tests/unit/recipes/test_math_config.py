@@ -28,7 +28,15 @@ def test_a_cluster_is_enough(findings: Any) -> None:
 
 def test_reward_needs_a_place(findings: Any) -> None:
     found = findings(LAPTOP.replace(",reward", ""), messages=True)
-    assert [(each[0], each[3]) for each in found] == [("missing-component", "add `reward: 0`")]
+    assert [(each[0], each[3]) for each in found] == [("missing-component", f"add `reward: {NODE}`")]
+
+
+def test_files_beside_generated_problems_are_refused(findings: Any) -> None:
+    text = LAPTOP + "data: {type: sums, train_data_paths: [a.jsonl]}\n"
+    found = findings(text, messages=True)
+    assert ("conflicting-settings", "write `data.type: jsonl`, or remove the files") in [
+        (each[0], each[3]) for each in found
+    ]
 
 
 def test_the_samples_of_a_step(findings: Any) -> None:

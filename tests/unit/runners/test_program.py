@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -12,9 +13,10 @@ import pytest
 from rlinf_core import runners
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.sections.runner import LoggerConfig, RestartLimit, RunnerConfig
-from rlinf_core.errors import ChannelClosed, WorkerDiedError
+from rlinf_core.errors import ChannelClosed, RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job
+from rlinf_core.runners import run_program
 from rlinf_core.runners.events import Event, RunFinished, RunRestarted, Waiting
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
@@ -169,3 +171,24 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
     waits = [each.what for each in told if isinstance(each, Waiting)]
     assert waits == ["the cluster", "actor: 2 processes"] * 2
     assert isinstance(told[-1], RunFinished)
+
+
+def test_the_manager_is_named_and_not_a_worker_that_misses_it(
+    record: RunRecord, told: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = RuntimeFailure("the job has ended", why="its manager is gone")
+    misses = WorkerGroupError("rollout", "generate", {0: ended}, 1)
+    lost = [WorkerDiedError("manager", node="this machine", cause="it was killed by SIGKILL")]
+    monkeypatch.setattr(run_program, "Cluster", lambda **_: nullcontext(SimpleNamespace(topology=None)))
+    monkeypatch.setattr(run_program, "fallen_watcher", lambda: lost.pop() if lost else None)
+    monkeypatch.setattr(record, "watch", lambda *_: None)
+    config: Any = SimpleNamespace(cluster=SimpleNamespace(component_placement={}))
+
+    def launch(*_: object) -> Any:
+        if lost:
+            raise misses
+        return SimpleNamespace(init_workers=lambda: None, run=lambda: None)
+
+    with_recovery(lambda: run_program._attempt(config, record, launch), record, RestartLimit())
+    (restart,) = [event for event in told if isinstance(event, RunRestarted)]
+    assert restart.reason == "`manager` on this machine died"

@@ -16,6 +16,7 @@ from rlinf_core.runners.events import Event
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.runner import Runner
+from rlinf_core.runners.storage.item_fates import ItemFate, ItemFates, item_fates
 from rlinf_core.runners.storage.run_folder import RunFolder
 
 
@@ -118,6 +119,29 @@ def test_a_step_has_the_times_of_its_phases(tmp_path: Path) -> None:
     loop.run()
     (line,) = [each for each in read_metrics(folder.metrics_file) if each.step]
     assert {"train/loss", "eval/return", "time/step", "time/actor_training", "time/evaluate"} <= line.metrics.keys()
+
+
+class Ahead(Counting):
+    """A loop with a rollout under way at each checkpoint."""
+
+    def items_in_flight(self) -> ItemFates:
+        return item_fates([(ItemFate.AGAIN, f"rollout of step {self.weight_version + 1}")])
+
+
+def test_items_in_flight_are_told_when_a_checkpoint_is_loaded(tmp_path: Path) -> None:
+    told = Told()
+    loop, folder = made(tmp_path, told, max_steps=2, save_interval=1, val_check_interval=-1)
+    loop.__class__ = Ahead
+    loop.init_workers()
+    loop.run()
+    newest = folder.checkpoints.latest()
+    assert newest is not None
+    assert newest.manifest.in_flight == {"done again": ["rollout of step 3"]}
+    assert told.of(events.ItemsResumed) == []
+
+    loop.record.go_back()
+    loop.init_workers()
+    assert told[-1] == events.ItemsResumed(2, {"done again": ["rollout of step 3"]})
 
 
 def test_a_resumed_loop_goes_on_after_its_checkpoint(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class SimulatorProcess:
         self._texts: dict[int, str] = {}
 
     def answer(self, command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out a command and return the answer to it."""
+        """Execute a command and return its answer."""
         result = getattr(self, f"_{command}")(**arguments)
         self._pulse.beat(0, "waiting")
         return _NOTHING_NEW if result == {} else {"done": result}

@@ -226,7 +226,7 @@ class _Child:
 
     Args:
         number: its number among the `count` processes of its worker.
-        count: how many there are.
+        count: the number of them.
         rows: its environments, in the batch.
         memory: descriptor of the shared memory.
         seconds: how long one operation of one environment may take.

@@ -84,7 +84,7 @@ class SharedArrays:
     Args:
         memory: a segment of `memory_bytes`.
         spec: the spec of the environments.
-        count: how many there are, B.
+        count: the number of them, B.
         chunk: actions of each that there is room for, C.
 
     Attributes:

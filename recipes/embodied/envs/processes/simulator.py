@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
         terminated: the task ended.
         truncated: the simulator itself cut the episode off.
         success: the task is solved in this state; None: the simulator does not say.
-        failed: the simulator raised, twice: the episode is no sample, and is truncated here.
+        failed: the simulator raised, twice: the episode is not a sample, and is truncated here.
     """
 
     reward: float

@@ -100,7 +100,7 @@ def open_driver(robot: PluginDrivenRobot) -> RobotDriver:
     """Return the connected driver of a robot's entry.
 
     Raises:
-        ConfigError: there is no such class, or it is no driver, or an option is wrong.
+        ConfigError: there is no such class, or it is not a driver, or an option is wrong.
         RobotError: the robot does not answer.
     """
     if robot.driver is None:

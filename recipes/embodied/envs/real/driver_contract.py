@@ -32,7 +32,7 @@ def check_driver(make: Callable[[], RobotDriver]) -> None:
     action is sent: sensors have noise, and joints settle.
 
     Args:
-        make: connects with the robot anew each time.
+        make: opens a new connection to the robot on each call.
 
     Raises:
         DriverContractError: a promise is broken; the message says which.

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.cameras.camera import CameraError, CameraView
+from recipes.embodied.cameras.camera_set import CameraSet
+from recipes.embodied.config.camera_config import RobotEnvOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
-from recipes.embodied.envs.observation_keys import INSTRUCTIONS
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, image_key
 from recipes.embodied.envs.real.assigned_robot import own_robot
 from recipes.embodied.envs.real.driver import open_driver
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.intervention import HandMotion
 from recipes.embodied.robots.claim import RobotClaim
 from recipes.embodied.robots.robot_errors import RobotCheckError
+from rlinf_core import ConfigError, checked_options
 from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
 
 
 class _OpenRobot:
-    """The connection of this process to one robot, shared by its environments."""
+    """The connection of this process to one robot and its cameras, shared by its environments."""
 
-    def __init__(self, robot: PluginDrivenRobot) -> None:
-        self.place = robot.place
+    def __init__(self, robot: PluginDrivenRobot, options: RobotEnvOptions) -> None:
+        self.place, self.options = robot.place, options
+        self.where = f"{robot.place} of node {robot.node_rank}"
+        self.cameras: CameraSet | None = None
         self._claim = RobotClaim(robot.place)
         try:
             self.driver = open_driver(robot)
         except BaseException:
             self._claim.release()
+            raise
+        try:
+            if options.cameras:
+                self.cameras = CameraSet(options, robot, self.where)
+        except BaseException:
+            self.close()
             raise
         self.users: set[int] = set()
         self.mover: object = None
@@ -37,7 +51,7 @@ class _OpenRobot:
             self.close()
             raise RobotCheckError(
                 f"the robot is not ready to move: {'; '.join(faults)}",
-                where=f"{robot.place} of node {robot.node_rank}",
+                where=self.where,
                 help="fix that, then start again; `disable_validate: true` skips the checks",
             )
 
@@ -46,27 +60,41 @@ class _OpenRobot:
             self.driver.close()
         finally:
             self._claim.release()
+            if self.cameras is not None:
+                self.cameras.close()
 
 
 _open: dict[str, _OpenRobot] = {}
 
 
 class DrivenRobotEnv(VectorEnv):
-    """The task is the text `task`; rewards come from the driver, a person or a classifier.
+    """The task is the text `task`; rewards come from the driver, a person or a classifier; images from the driver and
+    from the `cameras` of the options.
 
     Its settings' `hardware` is the one robot that the process owns, so `num_envs` is 1. The environments of training
     and evaluation take turns on it; each begins with a reset.
     """
 
+    options_model = RobotEnvOptions
     alters_actions = True
     paces_itself = True
 
     def __init__(self, settings: EnvSettings) -> None:
         super().__init__(settings)
+        options = cast("RobotEnvOptions", checked_options(type(self), settings.options, "env.train.options"))
         robot = own_robot(settings, PluginDrivenRobot, env_type="robot", hardware="Robot", noun="robot")
         if robot.place not in _open:
-            _open[robot.place] = _OpenRobot(robot)
+            _open[robot.place] = _OpenRobot(robot, options)
         self._robot = _open[robot.place]
+        twice = [name for name in options.cameras if name in self._robot.driver.spec.cameras]
+        if self._robot.options != options or twice:
+            self.close()  # unless another environment uses it
+            what = f"two cameras are called `{twice[0]}`: one is the driver's" if twice else None
+            raise ConfigError(
+                what or "training and evaluation have different cameras on one robot",
+                where=self._robot.where,
+                help="rename it" if twice else "write `cameras` in `env.train.options` alone",
+            )
         self._robot.users.add(id(self))
         self._seed = 0
         self._scores = False
@@ -78,7 +106,7 @@ class DrivenRobotEnv(VectorEnv):
         return EnvSpec(
             spec.state_size,
             spec.action_size,
-            cameras=spec.cameras,
+            cameras={**spec.cameras, **self._robot.options.shapes},
             has_instructions=self.settings.task is not None,
         )
 
@@ -119,6 +147,11 @@ class DrivenRobotEnv(VectorEnv):
         try:
             done = driver.move(np.clip(actions[0], -1, 1).astype(np.float32))
             score = driver.score()
+            if self._robot.cameras is not None:
+                self._robot.cameras.watch()
+        except CameraError as error:
+            driver.stop()
+            raise error.after_stop() from error
         except BaseException:
             driver.stop()
             raise
@@ -128,8 +161,28 @@ class DrivenRobotEnv(VectorEnv):
         executed = np.asarray(done, np.float32)[None]
         return Transition(np.array([reward], np.float32), solved_now, None, solved_now, executed)
 
+    def views(self, row: int) -> list[CameraView]:
+        """See `VectorEnv`: what the driver and the cameras see."""
+        driver, cameras = self._robot.driver, self._robot.cameras
+        observed: Mapping[str, NDArray[Any]] = driver.observe() if driver.spec.cameras else {}
+        now = time.monotonic()
+        views = [CameraView(name, np.asarray(observed[image_key(name)]), now) for name in driver.spec.cameras]
+        return views if cameras is None else [*views, *cameras.views()]
+
+    def take_figures(self) -> dict[str, tuple[float, int]]:
+        """See `VectorEnv`: the ages of frames when they were observed, in seconds."""
+        ages = {} if self._robot.cameras is None else self._robot.cameras.take_ages()
+        return {f"frame_age/{camera}": age for camera, age in ages.items()}
+
     def _observe(self) -> Observation:
-        observation = {name: np.array(value)[None] for name, value in self._robot.driver.observe().items()}
+        driver, cameras = self._robot.driver, self._robot.cameras
+        observation = {name: np.array(value)[None] for name, value in driver.observe().items()}
+        try:
+            pictures = {} if cameras is None else cameras.observe()
+        except CameraError as error:
+            driver.stop()
+            raise error.after_stop() from error
+        observation |= {image_key(camera): image[None] for camera, image in pictures.items()}
         if self.settings.task is not None:
             observation[INSTRUCTIONS] = np.full(1, self.settings.task)
         return observation

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.cameras.camera import ArmScene, CameraError, CameraView
+from recipes.embodied.cameras.camera_set import CameraSet
+from recipes.embodied.config.camera_config import RobotEnvOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
-from recipes.embodied.envs.franka.drawing import Spot, draw_arm
+from recipes.embodied.envs.franka.scene_camera import drawn
+from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.envs.real.assigned_robot import own_robot
 from recipes.embodied.envs.starts import Starts
-from recipes.embodied.interventions.intervention import CameraView, HandMotion
+from recipes.embodied.interventions.intervention import HandMotion
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
@@ -38,6 +43,7 @@ from recipes.embodied.robots.replies import ArmState
 from recipes.embodied.robots.robot_errors import RobotLateError
 from recipes.embodied.robots.robot_session import check_arm, refuse_faults, watch_cameras
 from recipes.embodied.robots.steering import steered
+from rlinf_core import ConfigError, checked_options
 from rlinf_core.hardware.robots.franka import Franka
 
 TASKS = ("reach",)
@@ -45,57 +51,78 @@ SPEC = EnvSpec(REACH_STATES, REACH_ACTIONS, has_instructions=True)
 # Seconds to wait for an arm: a run that starts again finds it held by workers that are just ending.
 LEASE_PATIENCE = 10.0
 LATE_IN_A_ROW = 10
-_POINT_RADIUS = 0.015  # metres, as it is drawn
 _SAME = 1e-4  # of an action, by which what was carried out may differ by rounding alone
 _log = logging.getLogger("rlinf.robots")
 
 
 class _SharedArm:
-    """The connection of this process to one arm, and the environment that moved it last."""
+    """The connection of this process to one arm and its cameras, and the environment that moved it last."""
 
-    def __init__(self, arm: Franka) -> None:
-        self.arm, self.client = arm, FrankaClient(arm)
+    def __init__(self, arm: Franka, options: RobotEnvOptions) -> None:
+        self.arm, self.options, self.client = arm, options, FrankaClient(arm)
+        self.cameras: CameraSet | None = None
         try:
+            self.scene = ArmScene(self.client.state().joints, None, time.monotonic())
+            if options.cameras:
+                self.cameras = CameraSet(options, arm, self.client.where, lambda: self.scene)
             if not arm.disable_validate:
-                checks = check_arm(self.client, arm)
+                opened = [serial for serial in options.serials(arm.camera_serials).values() if serial]
+                checks = check_arm(self.client, arm, opened)
                 # Whoever holds it may be just ending: `acquire` waits.
                 refuse_faults(self.client, [check for check in checks if check.name != "lease"])
             self.client.acquire(LEASE_PATIENCE)
         except BaseException:
-            self.client.close()
+            self.close()
             raise
         self.users: set[int] = set()
         self.mover: object = None
+
+    def close(self) -> None:
+        """Give the arm back, then the cameras."""
+        try:
+            self.client.close()
+        finally:
+            if self.cameras is not None:
+                self.cameras.close()
 
 
 _arms: dict[tuple[str, int], _SharedArm] = {}
 
 
 class FrankaRobotEnv(VectorEnv):
-    """Task `reach`, with the actions, observations and rewards of `franka_kin`, in real time.
+    """Task `reach`, with the actions, states and rewards of `franka_kin`, in real time, and images of `cameras`.
 
     Its settings' `hardware` is the one arm that the process owns, so `num_envs` is 1: as many env workers as arms. A
     start moves the arm to its place, within its `workspace`, in which points to reach are, too. Needs the arm's
     controller from the first moment on, and its checks to be good.
 
     An action moves the target of the arm, which may lag behind it. What counts as executed is the change of the target
-    that the controller accepted: lag is no limit.
+    that the controller accepted: lag is not a limit.
 
     An action that was under way for too long is not carried out, and told; `LATE_IN_A_ROW` of them end the run.
     """
 
+    options_model = RobotEnvOptions
     alters_actions = True
     paces_itself = True
 
     def __init__(self, settings: EnvSettings) -> None:
         super().__init__(settings)
-        check_task("franka_robot", settings.task or "reach", TASKS, settings.options)
+        check_task("franka_robot", settings.task or "reach", TASKS, {})
+        options = cast("RobotEnvOptions", checked_options(type(self), settings.options, "env.train.options"))
         arm = own_robot(settings, Franka, env_type="franka_robot", hardware="Franka", noun="arm")
         points_within(arm.workspace)
         self._key = (arm.robot_ip, arm.robot_port)
         if self._key not in _arms or _arms[self._key].client.closed:
-            _arms[self._key] = _SharedArm(arm)
+            _arms[self._key] = _SharedArm(arm, options)
         self._arm = _arms[self._key]
+        if self._arm.options != options:
+            raise ConfigError(
+                "training and evaluation have different cameras on one arm",
+                where=self._arm.client.where,
+                help="write `cameras` in `env.train.options` alone",
+            )
+        self._spec = replace(SPEC, cameras=options.shapes)
         self._arm.users.add(id(self))
         self._joints = HOME[:, None].copy()
         self._accepted = HOME.copy()
@@ -103,19 +130,19 @@ class FrankaRobotEnv(VectorEnv):
         self._hand = np.zeros((3, 1))
         self._potential = np.zeros(1)
         self._late = 0
-        self._seen_at = time.monotonic()  # when the joints were measured
+        self._state_ages = (0.0, 0)
 
     @property
     def spec(self) -> EnvSpec:
-        """16 states and 7 actions."""
-        return SPEC
+        """16 states, 7 actions, and the cameras of the options."""
+        return self._spec
 
     def close(self) -> None:
         """Release the arm, unless another environment of this process uses it."""
         self._arm.users.discard(id(self))
         if not self._arm.users and _arms.get(self._key) is self._arm:
             del _arms[self._key]
-            self._arm.client.close()
+            self._arm.close()
 
     def _start(self, rows: IntArray, starts: Starts) -> None:
         draws = starts.uniform(10).T
@@ -151,7 +178,7 @@ class FrankaRobotEnv(VectorEnv):
                 raise
             _log.warning("%s", error)
             state = client.state()
-        watch_cameras(client, self._arm.arm, state)
+        watch_cameras(client, self._arm.arm, state, self._arm.cameras)
         return state
 
     def _take(self, joints: NDArray[np.float64]) -> None:
@@ -162,12 +189,19 @@ class FrankaRobotEnv(VectorEnv):
     def _see(self, state: ArmState) -> None:
         self._accepted, self._joints = state.target, state.joints[:, None]
         self._hand = hand_pose(self._joints)[0]
-        self._seen_at = time.monotonic()
+        self._arm.scene = ArmScene(state.joints, self._target[:, 0], time.monotonic())
 
     def views(self, row: int) -> list[CameraView]:
-        """See `VectorEnv`: a drawing of the measured joints and the point to reach, as old as they are."""
-        spots = [Spot(self._target, _POINT_RADIUS, "green")]
-        return [CameraView("joints", draw_arm(self._joints, spots, np.zeros(1, np.bool_))[0], self._seen_at)]
+        """See `VectorEnv`: what the cameras see; without any, a drawing of the measured joints and the target."""
+        if self._arm.cameras is not None:
+            return self._arm.cameras.views()
+        return [CameraView("joints", drawn(self._arm.scene), self._arm.scene.measured)]
+
+    def take_figures(self) -> dict[str, tuple[float, int]]:
+        """See `VectorEnv`: the ages of states and frames when they were observed, in seconds."""
+        ages = {} if self._arm.cameras is None else self._arm.cameras.take_ages()
+        states, self._state_ages = self._state_ages, (0.0, 0)
+        return {"state_age": states, **{f"frame_age/{camera}": age for camera, age in ages.items()}}
 
     def steer(self, motion: HandMotion, row: int) -> FloatArray:
         """See `VectorEnv`: the motion of the hand, by the arm's kinematics."""
@@ -176,4 +210,20 @@ class FrankaRobotEnv(VectorEnv):
     def _observe(self) -> Observation:
         states: FloatArray = np.empty((1, REACH_STATES), np.float32)
         write_arm_states(states.T, self._joints, self._hand, self._target)
-        return {"states": states, "instructions": np.full(1, REACH_INSTRUCTION)}
+        total, count = self._state_ages
+        self._state_ages = (total + time.monotonic() - self._arm.scene.measured, count + 1)
+        return {"states": states, **self._pictures(), "instructions": np.full(1, REACH_INSTRUCTION)}
+
+    def _pictures(self) -> Observation:
+        """Return the newest frame of each camera.
+
+        Raises:
+            CameraError: one is too old; the arm was stopped.
+        """
+        if self._arm.cameras is None:
+            return {}
+        try:
+            return {image_key(camera): image[None] for camera, image in self._arm.cameras.observe().items()}
+        except CameraError as error:
+            self._arm.client.stop()
+            raise error.after_stop() from error

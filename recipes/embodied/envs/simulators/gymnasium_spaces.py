@@ -191,15 +191,15 @@ class Reader:
 
 
 class Writer:
-    """Converts actions of a batch to the form that each environment takes.
+    """A converter of batched actions to the form that an environment takes.
 
     Attributes:
-        size: numbers of an action.
+        size: the number of values in an action.
         num_choices: see `EnvSpec`.
         low, high, whole: see `EnvSpec`.
 
     Raises:
-        ConfigError: the space of actions is not understood.
+        ConfigError: the action space is not supported.
     """
 
     def __init__(self, task: str, space: spaces.Space[Any]) -> None:

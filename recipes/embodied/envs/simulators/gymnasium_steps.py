@@ -64,7 +64,7 @@ def checked_reset(task: str, result: Any) -> Any:
     """Return the observation of what `reset` returned.
 
     Raises:
-        ConfigError: it is no pair of observation and information.
+        ConfigError: it is not a pair of observation and information.
     """
     if isinstance(result, tuple) and len(result) == _RESET and isinstance(result[1], Mapping):
         return result[0]

@@ -20,7 +20,7 @@ class Entrance:
         self._unproven: Unproven[asyncio.Transport] = Unproven(_MOST, seconds=TOKEN_SECONDS)
 
     def admit(self, transport: asyncio.Transport, now: float) -> None:
-        """Let a connection in; where there is no room, the oldest one is closed."""
+        """Admit a connection, and close the oldest one when there are too many."""
         for leaving in self._unproven.admit(transport, origin_of(transport.get_extra_info("peername")), now):
             leaving.abort()
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from recipes.embodied.interventions.intervention import CameraView
+from recipes.embodied.cameras.camera import CameraView
 
 # Milliseconds are lost by larger ones, and the page shows them smaller.
 _LARGEST: Final = 640

@@ -37,7 +37,7 @@ def shown(message: Mapping[str, Any]) -> int | None:
     """Return the number of the picture that a message acknowledges; None: it tells what a person does.
 
     Raises:
-        BadMessageError: it is no number.
+        BadMessageError: it is not a number.
     """
     if "shown" not in message:
         return None

@@ -21,7 +21,7 @@ MAX_LINE: Final = 1024
 
 
 class BadMessageError(ValueError):
-    """A line that is no message."""
+    """A line that is not a message."""
 
 
 def encode(message: dict[str, Any]) -> bytes:

@@ -59,7 +59,7 @@ class FlowMatchingPolicy(BasePolicy):
         """Return values [n, V]; None without a value head."""
 
     def times(self, count: int) -> Tensor | None:
-        """Draw the times, [n], at which demonstrations are learned from; None: evenly from 0 to 1."""
+        """Draw the times, [n], at which demonstrations are trained on; None: evenly from 0 to 1."""
         return None
 
     def to_env(self, actions: Tensor) -> NDArray[Any]:

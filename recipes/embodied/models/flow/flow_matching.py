@@ -104,7 +104,7 @@ class FlowSde:
 
 
 class OneStepSde(FlowSde):
-    """The steps of a flow of which one has noise, drawn anew for each sample (pi_RL, arXiv 2510.25889).
+    """The steps of a flow of which one has noise, redrawn for each sample (pi_RL, arXiv 2510.25889).
 
     A sample is judged by one velocity, whatever K is. Recorded are x before that step, x after it, the step's number,
     and the sample: R = 4, S = 1.

@@ -23,7 +23,7 @@ STATE: Final = "observation.state"
 ENVIRONMENT_STATE: Final = "observation.environment_state"
 IMAGES: Final = "observation.images"
 ACTION: Final = "action"
-# Settings of vision models that resize what they see: a picture of another size than in training is no fault.
+# Settings of vision models that resize what they see: a picture of another size than in training is not a fault.
 _RESIZES: Final = ("resize_imgs_with_padding", "image_resolution", "resize_shape")
 
 

@@ -134,10 +134,11 @@ class LerobotPolicy(BasePolicy):
         batch["task"] = observations[INSTRUCTIONS].tolist() if INSTRUCTIONS in observations else [""] * count
         device = next(self.parameters()).device
         made: dict[str, Any] = self._processors.before(batch)
+        # A processor may add numbers that are no observation, such as the `domain_id` of an X-VLA.
         return {
             name: values.to(device)
             for name, values in made.items()
-            if isinstance(values, Tensor) and name.startswith("observation.")
+            if isinstance(values, Tensor) and values.shape[:1] == (count,) and name != ACTION
         }
 
     def to_env(self, actions: Tensor) -> NDArray[Any]:

@@ -88,7 +88,7 @@ class OpenVlaNetwork(nn.Module):
 
     @property
     def base(self) -> Any:
-        """The Llama of transformers, without a LoRA wrapper around it."""
+        """transformers' Llama, without its LoRA wrapper."""
         return self._base[0]
 
     @property
@@ -122,7 +122,7 @@ class OpenVlaNetwork(nn.Module):
 
         Args:
             embedded: [n, T, W].
-            mask: bool [n, M + T], what is no padding, with the M that are remembered.
+            mask: bool [n, M + T], what is not padding, with the M that are remembered.
             memory: the memory of an earlier call, or an empty cache of transformers; None: nothing is remembered.
             both_ways: everything attends to everything, and not to what comes before it alone.
         """

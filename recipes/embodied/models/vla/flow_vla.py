@@ -58,7 +58,7 @@ class ReadObservation(NamedTuple):
     Attributes:
         summary: mean of its last hidden states, [n, W].
         memory: keys and values of each of its layers.
-        mask: which of its tokens are no padding, bool [n, P].
+        mask: which of its tokens are not padding, bool [n, P].
     """
 
     summary: Tensor
@@ -268,11 +268,11 @@ def _check_relative(config: EmbodiedModelConfig, spec: EnvSpec, options: FlowVla
         raise ConfigError(
             f"`relative_actions` is {count}, but the environment has {spec.state_size} numbers in a state and"
             f" {spec.action_size} in an action",
-            help="write how many of the first numbers are relative",
+            help="write how many of the leading numbers are relative",
         )
     if config.model_path is None or options.statistics == "none":
         raise ConfigError(
             "`relative_actions` needs the statistics of the model's own folder",
-            why="those of demonstrations are of actions as they were carried out",
+            why="statistics of demonstrations describe actions as executed, not relative ones",
             help="name a `model_path` with statistics, or remove `relative_actions`",
         )

@@ -22,7 +22,7 @@ def read_prefix(vlm: Any, images: Sequence[Tensor], tokens: Tensor, mask: Tensor
         vlm: the model without a head for words.
         images: the images of each camera, float [n, 3, H, W].
         tokens: the tokens of the prompt, int64 [n, T].
-        mask: which of them are no padding, bool [n, T].
+        mask: which of them are not padding, bool [n, T].
     """
     dtype = next(vlm.vision_tower.parameters()).dtype
     words = vlm.get_input_embeddings()(tokens)

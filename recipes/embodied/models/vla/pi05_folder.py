@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
+from recipes.embodied.models.folder_facts import TELLING_LAYERS
 from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Shape
 from recipes.sections.model_folders import SETTINGS, whole_number
 from recipes.training.huggingface import check_folder, first_line
@@ -68,9 +69,9 @@ def shape_of_folder(folder: str, kind: str) -> Pi05Shape:
         shapes = _shapes(Path(folder))
         if not shapes and are_shapes_only():
             return _published_shape(about)
-        own, other = ("time_mlp_in.weight", "action_time_mlp_in.weight")[:: 1 if kind == "pi05" else -1]
+        another = "pi0" if kind == "pi05" else "pi05"
+        own, other = (f"{TELLING_LAYERS[name]}.weight" for name in (kind, another))
         if own not in shapes and other in shapes:
-            another = "pi0" if kind == "pi05" else "pi05"
             raise ConfigError(
                 f"`{kind}` cannot use the {another} in `{folder}`",
                 why=f"its weights are those of a {another}: they have `{other}`",

@@ -1,6 +1,6 @@
-"""The network of pi0.5: a PaliGemma of transformers, and an expert of actions whose norms depend on time (adaRMS).
+"""The network of pi0.5: transformers' PaliGemma, and an action expert whose norms depend on time (adaRMS).
 
-Names and shapes of its weights are those of openpi and lerobot but for the beginnings (`pi05_folder`).
+Its weights have the names and shapes of openpi and lerobot, except for prefixes (`pi05_folder`).
 """
 
 # transformers has few types.
@@ -121,7 +121,7 @@ class Pi05Network(nn.Module):
 
         Args:
             memory: keys and values of what was read, by layer.
-            mask: which of it is no padding, bool [n, P].
+            mask: which of it is not padding, bool [n, P].
             chunk: [n, H, M].
             noise_share: the time as pi0.5 counts it, float32 [n]: 1 is noise.
         """

@@ -93,7 +93,7 @@ class VisionLanguageModel(nn.Module):
 
         Args:
             embedded: [n, T, W].
-            mask: bool [n, M + T], what is no padding, with the M that are remembered.
+            mask: bool [n, M + T], what is not padding, with the M that are remembered.
             memory: the memory of an earlier call, or an empty cache of transformers; None: nothing is remembered.
         """
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -embedded.shape[1] :]
@@ -257,7 +257,7 @@ def load_policy_tokenizer(folder: str | None) -> PreTrainedTokenizerBase:
 def encoded_prompts(
     tokenizer: Any, prompts: list[str], longest: int, side: str, vocabulary: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return tokens int64 [n, longest] of texts, and which are no padding, bool [n, longest].
+    """Return tokens int64 [n, longest] of texts, and which are not padding, bool [n, longest].
 
     Args:
         tokenizer: the tokenizer of transformers.

@@ -90,7 +90,7 @@ class Arm(ABC):
         """
         # Differences of numbers that were rounded on the way may be larger by a hair.
         if (np.abs(deltas) > VELOCITY_MAX * CONTROL_SECONDS * (1 + 1e-6)).any():
-            raise ValueError("a joint cannot move so far in one control period")
+            raise ValueError("a joint cannot move that far in one control period")
         here = self.target(now)
         goal = self._allowed(here, deltas, now)
         end = self._follow(goal, now)

@@ -1,7 +1,7 @@
 """A Franka arm over its control interface (FCI), by franka-rs: a 1 kHz loop on a thread of Rust follows our targets.
 
-Python only sets targets, 10 to 20 a second, so a policy that thinks for long is no fault: the arm comes to rest at its
-last target. Everything that may block runs on a thread of its own. What the interface does by itself stays in force: it
+Python only sets targets, 10 to 20 a second, so a slow policy is not a fault: the arm comes to rest at its last
+target. Everything that may block runs on a thread of its own. What the interface does by itself stays in force: it
 stops the arm after 20 lost cycles, at a limit of motion, and at a collision; `reset` recovers from that, nothing else.
 """
 

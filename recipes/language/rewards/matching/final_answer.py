@@ -101,8 +101,8 @@ def answer_number(text: str) -> Number | None:
     r"""Return the number that a text gives as its answer, or None.
 
     It is what the last `\boxed{}` holds; else the first number after the last `####` or `answer is`; else what the
-    last equation equals; else the last number. An expression that is no number by itself, as `(1,2)` or `2^3`, is none
-    in any of these places.
+    last equation equals; else the last number. An expression that is not a number by itself, as `(1,2)` or `2^3`, does
+    not count in any of these places.
     """
     expression = _answer_expression(text)
     return None if expression is None else _right_side(expression)
@@ -141,7 +141,7 @@ def _right_side(run: str) -> Number | None:
 def _runs(text: str, *, bullets: bool = True) -> Iterator[str]:
     """Yield the expressions of a text that have digits, cleaned and complete: no part of one is yielded.
 
-    Words, and names with digits in them such as `H2O` or `2nd`, are no expressions.
+    Words, and names with digits in them such as `H2O` or `2nd`, are not expressions.
 
     Args:
         text: the text.
@@ -167,7 +167,7 @@ def _end_of_run(chunks: list[str], at: int, *, bullets: bool) -> int:
     end = at + 1
     while end < len(chunks):
         before, after = chunks[end - 1], chunks[end]
-        # A dash between words, or one that begins a line, is no operator.
+        # A dash between words, or one that begins a line, is not an operator.
         if before in ("-", "+", "*") and end - 1 == at and (at or bullets):
             break
         run = " ".join(chunks[at:end])
@@ -191,7 +191,7 @@ def _end_of_run(chunks: list[str], at: int, *, bullets: bool) -> int:
 
 
 def _is_formula(chunk: str) -> bool:
-    """Return whether a chunk is no word: it has a command or a digit, or is the name of a variable."""
+    """Return whether a chunk is not a word: it has a command or a digit, or is the name of a variable."""
     return bool(re.search(r"\\[A-Za-z]|[0-9]", chunk)) or (len(chunk) == 1 and chunk not in "aAI")
 
 

@@ -18,7 +18,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from recipes.language.rewards.matching.cleaning import cleaned, closing_brace, unwrapped
+from recipes.language.rewards.matching.cleaning import closing_brace
 from recipes.language.rewards.matching.units import parse_unit
 
 # Digits of a number, and its largest power of ten: longer ones are not answers, and would take time.
@@ -58,14 +58,8 @@ class Number(NamedTuple):
     unit: str = ""
 
 
-def parse_number(text: str) -> Number | None:
-    """Return the number that a text is, all of it; None where it is anything else, or is too long."""
-    text, _ = unwrapped(cleaned(text))
-    return number_in_clean(text)
-
-
 def number_in_clean(text: str) -> Number | None:
-    """Return the number that a cleaned text is; see `parse_number`."""
+    """Return the number that a cleaned text is, all of it; None where it is anything else, or is too long."""
     if len(text) > _LONGEST:
         return None
     text = _without_parentheses(text)

@@ -20,7 +20,7 @@ class Numeral(NamedTuple):
 
 
 def numeral_in_clean(text: str) -> Numeral | None:
-    """Return the digits and the base of a cleaned text; None where it is no number in a base from 2 to 36."""
+    """Return the digits and the base of a cleaned text; None where it is not a number in a base from 2 to 36."""
     match = _WRITTEN.fullmatch(text.strip())
     if match is None:
         return None

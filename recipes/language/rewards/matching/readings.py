@@ -160,7 +160,7 @@ def _is_bound(reading: Reading) -> bool:
 
 
 def _measured(reading: Reading, other: Reading) -> Reading:
-    """Return `5 m` as five metres where the other side is a measure, so that `m` is no variable."""
+    """Return `5 m` as five metres where the other side is a measure, so that `m` is not a variable."""
     if isinstance(reading, Other) and isinstance(other, Number) and other.unit:
         match = _SHORT_UNIT.fullmatch(reading.text)
         if match is not None:

@@ -120,7 +120,7 @@ def math(text: str, answer: str) -> Verdict:
         number_said = answer_number(text)
         if isinstance(gold, Number) and number_said is not None:
             return Verdict(float(same_number(gold, number_said)), f"number {excerpt(str(number_said.value), 40)}")
-        # math-verify would take a part of what is no number as a whole, such as a time, a date, or two numbers.
+        # math-verify would take a part of what is not a number as a whole, such as a time, a date, or two numbers.
         parted = is_undecided(text) or re.search(r"[0-9][:-][0-9]", said_answer(text) or shown)
         if isinstance(gold, Number) and parted:
             return Verdict(0.0, f"read `{excerpt(shown, 40)}`")

@@ -110,7 +110,7 @@ def _is_unit(word: str, *, blank: bool, marked: bool) -> bool:
     Args:
         word: the word.
         blank: whether a blank parts it from what is before it.
-        marked: whether it is written as words, or as a divisor of a unit, so that it is no variable.
+        marked: whether it is written as words, or as a divisor of a unit, so that it is not a variable.
     """
     if not word.isalpha():
         return True

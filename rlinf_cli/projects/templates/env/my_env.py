@@ -41,6 +41,19 @@ class Cart(VectorEnv):
         # A new array at each call: the policy keeps what it got.
         return {"states": np.stack((self._place, self._speed), axis=1).astype(np.float32)}
 
+    # What `rlinf play` shows.
+    def look(self, rows: NDArray[np.intp]) -> dict[str, NDArray[np.float64]]:
+        """Return the place of each cart, for a video."""
+        return {"place": self._place[rows]}
+
+    def picture(self, seen: dict[str, NDArray[np.float64]]) -> NDArray[np.uint8]:
+        """Return a picture of each cart and the mark, uint8 [n, 40, 200, 3]."""
+        pictures = np.full((len(seen["place"]), 40, 200, 3), 255, np.uint8)
+        pictures[:, :, 99:101] = 160
+        for picture, column in zip(pictures, (100 + 50 * seen["place"]).clip(6, 194).astype(int), strict=True):
+            picture[14:26, column - 6 : column + 6] = (0, 114, 178)
+        return pictures
+
     # What a step depends on, so that a resumed run continues its episodes.
     def _save(self) -> dict[str, NDArray[np.float64]]:
         return {"place": self._place, "speed": self._speed}

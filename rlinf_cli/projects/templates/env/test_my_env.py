@@ -24,6 +24,12 @@ def test_carts_move_as_they_are_pushed() -> None:
     assert (np.sign(after - before) == pushed[:, 0, 0]).all()
 
 
+def test_each_cart_has_a_picture() -> None:
+    carts = Cart(EnvSettings(num_envs=8))
+    carts.reset()
+    assert carts.picture(carts.look(np.arange(2))).shape == (2, 40, 200, 3)
+
+
 def test_job_file_is_valid() -> None:
     job = load_job(str(Path(__file__).with_name("my_env.yaml")))
     assert job.ok, job.diagnostics

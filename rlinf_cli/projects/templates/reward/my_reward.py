@@ -1,4 +1,4 @@
-"""A reward of a language model's answers: half of it for an answer that is only nearly right."""
+"""A reward for a language model's answers, with half credit for near misses."""
 
 from __future__ import annotations
 

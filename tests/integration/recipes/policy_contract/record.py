@@ -18,6 +18,9 @@ from token_models import token_model
 CASES: dict[str, Callable[[Path], Original]] = {
     "act": lambda folder: small("act", folder),
     "diffusion": lambda folder: small("diffusion", folder),
+    "vqbet": lambda folder: small("vqbet", folder),
+    "multi_task_dit": lambda folder: small("multi_task_dit", folder),
+    "xvla": lambda folder: small("xvla", folder),
     "pi0_lerobot": lambda folder: pi("pi0", folder),
     "pi0_openpi": lambda folder: pi("pi0", folder, layout="openpi"),
     "pi05_lerobot": lambda folder: pi("pi05", folder),

@@ -263,7 +263,7 @@ def test_too_fast_is_refused(start_arm: Any, clients: Any) -> None:
     client = clients(arm)
     client.acquire()
     client.reset(HOME)
-    with pytest.raises(RobotRefusedError, match="cannot move so far"):
+    with pytest.raises(RobotRefusedError, match="cannot move that far"):
         client.move(np.full(7, 0.5))
     np.testing.assert_allclose(client.state().joints, HOME)
 

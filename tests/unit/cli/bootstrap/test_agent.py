@@ -10,6 +10,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
@@ -92,6 +93,30 @@ def test_a_taken_port_is_told_with_who_has_it(ask: Callable[..., agent.AgentRepl
     [[name, number, who]] = facts["taken"]
     assert (name, number) == ("gcs", port)
     assert "pid" in who
+    assert "cluster" not in who
+
+
+def test_a_taken_port_names_the_cluster_that_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(node_holdings, "folder_of", lambda cluster: str(tmp_path / cluster))
+    (tmp_path / "68b076be").mkdir()
+    (tmp_path / "68b076be" / "node.json").write_text('{"name": "lap"}')
+    code = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); "
+        "print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RLINF_RAY": "68b076be"},
+    ) as held:
+        assert held.stdin is not None
+        assert held.stdout is not None
+        port = int(held.stdout.readline())
+        [[_, _, who]] = node_probe.taken_ports({"gcs": port}, set())
+        held.stdin.close()
+    assert who.endswith(" of cluster `lap` (`rlinf down --name lap`)")
 
 
 def test_the_environment_has_the_code_that_was_shipped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,12 @@ def test_volumes_and_secrets_are_in_every_pod(lab: tuple[NodeTarget, ...]) -> No
         assert container["image"] == "x/y:2"
 
 
+def test_a_manifest_without_a_volume_says_that_runs_end_with_it(lab: tuple[NodeTarget, ...]) -> None:
+    note = "# Runs end with the pods: `--with volume=CLAIM:/PATH`"
+    assert note in kuberay("lab", "lab.yaml", lab)
+    assert note not in kuberay("lab", "lab.yaml", lab, wishes=parse(["volume=runs:/runs"], lab))
+
+
 def test_requests_and_tolerations_are_of_their_group(lab: tuple[NodeTarget, ...]) -> None:
     [manifest] = manifests(lab, "cpu=4", "sim:memory=64Gi", "sim:toleration=pool=robots:NoExecute", "sim:image=sim:1")
     head, sim = pods(manifest["spec"])

@@ -87,3 +87,19 @@ def test_results_by_chance_are_not_compared() -> None:
     assert (REFERENCE.comparable, BY_CHANCE.comparable) == (True, False)
     assert judge(outcome(digests={"2/actor/0.distcp": "c"}), BY_CHANCE) == (RunVerdict.RIGHT, "")
     assert judge(outcome(steps=(1,)), BY_CHANCE)[0] == RunVerdict.WRONG
+
+
+@pytest.mark.parametrize(
+    ("fault", "restarts", "verdict"),
+    [
+        ("kill-worker", 1, RunVerdict.WRONG),
+        ("kill-worker", 0, RunVerdict.EXPLAINED),
+        ("fill-actor", 50, RunVerdict.EXPLAINED),
+    ],
+)
+def test_run_with_restarts_left_must_not_end(fault: str, restarts: int, verdict: RunVerdict) -> None:
+    why = ("disk-full", "No space left") if fault == "fill-actor" else KILLED
+    ended = outcome(code=1, status="failed", why=(why,), struck=(struck(fault),), reason="the job has ended")
+    given, words = judge(ended, REFERENCE, restarts)
+    assert given == verdict
+    assert ("the job has ended" in words) == (verdict == RunVerdict.WRONG)

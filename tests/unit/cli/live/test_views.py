@@ -130,6 +130,7 @@ def test_what_happens_is_a_line_each(lines: Lines) -> None:
     lines.tell(events.CheckpointSaved(100, FOLDER / "checkpoints" / "global_step_100"))
     lines.tell(events.RunRestarted(100, 1, 3, "rollout:0 died"))
     lines.tell(events.RunRestarted(0, 2, 3, "rollout:0 died"))
+    lines.tell(events.ItemsResumed(100, {"restored": ["prompt 7 for step 101"], "done again": ["a", "b"]}))
     lines.tell(events.WorkersRelaunched(7, 3, 3, "env:1 died", 2.14, "the rollout of step 8"))
     assert lines.written == [
         "waiting for actor: 1 process, at most 30 s",
@@ -138,6 +139,7 @@ def test_what_happens_is_a_line_each(lines: Lines) -> None:
         "saved global_step_100",
         "restart 1 of 3, back to step 100: rollout:0 died",
         "restart 2 of 3, from the beginning, without a checkpoint: rollout:0 died",
+        "in flight at the checkpoint: 1 restored, 2 done again",
         "restart 3 of 3: env:1 died: started again in 2.1 s; done again: the rollout of step 8",
     ]
 

@@ -109,7 +109,7 @@ def test_evidence_of_a_stranger_is_skipped_and_named(cli: Cli, tmp_path: Path) -
     (folder / FAILURE).write_text('{"schema": "rlinf.evidence/1", "time": -1}')
     ended = cli("why", run.path)
     assert ended.code == 0
-    assert "20260101-000000/failure.json is skipped: it has a wrong value: `time`" in ended.out
+    assert "20260101-000000/failure.json is skipped: it has an invalid value: `time`" in ended.out
 
 
 def test_long_metrics_are_read_from_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

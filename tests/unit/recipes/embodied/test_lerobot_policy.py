@@ -62,6 +62,16 @@ def test_actions_are_those_that_lerobot_selects() -> None:
     assert np.allclose(acted(policy), normal.actions_of(chosen.numpy()), atol=1e-5)
 
 
+def test_numbers_that_a_processor_adds_reach_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = made()
+    process: Any = policy._processors.before
+    added = {"domain_id": torch.full((N,), 3), "action": torch.zeros(N, ACTIONS), "task": ["a"] * N}
+    monkeypatch.setattr(policy, "_processors", policy._processors._replace(before=lambda batch: process(batch) | added))
+    inputs = policy.prepare(seen())
+    assert torch.equal(inputs["domain_id"], torch.full((N,), 3))
+    assert inputs.keys() == {*made().prepare(seen()), "domain_id"}
+
+
 @pytest.mark.parametrize("kind", ["act", "drawn"])
 def test_a_saved_folder_is_one_of_lerobot(kind: str, tmp_path: Path) -> None:
     policy, folder = made(kind), tmp_path / "saved"

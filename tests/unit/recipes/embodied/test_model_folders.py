@@ -12,9 +12,13 @@ import pytest
 from recipes.embodied.models.folder_facts import require_model_folder
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core import ConfigError
-from tests.unit.recipes.weights_file import WEIGHTS
+from tests.unit.recipes.weights_file import WEIGHTS, weights_of
 
 PI0 = {"config.json": {"model_type": "pi0"}, "model.safetensors": WEIGHTS}
+PI05 = {
+    "config.json": {"action_dim": 32, "action_horizon": 10},
+    "model.safetensors": weights_of("time_mlp_in.weight", "action_out_proj.weight"),
+}
 SAVED = {"policy.json": {"model": {"model_type": "mlp_policy"}}, "model.safetensors": WEIGHTS}
 
 
@@ -37,6 +41,8 @@ def job_of(model_type: str, folder: Path, config: str = "franka_vision_ppo") -> 
     [
         ("pi0", PI0),
         ("pi0", {**PI0, "config.json": {"type": "pi0"}}),
+        ("pi05", PI05),
+        ("pi0", {**PI05, "model.safetensors": weights_of("model.action_time_mlp_in.weight")}),
         ("vlm_policy", {**PI0, "config.json": {"model_type": "llava"}}),
         ("smolvla", {**PI0, "config.json": {"type": "smolvla"}}),
         ("openvla_oft", {**PI0, "config.json": {"model_type": "openvla"}}),
@@ -54,6 +60,9 @@ def test_a_folder_of_its_kind_is_well(tmp_path: Path, model_type: str, files: di
     ("model_type", "files", "words"),
     [
         ("pi0", {**PI0, "config.json": {"model_type": "llava"}}, "`pi0` cannot use the `llava`"),
+        ("pi0", PI05, "`pi0` cannot use the pi05"),
+        ("pi0", {**PI05, "config.json": {"type": "pi0", "chunk_size": 50}}, "`pi0` cannot use the pi05"),
+        ("pi05", {**PI05, "model.safetensors": weights_of("model.action_time_mlp_in.bias")}, "cannot use the pi0"),
         ("vlm_policy", PI0, "`vlm_policy` cannot use the `pi0`"),
         ("smolvla", PI0, "`smolvla` cannot use the `pi0`"),
         ("openvla", PI0, "`openvla` cannot use the `pi0`"),
@@ -101,3 +110,30 @@ def test_missing_folder_may_be_elsewhere_until_a_run_starts(tmp_path: Path) -> N
     assert [each.severity.name for each in found] == ["WARNING"]
     with pytest.raises(ConfigError, match="does not exist"):
         require_model_folder(cast("Any", job.config))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "options", "steps"),
+    [
+        ("pi05", PI05["config.json"], {}, 10),
+        ("pi05", {"type": "pi05", "chunk_size": 7, "n_action_steps": 5}, {}, 7),
+        ("lerobot", {"type": "diffusion", "horizon": 16}, {}, 16),
+        ("pi05", PI05["config.json"], {"action_horizon": 12}, 12),
+        ("flow_policy", None, {"action_horizon": 2}, 2),
+    ],
+)
+@pytest.mark.parametrize("config", ["franka_vision_ppo", "franka_vision_sft"])
+def test_more_actions_than_are_predicted_are_refused(
+    tmp_path: Path, model_type: str, settings: Any, options: dict[str, int], steps: int, config: str
+) -> None:
+    folder = "null" if settings is None else written(tmp_path / "model", {**PI05, "config.json": settings})
+
+    def reported(executed: int) -> list[str]:
+        changes = {"model_type": model_type, "options": json.dumps(options), "model_path": folder}
+        overrides = (f"actor.model.{name}={value}" for name, value in changes.items())
+        job = load_with_lint(config, (*overrides, f"actor.model.num_action_chunks={executed}"))
+        return [diagnostic.message for diagnostic in job.diagnostics if "actions, but" in diagnostic.message]
+
+    assert reported(steps) == []
+    (message,) = reported(steps + 1)
+    assert message.endswith(f"predicts {steps} actions, but `num_action_chunks` is {steps + 1}")

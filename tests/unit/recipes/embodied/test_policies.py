@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
+from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model, register_model
 from rlinf_core.errors import ConfigError
 
@@ -299,3 +301,16 @@ def test_squashed_policies_refuse_what_they_cannot_do() -> None:
     ):
         with pytest.raises(ConfigError, match=told):
             make_model(config(model_type="squashed_policy", **keys), spec)
+
+
+def test_folder_with_weights_that_are_not_finite_is_refused(tmp_path: Path) -> None:
+    model = config(model_type="mlp_policy")
+    policy = make_model(model, STATES)
+    save_policy(policy, model, STATES, tmp_path)
+    loaded = config(model_type="mlp_policy", model_path=str(tmp_path))
+    make_model(loaded, STATES)
+    with torch.no_grad():
+        next(policy.parameters())[0] = float("nan")
+    save_policy(policy, model, STATES, tmp_path)
+    with pytest.raises(ConfigError, match="no finite numbers"):
+        make_model(loaded, STATES)

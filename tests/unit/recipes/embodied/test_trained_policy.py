@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,12 @@ def test_description_with_a_wrong_value_is_refused(tmp_path: Path, change: dict[
     with pytest.raises(ConfigError, match="is invalid") as caught:
         read_description(tmp_path)
     assert why in str(caught.value.why)
+
+
+def test_missing_packages_of_a_format_come_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("onnx", "onnxscript"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(RLinfError, match=r"packages that this Python lacks: onnx, onnxscript") as raised:
+        export(config_of({}), tmp_path / "no checkpoint", tmp_path / "onnx", "onnx")
+    assert "onnxruntime" in str(raised.value.help)
+    assert "rlinf-cli[onnx]" in str(raised.value.help)

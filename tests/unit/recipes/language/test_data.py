@@ -141,6 +141,8 @@ def test_a_parquet_file_has_a_problem_in_each_row(tmp_path: Path) -> None:
         ({"prompt": "1+1", "answer": {"ground_truth": "2"}}, "there is no answer"),
         ({"prompt": "is it?", "answer": True}, "there is no answer"),
         ({"prompt": "", "answer": "2"}, "the prompt under `prompt` is empty"),
+        ({"prompt": "<image>1+1", "answer": "2", "images": [{"bytes": "iVBO"}]}, "there are media in `images`"),
+        ({"prompt": "<video>how many?", "answer": "2", "video": "a.mp4"}, "there are media in `video`"),
         ({"prompt": [], "answer": "2"}, "neither a text nor messages"),
         # Messages that a table of texts holds as Python writes them, or cut off.
         ({"prompt": "[{'role': 'user', 'content': 'a'}]", "answer": "2"}, "neither a text nor messages"),

@@ -12,6 +12,7 @@ pytest.importorskip("peft")
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from recipes.language.models.load_model import hollow_causal, load_model
@@ -20,7 +21,9 @@ from recipes.sections.actor import LoraSettings
 from recipes.training.huggingface import with_lora
 from recipes.training.initial.pretrained import stored_weights, within
 from recipes.training.initial.weight_sources import WeightsOfRankZero, fill_weights
+from recipes.training.reading.finite_weights import require_finite
 from recipes.training.without_memory import forget_weights, hollow_copy
+from rlinf_core import ConfigError
 
 HOST = torch.device("cpu")
 SIZES: dict[str, Any] = {
@@ -89,6 +92,31 @@ def test_adapters_begin_with_the_same_values(tmp_path: Path) -> None:
     fill_weights(mine, within(mine, stored), HOST)
     check_equal(mine, theirs)
     assert any(weight.abs().sum() > 0 for name, weight in mine.named_parameters() if "lora_A" in name)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
+    folder = saved("Qwen2", tmp_path)
+    file = next(file for file in tmp_path.glob("*.safetensors") if "model.norm.weight" in load_file(file))
+    weights = load_file(file)
+    weights["model.norm.weight"][5] = value
+    save_file(weights, file, {"format": "pt"})
+    hollow = hollow_causal(folder)
+    stored = stored_weights(hollow, folder)
+    assert stored is not None
+    mine = LanguagePolicy(hollow)
+    with pytest.raises(ConfigError, match="no finite numbers") as read:
+        fill_weights(mine, within(mine, stored), HOST)
+    assert str(file) in str(read.value)
+    with pytest.raises(ConfigError, match="no finite numbers") as loaded:
+        load_model(folder, torch.float32)
+    assert "`model.norm.weight` has 1 of 64, NaN or infinite" in str(loaded.value.why)
+
+
+def test_large_weights_are_finite() -> None:
+    require_finite([("large", torch.full((4,), 3e38)), ("counts", torch.arange(3))], "model.safetensors")
+    with pytest.raises(ConfigError, match="no finite numbers"):
+        require_finite([("large", torch.tensor([3e38, 3e38, float("inf")]))], "model.safetensors")
 
 
 def test_weights_that_transformers_converts_are_left_to_it(tmp_path: Path) -> None:

@@ -273,6 +273,12 @@ def test_a_checkpoint_keeps_what_waits_and_what_is_under_way(
     figures = resumed.metrics[-3].metrics
     assert figures["rollout/continued"] == len(begun)
     assert figures["rollout/continued"] + figures["rollout/prompted_again"] == under_way
+    # Each prompt that was in flight is named in the manifest, and told of when the run goes on.
+    in_flight = json.loads((checkpoint / "manifest.json").read_text())["in_flight"]
+    (items,) = [event for event in resumed.events if isinstance(event, events.ItemsResumed)]
+    assert (items.step, items.fates) == (2, in_flight)
+    counts = {"restored": len(restored), "continued": len(begun), "done again": under_way - len(begun)}
+    assert {fate: len(items) for fate, items in in_flight.items()} == {fate: n for fate, n in counts.items() if n}
     for each in (*learned[3], *learned[4]):
         if each.problem in restored:
             assert each.rewards == before[each.problem].rewards

@@ -13,6 +13,10 @@ from rlinf_core import ConfigError
 from tests.unit.recipes.sft_chat.chats import jsonl, turns
 
 
+def weighted(text: str, weight: float) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, "weight": weight}
+
+
 def data_of(file: Path, **settings: Any) -> ChatDataConfig:
     return ChatDataConfig.model_validate({"train_data_paths": [str(file)], **settings})
 
@@ -34,6 +38,28 @@ def test_prompt_and_completion_may_be_messages(tmp_path: Path) -> None:
     assert (len(row.messages), row.first) == (4, 3)
 
 
+def test_weight_of_zero_is_not_trained_on(tmp_path: Path) -> None:
+    messages = [*turns("a"), weighted("b", 0), *turns("c"), weighted("d", 1)]
+    (row,) = read(tmp_path, {"messages": messages})
+    assert row.messages == tuple(turns("a", "b", "c", "d"))
+    assert row.untrained == (1,)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"images": []},
+        {"images": [None], "video": None},
+        {"image": "the name of a container"},
+        {"system": "a"},
+        {"system": " "},
+    ],
+)
+def test_columns_that_say_nothing_more_are_passed_over(tmp_path: Path, more: dict[str, Any]) -> None:
+    (row,) = read(tmp_path, {"messages": turns("a", "b"), **more})
+    assert row.messages == tuple(turns("a", "b"))
+
+
 def test_texts_become_messages_on_demand(tmp_path: Path) -> None:
     row = {"question": "a", "solution": "b"}
     keys = {"prompt_key": "question", "completion_key": "solution"}
@@ -51,11 +77,20 @@ def test_texts_become_messages_on_demand(tmp_path: Path) -> None:
         ({"messages": []}, "is not a list of messages", "role"),
         ({"messages": [{"from": "human", "value": "a"}]}, "message 0 has no role", "rename `from`"),
         ({"messages": turns("a", " ")}, "message 1, of the assistant, is empty", "remove the row"),
-        ({"messages": turns("a")}, "no message to learn from is of the assistant", "remove the row"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "is no text", "as one text"),
+        ({"messages": turns("a")}, "there is no assistant message to train on", "remove the row"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "is not text", "as one text"),
         ({"prompt": "a", "completion": " "}, "the completion is empty", "remove the row"),
         ({"prompt": "a", "completion": turns("b")}, "one of prompt and completion is a text", "both"),
         ({"text": ""}, "the text under `text` is empty", "remove the row"),
+        ({"messages": turns("a", "b"), "images": ["a.png"]}, "there are media in `images`", "remove the row"),
+        ({"messages": [{**turns("a")[0], "images": [{"path": "a.png"}]}]}, "media in `images`", "remove the row"),
+        ({"prompt": "<image>a", "completion": "b", "image": "a.png"}, "media in `image`", "remove the row"),
+        ({"system": "Be brief.", "messages": turns("a", "b")}, "`system` is no message", "as the first message"),
+        ({"system_prompt": "Be brief.", "prompt": "a", "completion": "b"}, "is no message", "as the first message"),
+        ({"messages": turns("a", "b"), "chat_template_kwargs": {"x": 1}}, "of its own", "`data.chat_template_kwargs`"),
+        ({"messages": [*turns("a"), weighted("b", 0.5)]}, "`weight` of message 1 is `0.5`", "write 0 or 1"),
+        ({"messages": [*turns("a"), weighted("b", 0)]}, "no assistant message to train on", "remove the row"),
+        ({"messages": [*turns("a"), {**turns("b")[0], "train": False}]}, "`train: False`", "`weight: 0`"),
     ],
 )
 def test_bad_row_is_refused_by_file_and_line(tmp_path: Path, row: dict[str, Any], message: str, help: str) -> None:

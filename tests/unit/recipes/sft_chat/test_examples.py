@@ -46,6 +46,14 @@ def test_turns_of_the_assistant_are_learned_up_to_their_end() -> None:
     assert learned(example) == [f"2{END}", f"four{END}"]
 
 
+def test_messages_without_weight_are_not_learned() -> None:
+    (example,) = written(chat("1+1=", "3", "2+2=", "four", "3+3=", "5", untrained=(1, 5))).examples
+    assert text(example) == f"<|user|>1+1=<|assistant|>3{END}<|user|>2+2=<|assistant|>four{END}"
+    assert learned(example) == [f"four{END}"]
+    with pytest.raises(ConfigError, match="message 1 has `weight: 0`"):
+        written(chat("1+1=", "3", "2+2=", "four", untrained=(1,)), loss_on="all")
+
+
 def test_text_behind_the_end_of_a_turn_is_not_learned() -> None:
     (example,) = written(chat("hi", "yes"), PLAIN.replace("{{ eos_token }}", "{{ eos_token }}\n")).examples
     assert text(example) == f"<|user|>hi<|assistant|>yes{END}\n"

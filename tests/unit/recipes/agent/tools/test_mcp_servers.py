@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes.agent.tools import mcp_servers
 from recipes.agent.tools.mcp_servers import McpServers, ServerCommand
 from recipes.agent.tools.tool import ToolUnavailable
 from recipes.agent.tools.toolbox import Observation, Toolbox
@@ -35,11 +36,15 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
-def servers() -> Iterator[McpServers]:
-    found = McpServers({"own": ServerCommand(SERVER, {"COLOUR": "a b;$HOME"})})
-    yield found
-    found.close()
+def _started() -> Iterator[McpServers]:
+    started = McpServers({"own": ServerCommand(SERVER, {"COLOUR": "a b;$HOME"})})
+    yield started
+    started.close()
+
+
+servers = pytest.fixture(_started, name="servers")
+# Of tests that leave the server as it is.
+unharmed = pytest.fixture(_started, name="unharmed", scope="module")
 
 
 def called(servers: McpServers, *calls: tuple[str, str], timeout: float = 30.0) -> list[Observation]:
@@ -78,13 +83,13 @@ def ended(pid: int) -> bool:
     return False
 
 
-def test_tools_are_offered_and_called(servers: McpServers) -> None:
-    told = {each.name: each.description for each in servers.tools}
-    assert told["add"] == 'Add two numbers. (argument: JSON, {"first": integer, "second"?: integer})'
-    assert told["variable"] == "Show a variable."
+def test_tools_are_offered_and_called(unharmed: McpServers) -> None:
+    described = {tool.name: tool.description for tool in unharmed.tools}
+    assert described["add"] == 'Add two numbers. (argument: JSON, {"first": integer, "second"?: integer})'
+    assert described["variable"] == "Show a variable."
 
     seen = called(
-        servers,
+        unharmed,
         ("add", '{"first": 3, "second": 4}'),
         ("add", '{"first": 3}'),
         ("variable", "COLOUR"),
@@ -93,8 +98,8 @@ def test_tools_are_offered_and_called(servers: McpServers) -> None:
     assert [(each.text, each.failure) for each in seen] == [("7", ""), ("4", ""), ("a b;$HOME", ""), ("a b;$HOME", "")]
 
 
-def test_errors_are_observations(servers: McpServers) -> None:
-    seen = called(servers, ("fail", ""), ("add", "three"), ("add", '{"first": "x"}'), ("add", '{"first": 3}'))
+def test_errors_are_observations(unharmed: McpServers) -> None:
+    seen = called(unharmed, ("fail", ""), ("add", "three"), ("add", '{"first": "x"}'), ("add", '{"first": 3}'))
     assert [each.failure for each in seen] == ["error", "error", "error", ""]
     assert "it went wrong" in seen[0].text
     assert seen[1].text == "error: the argument of add is a JSON object"
@@ -107,8 +112,9 @@ def test_a_server_that_dies_is_started_again(servers: McpServers) -> None:
         assert called(servers, ("add", '{"first": 3}'))[0].text == "4"
 
 
-def test_a_server_that_only_dies_is_given_up(servers: McpServers) -> None:
-    for _ in range(6):
+def test_a_server_that_only_dies_is_given_up(servers: McpServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_servers, "_MOST_RESTARTS", 2)
+    for _ in range(3):
         lost(servers, "die")
     assert lost(servers, "add").startswith("the server of add has exited and")
 

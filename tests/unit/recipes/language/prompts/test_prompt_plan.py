@@ -150,7 +150,7 @@ def test_checkpoint_restores_the_buffer_and_asks_for_the_rest() -> None:
     restored = again.restore(json.loads(json.dumps(plan.state())), step=1, version=1)
 
     # One group is there, one prompt was under way; the replacement of the dropped one was never handed out.
-    assert restored == ((first[3].slot,), (), 1)
+    assert restored[:3] == ((first[3].slot,), (), 1)
     due = again.due(range(2, 4), 1)
     assert [(each.position, each.step) for each in due if each.step == 2] == [(5, 2), (6, 2)]
     assert len({each.slot for each in due} | {first[3].slot, first[4].slot}) == len(due) + 2
@@ -171,7 +171,14 @@ def test_checkpointed_prompts_continue_unless_too_old() -> None:
     again = made(max_staleness=2)
     restored = again.restore(state, step=1, version=1)
 
-    assert restored == ((prompts[3].slot,), tuple(positions[1:-1]), 1)
+    assert restored[:3] == ((prompts[3].slot,), tuple(positions[1:-1]), 1)
+    names = {prompt.position: f"prompt {prompt.position} for step {prompt.step}" for prompt in prompts}
+    assert restored.fates == plan.in_flight_at_checkpoint(kept)
+    assert restored.fates == {
+        "restored": [names[prompts[3].position]],
+        "continued": [names[position] for position in positions[1:-1]],
+        "done again": [names[last]],
+    }
     due = again.due(range(2, 5), 1)
     assert {each.position for each in due if each.begun} == set(positions[1:-1])
     # Those of step 3 were drawn by weights that are two versions older than those that learn from them.
@@ -190,6 +197,8 @@ def test_restored_groups_beyond_a_smaller_bound_are_redone() -> None:
 
     assert len(restored.slots) == 3  # those of step 2, which are one version old then
     assert restored.again == 3
+    assert {fate: len(items) for fate, items in restored.fates.items()} == {"restored": 3, "done again": 3}
+    assert {fate: len(items) for fate, items in plan.in_flight_at_checkpoint({}).items()} == {"restored": 6}
     assert [each.version for each in again.due(range(2, 4), 1) if each.step == 3] == [1, 1, 1]
 
 

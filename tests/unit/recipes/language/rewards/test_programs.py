@@ -54,7 +54,7 @@ def test_tests_are_python_or_pairs() -> None:
     [
         ("", "no tests"),
         ("[]", "no tests"),
-        ("assert f(1", "no Python"),
+        ("assert f(1", "not Python"),
         ('{"inputs": ["1"], "outputs": []}', "as many texts"),
         ('{"inputs": [1], "outputs": ["1"]}', "as many texts"),
         # Python that asserts nothing: every program would pass it.
@@ -62,7 +62,7 @@ def test_tests_are_python_or_pairs() -> None:
         ('{"inputs": ["1"], "inputs": ["2"], "outputs": ["1"]}', "the tests check nothing"),
         ("['assert f(1)']", "the tests check nothing"),
         ('["x = 1"]', "the tests check nothing"),
-        ("(" * 5000, "no Python"),
+        ("(" * 5000, "not Python"),
     ],
 )
 def test_what_is_no_test_is_reported(text: str, fault: str) -> None:

@@ -69,7 +69,7 @@ def test_pass_that_is_refused_fails_its_result(start: Start, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"beta": 0.1}, "no setting of the loss ppo"), ({"clip_low_threshold": NAN}, "finite")],
+    [({"beta": 0.1}, "not a setting of the loss ppo"), ({"clip_low_threshold": NAN}, "finite")],
 )
 def test_settings_of_a_loss_are_checked(start: Start, settings: dict[str, float], words: str) -> None:
     async def work() -> None:

@@ -53,7 +53,7 @@ def test_same_request_has_the_same_digest() -> None:
 def test_tokens_of_a_broken_length_are_refused(length: int) -> None:
     message = PASS_MESSAGE(model_id="m", seq_id=1)
     message.data.add().input.add().text.tokens = b"\0" * length
-    with pytest.raises(RequestError, match="no whole number of int32"):
+    with pytest.raises(RequestError, match="not a whole number of int32"):
         read_data(read_pass(message.SerializeToString()))
 
 

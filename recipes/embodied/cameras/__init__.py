@@ -1,0 +1,1 @@
+"""Cameras of real robots: one interface, its drivers, and the newest frames with their ages."""

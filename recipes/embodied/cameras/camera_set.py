@@ -1,0 +1,174 @@
+"""The cameras of one robot: opened together, observed together, closed together."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.cameras.camera import ArmScene, Camera, CameraFrame, CameraSetup, CameraView
+from recipes.embodied.cameras.camera_reader import CameraReader
+from recipes.embodied.cameras.fitting import fitted
+from recipes.embodied.config.camera_config import CAMERA_SOURCES, RobotEnvOptions
+from rlinf_core import ConfigError, Registry, RobotUnit
+from rlinf_core.process.requirements import missing_modules
+
+# Within which every camera must have given its first frame.
+FIRST_FRAME_SECONDS: Final = 10.0
+_SOURCES: Registry[object] = Registry("camera source", {name: source.target for name, source in CAMERA_SOURCES.items()})
+register_camera = _SOURCES.register
+
+
+class CameraState(NamedTuple):
+    """One camera as it is now.
+
+    Attributes:
+        name: its name in the observation.
+        source: its driver.
+        serial: serial number or path of the device; None: it has none.
+        size: width and height of its frames, in pixels.
+        rate: frames in a second.
+        age: age of the newest frame, in seconds.
+    """
+
+    name: str
+    source: str
+    serial: str | None
+    size: tuple[int, int]
+    rate: float
+    age: float
+
+
+class CameraSet:
+    """The open cameras of a robot. Used by one thread.
+
+    Args:
+        options: the cameras as the file has them.
+        robot: the robot's entry, for its `camera_serials` and `camera_type`.
+        where: the robot and its address, for errors.
+        scene: what rendered views show now; None: the robot has no scene.
+
+    Raises:
+        ConfigError: a package is missing, or a camera has no serial number or no driver.
+        CameraError: a camera is not there, or gives no frame.
+    """
+
+    def __init__(
+        self, options: RobotEnvOptions, robot: RobotUnit, where: str, scene: Callable[[], ArmScene] | None = None
+    ) -> None:
+        self.options, self._where = options, where
+        self._type = str(getattr(robot, "camera_type", "realsense"))
+        self.serials = options.serials(tuple(getattr(robot, "camera_serials", ())))
+        self._kept: dict[str, tuple[CameraFrame, NDArray[np.uint8]]] = {}
+        self._ages: dict[str, tuple[float, int]] = {}
+        makes = [self._driver(name, scene) for name in options.cameras]
+        self._readers: list[CameraReader] = []
+        try:
+            for make, (name, camera) in zip(makes, options.cameras.items(), strict=True):
+                setup = CameraSetup(name, camera, self.serials[name], scene)
+                self._readers.append(CameraReader(make, setup, where))
+            deadline = time.monotonic() + FIRST_FRAME_SECONDS
+            for reader in self._readers:
+                reader.wait(max(0.0, deadline - time.monotonic()))
+        except BaseException:
+            self.close()
+            raise
+
+    def observe(self) -> dict[str, NDArray[np.uint8]]:
+        """Return the newest frame of each camera by name, uint8 [H, W, 3], in the size of the observation.
+
+        Raises:
+            CameraError: one is older than its `max_age`, or a camera has failed.
+        """
+        observed: dict[str, NDArray[np.uint8]] = {}
+        for reader in self._readers:
+            name, frame = reader.setup.name, reader.fresh()
+            kept = self._kept.get(name)
+            if kept is None or kept[0] is not frame:
+                self._kept[name] = kept = (frame, fitted(frame.image, reader.setup.options))
+            observed[name] = kept[1]
+            total, count = self._ages.get(name, (0.0, 0))
+            self._ages[name] = (total + time.monotonic() - frame.taken, count + 1)
+        return observed
+
+    def watch(self) -> None:
+        """Do nothing where every camera has a frame that is young enough.
+
+        Raises:
+            CameraError: one has none, or has failed.
+        """
+        for reader in self._readers:
+            reader.fresh()
+
+    def views(self) -> list[CameraView]:
+        """Return the newest pictures as they were captured, however old, for a person."""
+        frames = [(reader.setup.name, reader.newest()) for reader in self._readers]
+        return [CameraView(name, frame.image, frame.taken) for name, frame in frames]
+
+    def states(self) -> list[CameraState]:
+        """Return how the cameras are now.
+
+        Raises:
+            CameraError: one has failed.
+        """
+        states: list[CameraState] = []
+        for reader in self._readers:
+            setup, frame = reader.setup, reader.newest()
+            height, width = frame.image.shape[:2]
+            age = max(0.0, time.monotonic() - frame.taken)
+            source = setup.options.source_on(self._type)
+            rate = setup.options.fps if source == "scene" else reader.rate()
+            states.append(
+                CameraState(setup.name, source, setup.serial or setup.options.path, (width, height), rate, age)
+            )
+        return states
+
+    def take_ages(self) -> dict[str, tuple[float, int]]:
+        """Return the sum of the ages of observed frames in seconds, and how many these were, by camera, since the last
+        call."""
+        ages, self._ages = self._ages, {}
+        return ages
+
+    def close(self) -> None:
+        """Release all cameras. Idempotent."""
+        for reader in self._readers:
+            reader.close()
+
+    def _driver(self, name: str, scene: Callable[[], ArmScene] | None) -> type[Camera]:
+        """Return the driver of a camera, whose packages are there."""
+        camera = self.options.cameras[name]
+        source = camera.source_on(self._type)
+        at = f"options.cameras.{name}"
+        for module, install in camera.modules(self._type):
+            if missing_modules([module]):
+                raise ConfigError(
+                    f"`source: {source}` needs the package `{module}`, which `{sys.executable}` does not have",
+                    where=f"{at}, {self._where}",
+                    help=f"run `{sys.executable} -m pip install '{install}'` on the node of the camera",
+                )
+        if source not in CAMERA_SOURCES and ":" not in source and source not in _SOURCES.names():
+            raise ConfigError(
+                f"there is no driver for cameras of `camera_type: {source}`",
+                where=f"{at}, {self._where}",
+                help="name your subclass of `Camera`: `source: package.module:Class`",
+            )
+        if camera.takes_serial and self.serials[name] is None:
+            raise ConfigError(
+                f"the camera `{name}` has no serial number",
+                where=f"{at}, {self._where}",
+                help="add one to the robot's `camera_serials`, which its cameras take in order",
+            )
+        if source == "scene" and scene is None:
+            raise ConfigError(
+                "`source: scene` shows a Franka arm, which this robot is not",
+                where=f"{at}, {self._where}",
+                help="name another source",
+            )
+        driver = _SOURCES.get(source)
+        if not (isinstance(driver, type) and issubclass(driver, Camera)):
+            raise ConfigError(f"`{source}` is not a subclass of `Camera`", where=at, help="derive it from that class")
+        return driver

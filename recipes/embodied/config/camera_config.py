@@ -1,0 +1,162 @@
+"""Cameras of real robots, `options.cameras` of their environments. Imports neither numpy nor a vendor's package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+_FOLDER: Final = "recipes.embodied.cameras"
+_Pixels = Annotated[int, Field(ge=8, le=4096)]
+_Edge = Annotated[int, Field(ge=0, le=8192)]
+View = Literal["front", "side", "above", "wrist", "drawing"]
+
+
+class CameraSource(NamedTuple):
+    """A kind of camera with a driver here.
+
+    Attributes:
+        target: the subclass of `Camera`, as `package.module:Class`.
+        modules: what has to be installed.
+        install: what pip calls it.
+        keys: the options that it takes besides those of all cameras.
+        attached: whether it is a device of the robot, one of `camera_serials`.
+    """
+
+    target: str
+    modules: tuple[str, ...]
+    install: str
+    keys: tuple[str, ...] = ()
+    attached: bool = True
+
+
+# Names of makes are those of `camera_type`.
+CAMERA_SOURCES: Final[Mapping[str, CameraSource]] = {
+    "realsense": CameraSource(
+        f"{_FOLDER}.realsense:RealsenseCamera",
+        ("pyrealsense2", "PIL"),
+        "rlinf-cli[realsense]",
+        ("serial", "capture"),
+    ),
+    "v4l2": CameraSource(
+        f"{_FOLDER}.v4l2:V4l2Camera", ("cv2", "PIL"), "rlinf-cli[cameras]", ("serial", "path", "capture")
+    ),
+    "file": CameraSource(
+        f"{_FOLDER}.recorded:RecordedCamera", ("av", "PIL"), "rlinf-cli[demonstrations]", ("path",), attached=False
+    ),
+    "scene": CameraSource(
+        "recipes.embodied.envs.franka.scene_camera:SceneCamera",
+        ("PIL",),
+        "pillow",
+        ("view",),
+        attached=False,
+    ),
+}
+# What a view of the scene needs that is rendered.
+RENDERER: Final = ("mujoco", "rlinf-cli[mujoco]")
+_OWN: Final = ("serial", "path", "capture", "options")
+_SPECIAL: Final = ("serial", "path", "capture", "view", "options")
+
+
+class CameraOptions(BaseModel):
+    """Options of one camera.
+
+    Attributes:
+        source: the driver: `realsense`, `v4l2`, `file`, `scene`, or `package.module:Class`; None: that of the robot's
+            `camera_type`.
+        serial: serial number of the device; None: the next one of the robot's `camera_serials`.
+        path: the device file of `v4l2`, or the video or folder of pictures of `file`.
+        width: width of the observation, in pixels.
+        height: height of the observation, in pixels.
+        crop: left, upper, right and lower edge of the part of a captured picture that is observed, in pixels; None: the
+            largest part around the middle that has the shape of the observation.
+        capture: width and height of the pictures that the device takes, in pixels.
+        fps: frames in a second.
+        max_age: age of the newest frame, in seconds, beyond which the robot is stopped.
+        view: what of the scene is seen: `front`, `side`, `above`, `wrist`, or a `drawing` that needs no renderer.
+        options: the options of a driver of your own.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str | None = None
+    serial: str | None = None
+    path: str | None = None
+    width: _Pixels = 128
+    height: _Pixels = 128
+    crop: tuple[_Edge, _Edge, _Edge, _Edge] | None = None
+    capture: tuple[_Pixels, _Pixels] = (640, 480)
+    fps: Annotated[float, Field(gt=0, le=1000)] = 30.0
+    max_age: Annotated[float, Field(gt=0, le=60)] = 0.5
+    view: View = "front"
+    options: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        source = CAMERA_SOURCES.get(self.source or "")
+        own = ":" in (self.source or "")
+        if self.source is not None and source is None and not own:
+            known = ", ".join(f"`{name}`" for name in CAMERA_SOURCES)
+            raise ValueError(f"there is no source `{self.source}`; known: {known}, or `package.module:Class`")
+        allowed = _OWN if own else ("serial", "capture") if source is None else source.keys
+        strange = [name for name in _SPECIAL if name in self.model_fields_set and name not in allowed]
+        if strange:
+            raise ValueError(f"`{strange[0]}` has no effect with `source: {self.source or 'the robot'}`")
+        if self.source == "file" and self.path is None:
+            raise ValueError("`source: file` needs a `path`, of a video or of a folder with pictures")
+        if self.crop is not None and (self.crop[0] >= self.crop[2] or self.crop[1] >= self.crop[3]):
+            raise ValueError("`crop` is empty: write its left, upper, right and lower edge")
+        return self
+
+    def source_on(self, camera_type: str) -> str:
+        """Return the driver of the camera on a robot of this `camera_type`."""
+        return self.source or camera_type
+
+    @property
+    def takes_serial(self) -> bool:
+        """Whether the camera is the next one of the robot's `camera_serials`."""
+        if self.serial is not None or self.path is not None:
+            return False
+        return self.source is None or (self.source in CAMERA_SOURCES and CAMERA_SOURCES[self.source].attached)
+
+    def modules(self, camera_type: str) -> tuple[tuple[str, str], ...]:
+        """Return the modules that the camera needs, each with what pip calls it."""
+        source = CAMERA_SOURCES.get(self.source_on(camera_type))
+        if source is None:
+            return (("PIL", "pillow"),)
+        rendered = (RENDERER,) if self.source == "scene" and self.view != "drawing" else ()
+        return (*((module, source.install) for module in source.modules), *rendered)
+
+
+def _named(cameras: dict[str, CameraOptions]) -> dict[str, CameraOptions]:
+    wrong = [name for name in cameras if not name.isidentifier() or not name.isascii()]
+    if wrong:
+        raise ValueError(f"`{wrong[0]}` cannot name a camera: use letters, digits and underscores")
+    return cameras
+
+
+class RobotEnvOptions(BaseModel):
+    """Options of environments of real robots.
+
+    Attributes:
+        cameras: the cameras by name, in the order of the observation's images.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cameras: Annotated[dict[str, CameraOptions], AfterValidator(_named)] = Field(
+        default_factory=dict[str, CameraOptions]
+    )
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int, int]]:
+        """Shapes (H, W, 3) of the observations, by camera."""
+        return {name: (camera.height, camera.width, 3) for name, camera in self.cameras.items()}
+
+    def serials(self, robot_serials: tuple[str, ...]) -> dict[str, str | None]:
+        """Return the serial number of each camera on a robot; None: it has none, or none is left for it."""
+        left = iter(robot_serials)
+        return {
+            name: next(left, None) if camera.takes_serial else camera.serial for name, camera in self.cameras.items()
+        }

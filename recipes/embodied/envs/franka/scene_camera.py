@@ -1,0 +1,173 @@
+"""Rendered views of a Franka arm that stands as the measured joints do, and of the point to reach.
+
+They show a simulated arm as a camera would, and a real one as far as its joints are known.
+"""
+
+# MuJoCo is an optional package, whose binary modules have no types.
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.cameras.camera import ArmScene, Camera, CameraError, CameraFrame, CameraSetup
+from recipes.embodied.envs.franka.drawing import Spot, draw_arm
+from recipes.embodied.envs.franka.franka_mjcf import mjcf
+from recipes.embodied.robots.franka_kinematics import FLANGE
+
+POINT_RADIUS: Final = 0.015  # metres, as it is drawn
+_BALL_RADIUS: Final = 0.03  # as it is rendered
+# Where the camera of a view is and what it looks at, in metres as seen from the arm's base.
+_EYES: Final[dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]]] = {
+    "front": ((1.5, 0.0, 0.75), (0.35, 0.0, 0.3)),
+    "side": ((0.4, -1.35, 0.6), (0.35, 0.0, 0.3)),
+    "above": ((0.45, 0.0, 1.75), (0.45001, 0.0, 0.0)),
+}
+_RENDER_SECONDS: Final = 60.0  # after which a renderer counts as hung
+_FIELD: Final = 50.0  # degrees, from the lower to the upper edge
+_WRIST_FIELD: Final = 75.0
+_TABLE, _ARM, _HAND, _FINGERS, _SKY = (
+    (0.78, 0.76, 0.72, 1.0),
+    (0.93, 0.93, 0.95, 1.0),
+    (0.25, 0.26, 0.29, 1.0),
+    (0.15, 0.15, 0.17, 1.0),
+    (0.72, 0.80, 0.88),
+)
+_POINT: Final = (0.1, 0.72, 0.25, 1.0)
+
+
+class SceneCamera(Camera):
+    """A view of the scene: rendered by MuJoCo, or drawn from the side and from above (`view: drawing`)."""
+
+    on_demand: ClassVar[bool] = True
+
+    def __init__(self, setup: CameraSetup) -> None:
+        super().__init__(setup)
+        self._shown: ArmScene | None = None
+        self._image: NDArray[np.uint8] | None = None
+        options, self._renderer = setup.options, None
+        # A context of OpenGL belongs to one thread, and who looks may be in any.
+        self._thread = ThreadPoolExecutor(1, f"rlinf-camera-{setup.name}")
+        if options.view != "drawing":
+            making = self._thread.submit(_SceneRenderer, options.view, options.width, options.height)
+            self._renderer = making.result(_RENDER_SECONDS)
+
+    def read(self, seconds: float) -> CameraFrame | None:
+        """See `Camera`: the scene as it was measured last."""
+        if self.setup.scene is None:
+            return None
+        scene = self.setup.scene()
+        if self._image is None or scene is not self._shown:
+            render = drawn if self._renderer is None else self._renderer.render
+            self._image = self._thread.submit(render, scene).result(_RENDER_SECONDS)
+            self._shown = scene
+        return CameraFrame(self._image, scene.measured)
+
+    def close(self) -> None:
+        """See `Camera`."""
+        if self._renderer is not None:
+            self._thread.submit(self._renderer.close).result(_RENDER_SECONDS)
+            self._renderer = None
+        self._thread.shutdown()
+
+
+def drawn(scene: ArmScene) -> NDArray[np.uint8]:
+    """Return the scene from the side and from above, uint8 [H, W, 3], without a renderer."""
+    spots = [] if scene.target is None else [Spot(scene.target.reshape(3, 1), POINT_RADIUS, "green")]
+    return draw_arm(scene.joints.reshape(7, 1), spots, np.zeros(1, np.bool_))[0]
+
+
+class _SceneRenderer:
+    """The arm on a table in MuJoCo, looked at from one place. It belongs to the thread that made it."""
+
+    def __init__(self, view: str, width: int, height: int) -> None:
+        import mujoco
+
+        self._mujoco: Any = mujoco
+        # The library chooses between these when it is imported, which may be long ago.
+        library = os.environ.get("MUJOCO_GL", "egl")
+        try:
+            self._gl: Any = import_module(f"mujoco.{library}").GLContext(width, height)
+            self._gl.make_current()
+            self._model = _painted(mujoco, view, width, height).compile()
+            self._context: Any = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        except Exception as error:
+            raise CameraError(
+                f"the view `{view}` cannot be rendered",
+                why=f"{type(error).__name__}: {error}",
+                help="install the system's EGL (`libegl1`), set MUJOCO_GL, or write `view: drawing`",
+            ) from error
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        self._data = mujoco.MjData(self._model)
+        self._seen = mujoco.MjvScene(self._model, maxgeom=200)
+        self._options, self._place = mujoco.MjvOption(), mujoco.MjrRect(0, 0, width, height)
+        self._eye = mujoco.MjvCamera()
+        self._eye.type, self._eye.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, 0
+        self._pixels = np.empty((height, width, 3), np.uint8)
+
+    def render(self, scene: ArmScene) -> NDArray[np.uint8]:
+        """Return what the camera sees, uint8 [H, W, 3]."""
+        mujoco, model, data = self._mujoco, self._model, self._data
+        data.qpos[:7] = scene.joints
+        data.mocap_pos[0] = (0, 0, -1) if scene.target is None else scene.target  # below the table: not seen
+        mujoco.mj_forward(model, data)
+        self._gl.make_current()
+        shown = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(model, data, self._options, None, self._eye, shown, self._seen)
+        mujoco.mjr_render(self._place, self._seen, self._context)
+        mujoco.mjr_readPixels(self._pixels, None, self._place, self._context)
+        return self._pixels[::-1].copy()  # OpenGL begins with the lowest row
+
+    def close(self) -> None:
+        if self._gl is not None:
+            self._context.free()
+            self._gl.free()
+            self._gl = None
+
+
+def _painted(mujoco: Any, view: str, width: int, height: int) -> Any:
+    """Return the model of the arm with colours, light, a camera, and a ball for the point to reach."""
+    spec = mujoco.MjSpec.from_string(mjcf())
+    spec.visual.quality.offsamples = 4
+    spec.visual.headlight.ambient, spec.visual.headlight.diffuse = (0.35,) * 3, (0.35,) * 3
+    getattr(spec.visual, "global").offwidth, getattr(spec.visual, "global").offheight = width, height
+    sky = spec.add_texture(name="sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, width=16, height=16 * 6)
+    sky.builtin, sky.rgb1, sky.rgb2 = mujoco.mjtBuiltin.mjBUILTIN_FLAT, _SKY, _SKY
+    for geom in spec.geoms:
+        is_box = geom.type == mujoco.mjtGeom.mjGEOM_BOX
+        geom.rgba = _TABLE if geom.name == "table" else _FINGERS if geom.name else _HAND if is_box else _ARM
+    # Without shadows: they would take twice the time of all else.
+    spec.worldbody.add_light(
+        pos=(0.8, -0.8, 2.0), dir=(-0.3, 0.4, -1.0), castshadow=False, diffuse=(0.5,) * 3, specular=(0.0,) * 3
+    )
+    ball = spec.worldbody.add_body(name="point", mocap=True)
+    ball.add_geom(type=mujoco.mjtGeom.mjGEOM_SPHERE, size=(_BALL_RADIUS, 0, 0), rgba=_POINT, contype=0, conaffinity=0)
+    if view == "wrist":
+        # Beside the hand, along the way of the fingers; mounted an eighth of a turn about the axis, as the hand is.
+        eighth = math.pi / 4
+        outward = np.array([math.cos(eighth), -math.sin(eighth), 0.0])
+        spec.body("link7").add_camera(
+            name=view, pos=0.07 * outward + (0, 0, FLANGE), fovy=_WRIST_FIELD, xyaxes=_axes(outward, (0, 0, -1), None)
+        )
+    else:
+        eye, seen = _EYES[view]
+        backward = np.subtract(eye, seen)
+        spec.worldbody.add_camera(name=view, pos=eye, fovy=_FIELD, xyaxes=_axes((0, 0, 1), backward, view))
+    return spec
+
+
+def _axes(up: Any, backward: Any, view: str | None) -> list[float]:
+    """Return the directions to the right and up of a picture, for a camera whose back is `backward`."""
+    back = np.asarray(backward, np.float64) / np.linalg.norm(backward)
+    upward = np.array((1.0, 0.0, 0.0)) if view == "above" else np.asarray(up, np.float64)
+    right = np.cross(upward, back)
+    right /= np.linalg.norm(right)
+    return [*right.tolist(), *np.cross(back, right).tolist()]
