@@ -9,10 +9,11 @@ import errno
 import re
 import socket
 from pathlib import Path
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from recipes.language.config.engine_facts import BACKENDS, LARGEST_RANK, RESERVED_OPTIONS
 from recipes.language.config.language_config import SIZES_OF_A_FOLDER, SYMBOLS, TokenizerConfig
 from recipes.language.rules.architecture_rules import fault_of_architecture
 from recipes.language.rules.model_rules import faults_of_tokenizer
@@ -30,6 +31,7 @@ from rlinf_core import (
     ConfigError,
     ConfigModel,
     Count,
+    Fraction,
     JobConfig,
     NoEffect,
     NonNegativeInt,
@@ -44,8 +46,12 @@ from rlinf_core.config.sections.runner import RunSettings
 from rlinf_core.config.sections.values import Port, Precision
 from rlinf_core.config.tree import Path as KeyPath
 from rlinf_core.process.requirements import install_command, missing_modules
-from rlinf_core.scalars import problem
+from rlinf_core.scalars import Data, problem
 
+# The most likely tokens that may be asked for at one place.
+MOST_LIKELY: Final = 100
+# Arguments of vLLM that follow from other keys.
+RECIPE_OPTIONS: Final = ("enable_lora", "max_lora_rank", "max_logprobs")
 PACKAGES: Final = ("starlette", "uvicorn", "google.protobuf", "peft", "transformers")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -77,7 +83,7 @@ class ServeRunnerConfig(RunSettings):
 
 
 class ServedModelConfig(ConfigModel):
-    """The model that all clients train adapters of. Its own weights stay as they are."""
+    """The model that all clients train adapters or copies of. Its own weights stay as they are."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (SIZES_OF_A_FOLDER,)
 
@@ -121,6 +127,16 @@ class ServeActorConfig(ConfigModel):
 class ServeRolloutConfig(ConfigModel):
     """The workers that sample. Each loads the snapshots that it samples from."""
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("tensor_parallel_size", "gpu_memory_utilization", "engine_options"),
+            lambda rollout, sizes: rollout.backend != "vllm",
+            lambda rollout: f"the engine `{rollout.backend}` does not read it",
+            "remove it, or write `backend: vllm`",
+            because=("backend",),
+        ),
+    )
+
     group_name: Text = Field(
         default="RolloutGroup", description="Name of the worker group, by which other components address it."
     )
@@ -132,10 +148,30 @@ class ServeRolloutConfig(ConfigModel):
     max_snapshots: Count = Field(
         default=16, description="Snapshots that a worker keeps in memory; others are read again when they are used."
     )
+    backend: Literal["torch", "vllm"] = Field(
+        default="torch", description="Inference engine: torch (built in) or vllm."
+    )
+    tensor_parallel_size: Count = Field(default=1, description="GPUs per engine (tensor parallelism); vllm.")
+    gpu_memory_utilization: Annotated[Fraction, Field(gt=0)] = Field(
+        default=0.9, description="Fraction of a GPU's memory that the engine reserves; vllm."
+    )
+    engine_options: dict[str, Data] = Field(
+        default_factory=dict[str, Any], description="Additional arguments of `vllm.LLM`, by their own names."
+    )
 
 
 class ServerConfig(ConfigModel):
     """The server that clients talk to, on the loopback address of the machine that runs the command."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("max_full_models",),
+            lambda server, sizes: server.full_weights is None,
+            "all models are adapters",
+            "remove it, or name a tenant in `full_weights`",
+            because=("full_weights",),
+        ),
+    )
 
     port: Port = Field(default=8642, description="Port on the loopback address.")
     tenants: tuple[Tenant, ...] = Field(
@@ -149,9 +185,26 @@ class ServerConfig(ConfigModel):
     context_length: Count = Field(default=2048, description="Maximum tokens of a sequence, prompt and answer together.")
     max_models: Count = Field(default=8, description="Models that a tenant may train at once.")
     max_rank: Count = Field(default=128, description="Largest rank of an adapter.")
+    full_weights: Tenant | None = Field(
+        default=None,
+        description="The tenant whose models train all weights of a copy of the model, instead of an adapter. Default:"
+        " none.",
+    )
+    max_full_models: Count = Field(
+        default=2,
+        description="Models with all weights that are trained at once, and snapshots of them that a rollout worker"
+        " keeps in memory.",
+    )
     max_samples: Count = Field(default=256, description="Answers that one request may ask for.")
     max_pending: Count = Field(
         default=256, description="Unfinished requests of a tenant; further ones get HTTP 429 and a time to retry."
+    )
+    max_pending_mib: Count = Field(
+        default=256, description="MiB of a tenant's unfinished requests; further ones are asked to wait (429)."
+    )
+    max_snapshots: Count = Field(
+        default=256,
+        description="Unnamed snapshots of a session that are kept; beyond it, the one unused for the longest goes.",
     )
     max_requests_per_minute: Count | None = Field(
         default=None,
@@ -211,9 +264,63 @@ def check(config: ServeConfig, world_sizes: WorldSizes, report: Report) -> None:
             f"`{repeated[0]}` is there twice",
             "name every tenant once",
         )
+    _check_full_weights(config, report)
+    if config.rollout.backend == "vllm":
+        _check_vllm(config, report)
     if runs_in_this_interpreter(config, "actor"):
         _check_packages(report)
         _check_model(config, report)
+
+
+def _check_full_weights(config: ServeConfig, report: Report) -> None:
+    name = config.server.full_weights
+    if name is not None and name not in config.server.tenants:
+        names = ", ".join(config.server.tenants)
+        report(
+            ("server", "full_weights"),
+            "conflicting-settings",
+            f"`{name}` is none of the tenants: {names}",
+            "write the name of one of them, or add it to `server.tenants`",
+            about=[("server", "tenants")],
+        )
+
+
+def _check_vllm(config: ServeConfig, report: Report) -> None:
+    """Report what vLLM cannot serve."""
+    at: KeyPath = ("rollout", "backend")
+    lacking = missing_modules(BACKENDS["vllm"].modules) if runs_in_this_interpreter(config, "rollout") else []
+    if lacking:
+        report(
+            at,
+            "missing-extra",
+            f"`backend: vllm` needs the package `{lacking[0]}`, not installed in this Python",
+            f"run `{install_command(*lacking)}`, or give the node group of `rollout` a `python_interpreter_path` that"
+            " has it",
+        )
+    if config.server.full_weights is not None:
+        report(
+            ("server", "full_weights"),
+            "conflicting-settings",
+            "vLLM samples from adapters of one model, and not from models whose weights are all their own",
+            "write `rollout.backend: torch`, or leave `server.full_weights` out",
+            about=[at],
+        )
+    if config.server.max_rank > LARGEST_RANK:
+        report(
+            ("server", "max_rank"),
+            "conflicting-settings",
+            f"vLLM takes adapters of a rank up to {LARGEST_RANK}",
+            f"write `server.max_rank: {LARGEST_RANK}` or less, or `rollout.backend: torch`",
+            about=[at],
+        )
+    for key in config.rollout.engine_options:
+        if key in (*RESERVED_OPTIONS["vllm"], *RECIPE_OPTIONS):
+            report(
+                ("rollout", "engine_options", key),
+                "conflicting-settings",
+                f"the recipe sets `{key}` of vllm",
+                "remove it; use `actor.model.precision`, `rollout.tensor_parallel_size` and `server.max_rank`",
+            )
 
 
 def _check_packages(report: Report) -> None:

@@ -18,7 +18,7 @@ class SavedRecord(FileModel):
     """The record of saved weights.
 
     Attributes:
-        base_model: name of the model that they are an adapter of.
+        base_model: name of the model that they belong to.
         expires: when they are removed; None: never.
         seq_id: number of the request that saved them among those of its model.
         user_metadata: what the client wrote down about the run.
@@ -31,7 +31,7 @@ class SavedRecord(FileModel):
 
 
 class _SavedAdapter(FileModel):
-    rank: Annotated[int, Field(ge=1, lt=2**31)]
+    rank: Annotated[int, Field(ge=0, lt=2**31)]
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     train_attn: bool = True
     train_mlp: bool = True

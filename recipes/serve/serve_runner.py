@@ -72,7 +72,8 @@ class ServeRunner:
         """Load the model in all workers."""
         self._tokenizer = self._record.folder.path / "tokenizer"
         answers = wait_together(self._actor.init_worker(str(self._tokenizer)), self._rollout.init_worker())
-        self._facts = cast("ServedFacts", answers[0][0])
+        trained, sampled = cast("list[list[ServedFacts]]", answers)
+        self._facts = trained[0]._replace(adapts_output=all(facts.adapts_output for facts in sampled))
         note_comparisons(self._record.folder.path, comparisons_of([self._actor, self._rollout]))
 
     def run(self) -> None:
@@ -112,6 +113,7 @@ class ServeRunner:
             "server.model_name": self._cfg.server.model_name,
             "actor.model.model_path": model.model_path,
             "actor.lora_alpha": actor.lora_alpha,
+            "server.full_weights": self._cfg.server.full_weights,
             **(built if model.model_path is None else {}),
         }
 
@@ -232,9 +234,11 @@ async def _listening(routes: SdkRoutes, port: int) -> AsyncGenerator[None]:
 
 
 async def _sweep(state: ServiceState) -> None:
-    """End sessions whose clients are gone, and remove weights whose time is over, again and again."""
+    """End sessions whose clients are gone, tidy journals, and remove weights whose time is over, again and again."""
     while True:
         await asyncio.sleep(_SWEEP_SECONDS)
         for session in state.tenants.silent():
             state.end_session(session, "the session ended: its client was not heard of for too long")
+        for session in state.tenants.all_sessions():
+            state.tidy(session)
         await asyncio.to_thread(state.store.remove_expired)

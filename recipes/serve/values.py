@@ -43,7 +43,13 @@ class RankOutcome(NamedTuple):
 
 
 class AdapterSettings(NamedTuple):
-    """The settings of an adapter. `seed` is that of its first values."""
+    """The settings of an adapter.
+
+    Attributes:
+        rank: the rank; 0: all weights of a copy of the model are trained, instead of an adapter.
+        seed: the seed of first values.
+        train_attn, train_mlp, train_unembed: whether attention, MLP and output layer have a part of the adapter.
+    """
 
     rank: int
     seed: int
@@ -69,10 +75,12 @@ class ServedFacts(NamedTuple):
     Attributes:
         vocabulary: number of token ids.
         stops: tokens that end an answer.
+        adapts_output: whether adapters may have a part for the output layer.
     """
 
     vocabulary: int
     stops: tuple[int, ...]
+    adapts_output: bool = True
 
 
 class Drawing(NamedTuple):
@@ -80,7 +88,7 @@ class Drawing(NamedTuple):
 
     Attributes:
         request_id: comes back with the outcome.
-        snapshot: folder of the adapter; None: the model without one.
+        snapshot: folder of the adapter or of all weights; None: the model as it is.
         prompt: token ids.
         samples: answers.
         max_tokens: the most tokens of an answer.

@@ -34,6 +34,8 @@ RESERVED_OPTIONS: Final = {
     ),
     "sglang": frozenset(("model_path", "dtype", "skip_tokenizer_init", "tp_size")),
 }
+# The largest rank of an adapter that vLLM takes.
+LARGEST_RANK: Final = 512
 _GPU_KEYS: Final = frozenset(("tensor_parallel_size", "gpu_memory_utilization", "engine_options"))
 # Copies of a prompt's tokens that storing it once must save: attention in two parts costs a small model some time.
 MIN_SAVED: Final = 512

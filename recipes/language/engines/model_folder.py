@@ -41,6 +41,11 @@ class ModelFolder:
         """Size of the vocabulary; 0 if the configuration has none."""
         return int(self._config.get("vocab_size", 0))
 
+    @property
+    def width(self) -> int:
+        """Width of the model."""
+        return int(self._config["hidden_size"])
+
     def cache_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the memory of one token's keys and values in all layers, in bytes."""
         config = self._config

@@ -163,6 +163,14 @@ class RequestQueue:
             reserved += self.first().most_tokens
             yield self.pop()
 
+    def drop(self, request_id: str) -> None:
+        """Take the answers of a request, which nobody waits for."""
+        kept = [entry for entry in self._heap if entry[2].request.request_id != request_id]
+        if len(kept) < len(self._heap):
+            self._heap = kept
+            heapq.heapify(self._heap)
+            self._prompts = Counter(answer.request.prompt for _, _, answer in kept)
+
     def abort(self) -> list[Sequence]:
         """Take all answers and return them, in order, without a token."""
         ordered = [answer for _, _, answer in sorted(self._heap, key=lambda entry: entry[:2])]

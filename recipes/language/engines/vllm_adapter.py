@@ -14,9 +14,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from recipes.language.config.engine_facts import LARGEST_RANK
+
 # Ranks that vLLM reserves memory for.
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+_RANKS = (8, 16, 32, 64, 128, 256, 320, LARGEST_RANK)
 _NAME, _NUMBER = "policy", 1
+
+
+def reserved_rank(rank: int) -> int:
+    """Return the smallest rank that vLLM reserves memory for and that adapters of `rank` fit in."""
+    return next(known for known in _RANKS if known >= rank)
 
 
 class VllmAdapter:
@@ -44,8 +51,7 @@ class VllmAdapter:
 
     def arguments(self) -> dict[str, Any]:
         """Return arguments of `vllm.LLM`."""
-        rank = next(known for known in _RANKS if known >= self._rank)
-        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": reserved_rank(self._rank)}
 
     def load(self, llm_engine: Any, weights: Mapping[str, Tensor]) -> None:
         """Replace the adapter in an engine of vLLM by weights named as peft names them.

@@ -160,11 +160,22 @@ class VllmEngine(Engine):
                 {"prompt_token_ids": list(request.context)},
                 self._params(request, answer.sample),
                 priority=request.priority,
-                lora_request=None if self._adapter is None else self._adapter.request,
+                lora_request=self._lora_request(request),
             )
             begun = request.begun
             self._running[name] = _Running(answer, list(begun.tokens), list(begun.logprobs), list(begun.versions))
             self._prompted += len(request.context)
+
+    def _lora_request(self, request: Request) -> Any:
+        """Return vLLM's reference to the adapter of a request; None: it has none."""
+        return None if self._adapter is None else self._adapter.request
+
+    def _further_params(self, request: Request, sample: int) -> dict[str, Any]:
+        """Return arguments of vLLM's `SamplingParams` besides those that follow from a request's parameters."""
+        return {"logprobs": 0}
+
+    def _see(self, answer: Answer, output: Any) -> None:
+        """Look at what vLLM has drawn of an answer in one step."""
 
     def _params(self, request: Request, sample: int) -> Any:
         params, begun = request.params, len(request.begun.tokens)
@@ -177,9 +188,9 @@ class VllmEngine(Engine):
             stop_token_ids=[*self._stop_token_ids, *params.stop_token_ids],
             # Seeded by this answer alone, so that its tokens do not depend on the batch; reseeded after a resume.
             seed=stream_key(prompt_key(params.seed, request.context), sample) >> 1,
-            logprobs=0,
             detokenize=False,
             output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
+            **self._further_params(request, sample),
         )
 
     def unfinished_answers(self) -> list[Sequence]:
@@ -213,6 +224,7 @@ class VllmEngine(Engine):
             if running is None:
                 continue
             (completion,) = output.outputs
+            self._see(running.answer, output)
             reason = self._append(running, completion)
             if reason is None and not completion.finish_reason:
                 continue

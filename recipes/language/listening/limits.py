@@ -96,9 +96,11 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 class TimedConnection(H11Protocol):
-    """A connection that is closed when there are too many, or when its request arrives too slowly."""
+    """A connection that is closed when there are too many, or when its request or answer travels too slowly."""
 
     _began = 0.0
+    # Since when the client has not taken all that was sent.
+    _sending: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, or close at once."""
@@ -117,6 +119,13 @@ class TimedConnection(H11Protocol):
 
     def _watch(self) -> None:
         if self.transport.is_closing():
+            return
+        if not self.transport.get_write_buffer_size():
+            self._sending = None
+        elif self._sending is None:
+            self._sending = self.loop.time()
+        elif self.loop.time() - self._sending >= BODY_SECONDS:
+            self.transport.abort()
             return
         cycle = cast("RequestResponseCycle | None", self.cycle)
         waits = cycle is None or cycle.response_complete

@@ -21,6 +21,7 @@ from recipes.serve.service.sampling import SamplingRequests
 from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.tenants import Keys
 from recipes.serve.service.training import TrainingRequests
+from recipes.serve.values import AdapterSettings
 from recipes.serve.wire.requests_and_results import read_pass
 from rlinf_core import RunError
 
@@ -178,7 +179,11 @@ class SdkRoutes:
         if not version.startswith(TRIED):
             warning = f"this server was tried with tinker {TRIED}x, and not with {version or 'an unknown version'}"
         session = self._state.begin_session(tenant)
-        return {"session_id": session.session_id, "warning_message": warning, "type": "create_session"}
+        info = None
+        if tenant == self._state.limits.full_weights:
+            info = "all weights of a model are trained for this key; the rank of a LoRA has no effect"
+        messages = {"info_message": info, "warning_message": warning}
+        return {"session_id": session.session_id, **messages, "type": "create_session"}
 
     def _heartbeat(self, tenant: str, fields: dict[str, Any]) -> dict[str, Any]:
         self._state.tenants.session(tenant, fields.get("session_id"))
@@ -208,8 +213,7 @@ class SdkRoutes:
             "type": "get_info",
             "model_id": model.model_id,
             "model_name": name,
-            "is_lora": True,
-            "lora_rank": model.settings.rank if model.settings else None,
+            **_kind(model.settings),
             "model_data": {"model_name": name, "tokenizer_id": self._state.tokenizer},
         }
 
@@ -218,7 +222,7 @@ class SdkRoutes:
         saved = self._state.store.find(tenant, path)
         settings = saved.settings
         trained = {name: value for name, value in settings._asdict().items() if name.startswith("train_")}
-        return {"base_model": saved.base_model, "is_lora": True, "lora_rank": settings.rank, **trained}
+        return {"base_model": saved.base_model, **_kind(settings), **trained}
 
     def _run(self, tenant: str, name: str) -> dict[str, Any]:
         model = self._state.tenants.model(tenant, name)
@@ -226,11 +230,18 @@ class SdkRoutes:
             "training_run_id": model.model_id,
             "base_model": self._state.limits.model_name,
             "model_owner": tenant,
-            "is_lora": True,
-            "lora_rank": model.settings.rank if model.settings else None,
+            **_kind(model.settings),
             "last_request_time": model.session.last_seen(),
             "user_metadata": model.metadata or None,
         }
+
+
+def _kind(settings: AdapterSettings | None) -> dict[str, Any]:
+    """Return what clients are told of a model's kind."""
+    return {
+        "is_lora": settings is None or settings.rank > 0,
+        "lora_rank": (settings.rank or None) if settings else None,
+    }
 
 
 def _refused(request: Request, error: Exception) -> Response:

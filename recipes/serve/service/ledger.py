@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -22,6 +22,8 @@ _FURTHEST: Final = 10_000
 # or never.
 _KEPT: Final = 2000
 _KEPT_BYTES: Final = 256 << 20
+# Beyond so many times these bounds, the oldest of the tenant with the most make room in any case.
+_FOR_NOW: Final = 4
 _FETCHED_SECONDS: Final = 60.0
 _UNFETCHED_SECONDS: Final = 600.0
 
@@ -57,6 +59,7 @@ class Promise:
         answer: what the client was answered at first.
         outcome: None as long as it is not there.
         drop_after: when it may make room for others, by the monotonic clock.
+        request_size: bytes of the request that are in memory until it is done.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Promise:
         session_id: str,
         answer: dict[str, Any],
         on_settled: Callable[[Promise, bool], None] | None = None,
+        request_size: int = 0,
     ) -> None:
         self.request_id = request_id
         self.tenant = tenant
@@ -73,6 +77,7 @@ class Promise:
         self.answer = {"request_id": request_id, **answer}
         self.outcome: Outcome | None = None
         self.drop_after = math.inf
+        self.request_size = request_size
         self._on_settled = on_settled
         self._done = asyncio.Event()
 
@@ -200,9 +205,10 @@ class Ledger:
         taken, self.earlier_request = self.earlier_request, None
         if taken is not None:
             return self._again(tenant, session_id, key, digest, taken)
-        made = Promise(f"{self._boot}-{secrets.token_hex(12)}", tenant, session_id, answer or {}, self._take)
+        request_id = f"{self._boot}-{secrets.token_hex(12)}"
+        made = Promise(request_id, tenant, session_id, answer or {}, self._take, len(record.body))
         written = {
-            "request_id": made.request_id,
+            "request_id": request_id,
             "key": key,
             "digest": digest.hex(),
             "answer": answer or {},
@@ -240,9 +246,15 @@ class Ledger:
             raise gone("there is no result of this request any more; send the request again")
         return made
 
-    def pending(self, tenant: str) -> int:
-        """Return how many promises of a tenant are open."""
-        return sum(made.tenant == tenant and made.outcome is None for made in self._promises.values())
+    def pending(self, tenant: str) -> tuple[int, int]:
+        """Return how many promises of a tenant are open, and the bytes of their requests."""
+        sizes = [made.request_size for made in self._promises.values() if made.tenant == tenant and not made.outcome]
+        return len(sizes), sum(sizes)
+
+    def open_requests(self, session_id: str) -> set[str]:
+        """Return the ids of the open promises of a session."""
+        made = self._promises.values()
+        return {one.request_id for one in made if one.session_id == session_id and one.outcome is None}
 
     def end_session(self, session_id: str, why: str) -> None:
         """Settle all open promises of a session as failed."""
@@ -257,12 +269,23 @@ class Ledger:
             self._journal.append(settled.session_id, outcome_entry(settled.request_id, outcome))
         self._settled.append(settled)
         self._bytes += _size(settled)
-        while len(self._settled) > _KEPT or self._bytes > _KEPT_BYTES:
-            if time.monotonic() < self._settled[0].drop_after:
-                return
-            old = self._settled.popleft()
-            self._bytes -= _size(old)
-            del self._promises[old.request_id], self._claims[self._keys.pop(old.request_id)]
+        while self._is_beyond(1) and time.monotonic() >= self._settled[0].drop_after:
+            self._drop(self._settled[0])
+        while self._is_beyond(_FOR_NOW):
+            counts, sizes = Counter[str](), Counter[str]()
+            for kept in self._settled:
+                counts[kept.tenant] += 1
+                sizes[kept.tenant] += _size(kept)
+            ((most, _),) = (sizes if self._bytes > _FOR_NOW * _KEPT_BYTES else counts).most_common(1)
+            self._drop(next(kept for kept in self._settled if kept.tenant == most))
+
+    def _is_beyond(self, times: int) -> bool:
+        return len(self._settled) > times * _KEPT or self._bytes > times * _KEPT_BYTES
+
+    def _drop(self, old: Promise) -> None:
+        self._settled.remove(old)
+        self._bytes -= _size(old)
+        del self._promises[old.request_id], self._claims[self._keys.pop(old.request_id)]
 
 
 def outcome_entry(request_id: str, outcome: Outcome) -> JournalEntry:

@@ -62,6 +62,15 @@ class ModelPoints:
         model.steps = 0
         self._turns.add_chore(lambda: self._save(model, seq_id))
 
+    def save_idle(self, model: ServedModel) -> None:
+        """Save a model that has no gradients, so that the journal need not keep the requests before."""
+
+        async def act() -> None:
+            if not model.has_gradients and not model.failed and model.saved < model.done:
+                await self._save(model, model.done)
+
+        self._turns.add_chore(act)
+
     async def _save(self, model: ServedModel, seq_id: int) -> None:
         session_id = model.session.session_id
         number = model.model_id.rpartition(":")[2]
@@ -76,11 +85,20 @@ class ModelPoints:
         rename(part, folder)
         fields = {"model_id": model.model_id, "seq_id": seq_id, "folder": folder.name}
         self._journal.append(session_id, JournalEntry("saved", fields))
+        model.saved = seq_id
         for old in parent.glob(f"model-{number}-*"):
             if old != folder:
                 remove_tree(old)
         if self._journal.has_grown(session_id):
-            self._journal.compact(session_id, _Kept(self._ledger, self._journal.folder(session_id)))
+            self.compact(session_id)
+
+    def compact(self, session_id: str) -> None:
+        """Drop from the journal of a session what later starts do not need.
+
+        Raises:
+            RunError: it cannot be read or written.
+        """
+        self._journal.compact(session_id, _Kept(self._ledger, self._journal.folder(session_id)))
 
     def keep_sampler(self, sampler: Sampler) -> None:
         """Write a sampler down.
@@ -132,6 +150,9 @@ class _Kept:
     def __call__(self, entry: JournalEntry) -> JournalEntry | None:
         if entry.kind == "saved":
             return entry if entry.fields["folder"] in self._names else None
+        if entry.kind == "sampler":
+            snapshot = entry.fields["snapshot"]
+            return entry if snapshot is None or (self._folder / snapshot).is_dir() else None
         if entry.kind == "request":
             return self._request(entry)
         if entry.kind == "outcome":

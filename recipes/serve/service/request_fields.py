@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, cast
@@ -10,10 +11,12 @@ from typing import Any, Final, cast
 import numpy as np
 
 from recipes.language.listening.request_error import RequestError
+from recipes.serve.config import ServerConfig
 from recipes.serve.service.loss_inputs import LOSS_INPUTS
-from recipes.serve.values import AdamSettings, Datum
+from recipes.serve.values import AdamSettings, AdapterSettings, Datum, ServedFacts
 
 _SERVED: Final = ", ".join(LOSS_INPUTS)
+_LARGEST: Final = 2**31 - 1
 _ADAM: Final = {
     "learning_rate": 1e-4,
     "beta1": 0.9,
@@ -76,6 +79,34 @@ def mapping(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid(f"`{name}` must be an object")
     return cast("dict[str, Any]", value)
+
+
+def model_settings(fields: Mapping[str, Any], limits: ServerConfig, facts: ServedFacts, tenant: str) -> AdapterSettings:
+    """Return the settings of a new model of a tenant.
+
+    The SDK asks for adapters only; the tenant of `server.full_weights` gets all weights, and no rank.
+
+    Raises:
+        RequestError: they make no sense, or ask for what the tenant does not get.
+    """
+    full = tenant == limits.full_weights
+    if not full and fields.get("lora_config") is None:
+        raise invalid("only adapters are trained for this tenant: pass `lora_config` with a rank")
+    lora = mapping(fields.get("lora_config") or {}, "lora_config")
+    trained = {name: flag(lora, name, default=True) for name in ("train_attn", "train_mlp", "train_unembed")}
+    if full and not all(trained.values()):
+        raise invalid("all weights are trained for this tenant (`server.full_weights`): leave `train_...` out")
+    if not full and trained["train_unembed"] and not facts.adapts_output:
+        raise invalid(
+            "the engine of this server takes no adapter of the output layer of this model: pass train_unembed=False"
+        )
+    if not any(trained.values()):
+        raise invalid("one of `train_attn`, `train_mlp` and `train_unembed` must be true")
+    return AdapterSettings(
+        rank=0 if full else whole(lora, "rank", 1, limits.max_rank),
+        seed=whole(lora, "seed", -(2**63), 2**63 - 1, secrets.randbits(32)) & _LARGEST,
+        **trained,
+    )
 
 
 def adam(fields: Mapping[str, Any]) -> AdamSettings:

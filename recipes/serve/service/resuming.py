@@ -87,6 +87,8 @@ class _Resumed:
             folder = self._state.store.locate(self._session.tenant, path)
         elif snapshot is not None:
             folder = self._folder / str(snapshot).replace("/", "")
+            if not folder.is_dir():
+                return  # newer ones took its place
         self._session.samplers[name] = Sampler(name, self._session, path, folder)
 
     def _request(self, entry: JournalEntry) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import time
 from typing import Any, Final
 
+from recipes.serve.config import MOST_LIKELY
 from recipes.serve.service.journal import JournalEntry
 from recipes.serve.service.ledger import Outcome, Promise, RequestRecord
 from recipes.serve.service.request_fields import (
@@ -24,7 +26,9 @@ from recipes.serve.service.tenants import ClientSession, Sampler
 from recipes.serve.values import Drawing
 
 _LARGEST: Final = 2**31 - 1
-_MOST_LIKELY: Final = 100
+_MOST_SAMPLERS: Final = 4096
+# Of one result.
+_MOST_NUMBERS: Final = 1 << 22
 _SEEDS: Final = 2**63 - 1
 # Fields that ask for something that is not there, and what to use.
 _NOT_SERVED: Final = {
@@ -58,6 +62,8 @@ class SamplingRequests:
             self._state.check_base_model(fields.get("base_model"))
         sampler = Sampler(f"{session.session_id}:sample:{place}", session, path, folder)
         there = session.samplers.get(sampler.sampler_id)
+        if there is None and len(session.samplers) >= _MOST_SAMPLERS:
+            raise invalid(f"the session has {_MOST_SAMPLERS} samplers: begin another one by a new ServiceClient")
         if there is None:
             self._state.points.keep_sampler(sampler)
             there = session.samplers[sampler.sampler_id] = sampler
@@ -81,6 +87,7 @@ class SamplingRequests:
         sampler = self._state.tenants.sampler(tenant, fields["sampling_session_id"])
         key = ("sample", sampler.sampler_id, whole(fields, "seq_id", 0, 2**63 - 1))
         digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
+        sampler.used = time.monotonic()
         earlier = self._state.ledger.earlier(tenant, key, digest)
         if earlier is not None:
             return earlier
@@ -124,7 +131,14 @@ class SamplingRequests:
         top_k, top_p = whole(params, "top_k", -1, _LARGEST, -1), number(params, "top_p", 1.0, 0.0)
         if top_k == 0 or not 0 < top_p <= 1:
             raise invalid("`top_k` must be at least 1, or -1 for all; `top_p` above 0 and at most 1")
-        most_likely = min(_MOST_LIKELY, self._state.facts.vocabulary)
+        samples = whole(fields, "num_samples", 1, self._state.limits.max_samples, 1)
+        most_likely = min(MOST_LIKELY, self._state.facts.vocabulary)
+        answer_top = whole(fields, "topk_sample_logprobs", 0, most_likely, 0)
+        if samples * tokens * answer_top > _MOST_NUMBERS:
+            raise invalid(
+                f"{samples} answers of up to {tokens} tokens with {answer_top} likely ones each are more than"
+                f" {_MOST_NUMBERS} numbers: ask for fewer at once"
+            )
         # Equal requests without a seed get unlike answers.
         seed = whole(params, "seed", -(2**63), 2**64 - 1, secrets.randbits(62)) & _SEEDS
         stop_tokens, stop_texts = stops(params.get("stop"), self._state.facts.stops)
@@ -132,7 +146,7 @@ class SamplingRequests:
             request_id="",
             snapshot=None if sampler.folder is None else str(sampler.folder),
             prompt=prompt,
-            samples=whole(fields, "num_samples", 1, self._state.limits.max_samples, 1),
+            samples=samples,
             max_tokens=tokens,
             temperature=number(params, "temperature", 1.0, 0.0),
             top_k=top_k,
@@ -142,6 +156,6 @@ class SamplingRequests:
             stop_texts=stop_texts,
             prompt_logprobs=flag(fields, "prompt_logprobs", default=False),
             prompt_top=whole(fields, "topk_prompt_logprobs", 0, most_likely, 0),
-            answer_top=whole(fields, "topk_sample_logprobs", 0, most_likely, 0),
+            answer_top=answer_top,
             prompt_last=whole(fields, "prompt_logprobs_last_n", 1, len(prompt), len(prompt)),
         )

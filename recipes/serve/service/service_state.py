@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.config import ServerConfig
@@ -17,6 +17,10 @@ from recipes.serve.service.tenants import ClientSession, Tenants
 from recipes.serve.service.turns import ActorTurns, SamplerTurns
 from recipes.serve.service.weight_store import WeightStore
 from recipes.serve.values import ServedFacts
+from rlinf_core.runners.storage.durable import remove_tree
+
+# Those of programs that were killed last until `server.session_timeout`.
+_MOST_SESSIONS: Final = 256
 
 
 class StepFigures(NamedTuple):
@@ -30,21 +34,22 @@ class ServiceFigures:
     """Figures of the passes and answers since the last optimizer step of any client."""
 
     def __init__(self) -> None:
-        self._passes: list[tuple[float, float]] = []
+        self._tokens = self._loss = 0.0
 
     def passed(self, tokens: float, loss: float) -> None:
         """Count a pass."""
-        self._passes.append((tokens, loss))
+        self._tokens += tokens
+        self._loss += loss
 
     def take(self, step: StepFigures, models: int) -> dict[str, float]:
         """Return the metrics of a step by full name, and start over."""
-        passes, self._passes = self._passes, []
-        tokens = sum(tokens for tokens, _ in passes)
+        tokens, loss = self._tokens, self._loss
+        self._tokens = self._loss = 0.0
         return {
             "train/actor/grad_norm": step.grad_norm,
             "train/actor/lr": step.learning_rate,
             "train/actor/tokens": tokens,
-            "train/actor/loss_per_token": sum(loss for _, loss in passes) / max(1.0, tokens),
+            "train/actor/loss_per_token": loss / max(1.0, tokens),
             "train/serve/models": float(models),
         }
 
@@ -105,9 +110,11 @@ class ServiceState:
         Raises:
             RequestError: it has; the client waits and asks again.
         """
-        if self.ledger.pending(tenant) >= self.limits.max_pending:
-            message = f"{self.limits.max_pending} requests are unfinished: try again"
-            raise RequestError(HTTPStatus.TOO_MANY_REQUESTS, message, {"Retry-After": "1"})
+        count, size = self.ledger.pending(tenant)
+        if count >= self.limits.max_pending:
+            raise wait(f"{self.limits.max_pending} requests are unfinished")
+        if size >= self.limits.max_pending_mib << 20:
+            raise wait(f"unfinished requests have {self.limits.max_pending_mib} MiB (`server.max_pending_mib`)")
 
     def step_finished(self, step: StepFigures) -> None:
         """Record an optimizer step."""
@@ -119,18 +126,43 @@ class ServiceState:
 
         Raises:
             RunError: it cannot be written down.
+            RequestError: the tenant has too many.
         """
+        if self.tenants.sessions(tenant) >= _MOST_SESSIONS:
+            raise wait(f"{_MOST_SESSIONS} sessions have not ended: close clients that are not used")
         session = self.tenants.begin(tenant)
         self.journal.begin(session.session_id, tenant)
         return session
+
+    def tidy(self, session: ClientSession) -> None:
+        """Write the journal of a session anew without what is not needed any more, if it has grown much."""
+        if self.journal.has_grown(session.session_id):
+            for model in session.models.values():
+                self.points.save_idle(model)
+            self.points.compact(session.session_id)
+
+    def drop_snapshots(self, session: ClientSession) -> None:
+        """Remove the unnamed snapshots beyond those that may be kept, least recently used first."""
+        unnamed = [sampler for sampler in session.samplers.values() if sampler.folder and sampler.path is None]
+        idle = [sampler for sampler in unnamed if not self.sampler_turns.draws_from(str(sampler.folder))]
+        for sampler in sorted(idle, key=lambda one: one.used)[: max(0, len(unnamed) - self.limits.max_snapshots)]:
+            del session.samplers[sampler.sampler_id]
+            if sampler.folder is not None:
+                remove_tree(sampler.folder)
 
     def end_session(self, session: ClientSession, why: str) -> None:
         """End a session: its models and samplers are removed, and its open requests fail."""
         self.tenants.end(session)
         self.journal.end(session.session_id)
+        self.sampler_turns.cancel(self.ledger.open_requests(session.session_id), why)
         self.ledger.end_session(session.session_id, why)
         for model_id in session.models:
             self.actor_turns.add_chore(lambda name=model_id: _awaited(self.actor.remove(name)))
+
+
+def wait(why: str) -> RequestError:
+    """Return the error that lets a client wait, and ask again."""
+    return RequestError(HTTPStatus.TOO_MANY_REQUESTS, f"{why}: try again", {"Retry-After": "1"})
 
 
 async def _awaited(handle: Any) -> None:

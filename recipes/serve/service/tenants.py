@@ -35,6 +35,9 @@ class ServedModel:
         failed: why the last pass since the last step failed; empty: none did.
         reported: number of the last request whose outcome an earlier start of the server knew.
         steps: since the model was saved for later starts.
+        done: number of the last request that was done; 0: none was.
+        saved: number of the request after which the model was saved last; -1: it was not.
+        has_gradients: whether there were passes since the last step.
         metadata: what the client wrote down.
     """
 
@@ -45,6 +48,9 @@ class ServedModel:
     failed: str = ""
     reported: int = 0
     steps: int = 0
+    done: int = 0
+    saved: int = -1
+    has_gradients: bool = False
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -57,12 +63,14 @@ class Sampler:
         session: the session that it was created in.
         path: `tinker://` path of the snapshot, where it has a name.
         folder: the folder of the snapshot; None: the model as it is.
+        used: when it was made or sampled from last, by the monotonic clock.
     """
 
     sampler_id: str
     session: ClientSession
     path: str | None
     folder: Path | None
+    used: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)
@@ -181,8 +189,19 @@ class Tenants:
         """
         session = self._session_of(tenant, sampler_id)
         if sampler_id not in session.samplers:
-            raise _missing("sampler")
+            raise _missing(
+                "sampler, or newer snapshots took its place (`server.max_snapshots`): save under a name what is"
+                " sampled from later"
+            )
         return session.samplers[sampler_id]
+
+    def sessions(self, tenant: str) -> int:
+        """Return how many sessions a tenant has."""
+        return sum(session.tenant == tenant for session in self._sessions.values())
+
+    def all_sessions(self) -> list[ClientSession]:
+        """Return the sessions of all tenants."""
+        return list(self._sessions.values())
 
     def models(self, tenant: str) -> list[ServedModel]:
         """Return the models of a tenant."""

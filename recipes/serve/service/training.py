@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import secrets
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final
@@ -13,7 +12,16 @@ from typing import Any, Final
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.ledger import Call, Promise, RequestFailure, RequestRecord
 from recipes.serve.service.model_points import ModelPoint
-from recipes.serve.service.request_fields import adam, check_data, flag, invalid, loss_settings, mapping, whole
+from recipes.serve.service.request_fields import (
+    adam,
+    check_data,
+    flag,
+    invalid,
+    loss_settings,
+    mapping,
+    model_settings,
+    whole,
+)
 from recipes.serve.service.service_state import ServiceState, StepFigures
 from recipes.serve.service.tenants import ClientSession, Sampler, ServedModel
 from recipes.serve.values import AdapterSettings, FloatArray, PassOutcome
@@ -42,24 +50,11 @@ class TrainingRequests:
     # Models
 
     def create_model(self, tenant: str, fields: dict[str, Any]) -> Promise:
-        """Begin a model with a new adapter."""
+        """Begin a model with a new adapter, or with all weights."""
         session = self._state.tenants.session(tenant, fields.get("session_id"))
         self._state.check_base_model(fields.get("base_model"))
         _check_optimizer(fields)
-        if fields.get("lora_config") is None:
-            raise invalid(
-                "all weights of the model are not trained here, only adapters: pass `lora_config` with a rank"
-            )
-        lora = mapping(fields.get("lora_config"), "lora_config")
-        settings = AdapterSettings(
-            rank=whole(lora, "rank", 1, self._state.limits.max_rank),
-            seed=whole(lora, "seed", -(2**63), 2**63 - 1, secrets.randbits(32)) & _LARGEST,
-            train_attn=flag(lora, "train_attn", default=True),
-            train_mlp=flag(lora, "train_mlp", default=True),
-            train_unembed=flag(lora, "train_unembed", default=True),
-        )
-        if not (settings.train_attn or settings.train_mlp or settings.train_unembed):
-            raise invalid("one of `train_attn`, `train_mlp` and `train_unembed` must be true")
+        settings = model_settings(fields, self._state.limits, self._state.facts, tenant)
 
         async def act(model: ServedModel) -> dict[str, Any]:
             await self._state.actor.create(model.model_id, settings)
@@ -75,7 +70,7 @@ class TrainingRequests:
             saved = self._state.store.find(tenant, fields.get("path"))
             if optimizer and not saved.has_optimizer:
                 raise invalid(f"`{fields['path']}` has no state of an optimizer: load it with optimizer=False")
-            model.settings, model.failed = saved.settings, ""
+            model.settings, model.failed, model.has_gradients = saved.settings, "", False
             await self._state.actor.restore(model.model_id, str(saved.folder), optimizer)
             # A later start may find other weights at this path, or none.
             self._state.points.save_soon(model, fields.get("seq_id", 0))
@@ -94,6 +89,7 @@ class TrainingRequests:
         """Take a model of an earlier start again, as it was after one of its requests."""
         model = ServedModel(model_id, session, point.settings, metadata=fields.get("user_metadata") or {})
         model.order.next = point.seq_id + 1
+        model.done = model.saved = point.seq_id
 
         async def act(model: ServedModel) -> dict[str, Any]:
             await self._state.actor.restore(model_id, str(point.folder), True)
@@ -115,10 +111,17 @@ class TrainingRequests:
         earlier = self._state.ledger.earlier(session.tenant, ("model", model_id), _digest(fields))
         if earlier is not None:
             return earlier
-        if len(self._state.tenants.models(session.tenant)) >= self._state.limits.max_models:
+        models = self._state.tenants.models(session.tenant)
+        if len(models) >= self._state.limits.max_models:
             raise invalid(
                 f"{self._state.limits.max_models} models are trained already (`server.max_models`): finish a session"
                 " by closing its client, or raise the limit"
+            )
+        full = sum(model.settings is not None and not model.settings.rank for model in models)
+        if not settings.rank and full >= self._state.limits.max_full_models:
+            raise invalid(
+                f"{full} models with all weights are trained already (`server.max_full_models`): finish a session by"
+                " closing its client, or raise the limit"
             )
         metadata = fields.get("user_metadata")
         written = {} if metadata is None else mapping(metadata, "user_metadata")
@@ -175,6 +178,7 @@ class TrainingRequests:
             backward = not request.forward_only
 
             async def act() -> bytes:
+                model.has_gradients = model.has_gradients or backward
                 try:
                     ranks = await self._state.actor.learn(model.model_id, data, request.loss, settings, backward)
                 except BaseException:
@@ -203,6 +207,7 @@ class TrainingRequests:
             settings = adam(fields)
 
             async def act() -> dict[str, Any]:
+                model.has_gradients = False
                 if model.failed:
                     why, model.failed = model.failed, ""
                     await self._state.actor.drop_gradients(model.model_id)
@@ -278,6 +283,7 @@ class TrainingRequests:
                 sampler = Sampler(f"{session.session_id}:sample:{number}", session, None, folder)
                 self._state.points.keep_sampler(sampler)
                 session.samplers[sampler.sampler_id] = sampler
+                self._state.drop_snapshots(session)
                 return {"sampling_session_id": sampler.sampler_id, "path": None, "type": "save_weights_for_sampler"}
 
             return unnamed
@@ -336,10 +342,17 @@ class TrainingRequests:
             act = prepare(model)
         except RequestError as error:
             act = _failing(model, error, counts=False)
+
+        async def numbered() -> Any:
+            try:
+                return await act()
+            finally:
+                model.done = seq_id
+
         record = RequestRecord(route, {"model_id": model.model_id} if body else fields, body)
         promise = state.ledger.promise(tenant, model.session.session_id, key, digest, record)
         changes = route in _CHANGING and not fields.get("forward_only")
-        model.order.put(seq_id, Call(promise, act, again=taken is not None and changes))
+        model.order.put(seq_id, Call(promise, numbered, again=taken is not None and changes))
         state.actor_turns.wake()
         return promise
 

@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.ledger import Call, Promise, RequestFailure, RequestResult
@@ -104,6 +104,13 @@ def _after(last: str, names: list[str]) -> str:
     return next((name for name in names if name > last), names[0])
 
 
+class _Open(NamedTuple):
+    """A request that is being drawn: its promise, and the snapshot that it samples from."""
+
+    promise: Promise
+    snapshot: str | None
+
+
 class SamplerTurns:
     """Requests to sample, spread over the ranks, and drawn together by each.
 
@@ -117,7 +124,7 @@ class SamplerTurns:
         self._encode = encode
         self._new: list[list[Drawing]] = [[] for _ in groups]
         self._cancelled: list[list[str]] = [[] for _ in groups]
-        self._open: list[dict[str, Promise]] = [{} for _ in groups]
+        self._open: list[dict[str, _Open]] = [{} for _ in groups]
         self._wakes = [asyncio.Event() for _ in groups]
         self._ranks = itertools.cycle(range(len(groups)))
 
@@ -127,16 +134,21 @@ class SamplerTurns:
         order = [(start + offset) % len(self._groups) for offset in range(len(self._groups))]
         rank = min(order, key=lambda place: len(self._open[place]))
         self._new[rank].append(drawing)
-        self._open[rank][promise.request_id] = promise
+        self._open[rank][promise.request_id] = _Open(promise, drawing.snapshot)
         self._wakes[rank].set()
 
-    def cancel(self, request_ids: set[str]) -> None:
+    def cancel(self, request_ids: set[str], why: str = "the request was cancelled") -> None:
         """Stop drawing answers that nobody waits for."""
         for rank, promises in enumerate(self._open):
             for request_id in request_ids & promises.keys():
-                promises.pop(request_id).settle(RequestFailure("the request was cancelled"))
+                promises.pop(request_id).promise.settle(RequestFailure(why))
                 self._new[rank] = [drawing for drawing in self._new[rank] if drawing.request_id != request_id]
                 self._cancelled[rank].append(request_id)
+                self._wakes[rank].set()
+
+    def draws_from(self, snapshot: str) -> bool:
+        """Return whether a request to a snapshot is open."""
+        return any(opened.snapshot == snapshot for promises in self._open for opened in promises.values())
 
     async def run(self) -> None:
         """Draw for ever.
@@ -159,10 +171,10 @@ class SamplerTurns:
                 self._fail(rank, error)
                 continue
             for request_id, outcome in done.items():
-                promise = self._open[rank].pop(request_id, None)
-                if promise is not None:
+                opened = self._open[rank].pop(request_id, None)
+                if opened is not None:
                     failed = RequestFailure(outcome.failure) if outcome.failure else None
-                    promise.settle(failed or RequestResult(self._encode(outcome)))
+                    opened.promise.settle(failed or RequestResult(self._encode(outcome)))
 
     def _fail(self, rank: int, error: WorkerGroupError) -> None:
         """Settle all requests of a rank as failed."""
@@ -170,6 +182,6 @@ class SamplerTurns:
             raise error
         failure = _failure_of(error)
         lost, self._open[rank] = self._open[rank], {}
-        for promise in lost.values():
-            promise.settle(failure)
+        for opened in lost.values():
+            opened.promise.settle(failure)
         self._cancelled[rank] += lost

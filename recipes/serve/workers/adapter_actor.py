@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recipes.language.models.load_model import make_model, make_tokenizer, stop_token_ids
+from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.models.plain_check import PLAIN, check_policy
+from recipes.language.models.policy import LanguagePolicy
 from recipes.serve.config import ServeConfig
 from recipes.serve.values import AdamSettings, AdapterSettings, Datum, FloatArray, RankOutcome, ServedFacts
-from recipes.serve.workers.adapters import OPTIMIZER, AdapterModel, gradient_norm, read_tensors, write_tensors
+from recipes.serve.workers.adapters import OPTIMIZER, gradient_norm, read_tensors, write_tensors
 from recipes.serve.workers.datum_packing import data_logprobs, shares
+from recipes.serve.workers.model_variants import ModelVariants
+from recipes.serve.workers.served_model import load_base, served_facts
 from recipes.serve.workers.token_losses import LOSSES
 from recipes.training.comparing_worker import ComparingWorker
-from recipes.training.dtypes import DTYPES
 from recipes.training.optimizer import EagerAdamW
 from recipes.training.sharding import join_ranks
 from rlinf_core import RLinfError
@@ -31,14 +33,17 @@ class UnusableGradientError(RLinfError):
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """An adapter that is trained."""
+    """A model that is trained."""
 
     settings: AdapterSettings
     optimizer: torch.optim.Optimizer
 
 
 class AdapterActor(ComparingWorker):
-    """Trains adapters. Each rank has the whole model, and computes the gradients of its share of every batch."""
+    """Trains adapters, and all weights for whom that is configured.
+
+    Each rank has the whole model, and computes the gradients of its share of every batch.
+    """
 
     config_section = "actor"
 
@@ -59,25 +64,29 @@ class AdapterActor(ComparingWorker):
         config = self._config.actor
         torch.set_num_threads(config.threads)
         tokenizer = make_tokenizer(config)
-        self._adapters = AdapterModel(load_base(self._config, tokenizer, self.torch_device), config.lora_alpha)
-        policy = self._adapters.policy
-        name = type(self._adapters.model).__name__
+        model = load_base(self._config, tokenizer, self.torch_device)
+        # In float32, so that small steps add up.
+        copy = partial(load_base, self._config, tokenizer, self.torch_device, torch.float32)
+        computed = None if model.dtype == torch.float32 else model.dtype
+        self._variants = ModelVariants(model, config.lora_alpha, copy, computed)
+        policy = self._variants.adapters.policy
+        name = type(model).__name__
         self._contact.compare(f"log-probabilities of `{name}`", PLAIN, lambda: check_policy(policy))
         if self._world_size > 1:
             join_ranks(self._rank, self._world_size, self.torch_device)
         if self._rank == 0:
             tokenizer.save_pretrained(tokenizer_folder)
-        return served_facts(self._adapters.model, stop_token_ids(tokenizer, config.model.model_path))
+        return served_facts(model, stop_token_ids(tokenizer, config.model.model_path))
 
     # Models
 
     def create(self, model: str, settings: AdapterSettings) -> None:
-        """Begin an adapter with first values."""
-        self._adapters.add(model, settings)
+        """Begin an adapter, or all weights, with first values."""
+        self._variants.add(model, settings)
         self._begin(model, settings)
 
     def restore(self, model: str, folder: str, optimizer: bool) -> None:
-        """Begin an adapter with saved values, in the place of one of that name if there is one.
+        """Begin an adapter, or all weights, with saved values, in the place of one of that name if there is one.
 
         Args:
             model: name of the adapter.
@@ -89,12 +98,12 @@ class AdapterActor(ComparingWorker):
         """
         # The one that is there stays until all has been read.
         arriving = f"{model}/arriving"
-        settings = self._adapters.load(arriving, Path(folder))
         state = read_tensors(Path(folder) / OPTIMIZER) if optimizer else {}
+        settings = self._variants.load(arriving, Path(folder))
         self.remove(model)
-        self._adapters.rename(arriving, model)
+        self._variants.rename(arriving, model)
         self._begin(model, settings)
-        by_name = self._adapters.parameters(model)
+        by_name = self._variants.parameters(model)
         for key, value in state.items():
             name, _, part = key.rpartition(":")
             self._trained[model].optimizer.state[by_name[name]][part] = value.to(self.torch_device)
@@ -102,26 +111,26 @@ class AdapterActor(ComparingWorker):
     def remove(self, model: str) -> None:
         """Free an adapter and its optimizer."""
         if self._trained.pop(model, None) is not None:
-            self._adapters.remove(model)
+            self._variants.remove(model)
 
     def save(self, model: str, folder: str, optimizer: bool) -> None:
         """Write an adapter into a folder that exists, with or without the state of its optimizer. Rank 0 writes."""
         if self._rank:
             return
         trained = self._trained[model]
-        self._adapters.save(model, trained.settings, Path(folder))
+        self._variants.save(model, trained.settings, Path(folder))
         if optimizer:
             states = self._states(model)
             flat = {f"{key}:{part}": value for key, state in states.items() for part, value in state.items()}
             write_tensors(flat, Path(folder) / OPTIMIZER)
 
     def _begin(self, model: str, settings: AdapterSettings) -> None:
-        weights = list(self._adapters.parameters(model).values())
+        weights = list(self._variants.parameters(model).values())
         self._trained[model] = _Trained(settings, EagerAdamW(weights, lr=0.0, fused=True))
 
     def _states(self, model: str) -> dict[str, dict[str, Tensor]]:
         states = self._trained[model].optimizer.state
-        return {key: states[weight] for key, weight in self._adapters.parameters(model).items() if weight in states}
+        return {key: states[weight] for key, weight in self._variants.parameters(model).items() if weight in states}
 
     # Learning
 
@@ -140,19 +149,21 @@ class AdapterActor(ComparingWorker):
         logprobs: dict[int, FloatArray] = {}
         total = 0.0
         config = self._config.actor
-        with self._adapters.using(model), torch.set_grad_enabled(backward):
+        with self._variants.using(model) as policy, torch.set_grad_enabled(backward):
             for part in shares(data, self._world_size, self._rank, config.max_tokens_per_micro_batch):
                 chosen = [data[number] for number in part]
-                parts, value = self._loss(chosen, loss, settings)
+                parts, value = self._loss(policy, chosen, loss, settings)
                 if backward and value.requires_grad:
                     value.backward()
                 total += float(value.detach())
                 logprobs.update(zip(part, (piece.detach().cpu().numpy() for piece in parts), strict=True))
         return RankOutcome(logprobs, total)
 
-    def _loss(self, data: list[Datum], loss: str, settings: Mapping[str, float]) -> tuple[list[Tensor], Tensor]:
+    def _loss(
+        self, policy: LanguagePolicy, data: list[Datum], loss: str, settings: Mapping[str, float]
+    ) -> tuple[list[Tensor], Tensor]:
         """Return log-probabilities of the targets of each datum, and the sum of their losses, a scalar."""
-        flat = data_logprobs(self._adapters.policy, data, self.torch_device)
+        flat = data_logprobs(policy, data, self.torch_device)
         sizes = [datum.values["target_tokens"].size for datum in data]
         pieces = [
             piece.reshape(datum.values["target_tokens"].shape)
@@ -179,7 +190,7 @@ class AdapterActor(ComparingWorker):
             UnusableGradientError: a gradient is NaN or infinite; the weights stay.
         """
         optimizer = self._trained[model].optimizer
-        weights = list(self._adapters.parameters(model).values())
+        weights = list(self._variants.parameters(model).values())
         self._sum_over_ranks(weights)
         norm = gradient_norm(weights)
         try:
@@ -209,20 +220,3 @@ class AdapterActor(ComparingWorker):
                 weight.grad = torch.zeros_like(weight)
             if self._world_size > 1:
                 dist.all_reduce(weight.grad)
-
-
-def load_base(config: ServeConfig, tokenizer: Any, device: torch.device) -> Any:
-    """Return the model that all adapters are of, in evaluation mode, on its device.
-
-    Raises:
-        ConfigError: it cannot be loaded, or does not know all tokens of the tokenizer.
-    """
-    # In float32 on a CPU: half the bits are slower there.
-    dtype = DTYPES[config.actor.model.precision] if device.type != "cpu" else torch.float32
-    model: Any = make_model(config.actor, tokenizer, dtype)
-    return model.to(device).eval()
-
-
-def served_facts(model: Any, stops: tuple[int, ...]) -> ServedFacts:
-    """Return what the server has to know of the model."""
-    return ServedFacts(model.get_input_embeddings().weight.shape[0], stops)

@@ -1,49 +1,36 @@
-"""The workers that sample: an engine for each snapshot, all over one model whose adapters take turns."""
+"""The workers that sample: requests to several snapshots, drawn together."""
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from pathlib import Path
-from typing import Any
+from collections import deque
 
-import numpy as np
 import torch
 
 from recipes.language.answers.sequences import Request, SamplingParams, Sequence
-from recipes.language.engines.engine import Engine
 from recipes.language.engines.own.engine_check import check_engine
-from recipes.language.engines.own.torch_engine import TorchEngine
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
-from recipes.language.models.plain_check import PLAIN, plain_attention
+from recipes.language.models.plain_check import PLAIN
 from recipes.serve.config import ServeConfig
-from recipes.serve.values import Datum, Drawing, DrawnAnswer, FloatArray, SampleOutcome, ServedFacts, TopTokens
-from recipes.serve.workers.adapter_actor import load_base, served_facts
-from recipes.serve.workers.adapters import AdapterModel
-from recipes.serve.workers.datum_packing import data_logprobs
+from recipes.serve.values import Drawing, DrawnAnswer, SampleOutcome, ServedFacts
+from recipes.serve.workers.served_model import load_base, served_facts
+from recipes.serve.workers.snapshot_engines import SnapshotEngines, TorchSnapshots
 from recipes.training.comparing_worker import ComparingWorker
 from rlinf_core import RLinfError
 
-# Tokens that an engine draws before the next one has its turn.
-_TURN = 8
-# The log-probability of a place without tokens, which clients know.
-_NONE = -99999.0
-
 
 class SnapshotSampler(ComparingWorker):
-    """Samples from snapshots, several at a time, each with its own adapter."""
+    """Samples from snapshots, several at a time, by the engine that `rollout.backend` names."""
 
     config_section = "rollout"
 
     def __init__(self, config: ServeConfig) -> None:
         super().__init__()
         self._config = config
-        # By the folder of the snapshot, least recently used first.
-        self._engines: OrderedDict[str | None, Engine] = OrderedDict()
+        # Those whose snapshots there is no room for yet.
+        self._waiting: deque[Drawing] = deque()
         self._drawings: dict[str, Drawing] = {}
         self._answers: dict[str, list[Sequence]] = {}
-        self._scored: dict[str, FloatArray] = {}
-        self._top: dict[str, TopTokens] = {}
 
     def init_worker(self) -> ServedFacts:
         """Load or build the model.
@@ -53,13 +40,21 @@ class SnapshotSampler(ComparingWorker):
         """
         config = self._config
         torch.set_num_threads(config.rollout.threads)
-        self._tokenizer: Any = make_tokenizer(config.actor)
-        model = load_base(config, self._tokenizer, self.torch_device)
+        tokenizer = make_tokenizer(config.actor)
+        stops = stop_token_ids(tokenizer, config.actor.model.model_path)
+        if config.rollout.backend == "vllm":
+            from recipes.serve.workers.vllm_snapshots import make_vllm_snapshots
+
+            owner = str(self.worker_info.address)
+            made, vocabulary = make_vllm_snapshots(config, tokenizer, self.torch_device, owner)
+            self._engines: SnapshotEngines = made
+            return ServedFacts(vocabulary, stops, made.adapts_output)
+        model = load_base(config, tokenizer, self.torch_device)
         self._contact.compare(
             f"greedy answers of `{type(model).__name__}` by the engine `torch`", PLAIN, lambda: check_engine(model)
         )
-        self._adapters = AdapterModel(model, config.actor.lora_alpha)
-        return served_facts(model, stop_token_ids(self._tokenizer, config.actor.model.model_path))
+        self._engines = TorchSnapshots(config, model, tokenizer)
+        return served_facts(model, stops)
 
     def advance(self, requests: list[Drawing], cancelled: list[str], seconds: float) -> dict[str, SampleOutcome]:
         """Take requests, and draw until one of all is done or some time is over.
@@ -73,132 +68,80 @@ class SnapshotSampler(ComparingWorker):
             The requests that are done, by id.
         """
         done: dict[str, SampleOutcome] = {}
-        for request in requests:
-            try:
-                self._take(request)
-            except (ValueError, OSError, RLinfError) as error:
-                done[request.request_id] = SampleOutcome([], failure=str(error))
+        self._waiting += requests
         for request_id in cancelled:
-            for kept in (self._drawings, self._answers, self._scored, self._top):
-                kept.pop(request_id, None)
+            self._drawings.pop(request_id, None)
+            self._answers.pop(request_id, None)
+            self._engines.forget(request_id)
+        self._waiting = deque(drawing for drawing in self._waiting if drawing.request_id not in cancelled)
         ends = time.monotonic() + seconds
-        while not done and self._drawings:
-            done |= self._turns()
+        while not done and (self._waiting or self._drawings):
+            done |= self._begin()
+            for answer in self._engines.draw():
+                done |= self._ended(answer)
             if time.monotonic() >= ends:
                 break
         return done
 
-    def _take(self, request: Drawing) -> None:
-        """Begin a request."""
-        if request.snapshot not in self._engines:
-            self._load(request.snapshot)
-        engine = self._engines[request.snapshot]
-        self._engines.move_to_end(request.snapshot)
-        if request.prompt_logprobs:
-            self._scored[request.request_id] = self._score(request)
-        if request.prompt_top:
-            self._top[request.request_id] = self._prompt_top(request)
-        params = SamplingParams(
-            temperature=request.temperature,
-            top_k=request.top_k,
-            top_p=request.top_p,
-            max_new_tokens=request.max_tokens,
-            stop_token_ids=request.stop_tokens,
-            stop=request.stop_texts,
-            seed=request.seed,
-        )
-        engine.submit(
-            Request(request_id=request.request_id, prompt=request.prompt, params=params, group_size=request.samples)
-        )
-        self._drawings[request.request_id] = request
-        self._answers[request.request_id] = []
-
-    def _load(self, snapshot: str | None) -> None:
-        """Make the engine of a snapshot, in the place of one that is idle where there are too many."""
-        idle = [name for name, engine in self._engines.items() if not engine.unfinished]
-        for name in idle[: max(0, len(self._engines) + 1 - self._config.rollout.max_snapshots)]:
-            self._engines.pop(name).stop()
-            if name is not None:
-                self._adapters.remove(name)
-        if snapshot is not None:
-            self._adapters.load(snapshot, Path(snapshot))
-        with self._adapters.using(snapshot):
-            self._engines[snapshot] = TorchEngine(
-                self._adapters.model,
-                decode=self._tokenizer.decode,
-                max_running_tokens=self._config.rollout.max_running_tokens,
-                max_sequence_tokens=self._config.server.context_length,
-            )
-
-    def _turns(self) -> dict[str, SampleOutcome]:
-        """Draw some tokens with each engine that has something to draw, and return the requests that this ends."""
-        done: dict[str, SampleOutcome] = {}
-        for snapshot, engine in list(self._engines.items()):
-            with self._adapters.using(snapshot):
-                for _ in range(_TURN):
-                    if not engine.unfinished:
-                        break
-                    for answer in engine.step():
-                        done |= self._ended(answer)
-        return done
+    def _begin(self) -> dict[str, SampleOutcome]:
+        """Begin the requests that there is room for, in order, and return those that cannot be served."""
+        failed: dict[str, SampleOutcome] = {}
+        while self._waiting and self._engines.has_room(self._waiting[0].snapshot):
+            drawing = self._waiting.popleft()
+            try:
+                self._engines.begin(drawing, request_of(drawing))
+            except (ValueError, OSError, RLinfError) as error:
+                failed[drawing.request_id] = SampleOutcome([], failure=str(error))
+                continue
+            self._drawings[drawing.request_id] = drawing
+            self._answers[drawing.request_id] = []
+        return failed
 
     def _ended(self, answer: Sequence) -> dict[str, SampleOutcome]:
         request_id = answer.request_id
-        request = self._drawings.get(request_id)
-        if request is None:
+        drawing = self._drawings.get(request_id)
+        if drawing is None:
             return {}  # cancelled
         answers = self._answers[request_id]
         answers.append(answer)
-        if len(answers) < request.samples:
+        if len(answers) < drawing.samples:
             return {}
         del self._drawings[request_id], self._answers[request_id]
         failure = next((ended.failure for ended in answers if ended.failed), "")
+        outcome = SampleOutcome([], failure=failure) if failure else self._outcome(drawing, answers)
+        self._engines.forget(request_id)
+        return {request_id: outcome}
+
+    def _outcome(self, drawing: Drawing, answers: list[Sequence]) -> SampleOutcome:
         drawn = [
             DrawnAnswer(
                 ended.tokens,
                 ended.logprobs,
                 "stop" if ended.finish_reason == "stop" else "length",
-                self._answer_top(request, ended.tokens) if request.answer_top and not failure else None,
+                self._engines.answer_top(drawing, ended) if drawing.answer_top else None,
             )
             for ended in sorted(answers, key=lambda ended: ended.sample)
         ]
-        scored, top = self._scored.pop(request_id, None), self._top.pop(request_id, None)
-        return {request_id: SampleOutcome(drawn, scored, failure, top)}
+        scored = self._engines.prompt_logprobs(drawing) if drawing.prompt_logprobs else None
+        top = self._engines.prompt_top(drawing) if drawing.prompt_top else None
+        return SampleOutcome(drawn, scored, "", top)
 
-    @torch.no_grad()
-    def _score(self, request: Drawing) -> FloatArray:
-        """Return log-probabilities of a prompt's tokens, float32 [N]; those of the first and the unasked are NaN."""
-        tokens = np.asarray(request.prompt, np.int64)
-        scores = np.full(len(tokens), np.nan, np.float32)
-        if len(tokens) > 1:
-            row = [Datum(tokens[:-1], {"target_tokens": tokens[1:]})]
-            with self._adapters.using(request.snapshot):
-                scores[1:] = data_logprobs(self._adapters.policy, row, self.torch_device).cpu().numpy()
-            scores[: max(0, len(tokens) - request.prompt_last)] = np.nan
-        return scores
 
-    def _prompt_top(self, request: Drawing) -> TopTokens:
-        """Return the most likely tokens at each place of a prompt; the first and the unasked have none."""
-        length, k = len(request.prompt), request.prompt_top
-        ids, logprobs = np.zeros((length, k), np.int32), np.full((length, k), _NONE, np.float32)
-        first = max(1, length - request.prompt_last)
-        if first < length:
-            ids[first:], logprobs[first:] = self._most_likely(request, request.prompt, first, k, 1.0)
-        return TopTokens(ids, logprobs)
-
-    def _answer_top(self, request: Drawing, answer: tuple[int, ...]) -> TopTokens:
-        """Return the most likely tokens at each place of an answer, at the temperature that it was drawn with."""
-        tokens, temperature = (*request.prompt, *answer), request.temperature or 1.0
-        return self._most_likely(request, tokens, len(request.prompt), request.answer_top, temperature)
-
-    @torch.no_grad()
-    def _most_likely(
-        self, request: Drawing, tokens: tuple[int, ...], first: int, k: int, temperature: float
-    ) -> TopTokens:
-        """Return the k most likely tokens from place `first` on."""
-        model: Any = self._adapters.model
-        read = torch.tensor(tokens[:-1], device=self.torch_device)[None]
-        with self._adapters.using(request.snapshot), plain_attention(model):
-            logits = model(input_ids=read, logits_to_keep=len(tokens) - first).logits[0].float()
-        values, ids = (logits / temperature).log_softmax(-1).topk(k)
-        return TopTokens(ids.cpu().numpy().astype(np.int32), values.cpu().numpy())
+def request_of(drawing: Drawing) -> Request:
+    """Return a request as engines take it."""
+    params = SamplingParams(
+        temperature=drawing.temperature,
+        top_k=drawing.top_k,
+        top_p=drawing.top_p,
+        max_new_tokens=drawing.max_tokens,
+        stop_token_ids=drawing.stop_tokens,
+        stop=drawing.stop_texts,
+        seed=drawing.seed,
+    )
+    return Request(
+        request_id=drawing.request_id,
+        prompt=drawing.prompt,
+        params=params,
+        group_size=drawing.samples,
+        metadata={"drawing": drawing},
+    )

@@ -83,7 +83,11 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("data={type: chat, train_data_paths: chat.jsonl}",),
     ),
     "math": LANGUAGE,
-    "serve": (("runner.logger.logger_backends=[tensorboard]",),),
+    "serve": (
+        ("runner.logger.logger_backends=[tensorboard]",),
+        ("server.full_weights=default",),
+        ("rollout.backend=vllm",),
+    ),
     "agent": (
         *LANGUAGE,
         ("agent.tools=[http, python]", "agent.http.allow=[example.org]"),
@@ -101,6 +105,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "data.columns": {"success": "done"},
     "data.cameras": {"main": "front"},
     "rollout.server.url": "http://127.0.0.1:2",
+    "server.full_weights": "default",
     "agent.mcp": {"clock": {"command": ["true"]}},
     "agent.tools": ["search"],
     "judge.template": "Is {text} right?",

@@ -36,3 +36,36 @@ def test_inputs_are_the_folders_that_are_read() -> None:
     assert inputs(config_of()) == []
     read = inputs(config_of("actor.model.model_path=/model", "actor.tokenizer.tokenizer_model=/tokenizer"))
     assert [str(path) for path in read] == ["/model", "/tokenizer"]
+
+
+def test_full_weights_are_a_tenants() -> None:
+    assert messages("server.tenants=[ann, ben]", "server.full_weights=ben") == []
+    (message,) = messages("server.tenants=[ann, ben]", "server.full_weights=eve")
+    assert "`eve` is none of the tenants: ann, ben" in message
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that vLLM is installed."""
+    monkeypatch.setattr("recipes.serve.config.missing_modules", lambda modules: [])
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("server.full_weights=default", "not from models whose weights are all their own"),
+        ("server.max_rank=600", "of a rank up to 512"),
+        ("rollout.engine_options={max_lora_rank: 8}", "the recipe sets `max_lora_rank`"),
+        ("rollout.engine_options={dtype: half}", "the recipe sets `dtype`"),
+    ],
+)
+def test_vllm_refuses_what_it_cannot_serve(override: str, message: str) -> None:
+    assert messages("rollout.backend=vllm", "rollout.engine_options={max_loras: 2}") == []
+    (refusal,) = messages("rollout.backend=vllm", override)
+    assert message in refusal
+
+
+def test_vllm_must_be_installed() -> None:
+    (message,) = messages("rollout.backend=vllm")
+    assert "needs the package `vllm`" in message

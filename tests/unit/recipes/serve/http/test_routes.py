@@ -68,7 +68,7 @@ def test_requests_wait_for_those_with_earlier_numbers(start: Start) -> None:
             model, twin = await ann.model(), await ann.model()
             late = [await ann.post("optim_step", step_fields(model, 3)), await ann.send(pass_body(model, 2, shifted()))]
             await asyncio.sleep(0)
-            assert service.state.ledger.pending("ann") == 2
+            assert service.state.ledger.pending("ann")[0] == 2
             first = await ann.send(pass_body(model, 1, shifted()))
             for answer in (first, late[1], late[0]):
                 await ann.result(answer)
@@ -118,23 +118,24 @@ def test_gradients_add_up_until_the_step(start: Start) -> None:
     run(work())
 
 
-def test_gradient_equals_that_of_a_plain_loop(start: Start) -> None:
+@pytest.mark.parametrize("overrides", [(), ("server.full_weights=ann",)])
+def test_gradient_equals_that_of_a_plain_loop(start: Start, overrides: tuple[str, ...]) -> None:
     async def work() -> None:
-        async with start() as service:
+        async with start(*overrides) as service:
             ann = service.ann
             model = await ann.model()
             await ann.learn(model, 1, shifted())
-            adapters = service.state.actor.worker._adapters
-            mine = {name: weight.grad.clone() for name, weight in adapters.parameters(model).items()}
+            variants = service.state.actor.worker._variants
+            mine = {name: weight.grad.clone() for name, weight in variants.parameters(model).items()}
             service.state.actor.worker.drop_gradients(model)
             loss = torch.zeros(())
-            with adapters.using(model), plain_attention(adapters.model):
+            with variants.using(model) as policy, plain_attention(policy.causal):
                 for row in ROWS:
-                    logits = adapters.model(input_ids=torch.tensor([row[:-1]])).logits[0]
+                    logits = policy.causal(input_ids=torch.tensor([row[:-1]])).logits[0]
                     for place, target in enumerate(row[1:]):
                         loss = loss - logits[place].log_softmax(-1)[target]
                 loss.backward()
-            for name, weight in adapters.parameters(model).items():
+            for name, weight in variants.parameters(model).items():
                 torch.testing.assert_close(mine[name], weight.grad, atol=1e-5, rtol=1e-4)
             assert any(bool(gradient.abs().sum() > 0) for gradient in mine.values())
 
@@ -353,7 +354,7 @@ def test_finished_session_frees_its_models(start: Start) -> None:
             assert "finished" in (await ann.result(waiting))["error"]
             assert (await ann.post("session_heartbeat", {"session_id": session})).status == 410
             await ann.model()
-            assert model not in service.state.actor.worker._adapters
+            assert model not in service.state.actor.worker._variants
 
     run(work())
 

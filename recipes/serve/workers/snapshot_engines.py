@@ -1,0 +1,193 @@
+"""The interface of engines that draw from several snapshots of one model, and this project's own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recipes.language.answers.sequences import Request, Sequence
+from recipes.language.engines.engine import Engine
+from recipes.language.engines.own.torch_engine import TorchEngine
+from recipes.language.models.plain_check import plain_attention
+from recipes.serve.config import ServeConfig
+from recipes.serve.saved_files import read_adapter
+from recipes.serve.values import Datum, Drawing, FloatArray, TopTokens
+from recipes.serve.workers.datum_packing import data_logprobs
+from recipes.serve.workers.model_variants import ModelVariants
+from recipes.serve.workers.served_model import load_base
+
+# Tokens that an engine draws before the next one has its turn.
+_TURN = 8
+# The log-probability of a place without tokens, which clients know.
+NO_LOGPROB = -99999.0
+
+
+class SnapshotEngines(ABC):
+    """Draws answers from snapshots, each by its folder; None is the model as it is."""
+
+    @abstractmethod
+    def has_room(self, snapshot: str | None) -> bool:
+        """Return whether a request to a snapshot can begin now; otherwise it waits until others have ended."""
+
+    @abstractmethod
+    def begin(self, drawing: Drawing, request: Request) -> None:
+        """Begin a request.
+
+        Raises:
+            ValueError: it cannot be obeyed.
+            OSError, RLinfError: its snapshot cannot be read.
+        """
+
+    @abstractmethod
+    def draw(self) -> list[Sequence]:
+        """Draw some tokens of each request, and return the answers that ended."""
+
+    @abstractmethod
+    def prompt_logprobs(self, drawing: Drawing) -> FloatArray:
+        """Return log-probabilities of a prompt's tokens, float32 [N]; those of the first and the unasked are NaN."""
+
+    @abstractmethod
+    def prompt_top(self, drawing: Drawing) -> TopTokens:
+        """Return the most likely tokens at each place of a prompt; the first and the unasked have none."""
+
+    @abstractmethod
+    def answer_top(self, drawing: Drawing, answer: Sequence) -> TopTokens:
+        """Return the most likely tokens at each place of an answer, at the temperature that it was drawn with."""
+
+    def forget(self, request_id: str) -> None:  # noqa: B027 - some keep nothing
+        """Drop what is kept of a request that has ended, or whose answers nobody waits for."""
+
+
+class TorchSnapshots(SnapshotEngines):
+    """An engine of this project for each snapshot, all over one model whose adapters take turns.
+
+    A snapshot of all weights is a model of its own, of which `server.max_full_models` are kept.
+
+    Args:
+        config: the whole file.
+        model: the model that is served.
+        tokenizer: the tokenizer of the model.
+    """
+
+    def __init__(self, config: ServeConfig, model: Any, tokenizer: Any) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        copy = partial(load_base, config, tokenizer, model.device)
+        self._variants = ModelVariants(model, config.actor.lora_alpha, copy)
+        # By the folder of the snapshot, least recently used first.
+        self._engines: OrderedDict[str | None, Engine] = OrderedDict()
+        # Snapshots of all weights among them.
+        self._full: set[str] = set()
+
+    def has_room(self, snapshot: str | None) -> bool:
+        """See `SnapshotEngines`."""
+        if snapshot in self._engines:
+            return True
+        return len(self._busy(self._alike(snapshot))) < self._most(snapshot)
+
+    def _is_full(self, snapshot: str | None) -> bool:
+        """Return whether a snapshot is of all weights."""
+        if snapshot is None or snapshot in self._engines:
+            return snapshot in self._full
+        try:
+            return read_adapter(Path(snapshot)).rank == 0
+        except OSError:
+            return False  # whoever loads it says so
+
+    def _alike(self, snapshot: str | None) -> list[str | None]:
+        """Return the snapshots that are loaded and count together with another one, least recently used first."""
+        full = self._is_full(snapshot)
+        return [name for name in self._engines if (name in self._full) == full]
+
+    def _most(self, snapshot: str | None) -> int:
+        full = self._is_full(snapshot)
+        return self._config.server.max_full_models if full else self._config.rollout.max_snapshots
+
+    def _busy(self, snapshots: list[str | None]) -> list[str | None]:
+        return [name for name in snapshots if self._engines[name].unfinished]
+
+    def begin(self, drawing: Drawing, request: Request) -> None:
+        """See `SnapshotEngines`."""
+        if drawing.snapshot not in self._engines:
+            self._load(drawing.snapshot)
+        self._engines.move_to_end(drawing.snapshot)
+        self._engines[drawing.snapshot].submit(request)
+
+    def _load(self, snapshot: str | None) -> None:
+        """Make the engine of a snapshot, in the place of one that is idle where there are too many."""
+        loaded, most = self._alike(snapshot), self._most(snapshot)
+        idle = [name for name in loaded if not self._engines[name].unfinished]
+        for name in idle[: max(0, len(loaded) + 1 - most)]:
+            self._engines.pop(name).stop()
+            if name is not None:
+                self._full.discard(name)
+                self._variants.remove(name)
+        if snapshot is not None and not self._variants.load(snapshot, Path(snapshot)).rank:
+            self._full.add(snapshot)
+        with self._variants.using(snapshot) as policy:
+            self._engines[snapshot] = TorchEngine(
+                policy.causal,
+                decode=self._tokenizer.decode,
+                max_running_tokens=self._config.rollout.max_running_tokens,
+                max_sequence_tokens=self._config.server.context_length,
+            )
+
+    def draw(self) -> list[Sequence]:
+        """See `SnapshotEngines`."""
+        ended: list[Sequence] = []
+        for snapshot, engine in list(self._engines.items()):
+            with self._variants.using(snapshot):
+                for _ in range(_TURN):
+                    if not engine.unfinished:
+                        break
+                    ended += engine.step()
+        return ended
+
+    @torch.no_grad()
+    def prompt_logprobs(self, drawing: Drawing) -> FloatArray:
+        """See `SnapshotEngines`."""
+        tokens = np.asarray(drawing.prompt, np.int64)
+        scores = np.full(len(tokens), np.nan, np.float32)
+        if len(tokens) > 1:
+            with self._variants.using(drawing.snapshot) as policy:
+                row = [Datum(tokens[:-1], {"target_tokens": tokens[1:]})]
+                scores[1:] = data_logprobs(policy, row, policy.causal.device).cpu().numpy()
+            scores[: max(0, len(tokens) - drawing.prompt_last)] = np.nan
+        return scores
+
+    def prompt_top(self, drawing: Drawing) -> TopTokens:
+        """See `SnapshotEngines`."""
+        length, k = len(drawing.prompt), drawing.prompt_top
+        top = no_tokens(length, k)
+        first = max(1, length - drawing.prompt_last)
+        if first < length:
+            top.ids[first:], top.logprobs[first:] = self._most_likely(drawing, drawing.prompt, first, k, 1.0)
+        return top
+
+    def answer_top(self, drawing: Drawing, answer: Sequence) -> TopTokens:
+        """See `SnapshotEngines`."""
+        tokens, temperature = (*drawing.prompt, *answer.tokens), drawing.temperature or 1.0
+        return self._most_likely(drawing, tokens, len(drawing.prompt), drawing.answer_top, temperature)
+
+    @torch.no_grad()
+    def _most_likely(
+        self, drawing: Drawing, tokens: tuple[int, ...], first: int, k: int, temperature: float
+    ) -> TopTokens:
+        """Return the k most likely tokens from place `first` on."""
+        with self._variants.using(drawing.snapshot) as policy, plain_attention(policy.causal):
+            model: Any = policy.causal
+            read = torch.tensor(tokens[:-1], device=model.device)[None]
+            logits = model(input_ids=read, logits_to_keep=len(tokens) - first).logits[0].float()
+        values, ids = (logits / temperature).log_softmax(-1).topk(k)
+        return TopTokens(ids.cpu().numpy().astype(np.int32), values.cpu().numpy())
+
+
+def no_tokens(length: int, k: int) -> TopTokens:
+    """Return the most likely tokens at places none of which has any."""
+    return TopTokens(np.zeros((length, k), np.int32), np.full((length, k), NO_LOGPROB, np.float32))

@@ -1,0 +1,246 @@
+"""vLLM as the engine of several snapshots: each request names its adapter, which vLLM loads beside the others."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+
+from recipes.language.answers.sequences import Request, Sequence
+from recipes.language.engines.model_folder import ModelFolder
+from recipes.language.engines.request_queue import Answer
+from recipes.language.engines.vllm_adapter import reserved_rank
+from recipes.language.engines.vllm_engine import VllmEngine
+from recipes.language.models.load_model import make_model
+from recipes.serve.config import MOST_LIKELY, ServeConfig
+from recipes.serve.saved_files import read_adapter
+from recipes.serve.values import Drawing, FloatArray, TopTokens
+from recipes.serve.workers.adapters import PEFT_SETTINGS, WEIGHTS, write_tensors
+from recipes.serve.workers.served_model import served_dtype
+from recipes.serve.workers.snapshot_engines import SnapshotEngines, no_tokens
+
+# Adapters in one step of vLLM; requests to others wait for the next.
+_AT_ONCE: Final = 4
+# What vLLM gives at each place: log-probabilities by token, the token itself among them.
+_Place = Mapping[int, Any]
+
+
+class AdaptersEngine(VllmEngine):
+    """vLLM with an adapter for each request, and log-probabilities of prompts and of the most likely tokens.
+
+    Attributes:
+        prompts: what vLLM gave at each place of a prompt, by request.
+        places: what it gave at each place of an answer, by request and number of the answer.
+    """
+
+    def __init__(self, folder: str | Path, **options: Any) -> None:
+        super().__init__(folder, **options)
+        self.prompts: dict[str, list[_Place | None]] = {}
+        self.places: dict[tuple[str, int], list[_Place]] = {}
+        # Numbers by which vLLM knows adapters, by their folders.
+        self._numbers: dict[str, int] = {}
+
+    def forget(self, request_id: str, samples: int) -> None:
+        """Drop what is kept of a request, and end those of its answers that are still drawn."""
+        self.prompts.pop(request_id, None)
+        for sample in range(samples):
+            self.places.pop((request_id, sample), None)
+        self._queue.drop(request_id)
+        running = [name for name, one in self._running.items() if one.answer.request.request_id == request_id]
+        if running:
+            self._llm.llm_engine.abort_request(running)
+        for name in running:
+            del self._running[name]
+
+    def check(self, request: Request) -> None:
+        """Check that vLLM takes the parameters and the adapter of a request: in a step, its refusal would fail all.
+
+        Raises:
+            ValueError: it does not.
+        """
+        self._params(request, 0)
+        adapter = self._lora_request(request)
+        if adapter is not None and not self._llm.llm_engine.add_lora(adapter):
+            raise ValueError("vLLM did not load the LoRA adapter")
+
+    def adapts_output(self, width: int, vocabulary: int) -> bool:
+        """Return whether vLLM takes adapters of the output layer, which depends on its class of the model.
+
+        Args:
+            width: width of the model.
+            vocabulary: number of token ids.
+        """
+        layer = "base_model.model.lm_head.lora"
+        weights = {f"{layer}_A.weight": torch.zeros(1, width), f"{layer}_B.weight": torch.zeros(vocabulary, 1)}
+        settings = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["lm_head"], "bias": "none"}
+        with tempfile.TemporaryDirectory(prefix="rlinf-adapter-") as folder:
+            write_tensors(weights, Path(folder) / WEIGHTS)
+            (Path(folder) / PEFT_SETTINGS).write_text(json.dumps({**settings, "task_type": "CAUSAL_LM"}))
+            try:
+                taken = self._llm.llm_engine.add_lora(self._reference(folder))
+            except (ValueError, AssertionError):
+                return False
+        self._llm.llm_engine.remove_lora(self._numbers[folder])
+        return bool(taken)
+
+    def _reference(self, snapshot: str) -> Any:
+        number = self._numbers.setdefault(snapshot, len(self._numbers) + 1)
+        return importlib.import_module("vllm.lora.request").LoRARequest(Path(snapshot).name, number, snapshot)
+
+    def _lora_request(self, request: Request) -> Any:
+        """See `VllmEngine`."""
+        snapshot = _drawing(request).snapshot
+        return None if snapshot is None else self._reference(snapshot)
+
+    def _further_params(self, request: Request, sample: int) -> dict[str, Any]:
+        """See `VllmEngine`: tokens end an answer only where the request says so."""
+        drawing = _drawing(request)
+        params: dict[str, Any] = {"logprobs": drawing.answer_top, "ignore_eos": True}
+        if sample == 0 and (drawing.prompt_logprobs or drawing.prompt_top):
+            params["prompt_logprobs"] = drawing.prompt_top
+        return params
+
+    def _see(self, answer: Answer, output: Any) -> None:
+        """See `VllmEngine`."""
+        drawing = _drawing(answer.request)
+        if output.prompt_logprobs:
+            self.prompts.setdefault(drawing.request_id, []).extend(output.prompt_logprobs)
+        if drawing.answer_top:
+            places = self.places.setdefault((drawing.request_id, answer.sample), [])
+            places += output.outputs[0].logprobs
+
+
+class VllmSnapshots(SnapshotEngines):
+    """One engine of vLLM for all snapshots.
+
+    Args:
+        engine: the engine.
+        most: snapshots that it has in memory.
+        adapts_output: whether it takes adapters of the output layer.
+    """
+
+    def __init__(self, engine: AdaptersEngine, most: int, *, adapts_output: bool) -> None:
+        self.adapts_output = adapts_output
+        self._engine = engine
+        self._most = most
+        self._drawn: dict[str, Drawing] = {}
+
+    def has_room(self, snapshot: str | None) -> bool:
+        """See `SnapshotEngines`."""
+        return len({snapshot, *(drawing.snapshot for drawing in self._drawn.values())} - {None}) <= self._most
+
+    def begin(self, drawing: Drawing, request: Request) -> None:
+        """See `SnapshotEngines`."""
+        if drawing.snapshot is not None:
+            read_adapter(Path(drawing.snapshot))
+        self._engine.check(request)
+        self._engine.submit(request)
+        self._drawn[drawing.request_id] = drawing
+
+    def draw(self) -> list[Sequence]:
+        """See `SnapshotEngines`."""
+        return self._engine.step()
+
+    def forget(self, request_id: str) -> None:
+        """See `SnapshotEngines`."""
+        drawing = self._drawn.pop(request_id, None)
+        if drawing is not None:
+            self._engine.forget(request_id, drawing.samples)
+
+    def prompt_logprobs(self, drawing: Drawing) -> FloatArray:
+        """See `SnapshotEngines`."""
+        scores = np.full(len(drawing.prompt), np.nan, np.float32)
+        for place, token, entry in self._asked(drawing):
+            scores[place] = entry[token].logprob
+        return scores
+
+    def prompt_top(self, drawing: Drawing) -> TopTokens:
+        """See `SnapshotEngines`."""
+        top = no_tokens(len(drawing.prompt), drawing.prompt_top)
+        for place, _, entry in self._asked(drawing):
+            top.ids[place], top.logprobs[place] = _most_likely(entry, drawing.prompt_top)
+        return top
+
+    def _asked(self, drawing: Drawing) -> list[tuple[int, int, _Place]]:
+        """Return the places of a prompt that are asked about, each with its token and what vLLM gave."""
+        places = list(enumerate(zip(drawing.prompt, self._engine.prompts[drawing.request_id], strict=True)))
+        first = max(1, len(places) - drawing.prompt_last)
+        return [(place, token, entry) for place, (token, entry) in places[first:] if entry is not None]
+
+    def answer_top(self, drawing: Drawing, answer: Sequence) -> TopTokens:
+        """See `SnapshotEngines`."""
+        top = no_tokens(len(answer.tokens), drawing.answer_top)
+        places = self._engine.places[drawing.request_id, answer.sample]
+        # Tokens after a stop text are cut off.
+        for place, entry in enumerate(places[: len(answer.tokens)]):
+            top.ids[place], top.logprobs[place] = _most_likely(entry, drawing.answer_top)
+        return top
+
+
+def make_vllm_snapshots(
+    config: ServeConfig, tokenizer: Any, device: torch.device, owner: str
+) -> tuple[VllmSnapshots, int]:
+    """Return vLLM with the model that is served, and the number of its token ids.
+
+    Args:
+        config: the whole file.
+        tokenizer: the tokenizer of the model.
+        device: where the model computes.
+        owner: the worker whose engine it is, for errors.
+
+    Raises:
+        ConfigError: vllm is not installed, or cannot load the model.
+    """
+    folder, built = config.actor.model.model_path, None
+    rollout, dtype = config.rollout, served_dtype(config, device)
+    if folder is None:
+        folder = built = tempfile.mkdtemp(prefix="rlinf-model-")
+        make_model(config.actor, tokenizer, dtype).save_pretrained(folder)
+    adapters = {
+        "enable_lora": True,
+        "max_loras": min(_AT_ONCE, rollout.max_snapshots),
+        "max_cpu_loras": rollout.max_snapshots,
+        "max_lora_rank": reserved_rank(config.server.max_rank),
+        "max_logprobs": MOST_LIKELY,
+    }
+    try:
+        engine = AdaptersEngine(
+            folder,
+            dtype=dtype,
+            decode=tokenizer.decode,
+            max_running_tokens=rollout.max_running_tokens,
+            max_sequence_tokens=config.server.context_length,
+            # Any temperature but 1: log-probabilities are those after it, as the other engine gives them.
+            temperature=0.5,
+            tensor_parallel_size=rollout.tensor_parallel_size,
+            gpu_memory_utilization=rollout.gpu_memory_utilization,
+            options={**adapters, **rollout.engine_options},
+            owner=owner,
+        )
+    except BaseException:
+        if built is not None:
+            shutil.rmtree(built, ignore_errors=True)
+        raise
+    if built is not None:
+        weakref.finalize(engine, shutil.rmtree, built, ignore_errors=True)
+    model = ModelFolder(folder)
+    adapts_output = engine.adapts_output(model.width, model.vocabulary)
+    return VllmSnapshots(engine, rollout.max_snapshots, adapts_output=adapts_output), model.vocabulary
+
+
+def _drawing(request: Request) -> Drawing:
+    return cast("Drawing", request.metadata["drawing"])
+
+
+def _most_likely(entry: _Place, k: int) -> tuple[list[int], list[float]]:
+    """Return the k most likely tokens of a place, which may have the drawn token besides."""
+    ordered = sorted(entry.items(), key=lambda item: -item[1].logprob)[:k]
+    return [token for token, _ in ordered], [item.logprob for _, item in ordered]

@@ -1,0 +1,139 @@
+"""vLLM keeps the contract of snapshots: a stand-in for its interface always, the real one where it is installed.
+
+Run by `RLINF_VLLM_PYTHON=/opt/venvs/vllm/bin/python make nightly`, or by that interpreter's own pytest: see
+docs/engines.md.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recipes.serve.workers.snapshot_engines import SnapshotEngines
+from recipes.serve.workers.snapshot_sampler import request_of
+from recipes.serve.workers.vllm_snapshots import VllmSnapshots, make_vllm_snapshots
+from tests.unit.recipes.language.engines.contract import VOCABULARY, contract_model
+from tests.unit.recipes.serve.workers import fake_vllm
+from tests.unit.recipes.serve.workers.snapshot_contract import (
+    ContractTokenizer,
+    SnapshotContract,
+    contract_config,
+    drawing,
+    run,
+    write_adapters,
+)
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+OTHER = os.environ.get("RLINF_VLLM_PYTHON", "")
+
+
+def make(folder: Path) -> VllmSnapshots:
+    config = contract_config(folder, rollout={"backend": "vllm"}, server={"max_rank": 8})
+    engines, vocabulary = make_vllm_snapshots(config, ContractTokenizer(), torch.device("cpu"), "RolloutGroup:0")
+    assert vocabulary == VOCABULARY
+    return engines
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    contract_model().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def snapshots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return write_adapters(tmp_path_factory.mktemp("adapters"))
+
+
+@pytest.fixture
+def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> VllmSnapshots:
+    for name, module in fake_vllm.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return make(folder)
+
+
+class TestFakeVllm(SnapshotContract):
+    @pytest.fixture
+    def engines(self, fake: VllmSnapshots) -> SnapshotEngines:
+        return fake
+
+
+def test_nothing_is_kept_of_requests_that_ended(fake: VllmSnapshots, snapshots: dict[str, str]) -> None:
+    one = drawing("a", snapshots["small"], (3, 4), prompt_logprobs=True, answer_top=2, samples=3)
+    run(fake, [one])
+    assert len(fake.prompt_logprobs(one)) == 2
+    fake.forget("a")
+    assert (fake._drawn, fake._engine.prompts, fake._engine.places) == ({}, {}, {})
+
+
+def test_cancelled_requests_are_not_drawn_on(fake: VllmSnapshots, snapshots: dict[str, str]) -> None:
+    one, other = (drawing(name, folder, (3, 4), samples=2) for name, folder in snapshots.items())
+    for begun in (one, other):
+        fake.begin(begun, request_of(begun))
+    fake.draw()
+    fake.forget(one.request_id)
+    assert fake._engine.unfinished == 2
+    assert {answer.request_id for _ in range(8) for answer in fake.draw()} == {other.request_id}
+
+
+def test_snapshots_in_memory_are_few(fake: VllmSnapshots, snapshots: dict[str, str]) -> None:
+    fake._most = 1
+    one = drawing("a", snapshots["small"], (3,))
+    fake.begin(one, request_of(one))
+    assert [fake.has_room(folder) for folder in (None, *snapshots.values())] == [True, True, False]
+    fake.forget("a")
+    assert fake.has_room(snapshots["large"])
+
+
+def test_cut_distributions_are_refused(fake: VllmSnapshots) -> None:
+    cut = drawing("a", None, (3,), top_k=2)
+    with pytest.raises(ValueError, match="`top_k`"):
+        fake.begin(cut, request_of(cut))
+    assert fake._drawn == {}
+
+
+def test_parameters_that_vllm_refuses_fail_alone(fake: VllmSnapshots) -> None:
+    hot = drawing("a", None, (3,), temperature=3.0)
+    with pytest.raises(ValueError, match="temperature"):
+        fake.begin(hot, request_of(hot))
+    assert len(run(fake, [drawing("b", None, (3,))])) == 1
+
+
+def test_adapters_of_the_output_layer_are_probed(fake: VllmSnapshots) -> None:
+    assert not fake.adapts_output
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(HAS_VLLM or not OTHER, reason="RLINF_VLLM_PYTHON names no interpreter with vllm")
+def test_the_contract_in_the_interpreter_that_has_vllm() -> None:
+    done = subprocess.run(
+        [OTHER, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", "--timeout=1700", __file__, "-k", "TestRealVllm"],
+        cwd=Path(__file__).parents[5],
+        capture_output=True,
+        text=True,
+        timeout=1750,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(not HAS_VLLM, reason="this interpreter has no vllm")
+class TestRealVllm(SnapshotContract):
+    @pytest.fixture(scope="class")
+    def engines(self, folder: Path) -> Iterator[Any]:
+        """Start one engine for all tests: that takes ten seconds."""
+        made = make(folder)
+        yield made
+        made._engine.stop()
