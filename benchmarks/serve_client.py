@@ -205,5 +205,5 @@ def serving(tenants: Sequence[str], config: str, *overrides: str) -> Iterator[Se
             keys = {tenant: Path(folder, "state/keys", tenant).read_text().strip() for tenant in tenants}
             yield Service(f"http://127.0.0.1:{port}", keys, process.pid, name)
         finally:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
             process.wait(timeout=120)

@@ -141,8 +141,8 @@ class TrainingRequests:
         async def first() -> dict[str, Any]:
             try:
                 return await act(model)
-            except Exception as error:
-                # After a death, the next start creates it again.
+            except (RequestError, WorkerGroupError, OSError) as error:
+                # After a death, of the manager too, the next start creates it again.
                 if isinstance(error, WorkerGroupError) and death(error) is not None:
                     raise
                 session.models.pop(model.model_id, None)

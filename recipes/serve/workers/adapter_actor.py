@@ -24,6 +24,7 @@ from recipes.serve.workers.token_losses import LOSSES
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.optimizer import EagerAdamW
 from recipes.training.sharding import join_ranks
+from recipes.training.typed_tensors import pieces
 from rlinf_core import RLinfError
 
 
@@ -165,12 +166,12 @@ class AdapterActor(ComparingWorker):
         """Return log-probabilities of the targets of each datum, and the sum of their losses, a scalar."""
         flat = data_logprobs(policy, data, self.torch_device)
         sizes = [datum.values["target_tokens"].size for datum in data]
-        pieces = [
+        shaped = [
             piece.reshape(datum.values["target_tokens"].shape)
-            for piece, datum in zip(torch.split(flat, sizes), data, strict=True)
+            for piece, datum in zip(pieces(flat, sizes), data, strict=True)
         ]
-        losses = [LOSSES[loss](piece, self._inputs(datum), settings) for piece, datum in zip(pieces, data, strict=True)]
-        return pieces, torch.stack(losses).sum()
+        losses = [LOSSES[loss](piece, self._inputs(datum), settings) for piece, datum in zip(shaped, data, strict=True)]
+        return shaped, torch.stack(losses).sum()
 
     def _inputs(self, datum: Datum) -> dict[str, Tensor]:
         return {

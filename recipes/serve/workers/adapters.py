@@ -49,7 +49,8 @@ class AdapterModel:
         # peft's names of adapters, which may not contain a dot, by ours.
         self._labels: dict[str, str] = {}
         self._created = 0
-        self._tuned: list[Any] = []
+        # The layers that have adapters, by path: a walk over all modules takes as long as a step where there are many.
+        self._tuned: dict[str, Any] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._labels
@@ -60,6 +61,11 @@ class AdapterModel:
         Raises:
             ConfigError: it has no layers.
         """
+        self._inject(name, settings)
+        self._draw_first_values(name, settings.seed)
+
+    def _inject(self, name: str, settings: AdapterSettings) -> None:
+        """Add an adapter whose values are still to be set."""
         from peft import LoraConfig, inject_adapter_in_model
         from peft.tuners.lora import LoraLayer
 
@@ -74,9 +80,8 @@ class AdapterModel:
             warnings.simplefilter("ignore")
             inject_adapter_in_model(config, self.model, label)
         self._labels[name] = label
-        self._tuned = [module for module in self.model.modules() if isinstance(module, LoraLayer)]
+        self._tuned = {path: module for path, module in _modules(self.model) if isinstance(module, LoraLayer)}
         self._trainable()
-        self._draw_first_values(name, settings.seed)
 
     def _draw_first_values(self, name: str, seed: int) -> None:
         """Draw A as peft does, of the seed alone: other threads may draw from the generator of the process."""
@@ -94,7 +99,8 @@ class AdapterModel:
     def remove(self, name: str) -> None:
         """Remove an adapter and free its memory."""
         label = self._labels.pop(name)
-        for layer in self._tuned:
+        cast("Any", self.model).peft_config.pop(label, None)
+        for layer in self._tuned.values():
             for part in (layer.lora_A, layer.lora_B, layer.lora_dropout):
                 if label in part:
                     del part[label]
@@ -104,18 +110,18 @@ class AdapterModel:
     def parameters(self, name: str) -> dict[str, nn.Parameter]:
         """Return the weights of an adapter, by the names that peft saves them with."""
         label, result = self._labels[name], dict[str, nn.Parameter]()
-        for path, layer in _modules(self.model):
+        for path, layer in self._tuned.items():
             for part in ("lora_A", "lora_B"):
-                matrices = cast("Any", getattr(layer, part, None))
-                if isinstance(matrices, nn.ModuleDict) and label in matrices:
-                    result[f"base_model.model.{path}.{part}.weight"] = cast("Any", matrices[label]).weight
+                matrices = getattr(layer, part)
+                if label in matrices:
+                    result[f"base_model.model.{path}.{part}.weight"] = matrices[label].weight
         return result
 
     @contextmanager
     def using(self, name: str | None) -> Generator[None, None, None]:
         """Compute with an adapter in here; None: with the model alone."""
         label = None if name is None else self._labels[name]
-        for layer in self._tuned:
+        for layer in self._tuned.values():
             layer._active_adapter = [] if label is None else [label]
             layer._disable_adapters = label is None
         yield
@@ -141,7 +147,7 @@ class AdapterModel:
         """
         settings = read_adapter(folder)
         values = read_tensors(folder / WEIGHTS)
-        self.add(name, settings)
+        self._inject(name, settings)
         own = self.parameters(name)
         if {key: tuple(weight.shape) for key, weight in own.items()} != {
             key: tuple(value.shape) for key, value in values.items()

@@ -58,6 +58,17 @@ def test_adapters_are_computed_with_one_at_a_time() -> None:
     assert "a" not in model
 
 
+def test_removed_adapters_leave_nothing() -> None:
+    model = adapters()
+    model.add("a", AdapterSettings(4, 1))
+    names = {name for name, _ in model.model.named_modules()}
+    for _ in range(3):
+        model.add("b", AdapterSettings(4, 1))
+        model.remove("b")
+    assert {name for name, _ in model.model.named_modules()} == names
+    assert len(model.model.peft_config) == 1
+
+
 def test_first_values_come_from_the_seed() -> None:
     one, other = adapters(), adapters()
     torch.manual_seed(5)
