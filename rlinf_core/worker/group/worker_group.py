@@ -135,7 +135,9 @@ class WorkerGroup(Generic[W]):
             name_of_class = self.worker_class.__name__
             raise unpicklable(f"`{name_of_class}` or an argument of its constructor", error) from None
 
-        modules = (self.worker_class.__module__,) if self.worker_class.forked else ()
+        # Those of its bases as well: of a class in the driver's script they are all that can be imported once.
+        kinds = self.worker_class.__mro__ if self.worker_class.forked else ()
+        modules = tuple(dict.fromkeys(kind.__module__ for kind in kinds))
 
         def begin() -> Launch:
             launch = Launch(cluster, base, placements, pickled, max_concurrency, modules)

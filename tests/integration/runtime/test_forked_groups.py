@@ -25,6 +25,7 @@ from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.worker.group.launch import WAVE
 from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
+from tests.integration.runtime.imported_once import Imported
 from tests.waiting import until
 
 
@@ -119,6 +120,14 @@ def test_processes_of_a_node_share_one_parent_and_draw_apart(cluster: Cluster) -
         assert group.pass_on("light-values").wait() == [2, 0, 1]
         assert sorted(channel.get() for _ in range(3)) == [0, 1, 2]
         channel.close()
+
+
+def test_bases_of_a_script_class_are_imported_once(cluster: Cluster) -> None:
+    script_class = type("OfTheScript", (Imported,), {"__module__": "__main__"})
+    with script_class.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="script") as group:
+        parents = {parent_of(pid) for pid in pids_of(group)}
+        assert set(group.importer().wait()) == parents
+        assert len(parents) == 1
 
 
 def test_the_death_of_one_is_told_and_another_group_can_follow(cluster: Cluster) -> None:
