@@ -26,8 +26,6 @@ from tests.waiting import until
 
 PROGRAM = Path(__file__).with_name("restart_program.py")
 SMALL = ("actor.model.hidden_dim=32", "actor.model.num_layers=1", "server.save_interval=3", "runner.max_restarts=100")
-# Of Ray's own processes, which no client depends on by themselves.
-OTHERS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::IDLE")
 
 pytestmark = [
     pytest.mark.nightly,
@@ -38,7 +36,7 @@ pytestmark = [
 
 
 def workers_of(running: Service) -> list[int]:
-    """Return the processes of the actor and the engine: those of Ray's actors, but for the manager, which is first."""
+    """Return the processes of the actor and the engine, in the order in which they began."""
     parents = dict[int, tuple[int, int]]()
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -47,14 +45,13 @@ def workers_of(running: Service) -> list[int]:
     below = {running.process.pid}
     for _ in range(4):
         below |= {pid for pid, (parent, _) in parents.items() if parent in below}
-    actors = [pid for pid in below if is_actor(pid)]
-    return sorted(actors, key=lambda pid: parents[pid][1])[1:]
+    return sorted((pid for pid in below if is_worker(pid)), key=lambda pid: parents[pid][1])
 
 
-def is_actor(pid: int) -> bool:
+def is_worker(pid: int) -> bool:
+    """Return whether a process is that of a worker, and not of the manager, which Ray names by its own class."""
     with suppress(OSError):
-        name = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-        return name.startswith("ray::") and not name.startswith(OTHERS)
+        return Path(f"/proc/{pid}/cmdline").read_text().startswith("ray::WorkerProcess")
     return False
 
 

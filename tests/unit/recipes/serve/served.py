@@ -65,6 +65,19 @@ class Group:
         return call
 
 
+class Dying:
+    """A group whose calls raise."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any) -> list[Any]:
+            raise self._error
+
+        return call
+
+
 @cache
 def workers(folder: str) -> tuple[ServedFacts, Group, Group]:
     """Return the facts of the model, and the workers, which tests share: all that they hold has names of its own."""
@@ -215,13 +228,14 @@ class Served(NamedTuple):
 
 
 @asynccontextmanager
-async def served(folder: Path, shared: str, *overrides: str) -> AsyncGenerator[Served]:
+async def served(folder: Path, shared: str, *overrides: str, dying: Exception | None = None) -> AsyncGenerator[Served]:
     """Serve from a folder as long as the context lasts.
 
     Args:
         folder: of keys and weights.
         shared: of the workers' files.
         overrides: of the configuration.
+        dying: raised by every call of the actor, which ends its turns; None: the actor works.
     """
     facts, actor, sampler = workers(shared)
     server, boot = config_of(*overrides).server, "b007"
@@ -230,7 +244,8 @@ async def served(folder: Path, shared: str, *overrides: str) -> AsyncGenerator[S
     steps: list[dict[str, float]] = []
     turns = ActorTurns(tenants), SamplerTurns([sampler], sample_bytes)
     store = WeightStore(folder / "weights", folder / "sessions", server.model_name)
-    state = ServiceState(server, facts, actor, tenants, ledger, store, journal, turns, steps.append, "tokenizer")
+    called = actor if dying is None else Dying(dying)
+    state = ServiceState(server, facts, called, tenants, ledger, store, journal, turns, steps.append, "tokenizer")
     keys = Keys(folder / "keys", server.tenants)
     routes = SdkRoutes(state, keys)
     resumed = routes.resume()
@@ -240,7 +255,10 @@ async def served(folder: Path, shared: str, *overrides: str) -> AsyncGenerator[S
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
         clients = [Client(http, (folder / "keys" / name).read_text().strip()) for name in ("ann", "ben")]
         yield Served(state, *clients, http, steps, resumed, application)
-        assert [task for task in work if task.done()] == []
+        if dying is not None:
+            await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        ended = [task.exception() for task in work if task.done()]
+        assert ended == ([] if dying is None else [dying])
     for task in work:
         task.cancel()
     await asyncio.gather(*work, return_exceptions=True)

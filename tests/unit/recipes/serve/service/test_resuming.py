@@ -13,6 +13,7 @@ import pytest
 
 from recipes.serve.service import journal as module
 from recipes.serve.service.journal import JOURNAL, Journal, JournalEntry
+from rlinf_core.errors import WorkerDiedError
 from tests.unit.recipes.serve.served import (
     ROWS,
     Answer,
@@ -153,6 +154,38 @@ def test_session_goes_on_from_some_moments(tmp_path: Path, shared: str) -> None:
 @pytest.mark.parametrize("interval", [1, 2, 50])
 def test_session_goes_on_from_every_moment(tmp_path: Path, shared: str, interval: int) -> None:
     check_moments(tmp_path, shared, interval, 1, 1)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_requests_wait_for_a_model_after_a_manager_died(tmp_path: Path, shared: str, resumed: bool) -> None:
+    died = WorkerDiedError("manager")
+
+    async def begin() -> tuple[str, Any, Any]:
+        """Ask for a model, and for a pass that waits for the one before it."""
+        async with served(tmp_path, shared, dying=None if resumed else died) as service:
+            session = await service.ann.session()
+            created = await service.ann.post("create_model", model_fields(session))
+            if resumed:
+                await service.ann.result(created)
+            second = await service.ann.send(pass_body(created.content["model_id"], 2, shifted(ROWS)))
+            return created.content["model_id"], created.content, second.content
+
+    async def die() -> None:
+        async with served(tmp_path, shared, dying=died) as service:
+            assert service.resumed == 1
+
+    model, created, second = asyncio.run(begin())
+    if resumed:
+        asyncio.run(die())
+
+    async def go_on() -> None:
+        async with served(tmp_path, shared) as service:
+            assert (await result(service.ann, created))["model_id"] == model
+            first = await service.ann.send(pass_body(model, 1, shifted(ROWS)))
+            assert isinstance(await result(service.ann, first.content), bytes)
+            assert isinstance(await result(service.ann, second), bytes)
+
+    asyncio.run(go_on())
 
 
 @pytest.mark.parametrize("stride", [20, pytest.param(1, marks=pytest.mark.nightly)])
