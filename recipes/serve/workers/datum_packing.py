@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recipes.language.answers.answer_batch import balanced, token_budget_parts
 from recipes.language.models.attention import NO_PARENT, PackedPlan, Segment
 from recipes.language.models.packing import PackedRow
 from recipes.language.models.policy import LanguagePolicy
@@ -96,12 +96,38 @@ def _common(rows: Sequence[IntArray]) -> int:
 def shares(data: Sequence[Datum], world_size: int, rank: int, max_tokens: int) -> list[list[int]]:
     """Return the micro-batches of a rank's share of a batch, by the numbers of data; there may be none.
 
+    Data with a common beginning are neighbours, so that few micro-batches compute it.
+
     Args:
         data: the batch of all ranks together.
         world_size, rank: the number of ranks, and the rank of this process.
-        max_tokens: the maximum tokens of a micro-batch; a longer datum forms its own.
+        max_tokens: about the maximum tokens of a micro-batch, common beginnings counted once; a longer datum forms its
+            own.
     """
-    costs = [len(datum.tokens) for datum in data]
-    mine = balanced(costs, world_size)[rank]
-    parts = token_budget_parts([costs[number] for number in mine], max_tokens) if len(mine) else []
-    return [[mine[place] for place in part] for part in parts]
+    # Big-endian bytes are ordered as the numbers are.
+    order = sorted(range(len(data)), key=lambda number: (data[number].tokens.astype(">u4").tobytes(), number))
+    lengths = [len(data[number].tokens) for number in order]
+    shared = [0, *(_beginning(data[one], data[other]) for one, other in pairwise(order))]
+    ends = np.cumsum(np.subtract(lengths, shared))
+    parts: list[list[int]] = []
+    room = -1
+    for place, number in enumerate(order):
+        # The rank within whose share of all tokens the middle of this datum's lies.
+        middle = ends[place] - (lengths[place] - shared[place]) / 2
+        # Equal data add no tokens: the last ones lie at the end.
+        if min(world_size - 1, int(middle * world_size / ends[-1])) != rank:
+            continue
+        cost = lengths[place] - (shared[place] if parts else 0)
+        if cost > room:
+            parts.append([])
+            room, cost = max_tokens, lengths[place]
+        parts[-1].append(number)
+        room -= cost
+    return parts
+
+
+def _beginning(one: Datum, other: Datum) -> int:
+    """Return the tokens that two data begin with, where they are enough to be computed once."""
+    shortest = min(len(one.tokens), len(other.tokens))
+    common = int((one.tokens[:shortest] == other.tokens[:shortest]).cumprod().sum())
+    return common if common >= _SHARED else 0

@@ -12,7 +12,7 @@ import torch
 from recipes.language.models.load_model import built_model, built_tokenizer
 from recipes.language.models.policy import LanguagePolicy
 from recipes.serve.values import Datum
-from recipes.serve.workers.datum_packing import _laid, data_logprobs
+from recipes.serve.workers.datum_packing import _laid, data_logprobs, shares
 
 
 def datum(tokens: list[int], targets: Any = None) -> Datum:
@@ -74,3 +74,22 @@ def test_several_targets_share_a_position() -> None:
         pairs = data_logprobs(policy, [datum([3, 4, 5], [[4, 6], [5, 5], [7, 3]])])
         ones = [data_logprobs(policy, [datum([3, 4, 5], targets)]) for targets in ([4, 5, 7], [6, 5, 3])]
     torch.testing.assert_close(pairs.reshape(3, 2), torch.stack(ones, 1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_each_datum_is_in_one_micro_batch(seed: int, world_size: int) -> None:
+    data = [datum(row) for row in [*rows_of(seed), *[[3, 4, 5]] * 9]]
+    parts = [part for rank in range(world_size) for part in shares(data, world_size, rank, 40)]
+    assert sorted(number for part in parts for number in part) == list(range(len(data)))
+
+
+def test_micro_batches_keep_common_beginnings_together() -> None:
+    draw = np.random.default_rng(0)
+    prompts = [[*range(3, 20), *draw.integers(3, 90, 12).tolist()] for _ in range(16)]
+    data = [datum(prompt + draw.integers(3, 90, 4).tolist()) for prompt in prompts for _ in range(8)]
+    draw.shuffle(data)
+    sizes = [len(_laid([data[number] for number in part])[0]) for part in shares(data, 1, 0, 200)]
+    assert max(sizes) <= 200
+    # Besides what each one needs, a micro-batch repeats one beginning.
+    assert sum(sizes) <= len(_laid(data)[0]) + 29 * len(sizes)
