@@ -35,8 +35,13 @@ pytestmark = [
 ]
 
 
-def workers_of(running: Service) -> list[int]:
-    """Return the processes of the actor and the engine, in the order in which they began."""
+def workers_of(running: Service, seen: set[int]) -> list[int]:
+    """Return the processes of the actor and the engine, in the order in which they began.
+
+    Args:
+        running: the service.
+        seen: the processes that were workers at an earlier look. During a call Ray names a process by its method.
+    """
     parents = dict[int, tuple[int, int]]()
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -45,7 +50,8 @@ def workers_of(running: Service) -> list[int]:
     below = {running.process.pid}
     for _ in range(4):
         below |= {pid for pid, (parent, _) in parents.items() if parent in below}
-    return sorted((pid for pid in below if is_worker(pid)), key=lambda pid: parents[pid][1])
+    seen |= {pid for pid in below if is_worker(pid)}
+    return sorted(seen & below, key=lambda pid: parents[pid][1])
 
 
 def is_worker(pid: int) -> bool:
@@ -53,6 +59,14 @@ def is_worker(pid: int) -> bool:
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text().startswith("ray::WorkerProcess")
     return False
+
+
+def kill(victim: str, running: Service, seen: set[int]) -> bool:
+    """Kill the actor or the engine, where both are there; return whether they were."""
+    workers = workers_of(running, seen)
+    if len(workers) == 2:
+        os.kill(workers[victim == "engine"], signal.SIGKILL)
+    return len(workers) == 2
 
 
 def seen_without_deaths(folder: Path, steps: int) -> list[object]:
@@ -74,6 +88,7 @@ def test_client_goes_on_through_ten_deaths(tmp_path: Path, seed: int) -> None:
     steps, draw, folder = 4 * deaths + 4, random.Random(seed), tmp_path / "killed"
     right = seen_without_deaths(tmp_path / "whole", steps)
     folder.mkdir()
+    seen = set[int]()
     options, port = (*SMALL, f"server.state_dir={folder / 'state'}"), free_port()
     with ExitStack() as stack:
         running = stack.enter_context(service(folder, *options, port=port))
@@ -85,16 +100,16 @@ def test_client_goes_on_through_ten_deaths(tmp_path: Path, seed: int) -> None:
         for death in range(deaths):
             at = 4 * death + draw.randint(1, 4)
             until(lambda at=at: progress(folder) >= at or client.poll() is not None, f"step {at}", 300)
+            victim = draw.choice(["server", "actor", "engine"])
             sleep(0.2 * draw.random())  # the moment within the step
             assert client.poll() is None, client.communicate()[1][-3000:]
-            victim = draw.choice(["server", "actor", "engine"])
             if victim == "server":
                 os.kill(running.process.pid, signal.SIGKILL)
                 running.process.wait(60)
                 running = stack.enter_context(service(folder, *options, port=port))
             else:
-                until(lambda running=running: len(workers_of(running)) == 2, "both workers", 240)
-                os.kill(workers_of(running)[victim == "engine"], signal.SIGKILL)
+                # None is there while the service starts them again after the death before.
+                until(lambda running=running, victim=victim: kill(victim, running, seen), "both workers", 240)
         errors = client.communicate(timeout=600)[1]
     assert client.returncode == 0, errors[-3000:]
     assert json.loads((folder / "seen.json").read_text()) == right
