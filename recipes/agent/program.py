@@ -27,7 +27,9 @@ from rlinf_core.runners.events import Listener
 ROLLOUT = WorkerReference[AgentRollout](
     "recipes.agent.workers.rollout_worker:AgentRolloutWorker", AgentRollout, "rollout"
 )
-AGENT = WorkerReference[AgentRunning]("recipes.agent.workers.agent_worker:AgentWorker", AgentRunning, "agent")
+AGENT = WorkerReference[AgentRunning](
+    "recipes.agent.workers.agent_worker:AgentWorker", AgentRunning, "agent", forked=True
+)
 INDEX = WorkerReference[Indexing]("recipes.agent.workers.index_worker:IndexWorker", Indexing, "index")
 
 

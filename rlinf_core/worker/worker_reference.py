@@ -20,12 +20,14 @@ class WorkerReference(Generic[P]):
         path: the path, as in `package.module:Class`.
         methods: the protocol of the methods called on the group; the class implements it.
         config_section: the section of the class, `Worker.config_section`.
+        forked: whether its processes are forked, `Worker.forked`.
     """
 
-    forked = False
-
-    def __init__(self, path: str, methods: Any, config_section: str | None = None) -> None:
+    def __init__(self, path: str, methods: Any, config_section: str | None = None, *, forked: bool = False) -> None:
         self._path = path
+        self.forked = forked
+        # As of the class: forked processes share what this module imports.
+        self.__module__ = path.partition(":")[0]
         self.config_section = config_section
         self.__name__ = path.rpartition(":")[2]
         bases = cast("tuple[type, ...]", methods.__mro__)

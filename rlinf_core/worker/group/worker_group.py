@@ -136,7 +136,7 @@ class WorkerGroup(Generic[W]):
             raise unpicklable(f"`{name_of_class}` or an argument of its constructor", error) from None
 
         # Those of its bases as well: of a class in the driver's script they are all that can be imported once.
-        kinds = self.worker_class.__mro__ if self.worker_class.forked else ()
+        kinds = getattr(self.worker_class, "__mro__", (self.worker_class,)) if self.worker_class.forked else ()
         modules = tuple(dict.fromkeys(kind.__module__ for kind in kinds))
 
         def begin() -> Launch:

@@ -13,7 +13,13 @@ import pytest
 
 from rlinf_core import WorkerReference
 
-PROGRAMS = ("recipes.agent.program", "recipes.embodied.program", "recipes.math.program")
+PROGRAMS = (
+    "recipes.agent.program",
+    "recipes.embodied.program",
+    "recipes.math.program",
+    "recipes.serve.serve_program",
+    "recipes.sft_chat.chat_program",
+)
 
 
 def references() -> Iterator[WorkerReference[Any]]:
@@ -23,10 +29,11 @@ def references() -> Iterator[WorkerReference[Any]]:
 
 @pytest.mark.parametrize("reference", list(references()), ids=lambda each: each.__name__)
 def test_a_reference_says_of_its_class_what_is_so(reference: WorkerReference[Any]) -> None:
-    found = pickle.loads(pickle.dumps(reference))
-    assert found.__name__ == reference.__name__
-    assert found.config_section == reference.config_section
-    assert set(reference._rlinf_methods()) <= set(found._rlinf_methods())
+    resolved = pickle.loads(pickle.dumps(reference))
+    assert (resolved.__module__, resolved.__name__) == (reference.__module__, reference.__name__)
+    assert resolved.forked == reference.forked
+    assert resolved.config_section == reference.config_section
+    assert set(reference._rlinf_methods()) <= set(resolved._rlinf_methods())
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
