@@ -43,7 +43,9 @@ class Registry(Generic[T]):
             )
 
         def add(value: T) -> T:
-            if self._registered.get(name, value) is not value or name in self._known:
+            if name in self._known:
+                raise ConfigError(f"{self._what} `{name}` comes with rlinf already", help="use another name")
+            if self._registered.get(name, value) is not value:
                 raise ConfigError(f"{self._what} `{name}` is registered twice", help="rename one of them")
             self._registered[name] = value
             return value
@@ -76,6 +78,8 @@ def import_target(target: str, what: str) -> object:
     module, _, name = target.partition(":")
     try:
         return getattr(import_module(module), name)
+    except ConfigError as error:
+        raise ConfigError(f"{what} `{target}` cannot be loaded: {error.message}", help=error.help) from error
     except Exception as error:
         raise ConfigError(
             f"{what} `{target}` cannot be loaded: {type(error).__name__}: {error}",

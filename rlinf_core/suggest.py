@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_CLOSE = 0.6
 
-def near(name: str, known: Iterable[str]) -> list[str]:
+
+def near(name: str, known: Iterable[str], least: float = _CLOSE) -> list[str]:
     """Return the names in `known` similar to `name`, nearest first.
 
-    Names that differ by case, by `-` for `_`, or by a letter are similar. Common suffixes do not count: `action_dim` is
-    not similar to `hidden_dim`.
+    `least` is the smallest similarity, from 0 to 1. Names that differ by case, by `-` for `_`, or by a letter are
+    similar. Common suffixes do not count: `action_dim` is not similar to `hidden_dim`.
     """
     # Imported here: a file without mistakes, the common case, never needs it.
     from difflib import get_close_matches
@@ -20,11 +22,8 @@ def near(name: str, known: Iterable[str]) -> list[str]:
     folded: dict[str, str] = {}
     for candidate in known:
         folded.setdefault(fold(candidate), candidate)
-    matches = get_close_matches(fold(name), list(folded), n=1, cutoff=_CLOSE)
+    matches = get_close_matches(fold(name), list(folded), n=1, cutoff=least)
     return [folded[match] for match in matches if _heads_are_close(fold(name), match)]
-
-
-_CLOSE = 0.6
 
 
 def _heads_are_close(one: str, other: str) -> bool:

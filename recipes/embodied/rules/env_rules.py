@@ -41,6 +41,12 @@ def episode_limit(config: PolicyJob, environments: EnvironmentConfig) -> int | N
     return facts_of(config, environments).max_episode_steps
 
 
+def has_no_limit(config: PolicyJob, environments: EnvironmentConfig) -> bool:
+    """Return whether nothing but the task ends an episode, which is known where the environment was made."""
+    facts = facts_of(config, environments)
+    return environments.max_episode_steps is None and facts.spec is not None and facts.max_episode_steps is None
+
+
 def facts_of(config: PolicyJob, environments: EnvironmentConfig) -> EnvFacts:
     """Return the facts about environments known here; None if their package or interpreter is elsewhere."""
     kind, task = environments.env_type, environments.task

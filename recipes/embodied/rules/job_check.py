@@ -18,7 +18,7 @@ from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.models.folder_facts import check_model_folder
 from recipes.embodied.rules.checkpoint_rules import check_load_path
 from recipes.embodied.rules.data_rules import check_data
-from recipes.embodied.rules.env_rules import check_environments, declares, episode_limit, facts_of
+from recipes.embodied.rules.env_rules import check_environments, declares, episode_limit, facts_of, has_no_limit
 from recipes.embodied.rules.intervention_rules import check_intervention
 from recipes.embodied.rules.lerobot_rules import check_lerobot
 from recipes.embodied.rules.normalization_rules import check_running_statistics
@@ -61,6 +61,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     _check_schedule(config, report)
     _check_passes(config, report)
     _check_imports(config, report)
+    _check_limits(config, report)
     for section in ("train", "eval") if _evaluates(config) else ("train",):
         # What an evaluation takes from training is checked there.
         own = section == "train" or is_given(config, ("env", section))
@@ -323,6 +324,22 @@ def _check_passes(config: EmbodiedConfig, report: Report) -> None:
         " never reach their end",
         longer if train.max_episode_steps is None else f"{longer}, or `max_episode_steps: {steps}`",
     )
+
+
+def _check_limits(config: EmbodiedConfig, report: Report) -> None:
+    """Require a limit of episodes where they are run to their end: in evaluations, and where every pass resets."""
+    for section, what in (("eval", "evaluation"), ("train", "pass")):
+        environments: EnvironmentConfig = getattr(config.env, section)
+        runs_to_the_end = _evaluates(config) if section == "eval" else resets_each_pass(config)
+        if runs_to_the_end and has_no_limit(config, environments):
+            report(
+                blame(config, ("env", section, "task"), ("env", "train", "task")),
+                "conflicting-settings",
+                f"episodes of `{environments.task}` have no limit: no {what} could end them",
+                "add `max_episode_steps: 1000`, or another number of steps, to `env.train`",
+                about=[("env", section, "max_episode_steps")],
+            )
+            return
 
 
 def _check_steps(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:

@@ -133,7 +133,8 @@ def _unknown(topic: str, failures: list[UnknownFieldError]) -> ConfigError:
     if len(hints) > 1 and all(error.known for error in failures):
         # Recipes differ: each key once.
         hints = {f"known keys: {quoted(dict.fromkeys(key for error in failures for key in error.known))}": None}
-    codes = near(topic, code_names())
+    # A word without a dash is more likely a key: only a nearly equal code is meant.
+    codes = near(topic, code_names()) if "-" in topic else near(topic, code_names(), least=0.8)
     if codes:
         return ConfigError(f"there is no code `{topic}`", help=f"did you mean `{codes[0]}`?")
     if "." not in topic and "-" in topic:

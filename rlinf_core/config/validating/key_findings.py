@@ -78,6 +78,9 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
         hint = f"`{name}` is `{moved}` here"
     elif here:
         hint = f"known keys: {quoted(here[:_LISTED])}{', …' if len(here) > _LISTED else ''}"
+        namesakes = [place for place in places_of(model, name) if place.isidentifier()]
+        if namesakes:
+            hint = f"{hint}; `{namesakes[0]}` has a key `{name}`"
     return Diagnostic(
         "unknown-key",
         Severity.ERROR,

@@ -114,6 +114,11 @@ def test_json(cli: Cli) -> None:
     assert (field["path"], field["required"]) == ("cluster.num_nodes", True)
 
 
+def test_a_word_is_not_taken_for_a_code(cli: Cli) -> None:
+    assert "did you mean `runner`?" in cli("explain", "learner").err  # and not `leading-zero`
+    assert "did you mean `unknown-key`?" in cli("explain", "unknownkey").err
+
+
 def test_unknown_word_is_told_once_for_all_recipes(cli: Cli) -> None:
     ended = cli("explain", "nope")
     assert ended.code == 2

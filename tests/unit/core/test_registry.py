@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_a_name_is_given_once() -> None:
     numbers.register("three")(three)  # a module that is imported again says the same
     with pytest.raises(ConfigError, match="registered twice"):
         numbers.register("three")([3])
-    with pytest.raises(ConfigError, match="registered twice"):
+    with pytest.raises(ConfigError, match="`pi` comes with rlinf already"):
         numbers.register("pi")(3)
 
 
@@ -37,6 +38,16 @@ def test_a_name_is_given_once() -> None:
 def test_what_cannot_be_a_name(name: str) -> None:
     with pytest.raises(ConfigError, match="is not a valid number name"):
         registry().register(name)
+
+
+def test_remedy_of_a_name_taken_within_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "takes_pi.py").write_text(
+        "from rlinf_core.errors import ConfigError\nraise ConfigError('no', help='do')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be loaded: no") as caught:
+        registry().get("takes_pi:pi")
+    assert caught.value.help == "do"
 
 
 def test_what_is_not_there() -> None:

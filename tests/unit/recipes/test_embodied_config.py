@@ -55,6 +55,13 @@ def test_options_of_our_environments_are_checked(
     assert words in " ".join(texts)
 
 
+def test_a_key_of_another_section_is_named_with_the_known_ones(findings: Any) -> None:
+    ((code, _, _, help),) = findings(LAPTOP, "runner.seed=2", messages=True)
+    assert code == "unknown-key"
+    assert help.startswith("known keys: ")
+    assert help.endswith("; `actor` has a key `seed`")
+
+
 class TestComponents:
     def test_a_missing_one(self, findings: Any) -> None:
         text = LAPTOP.replace("actor,rollout,env", "actor,rollout")
@@ -228,6 +235,29 @@ class TestKinds:
     def test_a_missing_task(self, findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
         assert findings(LAPTOP + "env:\n  train:\n    env_type: gymnasium\n") == [("missing-task", "gymnasium")]
+
+    @pytest.mark.parametrize(
+        ("more", "what"),
+        [
+            ((), "evaluation"),
+            (("runner.val_check_interval=-1",), None),
+            (("runner.val_check_interval=-1", "env.train.reset_each_pass=true"), "pass"),
+        ],
+    )
+    def test_episodes_without_a_limit(
+        self, findings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], what: str | None
+    ) -> None:
+        (tmp_path / "endless_slide.py").write_text(
+            "import gymnasium\n\n\n"
+            "class Slide(gymnasium.Env):\n"
+            "    observation_space = action_space = gymnasium.spaces.Box(-1, 1, (1,))\n\n\n"
+            "gymnasium.register('EndlessSlide-v0', entry_point=Slide)\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        text = LAPTOP + "env:\n  train: {env_type: gymnasium, task: endless_slide:EndlessSlide-v0}\n"
+        messages = [finding[2] for finding in findings(text, *more, messages=True)]
+        assert [message.rpartition(": ")[2] for message in messages] == ([f"no {what} could end them"] if what else [])
+        assert findings(text, *more, "env.train.max_episode_steps=9") == []
 
     def test_a_missing_package(self, findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
