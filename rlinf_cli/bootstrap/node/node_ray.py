@@ -29,6 +29,9 @@ _GRACE_SECONDS = 8.0
 _LOG = "up.log"
 # The message of `ray start` when its raylet has not registered after 30 s, a fixed limit of Ray.
 _OWN_LIMIT = "The current node timed out during startup"
+# The message of `ray start` when its raylet has registered; without it, a process that outlived the limit has.
+_STARTED = "Ray runtime started"
+_OWN_LIMIT_SECONDS = 35.0
 
 
 class NodeError(Exception):
@@ -154,22 +157,25 @@ def _command(request: dict[str, Any], folder: str, address: str) -> list[str]:
 def _wait_ready(
     request: dict[str, Any], process: subprocess.Popen[bytes], folder: str, address: str, end: float
 ) -> None:
-    """Wait until Ray's own ports answer. Whether the head lists the node is checked on the head."""
-    ports = request["ports"]
+    """Wait until Ray's own ports answer and `ray start` no longer gives up by itself.
+
+    Whether the head lists the node is checked on the head.
+    """
+    ports, begun, log = request["ports"], time.monotonic(), os.path.join(folder, _LOG)
     wanted = [ports["gcs"], ports["node_manager"]] if request["head"] else [ports["node_manager"]]
     while True:
         wanted = [port for port in wanted if holdings.answers(address, port) is not None]
-        if not wanted:
-            return
         rc = process.poll()
         if rc is not None:
-            raise _ended(rc, holdings.tail(os.path.join(folder, _LOG)))
+            raise _ended(rc, holdings.tail(log))
+        if not wanted and (_STARTED in holdings.tail(log, lines=200) or time.monotonic() - begun > _OWN_LIMIT_SECONDS):
+            return
         if time.monotonic() > end:
             raise NodeError(
                 f"Ray did not come up within {request['deadline']:.0f} s",
-                why=f"nothing answers on port {wanted[0]} yet",
+                why=f"nothing answers on port {wanted[0]} yet" if wanted else "its raylet has not registered yet",
                 help="allow more with `--timeout`, or check what keeps the machine busy",
-                lines=holdings.tail(os.path.join(folder, _LOG)),
+                lines=holdings.tail(log),
             )
         time.sleep(_PAUSE)
 

@@ -13,6 +13,7 @@ from rlinf_cli.bootstrap.node import node_ray
 from rlinf_core.node import node_facts, node_processes
 
 GIVES_UP = "sys.exit('Exception: The current node timed out during startup. This could happen because of anything.')"
+LISTENS = "open_port = socket.create_server(('127.0.0.1', {port}))"
 # At its first start it gives up, at the second it listens.
 STAND_IN = """
 import pathlib, socket, sys, time
@@ -21,6 +22,7 @@ if not mark.exists():
     mark.touch()
     {first}
 with socket.create_server(("127.0.0.1", {port})):
+    print("Ray runtime started.", flush=True)
     time.sleep(60)
 """
 
@@ -40,6 +42,7 @@ def request_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ports = dict.fromkeys(("gcs", "node_manager"), port)
 
     def make(first: str, deadline: float = 60.0) -> dict[str, Any]:
+        first = first.replace(LISTENS, LISTENS.format(port=port))
         code = STAND_IN.format(mark=str(tmp_path / "started"), first=first, port=port)
         command = [sys.executable, "-c", code]
 
@@ -58,6 +61,14 @@ def test_ray_that_gives_up_for_being_slow_is_started_again(request_for: Any) -> 
     record = node_ray.start(request_for(GIVES_UP))
     assert record["started"]
     assert node_processes.alive(record["process"])
+
+
+def test_ray_that_gives_up_once_its_ports_answer_is_started_again(request_for: Any, tmp_path: Path) -> None:
+    gives_up_late = f"{LISTENS}; open_port.accept(); {GIVES_UP}"
+    record = node_ray.start(request_for(gives_up_late))
+    assert record["started"]
+    assert node_processes.alive(record["process"])
+    assert "Ray runtime started." in (tmp_path / "up" / record["cluster"] / "up.log").read_text()
 
 
 def test_there_is_an_end_to_it(request_for: Any, tmp_path: Path) -> None:
