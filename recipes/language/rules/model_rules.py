@@ -92,9 +92,9 @@ def check_model(config: LanguageConfig, report: Report) -> None:
             "give `actor.model.model_path`, or remove `lora`",
             severity=Severity.WARNING,
         )
-    if folder is None and (config.data.type == "reasoning_gym" or config.data.train_data_paths):
+    if folder is None and config.data.type == "reasoning_gym":
         report(
-            blame(config, ("data", "train_data_paths"), ("data", "type"), _MODEL),
+            blame(config, ("data", "type"), _MODEL),
             "conflicting-settings",
             "there is no `model_path`, and a model built from scratch reads only digits and signs",
             "give `actor.model.model_path`, unless the problems are sums",

@@ -140,6 +140,28 @@ def _check_package(at: Path, module: str | None, report: Report) -> None:
         )
 
 
+def _check_symbols(config: LanguageConfig, key: str, path: str, problems: FileProblems, report: Report) -> None:
+    """Warn of problems with characters that a model built from scratch cannot read or write."""
+    actor = config.actor
+    if actor.model.model_path is not None:
+        return
+    for number in range(len(problems)):
+        text = f"{problems[number].prompt}{problems[number].answer}"
+        for word in actor.built_words:
+            text = text.replace(word, "")
+        unread = next((character for character in text if character not in actor.built_symbols), None)
+        if unread is not None:
+            report(
+                ("data", key),
+                "conflicting-settings",
+                f"there is no `model_path`, and a model built from scratch reads only `{actor.built_symbols}`: problem"
+                f" {number + 1} of `{path}` has {unread!r}",
+                "give `actor.model.model_path`",
+                severity=Severity.WARNING,
+            )
+            return
+
+
 def _check_files(config: LanguageConfig, report: Report) -> None:
     """Report files that cannot be read, or whose first rows are not problems.
 
@@ -168,6 +190,7 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
                     "write `data.apply_chat_template: true`, or give texts as prompts",
                     about=[("data", key)],
                 )
+            _check_symbols(config, key, path, problems, report)
             _check_right_answers(config, key, problems, report)
             _check_columns(config, key, path, problems, report)
     # Every tenth problem is held out.

@@ -48,6 +48,16 @@ def test_too_few_problems_to_hold_some_out(tmp_path: Path, findings: Any, count:
     assert not message or any(each[2].startswith(message) for each in found)
 
 
+@pytest.mark.parametrize(("prompt", "unread"), [("3*4=", ""), ("3 apples and 4", "'a'")])
+def test_characters_unknown_to_a_model_from_scratch(tmp_path: Path, findings: Any, prompt: str, unread: str) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text((json.dumps({"prompt": prompt, "answer": "12"}) + "\n") * 10)
+    text = LAPTOP + f"data: {{train_data_paths: [{file}]}}\n"
+    messages = [finding[2] for finding in findings(text, messages=True)]
+    expected = f"problem 1 of `{file}` has {unread}"
+    assert [message.partition(": ")[2] for message in messages] == ([expected] if unread else [])
+
+
 def test_the_samples_of_a_step(findings: Any) -> None:
     found = findings(LAPTOP + "data:\n  rollout_batch_size: 30\nactor:\n  global_batch_size: 256\n", messages=True)
     assert found == [
