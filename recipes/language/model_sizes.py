@@ -13,7 +13,7 @@ from recipes.language.models.policy import CHUNK_NUMBERS
 from recipes.sections.actor import FsdpConfig
 from recipes.training.dtypes import DTYPES
 from recipes.training.huggingface import check_folder, config_of, first_line, require_transformers, with_lora
-from recipes.training.memory.layer_sizes import (
+from recipes.training.memory_parts import (
     FORWARD,
     block_parameters,
     computing_layers,

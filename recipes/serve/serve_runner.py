@@ -16,10 +16,10 @@ from typing import Any, Final, cast
 from recipes.language.listening.listener import listening
 from recipes.serve.config import ServeConfig, unusable_port
 from recipes.serve.http.routes import SdkRoutes
+from recipes.serve.saved_files import state_folder
 from recipes.serve.service.journal import Journal
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.service_state import ServiceState
-from recipes.serve.service.state_folder import state_folder
 from recipes.serve.service.tenants import Keys, Tenants
 from recipes.serve.service.turns import ActorTurns, SamplerTurns
 from recipes.serve.service.weight_store import WeightStore

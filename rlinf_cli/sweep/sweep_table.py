@@ -94,7 +94,7 @@ class SweepView:
             from rich.console import Console
             from rich.live import Live
 
-            from rlinf_core.foreign.terminal_text import unguarded_stream
+            from rlinf_cli.console.terminal_stream import unguarded_stream
 
             screen = Console(
                 file=unguarded_stream(sys.stderr), highlight=False, markup=False, emoji=False, legacy_windows=False

@@ -41,12 +41,11 @@ from rlinf_core.manager import manager_messages as m
 from rlinf_core.manager import postmortem
 from rlinf_core.manager.control_rpc import ControlRpc, expect
 from rlinf_core.manager.debugging import answer_stacks, at_breakpoint
-from rlinf_core.manager.long_waits import LongWaits
 from rlinf_core.manager.wait_edges import ChannelView
-from rlinf_core.manager.watch import is_long_wait
+from rlinf_core.manager.watch import LongWaits, is_long_wait
 from rlinf_core.node.process_end import EndWatch
 from rlinf_core.node.process_identity import own_identity
-from rlinf_core.node.stacks.own_stacks import describe_stacks
+from rlinf_core.node.stacks.stack_text import describe_stacks
 from rlinf_core.process.inflight_ops import InflightOps
 from rlinf_core.waiting import FIRST_WORD_AFTER, Operation, OperationKind, Publication, PublishedOperation
 

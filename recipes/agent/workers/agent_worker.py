@@ -18,8 +18,7 @@ from recipes.agent.tasks.tasks import load_tasks
 from recipes.agent.tools.tool import Tool, ToolUnavailable
 from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
 from recipes.agent.workers.engine_client import EngineClient, EngineRoute, next_item
-from recipes.agent.workers.index_client import IndexGroup, IndexSearch
-from recipes.agent.workers.index_worker import IndexWorker
+from recipes.agent.workers.index_worker import IndexGroup, IndexSearch, IndexWorker
 from recipes.language.answers.answer_group import AnswerGroup, EpisodeStats, TurnRecord, put_groups
 from recipes.language.answers.kept_groups import KeptGroups
 from recipes.language.answers.sequences import Sequence as Answer

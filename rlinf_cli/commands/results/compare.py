@@ -72,7 +72,7 @@ def compare(
         console.message(f"curves: {plot}")
     if html is not None:
         from rlinf_cli.console.outfile import write_whole
-        from rlinf_cli.report.comparing import compared_page
+        from rlinf_cli.report.page import compared_page
 
         write_whole(html, compared_page(comparison))
         console.message(f"page: {html}")

@@ -47,7 +47,7 @@ def memory(
     from rlinf_cli.memory.memory_record import memory_record, node_memory
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.render.memory_table import memory_text
-    from rlinf_cli.report.recorded_places import recorded_places
+    from rlinf_cli.report.documents import recorded_places
     from rlinf_cli.run.policy_source import find_run_folder
     from rlinf_cli.run.run_documents import PLACEMENT
     from rlinf_core.errors import RLinfError
