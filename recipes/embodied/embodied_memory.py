@@ -302,7 +302,7 @@ def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[dict
 def rollout_forecast(
     config: PolicyJob, environments: EnvironmentConfig, policy: PolicySizes, count: int, trajectories: int
 ) -> ProcessForecast:
-    """Return the forecast of one of `count` rollout workers, which holds so many bytes of `trajectories`."""
+    """Return the forecast of one of `count` rollout workers, which holds that many bytes of `trajectories`."""
     rows = environments.total_num_envs // count // config.rollout.pipeline_stage_num
     parts = {
         "base": policy.base,

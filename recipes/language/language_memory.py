@@ -113,7 +113,7 @@ def component_forecasts(sizes: Sizes) -> list[ProcessForecast]:
 
 def _actor(sizes: Sizes) -> ProcessForecast:
     model, actor, count = sizes.model, sizes.config.actor, sizes.count("actor")
-    # An engine that alone gets them goes on with the memory that they came in.
+    # An engine that alone gets them continues with the memory that they came in.
     keeps = BACKENDS[sizes.config.rollout.backend].name == "torch" and sizes.count("rollout") <= count
     keeps = keeps and actor.model.adapter() is None and actor.model.precision == "fp32"
     sent = model.pieces + (model.sent if keeps else 0)

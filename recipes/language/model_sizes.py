@@ -60,7 +60,7 @@ class LanguageModelSizes(NamedTuple):
     predicting: int
 
     def logits(self, rows: int) -> int:
-        """Return the bytes of the logits of so many tokens, which are computed in chunks."""
+        """Return the bytes of the logits of that many tokens, which are computed in chunks."""
         return _LOGITS * min(rows * self.vocabulary, max(4 * CHUNK_NUMBERS, self.vocabulary))
 
 
@@ -70,7 +70,7 @@ def model_sizes(
     """Return the sizes of a model, by default of the actor's. Of its folder config.json alone is read.
 
     Raises:
-        ConfigError: the folder of the model is not there, or has no configuration.
+        ConfigError: the folder of the model does not exist, or has no configuration.
     """
     section, fsdp = section or actor.model, fsdp or actor.fsdp_config
     lora, width = section.adapter(), DTYPES[section.precision].itemsize

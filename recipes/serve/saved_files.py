@@ -48,7 +48,7 @@ def read_record(folder: Path) -> SavedRecord:
     """Return the record of saved weights.
 
     Raises:
-        OSError: there is none, or it is damaged.
+        OSError: it does not exist, or it is damaged.
     """
     return read_model(folder / RECORD, SavedRecord)
 
@@ -71,7 +71,7 @@ def state_folder(folder: Path, model: Mapping[str, Any]) -> Generator[None]:
     """Hold a folder of state within the block.
 
     Args:
-        folder: is made if it is not there.
+        folder: is made if it does not exist.
         model: names and sizes that an earlier start must have had as well.
 
     Raises:

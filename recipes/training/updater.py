@@ -184,7 +184,7 @@ def first_nonfinite(tensor: Tensor) -> float:
     return float(tensor[~tensor.isfinite()].flatten()[0])
 
 
-# Enough to tell all from none; the whole of a large model would cost a pass over its memory.
+# Enough to distinguish all from none; the whole of a large model would cost a pass over its memory.
 _WEIGHTS: Final = 8
 _NUMBERS: Final = 512
 

@@ -31,7 +31,7 @@ def attach(name: str, place: str, hello: Hello, command: str) -> None:
         command: what attaches to it, for the machine where it can be.
 
     Raises:
-        RunError: it is on another machine, another terminal is attached, or it has gone on.
+        RunError: it is on another machine, another terminal is attached, or it has continued.
     """
     from rlinf_core.worker.debugging.breakpoints import GOES_ON, is_own_peer, socket_of
 
@@ -51,13 +51,13 @@ def attach(name: str, place: str, hello: Hello, command: str) -> None:
             raise RunError(
                 f"`{name}` takes no debugger at {place}",
                 where=hello.node,
-                why=f"another terminal is attached, or it has gone on ({error.strerror})",
+                why=f"another terminal is attached, or it has continued ({error.strerror})",
             ) from None
         if not is_own_peer(connection):
             raise RunError(f"the breakpoint of `{name}` is not this user's", where=hello.node)
-        console.message(f"{name} at {place}: `c` lets it go on, `q` fails its call, Ctrl-D leaves it waiting")
+        console.message(f"{name} at {place}: `c` continues it, `q` fails its call, Ctrl-D leaves it waiting")
         goes_on = _connected(connection, GOES_ON)
-    console.message(f"{name} {'goes on' if goes_on else 'still waits, or has ended'}")
+    console.message(f"{name} {'continues' if goes_on else 'still waits, or has ended'}")
 
 
 def _connected(connection: socket.socket, mark: str) -> bool:

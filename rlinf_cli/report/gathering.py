@@ -34,7 +34,7 @@ _MOST_FIRST = 4
 _MOST_TEXT = 3000
 _MOST_VIDEOS = 12
 _MOST_BARS = 1500
-# What is shown of a run that goes on is made again and again.
+# What is shown of an active run is made again and again.
 _FEW_BARS = 300
 _TRACE_TAIL = 1 << 20
 _MIB = 1 << 20
@@ -273,7 +273,7 @@ def _timelines(folder: RunFolder, series: RunSeries, notes: list[str]) -> list[S
 
 
 def newest_timeline(folder: RunFolder, series: RunSeries) -> list[StepTimeline]:
-    """Return the timeline of the last step but one of a run that goes on, if it is traced; reads the trace's end only.
+    """Return the timeline of the last step but one of an active run, if it is traced; reads the trace's end only.
 
     Workers that are busy send their spans of a step later.
     """

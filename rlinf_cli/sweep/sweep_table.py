@@ -1,4 +1,4 @@
-"""The table of a sweep, while it goes on and at its end, and its record as data."""
+"""The table of a sweep, while it runs and at its end, and its record as data."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def sweep_record(folder: Path, points: Sequence[Point], current: Mapping[str, Po
 
 
 class SweepView:
-    """The view of a sweep while it goes on: on a terminal a table, elsewhere a line for each change.
+    """The view of a sweep while it runs: on a terminal a table, elsewhere a line for each change.
 
     Args:
         points: its runs, in order.

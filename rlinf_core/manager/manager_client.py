@@ -320,7 +320,7 @@ class ManagerClient(Resolver):
     def paused(self, target: str, seconds: float) -> float:
         """Return the number of the last `seconds` in which a process of the job waited at a breakpoint.
 
-        A shorter time limit than a second is not extended: its caller goes on after it by design.
+        A shorter time limit than a second is not extended: its caller continues after it by design.
         """
         if target == m.MANAGER or seconds < _SHORTEST_EXTENDED or self._closed:
             return 0.0

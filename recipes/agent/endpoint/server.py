@@ -62,8 +62,8 @@ class Dialect(Protocol):
 async def serve(llm: LanguageModel) -> AsyncGenerator[ChatEndpoint]:
     """Serve the model while the context is open: chat completions, Anthropic's Messages, OpenAI's Responses.
 
-    A request whose messages go on after those of an earlier one and its reply continues that conversation; any other
-    one begins a conversation of its own. All of them are part of the run.
+    A request whose messages continue after those of an earlier one and its reply continues that conversation; any other
+    one begins its own conversation. All of them are part of the run.
     """
     token = secrets.token_urlsafe(32)
     async with listening(TokenGate(_application(Chats(llm)), token, _refused)) as port:

@@ -15,7 +15,7 @@ def first_messages(task: Problem, data: AgentDataConfig, instructions: str) -> t
     Args:
         task: the problem.
         data: says how it is written.
-        instructions: how tools are used; told where there is a chat template for a system message.
+        instructions: how tools are used; included where the chat template takes a system message.
 
     Raises:
         ConfigError: the problem is messages, and there is no chat template to write them in.

@@ -53,7 +53,7 @@ class IndexSearch(Tool):
 
     Args:
         index: the worker.
-        warn: is told once that it cannot be asked any more.
+        warn: called once when the worker no longer answers.
     """
 
     name = Search.name

@@ -53,7 +53,7 @@ class CameraSet:
 
     Raises:
         ConfigError: a package is missing, or a camera has no serial number or no driver.
-        CameraError: a camera is not there, or gives no frame.
+        CameraError: a camera does not exist, or gives no frame.
     """
 
     def __init__(

@@ -110,7 +110,7 @@ def collecting(
     *,
     pretrained: bool = False,
 ) -> Generator[Collection, None, None]:
-    """Start the workers that collect episodes, on a cluster of their own, within the block.
+    """Start the workers that collect episodes, on their own cluster, within the block.
 
     Args:
         config: the whole file.

@@ -182,7 +182,7 @@ def _spread(inputs: Inputs) -> float:
     spreads: list[Tensor] = []
     for tensor in inputs.values():
         rows = tensor.flatten(0, 1)
-        # Images are large, and a few tell whether all are the same.
+        # Images are large, and a few show whether all are the same.
         few = rows[:: max(1, len(rows) * max(1, rows[0].numel()) // _SPREAD_NUMBERS)].flatten(1).float()
         spreads.append(few.std(dim=0, correction=0).amax())
     return float(torch.stack(spreads).amax()) if spreads else 0.0

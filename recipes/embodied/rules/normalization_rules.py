@@ -28,7 +28,7 @@ def check_running_statistics(config: EmbodiedConfig, report: Report) -> None:
         report(
             _KEY,
             "conflicting-settings",
-            "demonstrations bring statistics of their own (`data.normalization`)",
+            "demonstrations bring their own statistics (`data.normalization`)",
             "remove it, or `algorithm.bc_weight`",
             about=[("algorithm", "bc_weight")],
         )

@@ -96,8 +96,8 @@ class BaseActor(ComparingWorker, Generic[JobT]):
     def sync_model_to_rollout(self) -> int:
         """Send the weights to the rollout workers; each actor serves its share of them.
 
-        Returns when they are received; where rollouts go on meanwhile (`runner.max_staleness`) at once, with a copy of
-        the weights on its way.
+        Returns when they are received; where rollouts continue meanwhile (`runner.max_staleness`) at once, with a copy
+        of the weights on its way.
 
         Returns:
             Their version.

@@ -174,7 +174,7 @@ def score(text: str) -> float | None:
 
 
 def verdict_rule(name: str) -> VerdictRule:
-    """Return the rule of `judge.verdict`: `correct`, `score`, or a function of the user's.
+    """Return the rule of `judge.verdict`: `correct`, `score`, or a user's function.
 
     Raises:
         ConfigError: the function cannot be imported, or called.

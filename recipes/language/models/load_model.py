@@ -29,7 +29,7 @@ def load_model(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedMod
     """Return the causal language model in a folder, on the CPU. No code of the folder is run.
 
     Raises:
-        ConfigError: there is none, or its weights are missing.
+        ConfigError: it does not exist, or its weights are missing.
     """
     require_transformers()
     from transformers import AutoModelForCausalLM
@@ -41,7 +41,7 @@ def hollow_causal(folder: str, dtype: torch.dtype = torch.float32) -> PreTrained
     """Return the causal language model in a folder without its weights; see `hollow_pretrained`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it does not exist.
     """
     require_transformers()
     from transformers import AutoModelForCausalLM

@@ -172,9 +172,9 @@ def fault_of_architecture(
 
 
 def _fault_of_type(settings: Mapping[str, Any], writes: bool) -> ArchitectureFault | None:
-    """Tell a model of a type that the installed transformers does not know, or has no language model of."""
+    """Report a model type that the installed transformers does not know, or has no language model for."""
     if not settings:
-        return None  # that config.json cannot be read is told elsewhere
+        return None  # an unreadable config.json is reported elsewhere
     kind = settings.get("model_type")
     if not isinstance(kind, str) or not kind:
         shown = "no `model_type`" if kind is None else f"`model_type: {excerpt(repr(kind), 40)}`"
@@ -207,7 +207,7 @@ def fault_of_sampling(settings: Mapping[str, Any]) -> ArchitectureFault | None:
 
 
 def _fault_of_head(settings: Mapping[str, Any]) -> ArchitectureFault | None:
-    """Tell a model that writes no text, such as a reward model: its family's language model would be loaded instead."""
+    """Report a model that writes no text, such as a reward model, whose family's language model would be loaded."""
     written = settings.get("architectures")
     names = [str(name) for name in cast("list[object]", written)] if isinstance(written, list) else []
     if names and all(name.endswith(_OTHER_HEADS) for name in names):
@@ -260,7 +260,7 @@ def _fault_of_rope(text: Mapping[str, Any]) -> ArchitectureFault | None:
     if not unknown:
         return None
     return ArchitectureFault(
-        f"`rope_type` of config.json is `{excerpt(unknown[0], 40)}`, which is none that transformers computes",
+        f"`rope_type` of config.json is `{excerpt(unknown[0], 40)}`, which transformers does not compute",
         f"known are {', '.join(sorted(ROPES))}; {_COPY}",
     )
 

@@ -183,7 +183,7 @@ class RewardWorker(ComparingWorker):
         algorithm = self._config.algorithm
         least = LEAST_MEMBERS if algorithm.adv_type in GROUP_ADVANTAGES else 1
         if algorithm.adv_type not in KNOWN_ADVANTAGES:
-            # An advantage of the user's own may count on whole groups.
+            # A user-defined advantage may count on whole groups.
             least = group.prompt.answers
         return GroupReport(
             slot=group.prompt.slot,

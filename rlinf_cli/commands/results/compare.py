@@ -31,7 +31,7 @@ def compare(
         typer.Option(
             "--plot",
             metavar="FILE",
-            help="Draw the curves, of several seeds as mean and range: .png, .svg, .pdf.",
+            help="Draw the curves to this file (.png, .svg or .pdf), several seeds as mean and range.",
             show_default=False,
         ),
     ] = None,

@@ -27,7 +27,7 @@ def debug(
         typer.Option(
             "--job",
             metavar="NAME",
-            help="A job without a run folder, as of a program of your own; `rlinf inspect workers` names it.",
+            help="A job without a run folder, such as your own program; `rlinf inspect workers` names it.",
             show_default=False,
         ),
     ] = None,

@@ -1,7 +1,7 @@
-"""The server of the page, in a thread of its own: nothing is told to who has not sent the token.
+"""The server of the page, in its own thread: nothing is sent to a client that has not presented the token.
 
 The page itself holds no secret. A WebSocket is opened by that page alone (`Origin`), and a page elsewhere does not
-reach this server under a name of its own (`Host`).
+reach this server under its own name (`Host`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PageServer:
         self._loop = asyncio.new_event_loop()
         self._changed, self._ending = asyncio.Event(), asyncio.Event()
         self._entrance = Entrance()
-        self._replaced: set[asyncio.Future[None]] = set()  # operators who are being told
+        self._replaced: set[asyncio.Future[None]] = set()  # operators who are being notified
         self._warn = LimitedWarnings(_log.warning)
         started: Future[int] = Future()
         self._thread = threading.Thread(
@@ -274,7 +274,7 @@ class _Gate:
         await (self._app if known else refusal)(scope, receive, protected)
 
     def _names(self, host: str) -> bool:
-        """Return whether a value of the header `Host` names this server; a tunnel has a port of its own."""
+        """Return whether a value of the header `Host` names this server; a tunnel has its own port."""
         if self._host in _ANY:
             return True
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
@@ -314,11 +314,11 @@ def _asset(name: str, media_type: str) -> Callable[[Request], Awaitable[Response
 
 
 _MOST: Final = 32
-TOKEN_SECONDS: Final = 10.0  # within which a connection must tell the token, or is closed
+TOKEN_SECONDS: Final = 10.0  # within which a connection must present the token, or is closed
 
 
 class Entrance:
-    """The connections of a server that have not told the token. Used by one thread."""
+    """The connections of a server that have not presented the token. Used by one thread."""
 
     def __init__(self) -> None:
         self._unproven: Unproven[asyncio.Transport] = Unproven(_MOST, seconds=TOKEN_SECONDS)
@@ -329,14 +329,14 @@ class Entrance:
             leaving.abort()
 
     def prove(self, client: tuple[str, int] | None) -> None:
-        """Keep the connection of a client that has told the token."""
+        """Keep the connection of a client that has presented the token."""
         for transport in self._unproven.waiting():
             peer: Any = transport.get_extra_info("peername")
             if peer is not None and client is not None and tuple(peer[:2]) == tuple(client):
                 self._unproven.remove(transport)
 
     def sweep(self, now: float) -> None:
-        """Close the connections that have not told the token in time."""
+        """Close the connections that have not presented the token in time."""
         for transport in self._unproven.remove_overdue(now):
             transport.abort()
 
