@@ -17,8 +17,8 @@ from recipes.language.config.frozen_models import judge_job, reference_model, te
 from recipes.language.loop.worker_groups import optional_components
 from recipes.language.model_sizes import LanguageModelSizes, model_sizes
 from recipes.sections.actor import FsdpConfig, OptimConfig
-from recipes.training.dtypes import DTYPES
 from recipes.training.memory_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
+from recipes.training.typed_tensors import DTYPES
 from rlinf_core.job.process_forecast import ProcessForecast
 from rlinf_core.runners.runner import NEVER
 

@@ -11,7 +11,6 @@ from recipes.language.config import LanguageActorConfig, LanguageModelConfig
 from recipes.language.models.load_model import built_model, make_tokenizer
 from recipes.language.models.policy import CHUNK_NUMBERS
 from recipes.sections.actor import FsdpConfig
-from recipes.training.dtypes import DTYPES
 from recipes.training.huggingface import check_folder, config_of, first_line, require_transformers, with_lora
 from recipes.training.memory_parts import (
     FORWARD,
@@ -20,6 +19,7 @@ from recipes.training.memory_parts import (
     held_in_blocks,
     parameter_bytes,
 )
+from recipes.training.typed_tensors import DTYPES
 from recipes.training.weights.sent_weights import PIECE_BYTES
 from rlinf_core import ConfigError
 

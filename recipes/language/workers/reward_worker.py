@@ -14,8 +14,7 @@ from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config import LanguageConfig
 from recipes.language.config.algorithm_config import KNOWN_ADVANTAGES
 from recipes.language.config.group_names import LanguageLayout, SampleRecord
-from recipes.language.judging.judge_scorer import JudgeClient
-from recipes.language.judging.make_scorer import make_scorer
+from recipes.language.judging.judge_scorer import JudgeClient, make_scorer
 from recipes.language.loop.generation import ANSWERS, REPORTS
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import Assignment, GroupReport, ScoredGroup
