@@ -249,7 +249,7 @@ def own_memory(pid: int) -> float:
 
 
 def bare_actors() -> tuple[float, float]:
-    """Return the median memory of its own of a bare actor of Ray's, in MiB, and the seconds that each takes to start,
+    """Return the median its own memory of a bare actor of Ray's, in MiB, and the seconds that each takes to start,
     several at once."""
     plain: Any = ray
     create = plain.remote(num_cpus=0)(BareActor)

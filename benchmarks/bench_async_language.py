@@ -42,7 +42,7 @@ LIMIT, NOISE = 0.6, 0.03
 
 
 class SlowEngine(Engine):
-    """An engine whose answers come late, each by a time of its own. The time does not depend on the mode or the batch.
+    """An engine whose answers come late, each by its own time. The time does not depend on the mode or the batch.
 
     Args:
         engine: the engine that generates.

@@ -63,7 +63,7 @@ STARTED = {"process": "1:2", "address": "10.0.0.1", "gcs": "10.0.0.1:20000", "fo
 
 
 def control_part(hosts: int) -> tuple[float, float, float]:
-    """Return what bringing up so many hosts by the stand-in takes: seconds, peak resident MiB, seconds of our own
+    """Return what bringing up that many hosts by the stand-in takes: seconds, peak resident MiB, seconds of our own
     work.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +122,7 @@ def by_hand(hosts: Any) -> float:
     seconds = time.perf_counter() - begun
     assert not any(join.returncode for join in joins), said
     for host in hosts.hosts:
-        # Each host has processes of its own, so this reaches no other's.
+        # Each host has its own processes, so this reaches no other's.
         host.run([*ray, "stop", "--force"], check=False, timeout=120)
         host.sh("rm -rf /tmp/hand /tmp/ray")
     return seconds

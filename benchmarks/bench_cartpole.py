@@ -80,7 +80,7 @@ def rlinf(seed: int, target: float, max_steps: int) -> dict[str, Any]:
 
 
 def measured(name: str, seed: int, python: str) -> dict[str, Any]:
-    """Return one run in a process of its own."""
+    """Return one run in its own process."""
     command = [python, str(HERE / "cartpole_baselines.py"), name]
     if name == "rlinf":
         command = [sys.executable, "-m", "benchmarks.bench_cartpole", "--run"]

@@ -80,7 +80,7 @@ def ours(model: Any, asked: Sequence[Tokens], lengths: Sequence[int], *, share: 
 
 
 def padded(model: Any, asked: Sequence[Tokens], lengths: Sequence[int]) -> int:
-    """Answer by `generate` in one batch, which goes on until its longest answer ends."""
+    """Answer by `generate` in one batch, which continues until its longest answer ends."""
     longest = max(lengths)
     row = torch.tensor(asked)
     with torch.inference_mode():

@@ -86,7 +86,7 @@ class RenderedSimulation(Simulation):
 
 
 class RenderedEnv(SimulatedEnv):
-    """Such simulations in a process of their own."""
+    """Such simulations in their own process."""
 
     simulation: ClassVar[str] = f"{HERE}:RenderedSimulation"
     default_task: ClassVar[str] = "waves"
@@ -144,7 +144,7 @@ def recipe_seconds(steps: int) -> tuple[float, float, float]:
 
 
 def keeping_seconds(steps: int) -> float:
-    """Return CPU seconds of the loop in a process of its own, which keeps freed memory."""
+    """Return CPU seconds of the loop in its own process, which keeps freed memory."""
     with ProcessPoolExecutor(1, get_context("spawn")) as processes:
         return processes.submit(_keeping_seconds, steps).result()
 

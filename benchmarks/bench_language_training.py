@@ -73,7 +73,7 @@ def batch_of(groups: list[tuple[list[int], list[int]]], seed: int, common: int =
 
 
 def geometric(count: int, seed: int) -> RolloutBatch:
-    """Return answers of geometric length, mean 60, from 8 to 256, each to a prompt of its own of two tokens."""
+    """Return answers of geometric length, mean 60, from 8 to 256, each to its own prompt of two tokens."""
     rng = random.Random(seed)
     lengths = [min(256, max(8, int(rng.expovariate(1 / 60)))) for _ in range(count)]
     return batch_of([([2], [length - 2]) for length in lengths], seed)

@@ -166,7 +166,7 @@ def warm_model(folder: Path) -> None:
 
 
 def baseline(python: str, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what `math_baselines.py` measured in a process of its own."""
+    """Return what `math_baselines.py` measured in its own process."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(settings, file)
         file.flush()

@@ -37,7 +37,7 @@ REFERENCE: Final = "cluster.component_placement.reference={node_group: node, pla
 
 
 def _answers(tokens: int, prompts: int) -> tuple[str, ...]:
-    """Return overrides by which every answer is of so many tokens, and a step has so many prompts."""
+    """Return overrides by which every answer is of that many tokens, and a step has that many prompts."""
     return (
         f"runner.seq_length={tokens + 24}",
         f"rollout.sampling_params={{max_new_tokens: {tokens}, min_new_tokens: {tokens}}}",

@@ -1,4 +1,4 @@
-"""The time from the death of a worker until work goes on: by its rank alone, against a restart of the whole run.
+"""The time from the death of a worker until work continues: by its rank alone, against a restart of the whole run.
 
 Workers are killed with -9 in the midst of a step. "One start" is the launch and preparation of one such process, alone,
 in the same session. The restart is that after the death of an actor, which cannot be started again alone, with a
@@ -61,7 +61,7 @@ class Recovery(NamedTuple):
 
 
 class Deaths:
-    """Kills workers of a run in turn, each in the midst of a step, and notes when work goes on."""
+    """Kills workers of a run in turn, each in the midst of a step, and notes when work continues."""
 
     def __init__(self, victims: Sequence[str]) -> None:
         self.left = list(victims)

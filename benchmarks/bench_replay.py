@@ -53,7 +53,7 @@ class Setting(NamedTuple):
         return TransitionSpec.of(observed, (ACTION, "float32"))
 
     def rows(self, gib: float) -> int:
-        """Return how many rows of all environments are in so many GiB."""
+        """Return how many rows of all environments are in that many GiB."""
         return int(gib * 2**30) // self.spec.row_bytes // LANES * LANES
 
 

@@ -28,7 +28,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 def run_of(steps: int, folder: Path) -> Path:
-    """Return the folder of a run of so many steps that has ended."""
+    """Return the folder of a run of that many steps that has ended."""
     run = folder / "long"
     run.mkdir()
     names = [f"train/actor/figure_{number}" for number in range(12)]

@@ -81,7 +81,7 @@ def rlinf(seed: int, updates: int) -> dict[str, Any]:
 
 
 def measured(command: list[str], seed: int, updates: int) -> dict[str, Any]:
-    """Return one run in a process of its own."""
+    """Return one run in its own process."""
     result = subprocess.run(
         [*command, str(seed), str(updates)],
         capture_output=True,

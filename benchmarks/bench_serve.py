@@ -4,7 +4,7 @@
         [--model NAME] [--smollm2 FOLDER]
 
 * tenants: rounds of the same work by one tenant after another, by all at once, and by all beside a fifth who sends bad
-  inputs and requests with mistakes. In each, every tenant trains an adapter with data of its own: passes, optimizer
+  inputs and requests with mistakes. In each, every tenant trains an adapter with its own data: passes, optimizer
   steps, and answers from a snapshot at every fifth. Losses must be the same to the bit in all of them.
 * curve: GRPO on sums by a client of the service and by recipe math, with the same problems, batches and settings: the
   rewards of the last steps by seed, and tokens per CPU second of all processes, the client's included. `--model` is
@@ -106,7 +106,7 @@ def bad_passes(model: str) -> Iterator[bytes]:
 
 
 def send_garbage(client: Client, strangers: str, count: int, seed: int, outcomes: Counter[str]) -> None:
-    """Send every bad input, and so many requests with mistakes; count how they end."""
+    """Send every bad input, and that many requests with mistakes; count how they end."""
     from tests.mistakes import HOSTILE, garbled, mutated
 
     draw = random.Random(seed)
@@ -335,7 +335,7 @@ def curve(kind: str, folder: str, steps: int, seeds: Sequence[int]) -> Iterator[
         shown = "; ".join(f"{way} {', '.join(f'{end:.3f}' for end in values)}" for way, values in ends.items())
         starts = f"from {statistics.fmean(first):.2f} and {statistics.fmean(last):.2f}"
         what = f"{kind}: reward of the last {LAST} of {steps} steps, less the recipe's"
-        # Two standard errors of the difference between means of so many seeds.
+        # Two standard errors of the difference between means of that many seeds.
         yield Result(what, f"{shown}; {starts}", f"{gap:+.3f}", f"+-{noise:.3f}", abs(gap) <= noise)
     ratios = [ours / theirs for ours, theirs in zip(speeds["service"], speeds["recipe"], strict=True)]
     ratio = statistics.median(ratios)

@@ -123,7 +123,7 @@ class Learned(NamedTuple):
 
 
 async def trained(groups: int, seed: int, *, fails: float, as_samples: bool) -> Learned:
-    """Return what comes of a training of so many groups, beside a server that fails a share of the calls."""
+    """Return what comes of a training of that many groups, beside a server that fails a share of the calls."""
     worker, of_failed, curve = Runs(cast("AgentConfig", CONFIG), seed, fails), list[float](), list[float]()
     for number in range(groups):
         members = await worker.group(number, as_samples=as_samples)
@@ -150,7 +150,7 @@ def measure(groups: int, seeds: int) -> Iterable[Result]:
         f"> {BEGINNING}",
         share > BEGINNING,
     )
-    # Seeds of their own: the same draws would make the curves alike by chance.
+    # Separate seeds: the same draws would make the curves alike by chance.
     left_out = train(seeds, fails=FAILS, as_samples=False)
     share, failed = end_of(left_out), sum(member.failed for member in left_out)
     yield Result(

@@ -22,7 +22,7 @@ _LINES_PER_GROUP = 8
 
 
 def text(lines: int) -> bytes:
-    """Return a valid file of about so many lines: one node group a node, each with an environment of its own."""
+    """Return a valid file of about that many lines: one node group a node, each with its own environment."""
     groups = lines // _LINES_PER_GROUP
     parts = [
         f"cluster:\n  num_nodes: {groups}\n  component_placement:\n    actor: {{node_group: node, placement: all}}"

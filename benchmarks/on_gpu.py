@@ -218,7 +218,7 @@ def packed_pass(policy: LanguagePolicy, batch: RolloutBatch, *, share: bool) -> 
 
 
 def padded_pass(plain: Any, batch: RolloutBatch, rows: int) -> Tensor:
-    """Do the same for padded rows, a micro-batch of so many at a time, as transformers computes them."""
+    """Do the same for padded rows, a micro-batch of that many at a time, as transformers computes them."""
     total = len(batch.logprobs)
     sequences = list(batch.tokens.split(batch.lengths.tolist()))
     results: list[Tensor] = []
@@ -281,7 +281,7 @@ def generated(made: Any, asked: Sequence[tuple[int, ...]], lengths: Sequence[int
 
 
 def padded_batch(made: Any, asked: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> int:
-    """Answer by `generate` in one batch, which goes on until its longest answer ends."""
+    """Answer by `generate` in one batch, which continues until its longest answer ends."""
     row = torch.tensor(asked, device="cuda")
     with torch.inference_mode():
         made.generate(

@@ -1,4 +1,4 @@
-"""`rlinf serve` as a process of its own, and a client that speaks its wire without the SDK, whose time would count."""
+"""`rlinf serve` as its own process, and a client that speaks its wire without the SDK, whose time would count."""
 
 from __future__ import annotations
 

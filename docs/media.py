@@ -109,7 +109,7 @@ def _runs(line: list[tuple[str, Style]]) -> list[tuple[str, Style]]:
 
 
 def record(command: list[str]) -> Recording:
-    """Run `command` in a terminal of its own, and return what it wrote with the seconds since its start.
+    """Run `command` in its own terminal, and return what it wrote with the seconds since its start.
 
     Raises:
         subprocess.CalledProcessError: it failed.

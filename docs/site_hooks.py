@@ -13,7 +13,7 @@ from mkdocs.structure.files import File
 from docs import gallery
 
 REPOSITORY = Path(__file__).parents[1]
-# A link that goes up so many folders, and at least as many as its page lies below docs/.
+# A link that goes up that many folders, and at least as many as its page lies below docs/.
 _UP = r"\[([^\]]+)\]\((?:\.\./){%d}[^)]*\)"
 
 # A key alone in a cell, as the models name it.

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 
 class ProcessEnd(NamedTuple):
-    """The end of a process, as its kernel tells it; nothing of it is inferred.
+    """The end of a process, as its kernel reports it; nothing is inferred.
 
     Attributes:
         signal: the name of the signal that ended it, or None.

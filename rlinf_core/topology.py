@@ -282,7 +282,7 @@ class ClusterTopology:
         """Return the group of this label.
 
         Raises:
-            PlacementError: there is none.
+            PlacementError: it does not exist.
         """
         info = self.groups.get(label)
         if info is None:

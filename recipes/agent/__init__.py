@@ -1,4 +1,4 @@
-"""Reinforcement learning of language models that act: many turns, tools, agents of the user's."""
+"""Reinforcement learning of language models that act: many turns, tools, users' agents."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def truths(values: NDArray[Any], name: str, place: Callable[[int], str]) -> NDAr
     Args:
         values: booleans, or the numbers 0 and 1.
         name: the name of the column.
-        place: tells where a row is, for errors.
+        place: returns the location of a row, for errors.
 
     Raises:
         DatasetError: a value is another number.

@@ -65,7 +65,7 @@ def column_of(role: Role, names: Iterable[str], chosen: Mapping[Role, str], wher
         where: file or folder, for errors.
 
     Raises:
-        DatasetError: several columns could be meant, or the chosen one is not there.
+        DatasetError: several columns could be meant, or the chosen one does not exist.
     """
     known = list(names)
     wanted = chosen.get(role)

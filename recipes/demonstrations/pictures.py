@@ -17,7 +17,7 @@ Picture = NDArray[np.uint8]
 
 # What Pillow calls pictures that become RGB without loss.
 _LOSSLESS: Final = ("RGB", "RGBA", "L", "LA", "P", "1")
-# A key frame every so many frames: any frame is then decoded from at most one other.
+# Frames from one key frame to the next: any frame is then decoded from at most one other.
 _KEY_INTERVAL: Final = 2
 # Constant rate factor of x264: 18 is close to what the eye cannot tell from the original.
 _QUALITY: Final = 18

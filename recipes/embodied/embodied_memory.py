@@ -31,8 +31,18 @@ from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.off_policy.sources import transition_spec
-from recipes.training.memory.layer_sizes import FORWARD, PLAIN, computing_layers, held_in_blocks, parameter_bytes
-from recipes.training.memory.process_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
+from recipes.training.memory_parts import (
+    FORWARD,
+    PLAIN,
+    TORCH,
+    TRAINING,
+    TRANSFORMERS,
+    WORKER,
+    computing_layers,
+    held_in_blocks,
+    parameter_bytes,
+    shard_parts,
+)
 from recipes.training.weights.sent_weights import PIECE_BYTES
 from rlinf_core import ConfigError
 from rlinf_core.job.process_forecast import ProcessForecast
@@ -292,7 +302,7 @@ def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[dict
 def rollout_forecast(
     config: PolicyJob, environments: EnvironmentConfig, policy: PolicySizes, count: int, trajectories: int
 ) -> ProcessForecast:
-    """Return the forecast of one of `count` rollout workers, which holds so many bytes of `trajectories`."""
+    """Return the forecast of one of `count` rollout workers, which holds that many bytes of `trajectories`."""
     rows = environments.total_num_envs // count // config.rollout.pipeline_stage_num
     parts = {
         "base": policy.base,

@@ -17,8 +17,8 @@ from recipes.language.config.frozen_models import judge_job, reference_model, te
 from recipes.language.loop.worker_groups import optional_components
 from recipes.language.model_sizes import LanguageModelSizes, model_sizes
 from recipes.sections.actor import FsdpConfig, OptimConfig
-from recipes.training.dtypes import DTYPES
-from recipes.training.memory.process_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
+from recipes.training.memory_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
+from recipes.training.typed_tensors import DTYPES
 from rlinf_core.job.process_forecast import ProcessForecast
 from rlinf_core.runners.runner import NEVER
 
@@ -113,7 +113,7 @@ def component_forecasts(sizes: Sizes) -> list[ProcessForecast]:
 
 def _actor(sizes: Sizes) -> ProcessForecast:
     model, actor, count = sizes.model, sizes.config.actor, sizes.count("actor")
-    # An engine that alone gets them goes on with the memory that they came in.
+    # An engine that alone gets them continues with the memory that they came in.
     keeps = BACKENDS[sizes.config.rollout.backend].name == "torch" and sizes.count("rollout") <= count
     keeps = keeps and actor.model.adapter() is None and actor.model.precision == "fp32"
     sent = model.pieces + (model.sent if keeps else 0)

@@ -11,15 +11,15 @@ from recipes.language.config import LanguageActorConfig, LanguageModelConfig
 from recipes.language.models.load_model import built_model, make_tokenizer
 from recipes.language.models.policy import CHUNK_NUMBERS
 from recipes.sections.actor import FsdpConfig
-from recipes.training.dtypes import DTYPES
 from recipes.training.huggingface import check_folder, config_of, first_line, require_transformers, with_lora
-from recipes.training.memory.layer_sizes import (
+from recipes.training.memory_parts import (
     FORWARD,
     block_parameters,
     computing_layers,
     held_in_blocks,
     parameter_bytes,
 )
+from recipes.training.typed_tensors import DTYPES
 from recipes.training.weights.sent_weights import PIECE_BYTES
 from rlinf_core import ConfigError
 
@@ -60,7 +60,7 @@ class LanguageModelSizes(NamedTuple):
     predicting: int
 
     def logits(self, rows: int) -> int:
-        """Return the bytes of the logits of so many tokens, which are computed in chunks."""
+        """Return the bytes of the logits of that many tokens, which are computed in chunks."""
         return _LOGITS * min(rows * self.vocabulary, max(4 * CHUNK_NUMBERS, self.vocabulary))
 
 
@@ -70,7 +70,7 @@ def model_sizes(
     """Return the sizes of a model, by default of the actor's. Of its folder config.json alone is read.
 
     Raises:
-        ConfigError: the folder of the model is not there, or has no configuration.
+        ConfigError: the folder of the model does not exist, or has no configuration.
     """
     section, fsdp = section or actor.model, fsdp or actor.fsdp_config
     lora, width = section.adapter(), DTYPES[section.precision].itemsize

@@ -127,7 +127,7 @@ class OptimConfig(ConfigModel):
 
 
 class ValueOptimConfig(OptimConfig):
-    """AdamW and the clipping of gradients, with a learning rate of its own for values."""
+    """AdamW and the clipping of gradients, with its own learning rate for values."""
 
     value_lr: PositiveFloat | None = Field(default=None, description="Learning rate of the value head. Default: `lr`.")
 

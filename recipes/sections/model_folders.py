@@ -128,7 +128,7 @@ def whole_number(settings: Mapping[str, Any], name: str, most: int) -> int:
     """Return a number from 1 to `most` among settings.
 
     Raises:
-        KeyError: there is none.
+        KeyError: it does not exist.
         ValueError: it is something else.
     """
     number = settings[name]

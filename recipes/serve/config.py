@@ -224,8 +224,8 @@ class ServerConfig(ConfigModel):
     )
     state_dir: OptionalPath = Field(
         default=None,
-        description="Folder of keys, sessions and saved weights. A service that is started with that of an earlier one"
-        " goes on with its models and unfinished requests. Default: `service` in the run folder.",
+        description="Folder of keys, sessions and saved weights. A service started with the folder of an earlier one"
+        " continues with its models and unfinished requests. Default: `service` in the run folder.",
     )
     save_interval: Count = Field(
         default=20,
@@ -261,7 +261,7 @@ def check(config: ServeConfig, world_sizes: WorldSizes, report: Report) -> None:
         report(
             ("server", "tenants"),
             "conflicting-settings",
-            f"`{repeated[0]}` is there twice",
+            f"`{repeated[0]}` is listed twice",
             "name every tenant once",
         )
     _check_full_weights(config, report)
@@ -279,7 +279,7 @@ def _check_full_weights(config: ServeConfig, report: Report) -> None:
         report(
             ("server", "full_weights"),
             "conflicting-settings",
-            f"`{name}` is none of the tenants: {names}",
+            f"`{name}` is not one of the tenants: {names}",
             "write the name of one of them, or add it to `server.tenants`",
             about=[("server", "tenants")],
         )
@@ -294,8 +294,8 @@ def _check_vllm(config: ServeConfig, report: Report) -> None:
             at,
             "missing-extra",
             f"`backend: vllm` needs the package `{lacking[0]}`, not installed in this Python",
-            f"run `{install_command(*lacking)}`, or give the node group of `rollout` a `python_interpreter_path` that"
-            " has it",
+            f"run `{install_command(*lacking)}`, or name a `python_interpreter_path` that has it"
+            " for the node group of `rollout`",
         )
     if config.server.full_weights is not None:
         report(

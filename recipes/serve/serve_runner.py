@@ -16,10 +16,10 @@ from typing import Any, Final, cast
 from recipes.language.listening.listener import listening
 from recipes.serve.config import ServeConfig, unusable_port
 from recipes.serve.http.routes import SdkRoutes
+from recipes.serve.saved_files import state_folder
 from recipes.serve.service.journal import Journal
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.service_state import ServiceState
-from recipes.serve.service.state_folder import state_folder
 from recipes.serve.service.tenants import Keys, Tenants
 from recipes.serve.service.turns import ActorTurns, SamplerTurns
 from recipes.serve.service.weight_store import WeightStore
@@ -60,7 +60,7 @@ class ServeRunner:
         self._actor, self._rollout = cast("Any", actor), cast("Any", rollout)
         self._groups: Mapping[str, WorkerGroup[Any]] = {"actor": actor, "rollout": rollout}
         self._record = record
-        # Sessions go on after the death of a worker, and so do the steps.
+        # Sessions continue after the death of a worker, and so do the steps.
         record.keeps_steps = True
         self._state = Path(cfg.server.state_dir or record.folder.path / "service").absolute()
         self._boot = secrets.token_hex(4)
@@ -105,7 +105,7 @@ class ServeRunner:
             thread.join(_END_SECONDS)
 
     def _model(self) -> dict[str, Any]:
-        """Return what a start must share with an earlier one to go on with its models, by keys of the file."""
+        """Return what a start must share with an earlier one to continue with its models, by keys of the file."""
         actor, model = self._cfg.actor, self._cfg.actor.model
         built = {"actor.seed": actor.seed, "actor.model.hidden_dim": model.hidden_dim}
         built |= {"actor.model.num_layers": model.num_layers}
@@ -178,7 +178,7 @@ class ServeRunner:
         routes = SdkRoutes(state, keys)
         resumed = routes.resume()
         if resumed:
-            LOGGER.warning("%d sessions of an earlier start go on", resumed)
+            LOGGER.warning("%d sessions of an earlier start continue", resumed)
         work = [asyncio.create_task(part) for part in (actor_turns.run(), sampler_turns.run(), _sweep(state))]
         try:
             async with _listening(routes, server.port):

@@ -62,7 +62,7 @@ def _demonstrations(config: SftConfig) -> tuple[DatasetShape | None, int, tuple[
     shape, size, notes = None, 0, list[str]()
     for path in config.data.paths:
         if path.endswith(HDF5_ENDINGS):
-            notes.append(f"the rows of `{path}` are not counted: only reading the file tells how many there are")
+            notes.append(f"the rows of `{path}` are not counted: their number is known only after reading the file")
             continue
         try:
             info = read_info(Path(path))
@@ -80,10 +80,10 @@ def _spec_of_rows(config: SftConfig, shape: DatasetShape | None) -> EnvSpec:
     """Return the sizes that a policy has which learns from rows alone, without environments."""
     if shape is None:
         why = "HDF5 files do not declare them without being read"
-        help = "give `rollout` and `env` a place, whose environments tell them"
+        help = "place `rollout` and `env`: their environments define the sizes"
         raise ConfigError("the sizes of the demonstrations' rows are not known", why=why, help=help)
     if config.data.target == "success":
         return EnvSpec(0, 1, num_choices=2, cameras=shape.cameras)
-    # How many choices there are only the rows tell; it changes no more than a policy's last layer.
+    # The number of choices is known from the rows only; it changes no more than a policy's last layer.
     choices, cameras = 2 if shape.choices else None, shape.cameras
     return EnvSpec(shape.state_size, shape.action_size, num_choices=choices, cameras=cameras, has_instructions=True)

@@ -14,7 +14,7 @@ from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.policy import AnswerEval
 from recipes.language.weights.model_export import export_state
 from recipes.sft_chat.chat_evaluation import loss_figures, make_writer, summed_loss
-from recipes.sft_chat.chat_protocols import ExampleCounts
+from recipes.sft_chat.chat_runner import ExampleCounts
 from recipes.sft_chat.config import ChatConfig
 from recipes.sft_chat.conversations import load_conversations
 from recipes.sft_chat.example_packing import micro_batches, pack_examples

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from recipes.sft_chat.chat_protocols import ChatTraining
 from recipes.sft_chat.chat_rules import require_inputs
-from recipes.sft_chat.chat_runner import ChatRunner
+from recipes.sft_chat.chat_runner import ChatRunner, ChatTraining
 from recipes.sft_chat.config import ChatConfig
 from rlinf_core import (
     Cluster,

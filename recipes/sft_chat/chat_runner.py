@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from recipes.language.loop.model_checkpoints import require_state, save_parts
-from recipes.sft_chat.chat_protocols import ChatTraining, ExampleCounts
 from recipes.sft_chat.config import ChatConfig
-from recipes.training.comparing_worker import comparisons_of
+from recipes.training.comparing_worker import Comparing, comparisons_of
 from rlinf_core import Runner, RunRecord, WorkerGroup, events, rank_means
 from rlinf_core.runners.runner import NEVER
 from rlinf_core.runners.storage.first_contact import note_comparisons
@@ -74,3 +73,24 @@ class ChatRunner(Runner):
         """Write the trained model as a folder that other programs load: `model` in the run folder."""
         if self._settings.saves_model and not self._settings.only_eval:
             self._actor.save_model(str(self.record.folder.path / "model")).wait()
+
+
+class ExampleCounts(NamedTuple):
+    """The numbers of examples for training and for evaluation."""
+
+    training: int
+    evaluation: int
+
+
+Metrics: TypeAlias = dict[str, float]
+
+
+class ChatTraining(Comparing, Protocol):
+    """A worker that learns from conversations."""
+
+    def init_worker(self) -> ExampleCounts: ...
+    def learn(self, step: int, last_step: int | None, /) -> Metrics: ...
+    def evaluate(self) -> Metrics: ...
+    def save_checkpoint(self, folder: str, /) -> None: ...
+    def load_checkpoint(self, folder: str, /) -> int: ...
+    def save_model(self, folder: str, /) -> None: ...

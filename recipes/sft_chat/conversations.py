@@ -33,7 +33,7 @@ class ChatRow:
         messages: the messages in order; empty where the row has texts.
         first: index of the first message that may be trained on; what stands before it is the prompt.
         untrained: indices of the assistant's messages that are not trained on: those with `weight: 0`.
-        tools: functions that the chat template is told of.
+        tools: functions that the chat template describes.
         prompt, completion: texts.
     """
 
@@ -131,7 +131,7 @@ def _refuse_unread(row: Mapping[str, Any], messages: object, config: ChatDataCon
     arguments = row.get("chat_template_kwargs")
     if arguments and arguments != config.chat_template_kwargs:
         raise ConfigError(
-            f"{place}: the row has `chat_template_kwargs` of its own, and all rows have the same here",
+            f"{place}: the row has its own `chat_template_kwargs`, but they must be the same for all rows",
             help="write them as `data.chat_template_kwargs`, or remove them",
         )
 

@@ -2,7 +2,7 @@
 
 What the model is to write in a turn is the difference of two texts of the chat template: the conversation up to that
 turn as a prompt, and the conversation with the turn. Nothing in the template has to mark it. Where a template writes an
-earlier turn otherwise once a later one follows, as those do that drop reasoning, a turn becomes an example of its own,
+earlier turn otherwise once a later one follows, as those do that drop reasoning, a turn becomes a separate example,
 with the prompt that the model would be asked with.
 """
 

@@ -27,7 +27,7 @@ class ChatRoles(NamedTuple):
     Attributes:
         path: the path of the key.
         roles: the roles of the messages.
-        tools: functions that the template is told of, as chat completions list them.
+        tools: functions for the template, as chat completions list them.
         help: the remedy; empty: the one for the roles.
     """
 
@@ -100,7 +100,7 @@ class ChatTemplate:
     def missing_prompt(self) -> str | None:
         """Return what stands before the model's words in a conversation, and is in no prompt; None: nothing is.
 
-        Some templates have no such mark, and some write thoughts there: a token that marks something tells.
+        Some templates have no such mark, and some write thoughts there: a token that marks something shows it.
         """
         asked = self.render(_ASKED)
         with suppress(TemplateRefusalError):

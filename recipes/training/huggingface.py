@@ -112,7 +112,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
     """Return the tokenizer in a folder. No code of the folder is run.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it does not exist.
     """
     require_transformers()
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -136,7 +136,7 @@ def config_of(kind: Any, folder: str) -> Any:
     """Return the configuration, of `kind` of transformers, of the model in a folder.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it does not exist.
     """
     refuse_settings(folder)
     with judging_model(folder):
@@ -155,7 +155,7 @@ def load_pretrained(
         trust_remote_code: run code that lies in the folder, where the model's class is defined there.
 
     Raises:
-        ConfigError: there is none, or its weights are missing, some or all of them, or not finite.
+        ConfigError: it does not exist, or its weights are missing, some or all of them, or not finite.
     """
     require_transformers()
     check_folder(folder)

@@ -14,7 +14,7 @@ from torch import nn
 from recipes.sections.actor import OptimConfig
 from recipes.training.small_moments import ByteStateAdamW, HalfStateAdamW
 
-# Parts of the names of weights that only values depend on: they may have a learning rate of their own.
+# Parts of the names of weights that only values depend on: they may have their own learning rate.
 VALUE_PARTS = frozenset({"critic", "value_head"})
 
 

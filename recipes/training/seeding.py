@@ -1,6 +1,6 @@
 """Random seeds by step, rank and purpose, independent of earlier draws.
 
-A worker reseeds torch in every step. A run that goes on from a checkpoint so draws what it would have drawn, and no
+A worker reseeds torch in every step. A run resumed from a checkpoint so draws what it would have drawn, and no
 state of a generator has to be kept.
 """
 

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from recipes.sections.actor import FsdpConfig
-from recipes.training.dtypes import DTYPES
 from recipes.training.initial.weight_sources import WeightSource, fill_weights
-from recipes.training.typed_tensors import is_shard
+from recipes.training.typed_tensors import DTYPES, is_shard
 from recipes.training.without_memory import move_what_has_memory
 from rlinf_core import env_vars
 

@@ -32,7 +32,7 @@ class SmallStateAdamW(torch.optim.Optimizer, ABC):
 
     A step computes in float32 and rounds up or down at random, by how near either is: with beta2 = 0.999 a second
     moment falls by less than its storage resolves, and rounded to the nearest it would never fall. What is drawn
-    depends on the number of the step, the weight and the shard alone, so that a run goes on to the bit, and replicas
+    depends on the number of the step, the weight and the shard alone, so that a run continues to the bit, and replicas
     of a shard stay equal.
 
     Args:

@@ -1,12 +1,13 @@
-"""Typed wrappers of tensor operations that torch leaves untyped."""
+"""Data types by the names of the file, and typed wrappers of operations that torch leaves untyped."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, TypeGuard, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, TypeGuard, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -51,3 +52,18 @@ def is_shard(tensor: Tensor) -> TypeGuard[DTensor]:
 def local_part(tensor: Tensor) -> Tensor:
     """Return a tensor, or this rank's shard of it."""
     return tensor.to_local() if is_shard(tensor) else tensor
+
+
+DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def compute_dtype(precision: str) -> torch.dtype | None:
+    """Return the type that layers compute in where it is another than that of the trained weights, float32."""
+    dtype = DTYPES[precision]
+    return None if dtype == torch.float32 else dtype
+
+
+def cast_weights(module: nn.Module, dtype: torch.dtype) -> None:
+    """Convert all weights of a module to a type. Buffers keep theirs: rotary angles need full precision."""
+    for weight in module.parameters():
+        weight.data = weight.data.to(dtype)

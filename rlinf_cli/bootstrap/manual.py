@@ -100,7 +100,7 @@ def shared_token(name: str, file: str | None, alone: ThisNode | None, seconds: f
             "this node has no token of the cluster",
             where=str(path),
             why=str(error.strerror),
-            help="node 0 makes it: start node 0 first, and give the others its file with `--token-file`",
+            help="node 0 creates it: start node 0 first, and pass its file to the others with `--token-file`",
         ) from None
     if not token:
         raise RLinfError("the token is empty", where=str(path), help="copy it again from node 0")

@@ -189,7 +189,7 @@ def _same_machine(node: NodeTarget, twin: NodeTarget) -> NodeFailure | None:
         node.name,
         Phase.PROBE,
         f"it is the same machine as {twin.name}",
-        help="give every node a machine of its own in `hosts`",
+        help="list a separate machine for every node in `hosts`",
     )
 
 
@@ -252,7 +252,7 @@ def _room(node: NodeTarget, node_facts: Mapping[str, Any]) -> NodeFailure | None
             Phase.PROBE,
             f"port {port} is taken",
             f"{process} listens on it; Ray needs it as its {str(name).replace('_', ' ')} port",
-            "give other ports by `cluster.ports` in the file, or end that process",
+            "set other ports as `cluster.ports` in the file, or end that process",
         )
     for free, least, what in (
         (node_facts["disk_free"], _LEAST_DISK_BYTES, node_facts["folder"]),

@@ -16,7 +16,8 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TextIO
 
-from rlinf_core.foreign.terminal_text import escaped, guarded_stream, unguarded_stream
+from rlinf_cli.console.terminal_stream import guarded_stream, unguarded_stream
+from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.process.known_secrets import hidden
 
 # Write errors that are not a bug: a full disk, a quota, a file-size limit, a broken device.

@@ -7,13 +7,16 @@ import os
 import select
 import socket
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from rlinf_cli.console import console
 from rlinf_core.errors import RunError
 from rlinf_core.manager.manager_messages import Hello
 from rlinf_core.node.process_identity import Presence, look
+from rlinf_core.suggest import did_you_mean, quoted
 
 _PART: Final = 65536
 
@@ -28,7 +31,7 @@ def attach(name: str, place: str, hello: Hello, command: str) -> None:
         command: what attaches to it, for the machine where it can be.
 
     Raises:
-        RunError: it is on another machine, another terminal is attached, or it has gone on.
+        RunError: it is on another machine, another terminal is attached, or it has continued.
     """
     from rlinf_core.worker.debugging.breakpoints import GOES_ON, is_own_peer, socket_of
 
@@ -48,13 +51,13 @@ def attach(name: str, place: str, hello: Hello, command: str) -> None:
             raise RunError(
                 f"`{name}` takes no debugger at {place}",
                 where=hello.node,
-                why=f"another terminal is attached, or it has gone on ({error.strerror})",
+                why=f"another terminal is attached, or it has continued ({error.strerror})",
             ) from None
         if not is_own_peer(connection):
             raise RunError(f"the breakpoint of `{name}` is not this user's", where=hello.node)
-        console.message(f"{name} at {place}: `c` lets it go on, `q` fails its call, Ctrl-D leaves it waiting")
+        console.message(f"{name} at {place}: `c` continues it, `q` fails its call, Ctrl-D leaves it waiting")
         goes_on = _connected(connection, GOES_ON)
-    console.message(f"{name} {'goes on' if goes_on else 'still waits, or has ended'}")
+    console.message(f"{name} {'continues' if goes_on else 'still waits, or has ended'}")
 
 
 def _connected(connection: socket.socket, mark: str) -> bool:
@@ -90,3 +93,39 @@ def _print(text: str) -> None:
     # What a worker prints could steer a terminal.
     sys.stdout.write("".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text))
     sys.stdout.flush()
+
+
+def components_of(config_file: Path) -> dict[str, str]:
+    """Return the group names of a run by component, from its `config.yaml`; empty if that cannot be read."""
+    from rlinf_cli.why.facts import read_config
+
+    suffix = ".group_name"
+    values = read_config(config_file, [])
+    return {path.removesuffix(suffix): str(value) for path, value in values.items() if path.endswith(suffix)}
+
+
+def chosen_processes(names: Iterable[str], words: Sequence[str], groups: Mapping[str, str], where: str) -> list[str]:
+    """Return the processes that words name, as `EnvGroup:0`, `EnvGroup` or `env:0`; all of them without words.
+
+    Args:
+        names: the processes.
+        words: what is asked for.
+        groups: the groups by component.
+        where: the job, for errors.
+
+    Raises:
+        RunError: a word names no process.
+    """
+    known = list(names)
+    if not words:
+        return known
+    chosen: dict[str, None] = {}
+    for word in words:
+        component, colon, ranks = word.partition(":")
+        spellings = {word, f"{groups.get(component, component)}{colon}{ranks}"}
+        matching = [name for name in known if any(name == one or name.startswith(f"{one}:") for one in spellings)]
+        if not matching:
+            help = did_you_mean(word, known) or f"its processes: {quoted(known[:20])}"
+            raise RunError(f"the job has no process `{word}`", where=where, help=help)
+        chosen.update(dict.fromkeys(matching))
+    return list(chosen)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from rlinf_cli.lint import environment, hardware, leading_zeros, machines, no_effect, placement
+from rlinf_cli.lint import environment, machines, no_effect, placement
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.tree import MappingNode
-from rlinf_core.job.load import Job, Probe, Rule, load_job
+from rlinf_core.config.tree import MappingNode, scalars
+from rlinf_core.job.load import ClusterFile, Job, Probe, Rule, load_job
 from rlinf_core.suggest import quoted
 
-RULES: Final[tuple[Rule, ...]] = (environment.check, hardware.check, machines.check)
+RULES: Final[tuple[Rule, ...]] = (environment.check, machines.check)
 
 
 def load_with_lint(
@@ -27,7 +28,7 @@ def load_with_lint(
     job = load_job(name, overrides, assume=assume, stdin=stdin, environ=environ, probe=probe, rules=RULES)
     if job.tree is not None and job.tree.entry("recipe") is None:
         _note_unchecked(job.tree, job.diagnostics)
-    job.diagnostics.extend(leading_zeros.lint(job))
+    job.diagnostics.extend(_leading_zeros(job))
     job.diagnostics.extend(placement.lint(job))
     no_effect.report_no_effect(job)
     return job
@@ -51,3 +52,25 @@ def _note_unchecked(tree: MappingNode, diagnostics: Diagnostics) -> None:
                 help_text,
             )
         )
+
+
+# A cheap test of the source, before the tree is searched.
+_LIKELY = re.compile(r"(?<![\w.])0[0-9]")
+_LEADING_ZERO = re.compile(r"[-+]?0+[0-9]+", re.ASCII)
+
+
+def _leading_zeros(job: Job) -> Iterator[Diagnostic]:
+    """Warn of integers such as `010`: ten in YAML 1.2, eight to YAML 1.1 loaders. Text fields keep them as written."""
+    view = job.view
+    if view is None or not any(_LIKELY.search(source.text) for source in job.sources):
+        return
+    from rlinf_core.config.validating.model_fields import types_at
+
+    model = ClusterFile if job.recipe is None else job.recipe.config_model()
+    for path, scalar in scalars(view.tree):
+        is_octal = type(scalar.value) is int and _LEADING_ZERO.fullmatch(scalar.raw)
+        if is_octal and int in types_at(model, path):
+            message = f"`{scalar.raw}` is read as {scalar.value}; other YAML loaders read it as octal"
+            help = f"write `{scalar.value}`"
+            where = view.original(path)
+            yield Diagnostic("leading-zero", Severity.WARNING, message, scalar.span, where, help)

@@ -1,4 +1,4 @@
-"""Rules for the machines: hosts, the head's address, the ports."""
+"""Rules for the machines: hosts, the head's address, the ports, hardware without units."""
 
 from __future__ import annotations
 
@@ -24,6 +24,20 @@ def check(site: Site) -> None:
     _hosts(site)
     _head(site)
     _ports(site)
+    _empty_hardware(site)
+
+
+def _empty_hardware(site: Site) -> None:
+    for path, group in site.groups():
+        configs = (*path, "hardware", "configs")
+        if group.hardware is not None and not group.hardware.configs and not site.damaged(configs):
+            site.report(
+                "hardware-empty",
+                f"group `{group.label}` declares hardware but no units",
+                configs,
+                help="add an entry for each unit, or remove `hardware` to count accelerators or nodes",
+                severity=Severity.WARNING,
+            )
 
 
 def _hosts(site: Site) -> None:

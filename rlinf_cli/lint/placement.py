@@ -293,7 +293,7 @@ class _Linter:
             if group.env_configs
         }
         for _, by_label in self.nodes:
-            # Where another component goes through the group, the file tells the two apart.
+            # Where another component goes through the group, the file distinguishes the two.
             for label in alone.keys() & by_label.keys():
                 alone[label] = subtract(alone[label], merge_ranges(by_label[label]))
         for component, by_label in self.nodes:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_cli.bootstrap.phases import Event, Phase, Progress
 from rlinf_cli.console import console
-from rlinf_core.foreign.terminal_text import replaced, unguarded_stream
+from rlinf_cli.console.terminal_stream import unguarded_stream
+from rlinf_core.foreign.terminal_text import replaced
 
 if TYPE_CHECKING:
     from rlinf_cli.bootstrap.inventory import NodeTarget

@@ -141,7 +141,7 @@ def recorded_cluster(name: str | None) -> ClusterRecord:
     """Return the cluster that is up, or the one of that name.
 
     Raises:
-        ClusterError: there is none.
+        ClusterError: it does not exist.
     """
     from rlinf_core import env_vars
     from rlinf_core.errors import ClusterError
@@ -162,7 +162,7 @@ def ask_status(name: str | None, *, parallel: int) -> cluster_state.StatusReport
     else the one whose node was started on this machine by hand.
 
     Raises:
-        ClusterError: there is none, or it does not answer.
+        ClusterError: it does not exist, or it does not answer.
     """
     from rlinf_cli.bootstrap import cluster_state
     from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run

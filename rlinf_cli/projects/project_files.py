@@ -1,7 +1,7 @@
 """The files of a new project: an environment, a model, a reward, a recipe, or a lab of all of them.
 
 `templates/KIND/` holds the files as they work there, where a module is called `my_KIND`. A project
-gets a name of its own in its place, and a lab the files of all kinds as modules of one package.
+gets its own name in its place, and a lab the files of all kinds as modules of one package.
 
 A template stands alone, since it is copied into the user's folder: that of a reward repeats `examples/own_reward.py`.
 """
@@ -51,7 +51,7 @@ def project_files(kind: ProjectKind, name: str | None = None) -> dict[PurePosixP
         name: the name of its module, of a lab its package; None: `my_KIND`.
 
     Raises:
-        ConfigError: `name` cannot be the name of a module of one's own.
+        ConfigError: `name` cannot be the name of a module of the user.
     """
     name = kind.word if name is None else name
     _check_name(name)
@@ -84,7 +84,7 @@ def write_project(folder: Path, files: Mapping[PurePosixPath, str]) -> None:
     """
     if holds_data(str(folder)):
         raise ConfigError(
-            "a project cannot be here: `rlinf` imports no modules from a run, a checkpoint, a model or a data set",
+            "a project cannot be here: `rlinf` imports nothing from a run, a checkpoint, a model or a data set",
             where=str(folder),
             help="name another folder",
         )
@@ -130,7 +130,7 @@ def _renamed(kind: ProjectKind, modules: Mapping[ProjectKind, str]) -> dict[Pure
 
 
 def _check_name(name: str) -> None:
-    """Raise a ConfigError unless `name` can be the name of a module of one's own."""
+    """Raise a ConfigError unless `name` can be the name of a module of the user."""
     if not name.isidentifier() or iskeyword(name) or unicodedata.normalize("NFKC", name) != name:
         raise ConfigError(
             f"`{name}` cannot be the name of a Python module",

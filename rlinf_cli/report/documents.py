@@ -1,12 +1,14 @@
-"""Models of `origins.json` and `placement.json` as a report reads them."""
+"""`origins.json` and `placement.json` of a run, as reports read them."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from rlinf_core.foreign.file_models import FileModel, Rank
+from rlinf_core.errors import RunError
+from rlinf_core.foreign.file_models import FileModel, Rank, read_model
 
 
 class OriginOfValue(FileModel):
@@ -48,3 +50,32 @@ class PlacementFile(FileModel):
     """The content of `placement.json`."""
 
     components: dict[str, PlacedComponent] = Field(default_factory=dict[str, PlacedComponent])
+
+
+class RecordedPlace(NamedTuple):
+    """The place of a process: its node, and the first of its accelerators there, None without one."""
+
+    cluster_node_rank: int
+    local_accelerator_rank: int | None
+
+
+def recorded_places(file: Path) -> dict[str, list[RecordedPlace]]:
+    """Return the places of a run's processes by component; none where the run has written none.
+
+    Raises:
+        RunError: the file is malformed.
+    """
+    try:
+        placement = read_model(file, PlacementFile)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise RunError(f"`{file}` {error.strerror}") from error
+    return {name: [_place(process) for process in placed.processes] for name, placed in placement.components.items()}
+
+
+def _place(process: PlacedProcess) -> RecordedPlace:
+    from rlinf_core.hardware.accelerators.registry import accelerator_names
+
+    units = process.local_hardware_ranks if process.hardware_type in accelerator_names() else []
+    return RecordedPlace(process.node_rank, next(iter(units), None))

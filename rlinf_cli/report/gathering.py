@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlinf_cli.live import labels
-from rlinf_cli.memory.memory_peaks import read_peaks
 from rlinf_cli.report.documents import OriginsFile, PlacedProcess, PlacementFile
 from rlinf_cli.report.series import RunSeries, series_of, telling_steps
 from rlinf_cli.report.trace_steps import TraceBar, bars_of_steps
 from rlinf_cli.run.run_documents import ORIGINS, PICTURE, PLACEMENT
 from rlinf_cli.runs.answer_samples import read_samples, sampled_steps
+from rlinf_cli.runs.memory_record import read_peaks
 from rlinf_cli.runs.provenance import Provenance, read_provenance
 from rlinf_cli.why.diagnosis import Diagnosis, diagnose
 from rlinf_cli.why.facts import MOST_METRICS_BYTES, read_facts
@@ -34,7 +34,7 @@ _MOST_FIRST = 4
 _MOST_TEXT = 3000
 _MOST_VIDEOS = 12
 _MOST_BARS = 1500
-# What is shown of a run that goes on is made again and again.
+# What is shown of an active run is made again and again.
 _FEW_BARS = 300
 _TRACE_TAIL = 1 << 20
 _MIB = 1 << 20
@@ -273,7 +273,7 @@ def _timelines(folder: RunFolder, series: RunSeries, notes: list[str]) -> list[S
 
 
 def newest_timeline(folder: RunFolder, series: RunSeries) -> list[StepTimeline]:
-    """Return the timeline of the last step but one of a run that goes on, if it is traced; reads the trace's end only.
+    """Return the timeline of the last step but one of an active run, if it is traced; reads the trace's end only.
 
     Workers that are busy send their spans of a step later.
     """

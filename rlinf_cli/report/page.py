@@ -6,17 +6,20 @@ import base64
 import io
 import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from rlinf_cli.render.comparison_table import compared, difference_rows, first_difference, run_rows, verdict_lines
 from rlinf_cli.report import charts
 from rlinf_cli.report.charts import Spec
 from rlinf_cli.report.gathering import RunContent
-from rlinf_cli.report.series import Band, Column, EvaluatedPoint, RunSeries, evaluated
+from rlinf_cli.report.series import Band, Column, EvaluatedPoint, RunSeries, banded, evaluated
 from rlinf_cli.runs.learning_curve import PANELS, Panel
+from rlinf_cli.runs.run_comparison import Comparison
 from rlinf_core.runners.storage.first_contact import ContactCheck
 
 # Keeps a page, most of which is the chart library's code, below 3 MB.
@@ -329,3 +332,28 @@ def poster(video: Path) -> str:
     image.thumbnail((_POSTER_WIDTH, _POSTER_WIDTH))
     image.save(picture, "JPEG", quality=70)
     return f"data:image/jpeg;base64,{base64.b64encode(picture.getvalue()).decode()}"
+
+
+def compared_page(comparison: Comparison) -> str:
+    """Return the page: results, overlaid curves, and differences, most important first."""
+    runs: list[tuple[str, int, list[Band]]] = []
+    for place, run_set in enumerate(comparison.sets):
+        for run, lines in zip(run_set.runs, run_set.metrics, strict=True):
+            points = [(line.step, line.metrics.get(comparison.metric, math.nan)) for line in lines]
+            points = [point for point in points if math.isfinite(point[1])]
+            bands = banded([step for step, _ in points], [value for _, value in points])
+            runs.append((f"{run_set.label}  {run.path.name}", place, bands))
+    context = {
+        "count": sum(len(run_set.runs) for run_set in comparison.sets),
+        "first": first_difference(comparison),
+        "metric": comparison.metric,
+        "runs": run_rows(comparison),
+        "verdicts": verdict_lines(comparison),
+        "curves": [("curve", comparison.metric)],
+        "differences": difference_rows(comparison.differences),
+        "compared": compared(comparison),
+        "made": time.time(),
+    }
+    return comparison_page(
+        context, {"curve": partial(charts.compared, f"{comparison.metric} of each run over steps", runs)}
+    )

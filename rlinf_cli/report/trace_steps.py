@@ -97,7 +97,7 @@ def bars_of_steps(
 
 
 def _lines(path: Path, tail: int | None) -> Iterator[str]:
-    """Yield the lines of a trace; with `tail`, those of its first and of its last so many bytes."""
+    """Yield the lines of a trace; with `tail`, those of its first and of its last that many bytes."""
     with TextIOWrapper(cast("BinaryIO", open_regular(path)), encoding="utf-8", errors="replace") as file:
         size = os.fstat(file.fileno()).st_size
         if tail is not None and size > 2 * tail:

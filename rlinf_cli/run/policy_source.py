@@ -92,7 +92,7 @@ def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:
         run: see above.
 
     Raises:
-        CheckpointError: there is none, or it is incomplete.
+        CheckpointError: it does not exist, or it is incomplete.
     """
     from rlinf_core.errors import CheckpointError
     from rlinf_core.runners.storage.checkpoint import CheckpointStore, open_checkpoint

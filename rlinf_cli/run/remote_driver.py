@@ -35,7 +35,7 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
     raise ClusterError(
         "the file's machines are not up",
         where=job.name,
-        why="the file names hosts, this machine is none of them, and no `rlinf up` of this file is recorded here",
+        why="the file names hosts, this machine is not one of them, and no `rlinf up` of this file is recorded here",
         help="run `rlinf up FILE`, or set `RLINF_CLUSTER` to a cluster with another name",
     )
 

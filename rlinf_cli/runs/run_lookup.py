@@ -30,7 +30,7 @@ def find_run(run: str | None, log_path: Path, *, ask: bool = True) -> RunFolder:
         ask: whether to ask; otherwise the newest is taken.
 
     Raises:
-        RunError: there is none.
+        RunError: it does not exist.
         typer.BadParameter: several are running, and there is no terminal to ask on.
     """
     from rlinf_core.errors import RunError
@@ -59,7 +59,7 @@ def find_runs(run: str, log_path: Path) -> list[RunFolder]:
     """Return the run of this name as `find_run` does or, for the folder of a sweep, the newest run of each point.
 
     Raises:
-        RunError: there is none.
+        RunError: it does not exist.
     """
     from rlinf_core.errors import RunError
     from rlinf_core.runners.storage.run_state import STATE

@@ -1,4 +1,4 @@
-"""The queue of a sweep: starts its runs as `rlinf train` processes, so many at a time, and follows them."""
+"""The queue of a sweep: starts its runs as `rlinf train` processes, that many at a time, and follows them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OnChange = Callable[[Mapping[str, PointState]], None]
 class RunQueue:
     """The runs of a sweep that are still to be done.
 
-    A run that was interrupted, killed or failed goes on from its newest checkpoint, or begins again without one. A run
+    A run that was interrupted, killed or failed resumes from its newest checkpoint, or begins again without one. A run
     that outlived an earlier queue is waited for.
 
     Args:

@@ -109,7 +109,7 @@ def _check_same(file: Path, runs: tuple[SweptRun, ...]) -> None:
         raise RunError(
             "the file of the sweep cannot be used", where=str(file), why=f"it {error.strerror}", help="use a new folder"
         ) from None
-    remedy = "give the same file, values and seeds, or another folder"
+    remedy = "pass the same file, values and seeds, or another folder"
     if list(earlier) != [run.name for run in runs]:
         why = f"it has {len(earlier)} runs, {_names(list(earlier))}; now there are {len(runs)}"
         raise RunError("the folder belongs to another sweep", where=str(file), why=why, help=remedy)
@@ -139,7 +139,7 @@ def states(folder: Path, plan: SweepPlan) -> dict[str, PointState]:
 
 
 def check_visible(folder: Path, current: Mapping[str, PointState]) -> None:
-    """Refuse to go on where a run may be active on another machine.
+    """Refuse to continue where a run may be active on another machine.
 
     Raises:
         RunError: there is such a run.

@@ -1,4 +1,4 @@
-"""The table of a sweep, while it goes on and at its end, and its record as data."""
+"""The table of a sweep, while it runs and at its end, and its record as data."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def sweep_record(folder: Path, points: Sequence[Point], current: Mapping[str, Po
 
 
 class SweepView:
-    """The view of a sweep while it goes on: on a terminal a table, elsewhere a line for each change.
+    """The view of a sweep while it runs: on a terminal a table, elsewhere a line for each change.
 
     Args:
         points: its runs, in order.
@@ -94,7 +94,7 @@ class SweepView:
             from rich.console import Console
             from rich.live import Live
 
-            from rlinf_core.foreign.terminal_text import unguarded_stream
+            from rlinf_cli.console.terminal_stream import unguarded_stream
 
             screen = Console(
                 file=unguarded_stream(sys.stderr), highlight=False, markup=False, emoji=False, legacy_windows=False

@@ -1,7 +1,7 @@
 """Advantages: how much better an action was than expected.
 
 The functions named in `algorithm.adv_type` take `Trajectories` and `AdvantageSettings`; beneath them are plain
-functions of tensors. Time comes first: [T, ...] is T steps of any number of trajectories. `dones[t]` tells that the
+functions of tensors. Time comes first: [T, ...] is T steps of any number of trajectories. `dones[t]` says that the
 episode ended with step t (the d_{t+1} of the formulas), so that what follows belongs to another episode.
 """
 
@@ -362,7 +362,7 @@ def groups_that_vary(scores: Tensor, group_size: int) -> Tensor:
 
 
 def varies(scores: Sequence[float]) -> bool:
-    """Return whether the scores of a group are not all equal, as advantages tell: rewards are float32."""
+    """Return whether the scores of a group are not all equal, in float32, the type of rewards."""
     if not scores:
         return False
     return bool(_varies(torch.tensor([list(scores)], dtype=torch.float32).double())[0])

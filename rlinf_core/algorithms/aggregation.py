@@ -1,7 +1,7 @@
 """Aggregation of the losses of many tokens into one number, over one batch or in parts of it.
 
 Losses have the shape [sequences, ...]: the first dimension counts sequences (samples, answers), all others together are
-the tokens of a sequence. A mask of the same shape, or of its leading dimensions, tells which tokens count.
+the tokens of a sequence. A mask of the same shape, or of its leading dimensions, says which tokens count.
 
     token-mean               sum of all tokens / number of tokens                (DAPO, arXiv 2503.14476, eq. 8)
     seq-mean-token-sum       mean over sequences of the sum over their tokens

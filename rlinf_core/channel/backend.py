@@ -37,7 +37,7 @@ class ChannelBackend(ABC):
     def put(
         self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
     ) -> ChannelOperation[None]:
-        """Issue a put; with `wait` it waits for room. `detached`: its caller goes on meanwhile."""
+        """Issue a put; with `wait` it waits for room. `detached`: its caller continues meanwhile."""
 
     @abstractmethod
     def get(

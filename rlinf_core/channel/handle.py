@@ -1,7 +1,7 @@
 """The handles of asynchronous operations, and the reaper that ends operations for which no caller waits.
 
 A get whose handle is dropped is cancelled, so that its item goes to another consumer. A put whose handle is dropped
-goes on, and its failure is logged.
+continues, and its failure is logged.
 
 Destructors run in any thread at any point, also inside code that holds a lock: those here take none, and leave the
 work to the reaper's thread.

@@ -9,7 +9,7 @@ Each key has its own queue. Per key:
 * while the queues are held back, as for want of memory, a put waits until somebody asks for it.
 
 A delivered item stays known until its consumer says `taken`: if the consumer dies before, the item goes back to its
-place. On a closed channel the last gets therefore wait for deliveries under way before they are told that it is closed.
+place. On a closed channel the last gets therefore wait for deliveries under way before they raise `ChannelClosed`.
 
 Every operation takes constant time, amortised, whatever the number of keys, waiters and items.
 """

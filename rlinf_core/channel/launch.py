@@ -12,10 +12,11 @@ from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.channel.arguments import check_channel_name
 from rlinf_core.channel.broker.broker import Broker
 from rlinf_core.channel.client.client import ChannelClient
-from rlinf_core.channel.client.clients import ChannelClients
+from rlinf_core.channel.client.pending import Pending
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.collective.connections.settings import Settings
+from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, advertised_on
 from rlinf_core.context import Session, current_session
 from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
@@ -24,6 +25,38 @@ from rlinf_core.manager.manager_messages import MANAGER, CloseGroup, Inspect, Jo
 from rlinf_core.manager.worker_registry import CLOSED
 from rlinf_core.node.stacks import stack_signal
 from rlinf_core.waiting import Deadline, contact_seconds
+
+
+class ChannelClients:
+    """The clients of all channels of one process, by name.
+
+    Args:
+        me: the address of the worker that this process is, or of the driver.
+    """
+
+    def __init__(self, endpoint: Endpoint, me: WorkerAddress, resolver: Resolver) -> None:
+        self._endpoint = endpoint
+        self._me = me
+        self._resolver = resolver
+        self._pending = Pending(endpoint)
+        self._lock = threading.Lock()
+        self._clients: dict[str, ChannelClient] = {}
+        self._by_address: dict[str, ChannelClient] = {}
+        endpoint.on_peer_lost(self._lost)
+
+    def client(self, name: str) -> ChannelClient:
+        with self._lock:
+            client = self._clients.get(name)
+            if client is None:
+                client = ChannelClient(self._endpoint, self._me, self._resolver, self._pending, name)
+                self._clients[name] = self._by_address[client.address.get_name()] = client
+            return client
+
+    def _lost(self, address: str, reason: str) -> None:
+        client = self._by_address.get(address)
+        if client is not None:
+            client.lost(reason)
+
 
 _lock = threading.Lock()
 _clients: tuple[ManagerClient, ChannelClients] | None = None

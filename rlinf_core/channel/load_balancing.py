@@ -148,7 +148,7 @@ def partition(weights: Sequence[float], num_ranks: int, *, equal_counts: bool = 
 
 
 B = TypeVar("B", bound=Balancer)
-# Puts that may be under way: a rank whose queue is full holds the others back only after so many.
+# Puts that may be under way: a rank whose queue is full holds the others back only after that many.
 _UNDER_WAY = 64
 
 

@@ -35,7 +35,7 @@ _SLOTS_SIZE = 2 * _WORDS + ID_STEP * _ITEM
 # Whether stores become visible in the order in which they are made.
 _ORDERED = platform.machine() in ("x86_64", "AMD64")
 
-# Deliveries to one consumer that may be unacknowledged with a word of their own.
+# Deliveries to one consumer that may be unacknowledged with their own word.
 ACK_SLOTS = 512
 _ACKS_SIZE = 8 * ACK_SLOTS
 # For a delivery without a word: its consumer acknowledges it by a message.

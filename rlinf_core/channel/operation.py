@@ -297,5 +297,5 @@ def _object(piece: Piece) -> object:
 
 def _hint(why: str) -> str | None:
     if "weight 0" in why:
-        return "give the items a weight when they are put, or take them one by one with `get`"
+        return "put the items with a weight, or take them one by one with `get`"
     return None

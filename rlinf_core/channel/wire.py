@@ -23,7 +23,7 @@ from rlinf_core.collective.messages.payload import Part
 # The endpoint's services: tags of its messages.
 REQUESTS = 1
 REPLIES = 2
-# Up to this size an item is packed; beyond it, it is a message of its own.
+# Up to this size an item is packed; beyond it, it is a separate message.
 SMALL = 32 << 10
 REASONS = tuple(Reason)
 _REQUEST = struct.Struct("<BBQ")

@@ -276,7 +276,7 @@ class Cluster:
         """Return the node group of this label; by default `cluster`, all nodes.
 
         Raises:
-            PlacementError: there is none.
+            PlacementError: it does not exist.
         """
         return self.topology.group(label)
 

@@ -77,11 +77,11 @@ def base_folder() -> Path:
         raise ClusterError(
             f"`{base}` cannot be used",
             why=error.strerror,
-            help=f"set TMPDIR to a folder of your own with at most {_LONGEST_TMPDIR} characters, for Ray's sockets",
+            help=f"set TMPDIR to your own folder with at most {_LONGEST_TMPDIR} characters, for Ray's sockets",
         ) from None
     if not private:
         raise ClusterError(
-            f"`{base}` is not a private folder of yours", help="remove it, or set TMPDIR to a folder of your own"
+            f"`{base}` is not a private folder of yours", help="remove it, or set TMPDIR to your own folder"
         )
     return base
 

@@ -62,7 +62,7 @@ _engine: RayEngine | None = None
 _ends: list[Callable[[], Sequence[WorkerGroupError]]] = []
 # The token of embedded clusters; Ray reads it once, at first use.
 _own_token: str | None = None
-# Processes of Ray without which a job cannot go on.
+# Processes of Ray without which a job cannot continue.
 _NEEDED = ("gcs_server", "raylet")
 # Whether this process was forked from one in a cluster.
 _forked = False
@@ -152,7 +152,7 @@ def disconnect() -> list[WorkerGroupError]:
 def fallen() -> WorkerDiedError | None:
     """Return the death of a process of this driver's own Ray on which all workers depend; None while all live.
 
-    Ray itself goes on for a minute without its `gcs_server`, and then ends the driver.
+    Ray itself continues for a minute without its `gcs_server`, and then ends the driver.
     """
     if _engine is None or not _engine.embedded:
         return None

@@ -81,7 +81,7 @@ def _by_given_rank(joined: Sequence[NodeMember], ranks: Sequence[int | None], so
 
 
 def missing_ranks(joined: Sequence[NodeMember], num_nodes: int) -> str:
-    """Return a message on the ranks that have not joined, as far as labels tell."""
+    """Return a message on the ranks that have not joined, as far as labels show."""
     present = {member.label_rank for member in joined if member.label_rank is not None}
     if len(present) == len(joined):
         return f"missing: rank {format_ranks(rank for rank in range(num_nodes) if rank not in present)}"

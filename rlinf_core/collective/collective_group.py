@@ -93,7 +93,8 @@ class CollectiveGroup:
         message = Message(words, [part], Flag.TENSOR)
         waits = self._endpoint.waits
         fitted: Work[None] = Work(OperationKind.SEND_TENSOR, stream.peer, seconds, waits, detached=async_op)
-        # Not one with `fitted`: a refusal that comes before the send has ended would be raised by it, and told again.
+        # Not one with `fitted`: a refusal that comes before the send has ended would be raised by it, and reported
+        # again.
         sent: Work[object] = Work(OperationKind.SEND_TENSOR, stream.peer, seconds, waits)
 
         def hand_down() -> None:

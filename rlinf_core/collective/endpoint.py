@@ -359,7 +359,7 @@ class Endpoint:
         self._streams.lost(connection, reason)
         for segment in connection.segments.values():
             segment.orphaned = True
-            # Other processes are told later: a message that refers to it may be on its way to them.
+            # Other processes are notified later: a message that refers to it may be on its way to them.
             self._orphans.append(segment.identity)
         self._arena.owner_lost(connection.peer.incarnation, connection.peer_is_dead)
         self._relay.forwards.lost(connection)

@@ -70,7 +70,7 @@ class WaitTable:
         self.paused: Callable[[str, float], float] = lambda target, seconds: 0.0
         self.check: Callable[[], None] = _go_on
         self._waiting: dict[int, Work[object]] = {}
-        # While the run is traced: since when who waits for what goes on in the background.
+        # While the run is traced: since when who waits for what continues in the background.
         self._traced: dict[int, tuple[float, Hashable]] = {}
 
     def waiting(self) -> list[Work[object]]:
@@ -139,7 +139,7 @@ class Work(Generic[T]):
         since: when it was issued, on the monotonic clock.
         seconds: its time limit.
         poller: what a waiting thread can do for it.
-        serial: its number on the waits while it goes on in the background, else None.
+        serial: its number on the waits while it continues in the background, else None.
     """
 
     __slots__ = (
@@ -167,7 +167,7 @@ class Work(Generic[T]):
         key: str | None = None,
         detached: bool = False,
     ) -> None:
-        """`seconds`: what it may take in all, from now. `detached`: its process goes on meanwhile."""
+        """`seconds`: what it may take in all, from now. `detached`: its process continues meanwhile."""
         self.kind = kind
         self.target = target
         self.key = key
@@ -260,7 +260,7 @@ class Work(Generic[T]):
                 await future
 
     def then(self, function: Callable[[T], U]) -> Work[U]:
-        """Return a handle of `function(result)`, called in a thread of its own once this one has succeeded.
+        """Return a handle of `function(result)`, called in its own thread once this one has succeeded.
 
         A failure of this operation is the failure of that handle, and so is whatever `function` raises. The operation's
         deadline is not that of `function`, which has as long as an operation without a timeout.

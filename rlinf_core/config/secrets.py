@@ -186,7 +186,7 @@ def _starred_urls(text: str) -> str:
 
 
 def _mask_line(line: str) -> tuple[str, int | None]:
-    """Return the line masked, and the column of a secret key whose value may go on in the next line."""
+    """Return the line masked, and the column of a secret key whose value may continue in the next line."""
     shown = ""
     column: int | None = None
     depth = 0

@@ -1,4 +1,4 @@
-"""Encodings of text that is not UTF-8, told by its first bytes."""
+"""Encodings of text that is not UTF-8, recognized by the first bytes."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def read_json_object(path: str | os.PathLike[str], most: int = MOST_BYTES) -> di
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder in that of a run, unless it is there.
+    """Make a folder in that of a run, unless it exists.
 
     Raises:
         OSError: it cannot be made, or a link is there.
@@ -157,7 +157,7 @@ def open_below(root: str | os.PathLike[str], name: str, flags: int, mode: int = 
 
 
 def open_log(root: str | os.PathLike[str], name: str) -> int:
-    """Open the file `name` below `root` to append to, made where it is not there; see `open_below`."""
+    """Open the file `name` below `root` to append to, made where it does not exist; see `open_below`."""
     return open_below(root, name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 

@@ -101,7 +101,7 @@ def origin_of(peer: Any) -> str:
 
 
 class LimitedWarnings:
-    """Warnings that strangers can cause: only so many in a span of time; the others are counted.
+    """Warnings that strangers can cause: only that many in a span of time; the others are counted.
 
     Args:
         warn: called with the text of a warning.
@@ -134,7 +134,7 @@ class LimitedWarnings:
             self._warn(f"{text}; further ones within {self._seconds:g} s are only counted" if last else text)
 
     def close(self) -> None:
-        """Tell how many were left out at last."""
+        """Log the number of warnings that were left out."""
         with self._lock:
             left_out, self._count = max(0, self._count - self._most), 0
         self._tell_left_out(left_out)

@@ -18,7 +18,7 @@ from rlinf_core.foreign.encodings import wide_encoding
 
 # Levels of lists and objects within each other: whatever walks through a value calls itself for each.
 MAX_DEPTH: Final = 100
-# No float holds an integer of so many digits.
+# No float holds an integer of that many digits.
 _LONG: Final = re.compile("[1-9][0-9]{308}")
 
 

@@ -1,4 +1,4 @@
-"""Recipes by name: those that installed packages offer, and those of the user's own."""
+"""Recipes by name: those that installed packages offer, and users' those own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find_recipe(name: str) -> Recipe:
     """Return the recipe called `name`, or the one that `package.module:name` names.
 
     Raises:
-        UnknownRecipeError: there is none; `help` suggests names.
+        UnknownRecipeError: it does not exist; `help` suggests names.
         ConfigError: its package cannot be loaded.
     """
     if ":" in name:

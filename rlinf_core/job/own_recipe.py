@@ -17,7 +17,7 @@ from pathlib import Path
 from rlinf_core.errors import ConfigError
 from rlinf_core.process.import_path import add_working_folder, is_unnamed, named_path, working_folder
 
-FORM = "a recipe of your own is written `package.module:name`"
+FORM = "your own recipe is written `package.module:name`"
 _RECIPE = "Recipe"
 
 

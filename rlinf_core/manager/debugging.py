@@ -36,7 +36,7 @@ class Pauses:
         self._waiting.add(name)
 
     def end(self, name: str) -> None:
-        """Note that a process goes on, or has ended."""
+        """Note that a process continues, or has ended."""
         if name in self._waiting:
             self._waiting.remove(name)
             if not self._waiting:
@@ -98,7 +98,7 @@ class Debugging:
         self._questions = {number: asked for number, asked in self._questions.items() if asked != (stream, serial)}
 
     def breakpoint(self, stream: PeerStream, message: m.BreakpointWait) -> None:
-        """Note, and tell the driver, that a process waits at a breakpoint or goes on."""
+        """Record, and report to the driver, that a process waits at a breakpoint or continues."""
         if message.place is None:
             self.pauses.end(stream.peer)
         else:

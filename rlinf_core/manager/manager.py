@@ -310,7 +310,7 @@ class Manager:
             self._conclude(death.peer, report.cause)
 
     def _look_at_end(self, death: _Death, *, last: bool) -> None:
-        """Conclude a death of this machine once the kernel tells how it ended; `last` waits no longer."""
+        """Conclude a death of this machine once the kernel reports how it ended; `last` waits no longer."""
         name = death.peer.name
         end = self._ends.end(name)
         if end is not None or last:

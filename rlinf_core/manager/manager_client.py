@@ -41,12 +41,11 @@ from rlinf_core.manager import manager_messages as m
 from rlinf_core.manager import postmortem
 from rlinf_core.manager.control_rpc import ControlRpc, expect
 from rlinf_core.manager.debugging import answer_stacks, at_breakpoint
-from rlinf_core.manager.long_waits import LongWaits
 from rlinf_core.manager.wait_edges import ChannelView
-from rlinf_core.manager.watch import is_long_wait
+from rlinf_core.manager.watch import LongWaits, is_long_wait
 from rlinf_core.node.process_end import EndWatch
 from rlinf_core.node.process_identity import own_identity
-from rlinf_core.node.stacks.own_stacks import describe_stacks
+from rlinf_core.node.stacks.stack_text import describe_stacks
 from rlinf_core.process.inflight_ops import InflightOps
 from rlinf_core.waiting import FIRST_WORD_AFTER, Operation, OperationKind, Publication, PublishedOperation
 
@@ -321,7 +320,7 @@ class ManagerClient(Resolver):
     def paused(self, target: str, seconds: float) -> float:
         """Return the number of the last `seconds` in which a process of the job waited at a breakpoint.
 
-        A shorter time limit than a second is not extended: its caller goes on after it by design.
+        A shorter time limit than a second is not extended: its caller continues after it by design.
         """
         if target == m.MANAGER or seconds < _SHORTEST_EXTENDED or self._closed:
             return 0.0

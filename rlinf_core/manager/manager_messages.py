@@ -200,7 +200,7 @@ class BreakpointWait:
     """The sender waits at a breakpoint.
 
     Attributes:
-        place: the place of the breakpoint, as in `recipes/x.py:12`; None once it goes on.
+        place: the place of the breakpoint, as in `recipes/x.py:12`; None once it continues.
         attached: whether somebody steps through it already.
     """
 
@@ -290,7 +290,7 @@ class StackQuestion:
 
 @dataclass(frozen=True, slots=True)
 class AtBreakpoint:
-    """Tells the driver that a process waits at a breakpoint."""
+    """A notice to the driver that a process waits at a breakpoint."""
 
     name: str
     place: str

@@ -16,7 +16,7 @@ from rlinf_core.node.ports import NodePorts
 
 # The address that stands for an embedded Ray.
 LOCAL: Final = "local"
-# Ray's label by which a node of `rlinf up` tells its rank.
+# Ray's label that holds the rank of a node of `rlinf up`.
 RANK_LABEL: Final = "rlinf.io/rank"
 _LOOPBACK: Final = ("127.", "::1", "localhost")
 
@@ -180,7 +180,7 @@ def _recorded() -> Iterator[Known]:
         try:
             record = cluster_records.load(name)
         except RLinfError:
-            continue  # of another version: whoever names it is told
+            continue  # of another version: reported where it is named
         if record is not None:
             path = str(record.token_path) if record.token_path else None
             yield Known(record.name, record.address, path, record.num_nodes, runs_here=False)

@@ -96,7 +96,7 @@ def load(name: str) -> ClusterRecord | None:
     try:
         data: dict[str, Any] = load_json_object(path.read_bytes())
         if data.pop("version") != _VERSION:
-            raise ValueError("it is of another version of rlinf")
+            raise ValueError("it was written by another version of rlinf")
         nodes = tuple(RecordedNode(**node)._replace(groups=tuple(node["groups"])) for node in data.pop("nodes"))
         first, last = data.pop("ports")
         return ClusterRecord(**data, ports=(first, last), nodes=nodes)

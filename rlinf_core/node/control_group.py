@@ -14,7 +14,7 @@ class GroupMemory(NamedTuple):
 
     Attributes:
         path: its folder.
-        used, limit, most: bytes now, allowed, and held at most; None where the kernel does not tell.
+        used, limit, most: bytes now, allowed, and held at most; None where the kernel does not report it.
         kills: how many of its own processes, without groups below it, were killed for memory; None likewise.
     """
 

@@ -71,7 +71,7 @@ class ForkClient:
         return ours
 
     def kill(self, name: str) -> None:
-        """Kill a process, if it lives. Its end is told as any other."""
+        """Kill a process, if it lives. Its end is reported as any other."""
         with suppress(OSError):
             self.socket.send(json.dumps({"kill": name}).encode())
 
@@ -187,7 +187,7 @@ def run(name: str, connection: int, settings: ForkSettings) -> NoReturn:
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 - told as the interpreter would
+    except BaseException:  # noqa: BLE001 - printed as the interpreter would
         sys.excepthook(*sys.exc_info())  # pyright: ignore[reportArgumentType]
     finally:
         with suppress(Exception):

@@ -14,8 +14,8 @@ import subprocess
 import sys
 import time
 
-# Every process that a Ray of ours starts inherits it, which tells it from those of others. Its value is the id of the
-# cluster, or the driver's folder where the Ray is embedded.
+# Every process that a Ray of ours starts inherits it, which distinguishes it from those of others. Its value is the id
+# of the cluster, or the driver's folder where the Ray is embedded.
 MARK = "RLINF_RAY"
 # In the commands of Ray's own processes.
 _ENGINE = (b"ray::", b"/ray/core/src/ray/", b"/ray/_private/", b"/ray/dashboard/")

@@ -57,8 +57,7 @@ class EndWatch:
         return name in self._watched
 
     def end(self, name: str) -> ProcessEnd | None:
-        """Return how a watched process ended; None while it lives, is not yet collected by its parent, or cannot be
-        told."""
+        """Return how a watched process ended; None while it lives or is not collected by its parent, or if unknown."""
         watched = self._watched.get(name)
         status = wait_status(watched.descriptor) if watched is not None else None
         if watched is None or status is None:

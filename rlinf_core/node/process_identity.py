@@ -74,7 +74,7 @@ def identity_here(pid: int) -> ProcessIdentity:
     """Return the identity of a living process of this name space of pids.
 
     Raises:
-        ProcessLookupError: there is none.
+        ProcessLookupError: it does not exist.
     """
     start = identity(pid)
     if start is None:
@@ -184,7 +184,7 @@ def _look_here(process: ProcessIdentity) -> Presence:
         return Presence.ALIVE
     if os.path.exists(f"/proc/{process.pid}"):
         return Presence.GONE  # a zombie, or a later process
-    # /proc may hide what is another user's; a handle tells whether there is such a process.
+    # /proc may hide what is another user's; a handle shows whether there is such a process.
     try:
         os.close(_pidfd_open(process.pid))
     except ProcessLookupError:

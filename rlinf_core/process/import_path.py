@@ -127,7 +127,7 @@ def is_managed() -> bool:
 
 
 def add_user_folders(folders: Iterable[str]) -> None:
-    """Put folders on `sys.path` behind the standard library and before installed packages, if they are not there."""
+    """Put folders on `sys.path` behind the standard library and before installed packages, unless they are on it."""
     new = [folder for folder in folders if folder not in sys.path]
     standard = _standard_library()
     last = max((i for i, entry in enumerate(sys.path) if entry and os.path.realpath(entry) in standard), default=-1)
@@ -136,7 +136,7 @@ def add_user_folders(folders: Iterable[str]) -> None:
 
 
 def add_working_folder(folder: str | None) -> None:
-    """Put the working folder of a command behind everything else on `sys.path`, if there is one and it is not there."""
+    """Put the working folder of a command, if any, at the end of `sys.path`, unless it is there."""
     global _unnamed_folder
     if folder is not None and folder not in sys.path:
         _unnamed_folder = os.path.realpath(folder)

@@ -13,9 +13,9 @@ from typing import TypeAlias, cast
 from rlinf_core.process import tracing
 from rlinf_core.waiting import RUNNING, Operation, OperationKind, Publication, PublishedOperation
 
-# For how long a process whose bytes have moved counts as moving: networks stand still for seconds, and go on.
+# For how long a process whose bytes have moved counts as moving: networks stand still for seconds, and continue.
 _STILL_MOVING = 5.0
-# The last operations that are kept for evidence of a failure: by number, and by age in seconds when they are told.
+# The last operations that are kept for evidence of a failure: by number, and by age in seconds when they are reported.
 _RECENT = 256
 _RECENT_SECONDS = 30.0
 
@@ -27,7 +27,7 @@ class InflightOps:
     """The operations that this process is in, kept cheaply enough to be always on.
 
     Any thread may write and any may read without a lock: every change is one dictionary operation, and an `Operation`
-    is only made of it when somebody asks. `has_main`: the process runs code of its own outside methods, as a driver
+    is only made of it when somebody asks. `has_main`: the process runs its own code outside methods, as a driver
     does.
     """
 

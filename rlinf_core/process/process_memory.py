@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
-# Calls of a phase that are measured: the first ones, and then every so many.
+# Calls of a phase that are measured: the first ones, and then every that many.
 _FIRST, _EVERY = 8, 16
 _STATUS: Final = "/proc/self/status"
 

@@ -62,7 +62,7 @@ class RemoteFailure(Exception):  # noqa: N818 - a vehicle, never seen by users
 
 def unpicklable(what: str, error: Exception, where: str | None = None) -> PayloadError:
     """Return the error for an argument or a result that does not pickle."""
-    # Ray wraps it in a long report of its own.
+    # Ray wraps it in its own long report.
     cause = error.__cause__ or error
     return PayloadError(
         f"{what} cannot be sent",

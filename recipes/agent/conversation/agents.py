@@ -45,7 +45,7 @@ class AgentOutcome:
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-# An agent: a function of the user's, or the one below. A text is an outcome with that answer.
+# An agent: a user's function, or the one below. A text is an outcome with that answer.
 Agent = Callable[[AgentTask, LanguageModel, Toolbox], Awaitable[AgentOutcome | str]]
 
 

@@ -135,7 +135,7 @@ class LanguageModel:
         return segments or [no_turn(sample)]
 
     def say(self, turn: TurnRecord) -> None:
-        """Tell of a turn."""
+        """Record a turn."""
         self._on_turn(turn)
 
     async def draw(self, chat: Chat, stop: tuple[str, ...], max_new_tokens: int | None) -> DrawnTurn:
@@ -209,7 +209,7 @@ class Chat:
     Attributes:
         number: the number of the conversation within its run.
         tokens: the tokens of the conversation.
-        pending: messages that the model has not been told yet.
+        pending: messages that the model has not seen yet.
         tools: functions that the model may call.
     """
 
@@ -231,7 +231,7 @@ class Chat:
             self.add(message)
 
     def add(self, text: str | ChatMessage, role: Role = "user") -> None:
-        """Tell the model something before its next turn."""
+        """Add a message before the model's next turn."""
         message = ChatMessage(role, text) if isinstance(text, str) else text
         self.pending.append(message)
         if message.role != "tool":

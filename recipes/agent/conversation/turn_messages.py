@@ -32,7 +32,7 @@ class ToolOffer(NamedTuple):
 
     Attributes:
         functions: each as chat completions list it, as JSON.
-        instructions: how they are called where the chat template does not say; told in the system message.
+        instructions: how to call them, for the system message, where the chat template does not say.
         single: whether a turn ends after one call.
     """
 
@@ -48,12 +48,12 @@ class DrawRequest(NamedTuple):
         request_id: comes back with the turn; given by the process that asks.
         agent: rank of the process that asks.
         context: tokens of the conversation so far.
-        messages: what the model is told after them; the engine writes it as tokens.
+        messages: the messages that follow them; the engine renders them as tokens.
         max_tokens: the maximum tokens of the conversation, this turn included.
         max_new_tokens: the most new tokens of this turn; 0: the messages are counted, and nothing is drawn.
         temperature: the temperature of the draws; 0 takes the likeliest token.
         seed: the seed of the draws.
-        sample: number of the draws, which tells equal conversations apart.
+        sample: number of the draws, which distinguishes equal conversations.
         version: the version of the oldest weights that may draw the turn.
         stop: texts that end the turn, besides the model's own end.
         tools: the tools that the model may call.

@@ -31,13 +31,13 @@ class Ask(NamedTuple):
 
     Attributes:
         messages: the messages of the conversation, with those of the assistant as the model wrote them.
-        offer: functions that the model is told of.
+        offer: functions that are described to the model.
         callable: JSON Schemas of the arguments of those that it may call now, by name.
         stop: texts that end the turn.
         most: tokens of the turn; None: as many as a turn may have.
         model: name that comes back.
         streams: whether the answer is a stream.
-        answers: turns that are drawn, each in a conversation of its own.
+        answers: turns that are drawn, each in its own conversation.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -100,7 +100,7 @@ class Chats:
             replies = await asyncio.gather(*(branch.reply(ask.stop, ask.most) for branch in branches))
             answered = True
         except LimitReached as limit:
-            # Clients retry after this status automatically, unless told not to.
+            # Clients retry after this status automatically, unless configured otherwise.
             message = f"this task has no {limit.limit} left"
             raise RequestError(HTTPStatus.TOO_MANY_REQUESTS, message, {"x-should-retry": "false"}) from None
         except MessagesRefused as refusal:

@@ -19,7 +19,7 @@ def check_fields(
     Args:
         request: its fields.
         read: fields that have an effect.
-        ignored: fields that mean nothing to a model of one's own.
+        ignored: fields without meaning for a model that is trained here.
         fixed: fields with the one value that they may have, and the reason.
 
     Raises:

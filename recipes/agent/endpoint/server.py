@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hmac
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+
+from starlette.requests import Request
 
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import chat, messages, responses
 from recipes.agent.endpoint.chats import Ask, Chats, SaidTurn
+from recipes.language.listening.limits import check_length
+from recipes.language.listening.request_error import RequestError
 from rlinf_core import ConfigError
 from rlinf_core.process.requirements import install_command, missing_modules
 
@@ -21,14 +26,12 @@ if missing := missing_modules(["starlette", "uvicorn"]):
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from recipes.agent.endpoint.limits import TokenGate
 from recipes.language.listening.limits import json_body, unless_gone
 from recipes.language.listening.listener import listening
-from recipes.language.listening.request_error import RequestError
 
 _CLIENT_GONE: Final = 499
 
@@ -59,8 +62,8 @@ class Dialect(Protocol):
 async def serve(llm: LanguageModel) -> AsyncGenerator[ChatEndpoint]:
     """Serve the model while the context is open: chat completions, Anthropic's Messages, OpenAI's Responses.
 
-    A request whose messages go on after those of an earlier one and its reply continues that conversation; any other
-    one begins a conversation of its own. All of them are part of the run.
+    A request whose messages continue after those of an earlier one and its reply continues that conversation; any other
+    one begins its own conversation. All of them are part of the run.
     """
     token = secrets.token_urlsafe(32)
     async with listening(TokenGate(_application(Chats(llm)), token, _refused)) as port:
@@ -136,3 +139,55 @@ def _not_routed(request: Request, error: Exception) -> Response:
 
 def _gone(request: Request, error: Exception) -> Response:
     return Response(status_code=_CLIENT_GONE)  # the client has disconnected
+
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+# More than one agent needs; requests beyond it are rejected temporarily.
+MOST_REQUESTS: Final = 128
+
+
+class TokenGate:
+    """Looks at the head of each request before anything else of it is read.
+
+    Args:
+        app: answers requests that may pass.
+        token: the token of the run.
+        refusal: returns the answer to a request that may not.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, refusal: Callable[[Request, RequestError], ASGIApp]) -> None:
+        self._app = app
+        self._token = token.encode()
+        self._refusal = refusal
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        # Clients differ in whether the base URL includes the version.
+        path: str = scope["path"]
+        while path.startswith("/v1/"):
+            path = path.removeprefix("/v1")
+        scope = {**scope, "path": f"/v1{path}", "raw_path": f"/v1{path}".encode()}
+        request = Request(scope)
+        try:
+            self._check(request)
+        except RequestError as error:
+            await self._refusal(request, error)(scope, receive, send)
+            return
+        self._running += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._running -= 1
+
+    def _check(self, request: Request) -> None:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        presented = token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        if not hmac.compare_digest(presented.encode("latin-1", "replace"), self._token):
+            raise RequestError(HTTPStatus.UNAUTHORIZED, "the token does not belong to this task")
+        check_length(request)
+        if self._running >= MOST_REQUESTS:
+            message = f"{MOST_REQUESTS} requests are in progress: try again"
+            raise RequestError(HTTPStatus.TOO_MANY_REQUESTS, message, {"Retry-After": "1"})

@@ -1,1 +1,1 @@
-"""Environments that agents play by text: a game, OpenEnv servers, those of the user's."""
+"""Environments that agents play by text: a game, OpenEnv servers, the user's."""

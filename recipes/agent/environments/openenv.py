@@ -27,7 +27,7 @@ class OpenEnvSettings(NamedTuple):
     Attributes:
         url: the URL of the server, `http://HOST:PORT` or `ws://HOST:PORT`.
         action_key: key of an action that holds the model's text.
-        observation_key: key of an observation that holds what the model is told; None: its only text, or all of it as
+        observation_key: key of an observation that holds the text for the model; None: its only text, or all of it as
             JSON.
     """
 
@@ -53,7 +53,7 @@ class OpenEnv(TextEnvironment):
         """See `TextEnvironment`.
 
         Raises:
-            ToolUnavailable: the server is not there, or does not speak the protocol.
+            ToolUnavailable: the server does not exist, or does not speak the protocol.
             OpenEnvError: it cannot begin the episode.
         """
         client: Any = import_module("websockets.asyncio.client")

@@ -21,7 +21,7 @@ from recipes.language.config.problem_config import MOST_GENERATED
 from rlinf_core import ConfigError
 from rlinf_core.process.requirements import install_command, missing_modules
 
-# Of a taskset that makes tasks without end, so many are used.
+# Of a taskset that makes tasks without end, that many are used.
 _MOST_TASKS: Final = 10_000
 # verifiers takes a harness by the name of a module of the top level.
 _HARNESS: Final = "rlinf_in_process_chat"
@@ -51,7 +51,7 @@ class VerifiersAgent:
     """Plays an episode of a verifiers environment per run; the task's seed selects one of its tasks.
 
     Raises:
-        ConfigError: verifiers, or the taskset, is not there, or its options do not fit.
+        ConfigError: verifiers, or the taskset, does not exist, or its options do not fit.
     """
 
     def __init__(self, settings: VerifiersSettings) -> None:

@@ -72,7 +72,7 @@ class _Tools:
     """The tools of a task, by the servers that offer them.
 
     Attributes:
-        listed: the tools, as a chat completion is told of them.
+        listed: the tools, as a chat completion lists them.
     """
 
     def __init__(self) -> None:

@@ -43,8 +43,8 @@ class TaskCalls:
     Args:
         agents: the group.
         processes: the number of agent processes.
-        relaunch: starts the processes again of whose deaths an error tells; returns False where that cannot be.
-        note: is told of a task that is set aside, and how its processes died.
+        relaunch: restarts the processes whose deaths an error reports; returns False where that is impossible.
+        note: receives each task that is set aside, and how its processes died.
 
     Attributes:
         lost: processes that have died.
@@ -129,7 +129,7 @@ class TaskCalls:
         dead = {rank for rank, failure in error.by_rank.items() if _died(failure, f"{error.group}:{rank}")}
         if len(dead) < len(error.ranks):
             raise error
-        # Of two calls on one process both tell of its death, the second one maybe when there is a successor.
+        # Two calls on one process both report its death, the second one possibly after its successor has started.
         lives = dict(zip(call.ranks, call.lives, strict=True))
         last = {rank for rank in dead & set(self._alive) if lives[rank] == self._lives[rank]}
         self.lost += len(last)
@@ -158,7 +158,7 @@ class TaskCalls:
         LOGGER.warning("%s: gave its %d tasks to %s", reason, len(orphans), takers)
 
     def _is_suspected(self, task: Prompt, reason: str) -> bool:
-        """Count a death for a task; return whether it waits to be run alone, or for its failure to be told."""
+        """Count a death for a task; return whether it waits to run alone, or to be reported as failed."""
         name = str(task.slot)
         if name in self._deaths.due():
             # It was alone.

@@ -1,15 +1,16 @@
-"""Generated tasks, and the corpus of the lookup tasks."""
+"""Generated tasks with their first messages, and the corpus of the lookup tasks."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from recipes.agent.config import EPISODES, AgentDataConfig
+from recipes.agent.conversation.turn_messages import ChatMessage, Role
 from recipes.language.config.problem_config import MOST_GENERATED
 from recipes.language.data.load_problems import load_problems
-from recipes.language.data.problems import Problem, ProblemSet
+from recipes.language.data.problems import Problem, ProblemSet, require_text
 
 T = TypeVar("T")
 
@@ -124,3 +125,26 @@ def _facts(seed: int) -> tuple[dict[str, str], dict[str, str]]:
 def _part(every: list[T], evaluation: bool, size: int) -> list[T]:
     held = min(size, len(every) // 2)
     return every[:held] if evaluation else every[held:]
+
+
+def first_messages(task: Problem, data: AgentDataConfig, instructions: str) -> tuple[ChatMessage, ...]:
+    """Return the initial messages of a task's conversation.
+
+    Args:
+        task: the problem.
+        data: says how it is written.
+        instructions: how tools are used; included where the chat template takes a system message.
+
+    Raises:
+        ConfigError: the problem is messages, and there is no chat template to write them in.
+    """
+    if not data.apply_chat_template:
+        require_text(task)
+        return (ChatMessage("user", data.few_shot + task.prompt),)
+    written = task.messages or ({"role": "user", "content": task.prompt},)
+    messages = [ChatMessage(cast("Role", message["role"]), message["content"]) for message in written]
+    messages[-1] = messages[-1]._replace(text=data.few_shot + messages[-1].text)
+    system = "\n\n".join(filter(None, (data.system_prompt, instructions)))
+    if system and messages[0].role != "system":
+        messages.insert(0, ChatMessage("system", system))
+    return tuple(messages)

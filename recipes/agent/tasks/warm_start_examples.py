@@ -14,8 +14,7 @@ from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.environments.env_agent import environment_maker
 from recipes.agent.environments.text_environment import TextEnvironment
 from recipes.agent.tasks.make_tools import make_tools
-from recipes.agent.tasks.task_messages import first_messages
-from recipes.agent.tasks.tasks import load_tasks
+from recipes.agent.tasks.tasks import first_messages, load_tasks
 from recipes.agent.tools.toolbox import Toolbox
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.data.problems import Problem, training_order

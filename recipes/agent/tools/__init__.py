@@ -1,1 +1,1 @@
-"""Tools of agents: calculator, search over a corpus, functions of the user's."""
+"""Tools of agents: calculator, search over a corpus, users' functions."""

@@ -29,7 +29,7 @@ class Tool(ABC):
     Attributes:
         name: the model calls it by this.
         description: what it does, in a sentence, for the model.
-        parameters: JSON Schema of its arguments, for models that call functions in a form of their own.
+        parameters: JSON Schema of its arguments, for models that call functions in their own form.
         computes: a call does here what its argument says, and nothing else. One that takes too long is the model's
             fault then, and else that of whoever was asked.
     """
@@ -61,9 +61,9 @@ class Tool(ABC):
 
 
 class FunctionTool(Tool):
-    """A function of the user's as a tool: its name, the first line of its docstring, one text as its argument.
+    """A user's function as a tool: its name, the first line of its docstring, one text as its argument.
 
-    One that is not async runs in a thread of its own. A thread cannot be ended from outside: after a time-out it goes
+    One that is not async runs in its own thread. A thread cannot be ended from outside: after a time-out it goes
     on, unheard, until the function returns or the process ends.
     """
 

@@ -13,13 +13,11 @@ from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, L
 from recipes.agent.conversation.conversation import no_turn
 from recipes.agent.environments.env_agent import make_env_agent
 from recipes.agent.tasks.make_tools import make_tools, start_servers
-from recipes.agent.tasks.task_messages import first_messages
-from recipes.agent.tasks.tasks import load_tasks
+from recipes.agent.tasks.tasks import first_messages, load_tasks
 from recipes.agent.tools.tool import Tool, ToolUnavailable
 from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
 from recipes.agent.workers.engine_client import EngineClient, EngineRoute, next_item
-from recipes.agent.workers.index_client import IndexGroup, IndexSearch
-from recipes.agent.workers.index_worker import IndexWorker
+from recipes.agent.workers.index_worker import IndexGroup, IndexSearch, IndexWorker
 from recipes.language.answers.answer_group import AnswerGroup, EpisodeStats, TurnRecord, put_groups
 from recipes.language.answers.kept_groups import KeptGroups
 from recipes.language.answers.sequences import Sequence as Answer

@@ -85,7 +85,7 @@ class EngineClient:
         loop = asyncio.get_running_loop()
         result = self._waiting[number] = loop.create_future()
         if not self._outgoing[engine]:
-            # When every run has gone on as far as it can: what they ask for is one message.
+            # When every run has continued as far as it can: what they ask for is one message.
             loop.call_soon(self._send, engine)
         self._outgoing[engine].append(request._replace(request_id=number, agent=self._rank))
         try:

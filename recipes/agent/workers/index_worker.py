@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from recipes.agent.config import AgentConfig
 from recipes.agent.tasks.make_tools import make_search
-from recipes.agent.tools.tool import ToolError
+from recipes.agent.tools.search import NOTHING_FOUND, Search
+from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
 from recipes.language.config.group_names import LanguageLayout
-from rlinf_core import Worker
+from rlinf_core import RLinfError, Worker, WorkerGroupHandle
 
 
 class IndexWorker(Worker):
@@ -37,3 +40,67 @@ class IndexWorker(Worker):
             return self._search.find(query)
         except ToolError:
             return None
+
+
+class IndexGroup(Protocol):
+    """Calls on a worker that holds an index."""
+
+    def search(self, queries: list[str], /) -> WorkerGroupHandle[list[str | None]]: ...
+
+
+class IndexSearch(Tool):
+    """Search by an index worker; concurrent queries share one call.
+
+    Args:
+        index: the worker.
+        warn: called once when the worker no longer answers.
+    """
+
+    name = Search.name
+    description = Search.description
+
+    def __init__(self, index: IndexGroup, warn: Callable[[str], None]) -> None:
+        self._index = index
+        self._warn = warn
+        self._warned = False
+        self._waiting: list[tuple[str, asyncio.Future[str]]] = []
+        self._asking: set[asyncio.Task[None]] = set()
+
+    async def call(self, argument: str) -> str:
+        """See `Tool`."""
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[str] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._send)
+        self._waiting.append((argument, result))
+        return await result
+
+    def _send(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        task = asyncio.ensure_future(self._ask(waiting))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _ask(self, waiting: list[tuple[str, asyncio.Future[str]]]) -> None:
+        try:
+            (texts,) = await self._index.search([query for query, _ in waiting]).async_wait()
+        except RLinfError as error:
+            reason = str(error).partition("\n")[0]
+            if not self._warned:
+                self._warned = True
+                self._warn(f"searches fail because the index is unreachable: {reason}")
+            for _, result in waiting:
+                _settle(result, ToolUnavailable(f"the index is unreachable: {reason}"))
+            return
+        for (_, result), text in zip(waiting, texts, strict=True):
+            _settle(result, ToolError(NOTHING_FOUND) if text is None else text)
+
+
+def _settle(waiting: asyncio.Future[str], outcome: str | Exception) -> None:
+    """End a search, unless its call took too long."""
+    if waiting.done():
+        return
+    if isinstance(outcome, Exception):
+        waiting.set_exception(outcome)
+    else:
+        waiting.set_result(outcome)

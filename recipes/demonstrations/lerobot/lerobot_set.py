@@ -103,7 +103,7 @@ def _truths(
 
 
 def _check_ends(rows: RowTable, info: DatasetInfo, bounds: NDArray[np.int64]) -> None:
-    """Check that no episode goes on after a row that says it is done.
+    """Check that no episode continues after a row that says it is done.
 
     Two episodes listed as one would be trained on across the reset between them.
     """
@@ -115,7 +115,7 @@ def _check_ends(rows: RowTable, info: DatasetInfo, bounds: NDArray[np.int64]) ->
     if goes_on.any():
         row = int(np.flatnonzero(goes_on)[0])
         raise DatasetError(
-            f"`{DONE}` of a row is true, but its episode goes on in the list of episodes",
+            f"`{DONE}` of a row is true, but its episode continues in the list of episodes",
             where=rows.place(row),
             why=f"{int(goes_on.sum())} rows contradict the list",
             help="correct the column or the list of episodes, or convert the data set again",

@@ -135,7 +135,7 @@ class DatasetInfo:
         """Return the name of the feature that holds actions.
 
         Raises:
-            DatasetError: there is none, or several could be meant.
+            DatasetError: it does not exist, or several could be meant.
         """
         name = column_of("action", self.features, columns, where)
         if name is None:
@@ -146,7 +146,7 @@ class DatasetInfo:
         """Return the features of the state, by default `observation.state`.
 
         Raises:
-            DatasetError: one of them is not there.
+            DatasetError: one of them does not exist.
         """
         usual = state_of(self.features)
         keys = [usual if key == STATE and usual else key for key in state_keys] or ([usual] if usual else [])

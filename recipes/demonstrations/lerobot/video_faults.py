@@ -15,7 +15,7 @@ from recipes.demonstrations.names import IMAGES
 LOOKED_INTO_BYTES: Final = 2 << 30
 # Where the configuration of a codec has how many bytes the length of a unit takes, less 1, in its two lowest bits.
 _LENGTH_SIZE_AT: Final = {"h264": 4, "hevc": 21}
-# Tells whether the bytes of a frame are units of its codec, back to back.
+# Checks that the bytes of a frame are units of its codec, back to back.
 _Whole: TypeAlias = Callable[[bytes], bool]
 
 

@@ -17,7 +17,7 @@ from rlinf_core import RuntimeFailure
 
 
 class CameraError(RuntimeFailure):
-    """A camera is not there, or has taken no frame for too long; `where` is the robot and its address."""
+    """A camera does not exist, or has taken no frame for too long; `where` is the robot and its address."""
 
     def after_stop(self) -> CameraError:
         """Return the same error, of a robot that was stopped because of it."""
@@ -91,7 +91,7 @@ class CameraDriver(ABC):
             looks; else a thread calls it again and again.
 
     Raises:
-        CameraError: the device is not there.
+        CameraError: the device does not exist.
     """
 
     on_demand: ClassVar[bool] = False

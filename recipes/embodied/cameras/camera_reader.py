@@ -1,4 +1,4 @@
-"""The newest frame of one camera, kept by a thread of its own."""
+"""The newest frame of one camera, kept by its own thread."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class RealsenseCamera(CameraDriver):
         self._open = True
 
     def read(self, seconds: float) -> CameraFrame | None:
-        """See `CameraDriver`; the moment is the device's own where it tells it in the time of this machine."""
+        """See `CameraDriver`; the time is the device's own where it reports it on this machine's clock."""
         arrived, frames = self._pipeline.try_wait_for_frames(round(1000 * seconds))
         now = time.monotonic()
         color = frames.get_color_frame() if arrived else None

@@ -17,7 +17,7 @@ import numpy as np
 from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup
 from recipes.embodied.cameras.device_time import taken_at
 
-# Links of devices, whose names hold the serial numbers that USB cameras tell.
+# Links of devices, whose names hold the serial numbers that USB cameras report.
 BY_ID: Final = Path("/dev/v4l/by-id")
 _NUMBERED: Final = re.compile(r"/dev/video(\d+)")
 
@@ -38,7 +38,7 @@ class V4l2Camera(CameraDriver):
         if self._capture is None or not self._capture.isOpened():
             raise CameraError(
                 f"camera `{setup.name}` cannot be opened at `{self._device}`",
-                help="check that the device is there, that nothing else uses it, and that this user is of the group"
+                help="check that the device exists, that no other process uses it, and that this user is of the group"
                 " `video`",
             )
         for name, value in (
@@ -50,7 +50,7 @@ class V4l2Camera(CameraDriver):
             self._capture.set(name, value)
 
     def read(self, seconds: float) -> CameraFrame | None:
-        """See `CameraDriver`; V4L2 tells the moment on the monotonic clock."""
+        """See `CameraDriver`; V4L2 reports the time on the monotonic clock."""
         read, picture = self._capture.read()
         now = time.monotonic()
         if not read:
@@ -69,7 +69,7 @@ def device_of(setup: CameraSetup) -> str:
     """Return the device file of the camera with a serial number.
 
     Raises:
-        CameraError: there is none, or several.
+        CameraError: it does not exist, or there are several.
     """
     present = sorted(BY_ID.glob("*-video-index0")) if BY_ID.is_dir() else []
     serial = setup.serial or ""

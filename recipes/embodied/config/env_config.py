@@ -70,7 +70,7 @@ class InterventionConfig(ConfigModel):
         NoEffect(
             ("options",),
             lambda intervention, sizes: intervention.source == NONE,
-            "there are no interventions: `source` is none",
+            "there are no interventions: `source: none`",
             "remove it, or name a `source`",
             because=("source",),
         ),
@@ -155,8 +155,8 @@ class EnvironmentConfig(ConfigModel):
     num_processes: NonNegativeInt | None = Field(
         default=None,
         description="Simulator processes per env worker and pipeline stage, which share its environments; 0:"
-        " environments are stepped in the worker process. Default: 1 for simulators in packages of their"
-        " own, 0 for gymnasium. Built-in environments always run in the worker process.",
+        " environments are stepped in the worker process. Default: 1 for simulators in separate"
+        " packages, 0 for gymnasium. Built-in environments always run in the worker process.",
     )
     simulator_timeout: PositiveFloat = Field(
         default=300.0,

@@ -33,7 +33,7 @@ class EnvType(NamedTuple):
         observes: names of its observations, of a robot besides its cameras; None where that depends on the task.
         max_episode_steps: its limit; None where that depends on the task.
         options: the pydantic model of its options, as `package.module:Class`; None: it has none, or any. With a model
-            it is a robot, or a simulator of a package of its own.
+            it is a robot, or a simulator of its own package.
         numbers: its options where they are all integers, with the least and the largest value; None: see `options`.
         task: the default, where `tasks` is empty and there is one.
         processes: simulator processes of a worker where the file gives no number; None: it is always stepped in the
@@ -155,7 +155,7 @@ def has_ids(env_type: str) -> bool:
 
 
 def is_simulator(name: str) -> bool:
-    """Return whether this type is a simulator in a package of its own, with a model for its options."""
+    """Return whether this type is a simulator in its own package, with a model for its options."""
     known = ENV_TYPES.get(name)
     return known is not None and known.options is not None and known.robot is None
 

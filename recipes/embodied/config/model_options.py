@@ -18,7 +18,7 @@ class VlmOptions(_Options):
     """Options of `vlm_policy`.
 
     Attributes:
-        decoding: parallel: all tokens of a chunk in one pass; autoregressive: each is told those before it.
+        decoding: parallel: all tokens of a chunk in one pass; autoregressive: each token sees those before it.
         action_bins: values that a number of an action can take, from -1 to 1 in even steps; the last tokens of the
             vocabulary stand for them.
         prompt: the text before the actions; `{instruction}` stands for what the environment says.

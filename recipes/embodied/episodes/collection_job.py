@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
+import torch
+
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import drives_one
@@ -17,9 +19,11 @@ from recipes.embodied.episodes.collecting_worker import Actor, CollectingEnvWork
 from recipes.embodied.episodes.collector import CollectedEpisode, Keep
 from recipes.embodied.loop.frames import EpisodeFrames
 from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.models.checkpoint_weights import keep_loaded, load_trained
 from recipes.embodied.rules.checkpoint_rules import check_given
-from recipes.embodied.workers.acting_worker import ActingWorker
+from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 from recipes.training.comparing_worker import comparisons_of
+from recipes.training.seeding import Purpose, derive_seed
 from rlinf_core import Channel, Cluster, HybridComponentPlacement
 from rlinf_core.runners.storage.first_contact import ContactCheck
 from rlinf_core.worker.group.handle import wait_together
@@ -110,7 +114,7 @@ def collecting(
     *,
     pretrained: bool = False,
 ) -> Generator[Collection, None, None]:
-    """Start the workers that collect episodes, on a cluster of their own, within the block.
+    """Start the workers that collect episodes, on their own cluster, within the block.
 
     Args:
         config: the whole file.
@@ -141,3 +145,29 @@ def collecting(
         env = config.env.model_copy(update={"eval": chosen})
         filled = config.model_copy(update={"env": env})
         yield Collection(filled, cluster, checkpoint, intervention, pretrained=pretrained)
+
+
+class ActingWorker(MultiStepRolloutWorker):
+    """Acts greedily with weights that it reads itself, without an actor."""
+
+    def init_from(self, layout: Layout, spec: EnvSpec, checkpoint: str | None) -> None:
+        """Create the policy, with the weights of a checkpoint if one is named.
+
+        Args:
+            layout: the layout of the job.
+            spec: the spec of the environments.
+            checkpoint: a folder `global_step_N` that this node sees; None: as `actor.model.model_path` has it.
+
+        Raises:
+            CheckpointError: it cannot be read, or is of another model.
+        """
+        # What neither a folder nor the checkpoint has is made as the actor made it.
+        torch.manual_seed(derive_seed(self._config.actor.seed, Purpose.WEIGHTS))
+        self.init_worker(layout, spec)
+        if checkpoint is not None:
+            load_trained(self.policy, self._config.actor.model, spec, checkpoint)
+        keep_loaded(self._contact, self.policy, checkpoint or self._config.actor.model.model_path)
+
+    def describe_images(self) -> dict[str, Any]:
+        """Return the policy's image preprocessing, see `BasePolicy.describe_images`."""
+        return self.policy.describe_images()

@@ -1,6 +1,6 @@
 """Interpreters for simulators: virtual environments created from lock files that come with rlinf.
 
-Each simulator has versions of MuJoCo and numpy that fit no other, so that each gets an interpreter of its own.
+Each simulator has versions of MuJoCo and numpy that fit no other, so that each gets its own interpreter.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PROBE: Final = "recipes.embodied.interpreters.simulator_probe"
 # The renderers that work without a display, the faster one first.
 _RENDERERS: Final = ("egl", "osmesa")
 
-Tell = Callable[[str], None]
+Emit = Callable[[str], None]
 
 
 class SetupError(RLinfError):
@@ -65,11 +65,11 @@ class Made(NamedTuple):
 
 
 def simulators() -> list[str]:
-    """Return the kinds of environments that get an interpreter of their own."""
+    """Return the kinds of environments that get their own interpreter."""
     return [name for name in ENV_TYPES if has_setup(name)]
 
 
-def setup(env_type: str, folder: Path | None, emit: Tell) -> Made:
+def setup(env_type: str, folder: Path | None, emit: Emit) -> Made:
     """Create an interpreter for a simulator, install its lock file and this rlinf, and test it.
 
     Args:
@@ -102,7 +102,7 @@ def setup(env_type: str, folder: Path | None, emit: Tell) -> Made:
     return checked(env_type, python, emit)
 
 
-def checked(env_type: str, python: Path, emit: Tell) -> Made:
+def checked(env_type: str, python: Path, emit: Emit) -> Made:
     """Try a simulator in an interpreter, with each renderer until one works.
 
     Raises:
@@ -217,7 +217,7 @@ def _check_folder(folder: Path, env_type: str) -> None:
         )
 
 
-def _installer(folder: Path, python: Path, emit: Tell) -> list[str]:
+def _installer(folder: Path, python: Path, emit: Emit) -> list[str]:
     """Create the virtual environment if it does not exist; return the command that installs into it."""
     uv = shutil.which("uv")
     if not python.exists():
@@ -237,8 +237,8 @@ def _same_ray() -> list[str]:
         return []
 
 
-def _run(command: Sequence[str], emit: Tell) -> None:
-    """Run a command to its end; what it says last is told at intervals.
+def _run(command: Sequence[str], emit: Emit) -> None:
+    """Run a command to its end; its latest output is reported at intervals.
 
     Raises:
         SetupError: it failed, or did not end in time.

@@ -3,8 +3,8 @@
     python -m recipes.embodied.interpreters.simulator_probe ENV_TYPE [REQUEST [PROCESSES]]
 
 REQUEST is a `ProbeRequest` in JSON, PROCESSES a list of the variables of each env worker that is placed on this node.
-The last line that it prints is a record in JSON. The simulator runs in a process of its own, so that a crash or a hang
-of it, or of the driver that renders, is told as well.
+The last line that it prints is a record in JSON. The simulator runs in its own process, so that a crash or a hang
+of it, or of the driver that renders, is reported as well.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m recipes.embodied.interpreters.simulators_at_once ENV_TYPE REQUEST COUNT SECONDS
 
-makes so many simulators, steps them, prints a record in JSON, and holds them until its standard input is closed.
+makes that many simulators, steps them, prints a record in JSON, and holds them until its standard input is closed.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class ExecutedActions:
     """Replaces the policy's actions by a source's, step by step of a chunk, and records the executed ones.
 
     Where a source let go within a chunk the rest of it is not the policy's: that was chosen before the environment was
-    moved by somebody else. Such an environment is told to stand still, by an action of zeros, until the next chunk.
+    moved by somebody else. Such an environment gets an action of zeros, to stand still, until the next chunk.
 
     Args:
         chunk: [B, C, A], the policy's.

@@ -42,8 +42,8 @@ class HandMotion(NamedTuple):
     gripper_closed: bool
 
     def action(self, size: int) -> NDArray[np.float32]:
-        """Return an action of so many numbers, float32 [A]: the motion along the axes, then the turns about them as far
-        as there is room; the last of more than three numbers closes the gripper (1) or opens it (-1).
+        """Return an action of that many numbers, float32 [A]: the motion along the axes, then the turns about them as
+        far as there is room; the last of more than three numbers closes the gripper (1) or opens it (-1).
         """
         action = np.zeros(size, np.float32)
         axes = (*self.linear, *self.angular)[: size - (size > 3)]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedAlgorithmConfig
-from recipes.embodied.learning.bootstrapping import bootstrap_rewards
 from recipes.embodied.learning.reductions import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.models.base_policy import Inputs
@@ -182,7 +182,7 @@ def _spread(inputs: Inputs) -> float:
     spreads: list[Tensor] = []
     for tensor in inputs.values():
         rows = tensor.flatten(0, 1)
-        # Images are large, and a few tell whether all are the same.
+        # Images are large, and a few show whether all are the same.
         few = rows[:: max(1, len(rows) * max(1, rows[0].numel()) // _SPREAD_NUMBERS)].flatten(1).float()
         spreads.append(few.std(dim=0, correction=0).amax())
     return float(torch.stack(spreads).amax()) if spreads else 0.0
@@ -210,3 +210,36 @@ def _episodes(
         values = torch.cat((flat, last.T))
     rewards, dones = rewards_to_level(rewards, ends[0] | ends[1], level)
     return Trajectories(rewards=rewards, dones=dones, values=values, mask=mask), values
+
+
+BootstrapType = Literal["standard", "always"]
+
+
+def bootstrap_rewards(
+    rewards: Tensor,
+    terminations: Tensor,
+    truncations: Tensor,
+    final_values: Tensor,
+    gamma: float,
+    bootstrap_type: BootstrapType = "standard",
+) -> Tensor:
+    """Return rewards with the value of the rest of an episode added where it was cut off.
+
+    An episode that reaches its limit of steps is not over for the value function: r_t + gamma V(final observation)
+    stands for the rest (Pardo et al., "Time limits in reinforcement learning", arXiv 1712.00378).
+
+    Args:
+        rewards: float [T, ...].
+        terminations: bool [T, ...], the task ended with this step.
+        truncations: bool [T, ...], the episode was cut off after this step.
+        final_values: float [T, ...], value of the observation in which the episode ended; anything elsewhere.
+        gamma: discount by step.
+        bootstrap_type: `standard` adds the value where an episode was cut off and had not ended by itself; `always` at
+            every end, for tasks that end on success and would otherwise reward delay.
+
+    Returns:
+        float [T, ...].
+    """
+    at = truncations & ~terminations if bootstrap_type == "standard" else truncations | terminations
+    # torch.where and not a product: what stands elsewhere may be NaN.
+    return rewards + gamma * torch.where(at, final_values, 0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recipes.embodied.config import PolicyActorConfig
 from recipes.embodied.models.base_policy import ActionEval, PolicyOutput
-from recipes.training.dtypes import DTYPES
+from recipes.training.typed_tensors import DTYPES
 
 
 def acting_type(config: PolicyActorConfig) -> torch.dtype:

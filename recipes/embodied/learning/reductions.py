@@ -26,7 +26,7 @@ def rewards_to_level(rewards: Tensor, dones: Tensor, level: Level) -> tuple[Tens
         rewards: float [T, B, C].
         dones: bool [T, B, C], whether the episode ended with that action.
         level: `chunk_level` sums the rewards of a chunk, which ends when any of its actions does: [T, B].
-            `action_level` makes every action a step of its own: [T * C, B].
+            `action_level` makes every action its own step: [T * C, B].
     """
     if level == "chunk_level":
         return rewards.sum(dim=-1), dones.any(dim=-1)

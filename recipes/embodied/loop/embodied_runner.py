@@ -201,7 +201,7 @@ class EmbodiedRunner(RolloutRunner):
         return figures
 
     def finish(self) -> None:
-        """Tell the failures of simulators once more."""
+        """Log the failures of simulators once more."""
         if self._failed:
             LOGGER.warning("%d episodes were left out: their simulators failed; see the logs of `env`", self._failed)
 

@@ -78,7 +78,7 @@ class FrameRecorder:
         self._seen.append((rows, seen))
 
     def finish(self, most: int) -> list[EpisodeFrames]:
-        """Return the finished episodes, at most so many of each outcome, and stop recording."""
+        """Return the finished episodes, at most that many of each outcome, and stop recording."""
         if not self.sees:
             return []
         self._batch.watcher = None

@@ -63,7 +63,7 @@ class RolloutRecovery(Relaunching):
 
     @property
     def attempt(self) -> tuple[int, ...]:
-        """The argument that tells the calls of an attempt from those of the attempts before; none of the first one."""
+        """The argument that distinguishes the calls of an attempt from earlier ones; none of the first one."""
         return (self._attempt,) if self._attempt else ()
 
     def rollouts(self, step: int, attempt: Callable[[], T], *, weights_follow: bool) -> T:

@@ -66,7 +66,7 @@ def write_videos(
 
 
 def pick_per_outcome(recorded_episodes: Sequence[EpisodeFrames], episodes: int) -> list[EpisodeFrames]:
-    """Return the first episodes of each outcome, at most so many of each."""
+    """Return the first episodes of each outcome, at most that many of each."""
     return [
         recorded_episodes[number]
         for number in selected([(film.outcome, i) for i, film in enumerate(recorded_episodes)], episodes)

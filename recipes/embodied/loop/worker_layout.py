@@ -38,7 +38,7 @@ def actor_ranks(team: int, actors: int, teams: int) -> range:
 def trajectory_key(actor: int, step: int, max_staleness: int, attempt: int = 0) -> str:
     """Return the key of the channel for an actor's share of a step, while at most k other steps are on their way.
 
-    Of a step whose rollout is done again after a death, each `attempt` has a key of its own.
+    Of a step whose rollout is done again after a death, each `attempt` has its own key.
     """
     key = f"{actor}:{step % (max_staleness + 1)}"
     return f"{key}:{attempt}" if attempt else key

@@ -94,7 +94,7 @@ def add_recording(
     Args:
         buffer: the buffer of all steps.
         folder: the folder with the segments.
-        report: is told of what cannot be read.
+        report: receives a message about each file that cannot be read.
         interventions: the interventions of those steps in which somebody intervened; None: they have no buffer of their
             own.
     """

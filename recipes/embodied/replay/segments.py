@@ -111,7 +111,7 @@ def read_segments(folder: Path, report: Callable[[Damage], None] = lambda damage
 
     Args:
         folder: the folder of a `SegmentWriter`, which may be writing to it.
-        report: is told of what cannot be read.
+        report: receives a message about each record that cannot be read.
     """
     for file in segments_of(folder):
         for item in read_segment(file):
@@ -178,10 +178,10 @@ class SegmentWriter:
     Every record is on the disk when `append` returns. Opening cuts off what a crash has left unfinished.
 
     Args:
-        folder: is made where it is not there; one process at a time writes to it.
+        folder: is made where it does not exist; one process at a time writes to it.
         segment_bytes: size from which on the next segment is begun; also the room that is taken for one.
-        report: is told of records that were cut off or cannot be read.
-        warn: is told, once, when after this segment there is no room for another.
+        report: receives a message about each record that is cut off or cannot be read.
+        warn: called once when there is no room for another segment after this one.
 
     Raises:
         ReplayError: the folder cannot be written, or its disk has no room for a segment.
@@ -211,7 +211,7 @@ class SegmentWriter:
 
         Raises:
             ReplayError: there is no room, or the disk fails; all records before are kept, and once there is room
-                recording can go on.
+                recording can continue.
         """
         if self._closed:
             raise ReplayError("nothing can be recorded after close()", where=str(self._folder))

@@ -1,8 +1,8 @@
 """Columns of a replay buffer that do not fit into its memory: some rows in memory, the others in a file.
 
 The file is mapped and has no name. It goes with its process, however that ends, and two jobs may share a folder. Its
-room on the disk is taken when it is made, so that a disk that is too small is told at the start of a run. Pages of the
-file that the kernel keeps in memory are a cache, which it gives up wherever memory is short.
+room on the disk is taken when it is made, so that a disk that is too small is reported at the start of a run. Pages of
+the file that the kernel keeps in memory are a cache, which it gives up wherever memory is short.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SpilledRows:
         rows: the number of rows, all zeros.
         column: a row of it.
         held: rows in memory, fewer than all.
-        folder: the folder of the file; it is made where it is not there.
+        folder: the folder of the file; it is made where it does not exist.
 
     Attributes:
         nbytes: bytes in memory.

@@ -82,7 +82,7 @@ def _check_packages(config: PolicyJob, at: Path, options: RobotEnvOptions, types
                     (*at, name),
                     "missing-extra",
                     f"camera `{name}` needs the package `{lacking[0]}`, not installed in this Python",
-                    f"run `pip install '{lacking[1]}'`, or give the nodes of `env` an interpreter that has it",
+                    f"run `pip install '{lacking[1]}'`, or run `env` in an interpreter that has it",
                 )
                 return
 

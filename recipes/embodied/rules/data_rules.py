@@ -34,7 +34,7 @@ _RATE_ROUNDING: Final = 0.002
 
 
 def check_data(config: PolicyJob, environments: EnvironmentConfig | None, report: Report) -> None:
-    """Report data sets that are not there or are damaged, that differ from each other or do not fit the environments.
+    """Report data sets that do not exist or are damaged, that differ from each other or do not fit the environments.
 
     Args:
         config: the whole file.
@@ -84,7 +84,7 @@ def _reading() -> Any:
 
 
 def _hdf5(source: DataSource, config: PolicyJob, at: Path, report: Report) -> DatasetShape | None:
-    """Return the sizes of an HDF5 file; None where it is not there, or cannot be read by this Python."""
+    """Return the sizes of an HDF5 file; None where it does not exist, or cannot be read by this Python."""
     if not os.path.isfile(source.path):
         report(at, "unusable-path", f"the file `{source.path}` does not exist", "name an HDF5 file of demonstrations")
         return None
@@ -177,7 +177,7 @@ def _check_environment(
             check_fits(shape, facts.spec, config.data.cameras)
             for data in whole.values():
                 if data.actions.shape[1] != facts.spec.action_size:
-                    continue  # told as a difference between the data sets
+                    continue  # reported as a difference between the data sets
                 fitted = _reading().fitted_actions(data, facts.spec, clips=config.data.clip_actions)
                 for note in fitted.notes[len(data.notes) :]:
                     report(at, "dataset-mismatch", f"{note}: `{data.where}`", severity=Severity.NOTE)

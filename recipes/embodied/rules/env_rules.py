@@ -116,8 +116,7 @@ def check_environments(
             at,
             "missing-extra",
             f"`env_type: {kind}` needs the package `{missing}`, not installed in this Python",
-            how_to_install(kind)
-            or f"run `{install_command(missing)}`, or give the env nodes an interpreter that has it",
+            how_to_install(kind) or f"run `{install_command(missing)}`, or run `env` in an interpreter that has it",
         )
     elif has_ids(kind) and environments.task is not None:
         _check_made(config, section, environments, report, here=here)

@@ -63,7 +63,7 @@ def _check_package(config: EmbodiedConfig, report: Report) -> None:
             _SOURCE,
             "missing-extra",
             f"`source: {source}` needs the package `{known.install}`, not installed in this Python",
-            f"run `pip install {known.install}`, or give the nodes of `env` an interpreter that has it",
+            f"run `pip install {known.install}`, or run `env` in an interpreter that has it",
         )
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import shutil
 import sys
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from importlib.util import find_spec
+from typing import Final, Generic, TypeVar
 
 import torch
+from torch import nn
 
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.learning.compiling import compile_training
 from recipes.embodied.learning.policy_precision import acting_types
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.loop.protocols import Layout
@@ -24,6 +27,7 @@ from recipes.training.initial.weight_sources import WeightSource
 from recipes.training.state.state_checkpoint import ACTOR
 from recipes.training.state.training_state import TrainingState
 from recipes.training.weights.weight_sync import WeightSender, piece_messages, receiver_ranks
+from rlinf_core import ConfigError
 
 JobT = TypeVar("JobT", bound=PolicyJob)
 
@@ -96,8 +100,8 @@ class BaseActor(ComparingWorker, Generic[JobT]):
     def sync_model_to_rollout(self) -> int:
         """Send the weights to the rollout workers; each actor serves its share of them.
 
-        Returns when they are received; where rollouts go on meanwhile (`runner.max_staleness`) at once, with a copy of
-        the weights on its way.
+        Returns when they are received; where rollouts continue meanwhile (`runner.max_staleness`) at once, with a copy
+        of the weights on its way.
 
         Returns:
             Their version.
@@ -122,3 +126,43 @@ def memory(device: torch.device) -> dict[str, float]:
     if device.type == "cuda":
         used["memory/actor_accelerator_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
     return used
+
+
+_COMPILERS: Final = ("g++", "clang++")
+_KEY: Final = "actor.model.compile"
+
+
+def compile_training(policy: nn.Module, methods: Sequence[str], device: torch.device) -> None:
+    """Have torch.compile compile `forward` and other methods of a policy, in place, when they are first called.
+
+    Args:
+        policy: the policy, as training calls it, sharded or not; the names of its weights remain.
+        methods: those that training calls besides `forward`.
+        device: where the policy is trained.
+
+    Raises:
+        ConfigError: this machine lacks a compiler.
+    """
+    missing = missing_compiler(device)
+    if missing is not None:
+        raise ConfigError(
+            f"`{_KEY}: true` needs {missing[0]}, which this machine lacks",
+            where=_KEY,
+            help=f"{missing[1]}, or remove `{_KEY}`",
+        )
+    policy.compile()
+    for name in methods:
+        setattr(policy, name, torch.compile(getattr(policy, name)))
+
+
+def missing_compiler(device: torch.device) -> tuple[str, str] | None:
+    """Return what torch.compile lacks on this machine, and the remedy; None: nothing.
+
+    Code for the host is compiled by C++; on GPUs by Triton, whose launchers are compiled by C.
+    """
+    named = os.environ.get("CXX")
+    if not any(map(shutil.which, (named,) if named else _COMPILERS)):
+        return f"a C++ compiler ({named or ' or '.join(_COMPILERS)})", "install one, as by `apt install g++`"
+    if device.type != "cpu" and find_spec("triton") is None:
+        return "the package triton", "`pip install triton`"
+    return None

@@ -187,7 +187,7 @@ def token_budget_parts(
 ) -> list[list[int]]:
     """Return items in parts of at most `budget` total cost, similar ones together.
 
-    Sorted by cost, longest first, and filled in turn; an item above the budget is a part of its own.
+    Sorted by cost, longest first, and filled in turn; an item above the budget is a separate part.
 
     Args:
         costs: the costs of the items.

@@ -41,7 +41,7 @@ class EpisodeStats(NamedTuple):
         parts: named parts of it.
         failure: why it could not be ended, which makes it no sample; "" else.
         turns: what was said.
-        figures: metrics by their full names, whose means are told.
+        figures: metrics by their full names, whose means are reported.
         correct: whether the answer is right; None: when its reward is at least `reward.correct_reward`.
     """
 

@@ -16,10 +16,10 @@ class SamplingParams:
 
     Attributes:
         temperature: divides the logits; 0 takes the most likely token.
-        top_k: only so many of the most likely tokens; -1: all.
+        top_k: only that many of the most likely tokens; -1: all.
         top_p: only the most likely tokens that have this probability together.
         max_new_tokens: longest answer, its ending token counted.
-        min_new_tokens: no ending token before so many.
+        min_new_tokens: no ending token before that many.
         stop_token_ids: tokens that end an answer, besides the tokenizer's own.
         stop: texts that end an answer; they are part of it.
         seed: the seed of the draws.

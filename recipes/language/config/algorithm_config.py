@@ -181,5 +181,5 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
 
     @property
     def wants_values(self) -> bool:
-        """Whether the advantages may use values: those of the user's own, too."""
+        """Whether the advantages may use values: users' those own, too."""
         return self.needs_values or self.adv_type not in KNOWN_ADVANTAGES

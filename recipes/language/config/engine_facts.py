@@ -18,7 +18,7 @@ class Backend:
         name: the name, as written in files.
         modules: what the interpreter of the rollout workers must have besides torch and transformers.
         keys: the keys of `rollout` that it reads and others do not.
-        keeps_partial: whether unfinished answers can go on under new weights, and aborted ones keep their tokens.
+        keeps_partial: whether unfinished answers can continue under new weights, and aborted ones keep their tokens.
     """
 
     name: str
@@ -53,7 +53,7 @@ def missing_package(module: str, why: str) -> ConfigError:
     return ConfigError(
         f"`rollout.backend: {module}` needs the package {module} in the interpreter of every rollout worker",
         why=f"{sys.executable}: {why}",
-        help=f"{install_command(module)}, or give the node group of `rollout` an interpreter with the package:"
+        help=f"{install_command(module)}, or name an interpreter that has it for the node group of `rollout`:"
         " `env_configs: [{node_ranks: ..., python_interpreter_path: ...}]`",
     )
 

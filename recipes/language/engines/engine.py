@@ -72,7 +72,7 @@ class Engine(ABC):
     several threads.
 
     Attributes:
-        continues: whether `unfinished_answers` tells what there is of an answer, and `Request.begun` is gone on from.
+        continues: whether `unfinished_answers` returns partial answers, and `Request.begun` resumes one.
     """
 
     continues: ClassVar[bool] = False
@@ -107,8 +107,8 @@ class Engine(ABC):
 
         Args:
             mode: `drain` finishes what is running and takes nothing that waits; `freeze` keeps unfinished answers,
-                which go on under the weights of the time of `resume`; `abort` returns everything, what waits as well,
-                unfinished.
+                which continue under the weights of the time of `resume`; `abort` returns everything, what waits as
+                well, unfinished.
         """
 
     @abstractmethod

@@ -35,7 +35,7 @@ class _TooLong(Exception):  # noqa: N818 - never leaves this module
 
 
 class JsonServer:
-    """An HTTP client for JSON requests, run in a thread of its own; `close` ends it.
+    """An HTTP client for JSON requests, run in its own thread; `close` ends it.
 
     Args:
         url: `http://host:port` or `https://host`, with a path or without.

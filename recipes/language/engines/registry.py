@@ -14,7 +14,7 @@ from recipes.language.config import LanguageConfig
 from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.engines.engine import Engine
 from recipes.language.models.load_model import make_model
-from recipes.training.dtypes import DTYPES
+from recipes.training.typed_tensors import DTYPES
 from rlinf_core.runners.storage.first_contact import FirstContact
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ class StopTexts:
         """Return whether the last token of an answer completes a stop text."""
         if not self.may_end(tokens[-1], stop):
             return False
-        # The text ends with the newest token: so many of the last tokens hold it, a byte or more each.
+        # The text ends with the newest token: that many of the last tokens hold it, a byte or more each.
         reach = 4 * max(len(text) for text in stop) + 4
         tail = list(tokens[-reach:])
         now, before = self._decode(tail), self._decode(tail[:-1])

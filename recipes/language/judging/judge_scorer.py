@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
+from recipes.language.config import LanguageConfig
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.judge_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
-from recipes.language.rewards.scoring import Item, Score
+from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Score, Scorer
 from rlinf_core import Channel
 
 # The cause of failures of judges.
@@ -93,3 +94,28 @@ class JudgeClient:
             for reply in replies:
                 waiting.discard(reply.number)
                 yield reply
+
+
+def make_scorer(config: LanguageConfig, ask: Callable[[], Ask], rank: int = 0) -> AnswerScorer:
+    """Return the scorer of `reward.reward_type`.
+
+    Args:
+        config: the whole file.
+        ask: makes what asks the judges, where there are any.
+        rank: the rank of this reward worker.
+    """
+    reward, data = config.reward, config.data
+    if reward.asks_judge:
+        return JudgeScorer(ask(), rank, correct=reward.correct_reward, incorrect=reward.incorrect_reward)
+    settings: dict[str, Any] | None = None
+    if data.type == "reasoning_gym":
+        settings = {"task": data.task, "task_config": data.task_config}
+    elif reward.reward_type == PROGRAMS:
+        settings = {"memory": reward.program_memory_mib << 20}
+    return Scorer(
+        reward.reward_type,
+        correct=reward.correct_reward,
+        incorrect=reward.incorrect_reward,
+        timeout=reward.timeout,
+        settings=settings,
+    )

@@ -11,9 +11,9 @@ from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.learning.warm_start import compare_with_plain, initial_policy
 from recipes.language.models.load_model import check_vocabulary
 from recipes.language.models.policy import METHODS, LanguagePolicy
-from recipes.training.dtypes import compute_dtype
 from recipes.training.sharding import is_sharded
 from recipes.training.state.training_state import TrainingState
+from recipes.training.typed_tensors import compute_dtype
 from rlinf_core.runners.storage.first_contact import FirstContact
 
 if TYPE_CHECKING:

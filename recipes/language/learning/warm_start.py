@@ -19,12 +19,12 @@ from recipes.language.models.load_model import check_vocabulary, hollow_causal, 
 from recipes.language.models.packing import pack
 from recipes.language.models.plain_check import PLAIN, check_policy
 from recipes.language.models.policy import AnswerModel, LanguagePolicy, checkpoint_decoder
-from recipes.training.dtypes import DTYPES, cast_weights
 from recipes.training.huggingface import with_lora
 from recipes.training.initial.pretrained import stored_weights, within
 from recipes.training.initial.weight_sources import WeightsOfRankZero, WeightSource
 from recipes.training.optimizer import EagerAdamW
 from recipes.training.seeding import Purpose, derive_seed
+from recipes.training.typed_tensors import DTYPES, cast_weights
 from recipes.training.without_memory import forget_weights, without_memory
 from rlinf_core import ConfigError
 from rlinf_core.registry import import_target

@@ -40,7 +40,8 @@ class PromptService(ABC):
     """The rollout and reward workers as one service from prompts to scored groups.
 
     Attributes:
-        alongside: calls that go on for the whole run, of workers that are needed meanwhile; one that fails ends a wait.
+        alongside: calls that continue for the whole run, of workers that are needed meanwhile; one that fails ends a
+            wait.
     """
 
     def __init__(self) -> None:
@@ -150,7 +151,7 @@ class SyncRollouts(PromptService):
 
 
 class Stage(NamedTuple):
-    """Workers that generate continuously until told to return.
+    """Workers that generate continuously until asked to return.
 
     Attributes:
         running: their call.
@@ -198,7 +199,7 @@ class AsyncRollouts(PromptService):
         orders: Channel,
         reports: Channel,
     ) -> AsyncRollouts:
-        """Return the stream of workers that answer by engines of their own, and of those that score.
+        """Return the stream of workers that answer by their own engines, and of those that score.
 
         Args:
             rollout, reward: the groups.
@@ -253,7 +254,7 @@ class AsyncRollouts(PromptService):
         return groups
 
     def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
-        """See `PromptService`: they are loaded when they are there, and generation goes on until then."""
+        """See `PromptService`: they are loaded when they are there, and generation continues until then."""
         for key in self._engines:
             self._put(NewWeights(version), key)
         return ()

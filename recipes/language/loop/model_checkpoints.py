@@ -27,7 +27,7 @@ def save_parts(actor: Any, folder: Path, runner: ModelRunnerConfig, *others: Any
         actor: the group whose model it is.
         folder: the folder of the checkpoint.
         runner: section of the file.
-        others: further groups with a state of their own.
+        others: further groups with their own state.
     """
     if runner.saves_state:
         wait_together(*(group.save_checkpoint(str(folder)) for group in (actor, *others)))
@@ -60,7 +60,7 @@ def read_plan(folder: Path, plan: PromptPlan, step: int, version: int) -> Restor
     """Restore a plan of prompts from what `write_plan` wrote; see `PromptPlan.restore`.
 
     Raises:
-        CheckpointError: it is not there, or invalid.
+        CheckpointError: it does not exist, or is invalid.
     """
     file = folder / _DATA_FILE
     try:

@@ -74,7 +74,7 @@ class GenerationMethods(
     AnsweringMethods[Nothing, Counts, Generated, Again],
     Protocol[Nothing, Number, Counts, Generated, Again],
 ):
-    """The methods of workers that answer prompts by engines of their own."""
+    """The methods of workers that answer prompts by their own engines."""
 
     def generate_forever(self) -> Nothing: ...
     def try_alone(self, prompt: Prompt, /) -> Nothing: ...
@@ -172,7 +172,7 @@ class GenerationGroup(
     ],
     Protocol,
 ):
-    """The workers that answer prompts by engines of their own."""
+    """The workers that answer prompts by their own engines."""
 
 
 class RewardGroup(RewardMethods[WorkerGroupHandle[None], WorkerGroupHandle[list[ScoredGroup]]], Protocol):

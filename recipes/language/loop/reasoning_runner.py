@@ -108,7 +108,7 @@ class ReasoningRunner(RolloutRunner):
         frozen = ("reference", "teacher")
         self._references = [cast("ReferenceGroup", groups[name]) for name in frozen if name in groups]
         self._judges = [cast("JudgeGroup", groups["judge"])] if "judge" in groups else []
-        # Their calls, which go on for the whole run.
+        # Their calls, which continue for the whole run.
         self._judging: list[WorkerGroupHandle[None]] = []
         self._cfg: Any = cfg
         self._settings: Any = cfg.runner
@@ -132,7 +132,7 @@ class ReasoningRunner(RolloutRunner):
         self._compared_engine = False
         # Unfinished prompts of a checkpoint, reported in the next step: restarted, and continued.
         self._prompted_again = self._continued = 0
-        # Prompts in flight at the last checkpoint, and those of the one that the run goes on from.
+        # Prompts in flight at the last checkpoint, and those of the one that the run resumes from.
         self._in_flight: ItemFates = {}
         self._resumed: ItemFates = {}
 

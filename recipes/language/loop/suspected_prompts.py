@@ -45,7 +45,7 @@ class SuspectedPrompts:
         return bool(self._suspects.due())
 
     def died_with(self, error: BaseException, group: str, plan: PromptPlan) -> None:
-        """Note the prompts that workers of a group had whose deaths a failure tells of."""
+        """Record the prompts held by the workers of a group whose deaths a failure reports."""
         for address, cause in all_deaths(error).items():
             name, _, rank = address.rpartition(":")
             if name == group and rank.isdigit():

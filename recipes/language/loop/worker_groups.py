@@ -46,7 +46,7 @@ def optional_groups(config: LanguageConfig) -> dict[str, WorkerGroup[Any]]:
 def optional_components(config: LanguageConfig) -> list[str]:
     """Return those of critic, reference, teacher and judge that have a place, and something to do."""
     placed, algorithm = config.cluster.component_placement, config.algorithm
-    # An advantage of the user's own may want values: a place for the critic says so.
+    # A user-defined advantage may want values: a place for the critic says so.
     asked = {
         "critic": algorithm.wants_values,
         "reference": algorithm.kl_beta > 0,

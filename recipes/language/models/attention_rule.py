@@ -80,7 +80,7 @@ def attention_and_normalizers(
             keys.
         mask: the mask, as of `attention`. A query that sees none of the keys gets finite numbers that count for
             nothing.
-        rule: its sinks are the caller's, as a part of their own.
+        rule: its sinks are the caller's, as their own part.
 
     Returns:
         Attention, [B, H, L, E], and the logarithm of the sum of exponentials of each query's scores, float32 [B, H, L].

@@ -11,9 +11,9 @@ import torch
 
 from recipes.language.config import SYMBOLS
 from recipes.sections.model_folders import named_stops
-from recipes.training.dtypes import cast_weights
 from recipes.training.huggingface import first_line, load_pretrained, load_tokenizer, require_transformers
 from recipes.training.initial.pretrained import hollow_pretrained
+from recipes.training.typed_tensors import cast_weights
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
 
@@ -29,7 +29,7 @@ def load_model(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedMod
     """Return the causal language model in a folder, on the CPU. No code of the folder is run.
 
     Raises:
-        ConfigError: there is none, or its weights are missing.
+        ConfigError: it does not exist, or its weights are missing.
     """
     require_transformers()
     from transformers import AutoModelForCausalLM
@@ -41,7 +41,7 @@ def hollow_causal(folder: str, dtype: torch.dtype = torch.float32) -> PreTrained
     """Return the causal language model in a folder without its weights; see `hollow_pretrained`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it does not exist.
     """
     require_transformers()
     from transformers import AutoModelForCausalLM

@@ -12,7 +12,7 @@ from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.models.attention import NO_PARENT, PackedPlan, Segment
 from recipes.training.typed_tensors import integers
 
-# Fewer common tokens than this are not worth a segment of their own.
+# Fewer common tokens than this are not worth their own segment.
 MIN_SHARED = 8
 
 
@@ -132,7 +132,7 @@ def _shared(rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], writer: _Ro
 
 
 def common_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
-    """Return the length of several prompts' common prefix, if worth sharing; each keeps a token of its own."""
+    """Return the length of several prompts' common prefix, if worth sharing; each keeps its own token."""
     if len(prompts) < 2:
         return 0
     low, high = min(prompts), max(prompts)

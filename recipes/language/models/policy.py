@@ -131,7 +131,7 @@ class LanguagePolicy(AnswerModel):
 class ValueModel(AnswerModel):
     """A causal language model with a linear value head instead of logits. Initial values are 0.
 
-    The value has float32 weights, and a learning rate of its own where `optim.value_lr` gives one.
+    The value has float32 weights, and its own learning rate where `optim.value_lr` gives one.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -23,7 +23,7 @@ class Curriculum:
 
     A problem that was never asked is asked. One whose share of right answers was outside of the bounds is passed over
     `rests` times, and then asked again: the policy is another one by then. An order in which everything would be
-    passed over goes on with what comes next.
+    passed over continues with what comes next.
 
     Args:
         low, high: bounds of the share of right answers, both within.
@@ -77,7 +77,7 @@ class Curriculum:
 
 
 def make_curriculum(data: LanguageDataConfig, problems: int) -> Curriculum | None:
-    """Return what passes over training problems, of which there are so many; None where nothing asks for it."""
+    """Return what passes over training problems, of which there are that many; None where nothing asks for it."""
     settings = data.curriculum
     if settings is None or not problems:
         return None

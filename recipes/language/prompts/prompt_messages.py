@@ -42,7 +42,7 @@ class Prompt(NamedTuple):
 def unlearned_prompts(
     first: int, count: int, workers: int, answers: int, temperature: float, version: int
 ) -> list[Prompt]:
-    """Return prompts of the problems of evaluation from `first` on, dealt to so many workers; see `Prompt`."""
+    """Return prompts of the problems of evaluation from `first` on, dealt to that many workers; see `Prompt`."""
     return [Prompt(slot, first + slot, 0, slot % workers, answers, temperature, version) for slot in range(count)]
 
 
@@ -151,7 +151,7 @@ def assign(groups: Sequence[GroupReport], actors: int, minibatches: int) -> Assi
 
 
 class NewWeights(NamedTuple):
-    """Tells a rollout worker, in the stream of prompts, that the actor sends weights."""
+    """A notice to a rollout worker, in the stream of prompts, that the actor sends weights."""
 
     version: int
 
@@ -166,7 +166,7 @@ def staleness(groups: list[GroupReport], version: int) -> tuple[float, int]:
 
 
 class KeepUnfinished(NamedTuple):
-    """Tells a rollout worker, in the stream of prompts, to hand over unfinished answers for the checkpoint of a step
-    and to continue them."""
+    """A request to a rollout worker, in the stream of prompts, to hand over unfinished answers for the checkpoint of a
+    step and to continue them."""
 
     step: int

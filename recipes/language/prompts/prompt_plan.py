@@ -1,6 +1,6 @@
 """The plan of which prompts are answered when, and for which training step: decisions without processes.
 
-Every training step learns from a batch of its own: prompts that were set aside for it before any was answered. The
+Every training step learns from its own batch: prompts that were set aside for it before any was answered. The
 batches of `max_staleness` later steps may be answered meanwhile. A prompt for step s is answered by weights of at
 least the version of step s less `max_staleness`, so that no token is older than that when it is trained on, and
 none has to be thrown away for its age. Which prompts a step learns from depends on numbers, not on who is faster:
@@ -57,7 +57,7 @@ class Restored(NamedTuple):
 
     Attributes:
         slots: the slots of those that wait to be trained on again.
-        continued: positions of the problems whose answers go on where they were.
+        continued: positions of the problems whose answers continue where they were.
         again: the number of prompts that are answered from the beginning.
         fates: these prompts by their names.
     """
@@ -259,7 +259,8 @@ class PromptPlan:
     def restore(self, state: Mapping[str, Any], step: int, version: int) -> Restored:
         """Take what `state` returned.
 
-        Prompts that were being answered are handed out again when they are due: to go on where the checkpoint has what
+        Prompts that were being answered are handed out again when they are due: to continue where the checkpoint has
+            what
         was drawn, or else from the beginning, like those whose answers are older than `max_staleness` allows by now.
 
         Args:

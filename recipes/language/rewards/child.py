@@ -22,7 +22,7 @@ from recipes.language.rewards.scoring import PROGRAMS, Item
 from rlinf_core import RLinfError
 
 Rule: TypeAlias = Callable[[Item], Verdict]
-Tell: TypeAlias = Callable[[int, dict[str, Any]], None]
+Send: TypeAlias = Callable[[int, dict[str, Any]], None]
 
 
 # When an alarm that came during an import rings again.
@@ -75,7 +75,7 @@ def serve(kind: str, settings: dict[str, Any]) -> None:
             asyncio.run(_score_together(rule, items, limit, tell))
         else:
             for number, item in enumerate(items):
-                # A function of the user's is ended with its process: an exception in the middle of what it does, such
+                # A user's function is ended with its process: an exception in the middle of what it does, such
                 # as an import, would leave half of it behind.
                 tell(number, _score(rule, item, None if isinstance(rule, RewardAdapter) else limit))
 
@@ -113,7 +113,7 @@ def _imports(frame: FrameType | None) -> bool:
     return False
 
 
-def _score_lists(function: RewardAdapter, items: Sequence[Item], send: Tell) -> None:
+def _score_lists(function: RewardAdapter, items: Sequence[Item], send: Send) -> None:
     """Score answers with one call; on failure, one by one, so that a bad answer affects only itself."""
     try:
         for number, verdict in enumerate(function.judged(items)):
@@ -126,7 +126,7 @@ def _score_lists(function: RewardAdapter, items: Sequence[Item], send: Tell) -> 
             send(number, _score(function, item, None))
 
 
-async def _score_together(function: Judging, items: Sequence[Item], limit: float, send: Tell) -> None:
+async def _score_together(function: Judging, items: Sequence[Item], limit: float, send: Send) -> None:
     """Score answers at the same time: an asynchronous function waits for others, such as a judge behind a network."""
 
     async def one(number: int, item: Item) -> None:

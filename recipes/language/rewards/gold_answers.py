@@ -53,7 +53,7 @@ def gold_verdict(rule: str, answer: str) -> Verdict:
 
 
 def quick_fault(rule: str, answer: str) -> str:
-    """Return the fault of a reference answer, as far as it can be told without math-verify; "" for none."""
+    """Return the fault of a reference answer, as far as it can be determined without math-verify; "" for none."""
     if rule == PROGRAMS:
         return fault_of_tests(answer)
     if not text_of(read(_shown(answer))).strip():

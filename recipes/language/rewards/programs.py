@@ -102,7 +102,7 @@ def program_in(text: str) -> str | None:
 
 
 class ProgramJudge:
-    """Runs the tests of a problem on the program in an answer, each run in a sandbox of its own.
+    """Runs the tests of a problem on the program in an answer, each run in its own sandbox.
 
     An answer without a program, whose program fails, or takes too long, is wrong. Only a sandbox that cannot be made
     is not a fault of the answer.

@@ -18,7 +18,7 @@ from rlinf_core.runners.storage.first_contact import Difference
 # Time limit for checking reference answers, in seconds; the remainder becomes a warning.
 _SECONDS: Final = 120.0
 _AT_ONCE: Final = 64
-# Right answers that a function of the user's is asked about, which may cost money, and a task of reasoning-gym.
+# Right answers that a user's function is asked about, which may cost money, and a task of reasoning-gym.
 _ASKED_OF_FUNCTION: Final = 8
 _ASKED_OF_TASK: Final = 64
 

@@ -1,4 +1,4 @@
-"""Scoring in processes of their own: an answer that hangs or kills its process costs itself and nothing else."""
+"""Scoring in their own processes: an answer that hangs or kills its process costs itself and nothing else."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class AnswerScorer(Protocol):
 
 
 class Scorer:
-    """Scores answers by a rule, a task of reasoning-gym, or a function of the user's.
+    """Scores answers by a rule, a task of reasoning-gym, or a user's function.
 
     Rules that end for sure run in this process, others in one child. An answer that takes longer than `timeout` fails,
     and its child is ended and started again, but for rules of ours, which are interrupted. The first call of a child,

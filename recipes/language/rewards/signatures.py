@@ -120,7 +120,7 @@ def signature_in_source(target: str) -> Signature | None:
         if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
             return None
         tree = ast.parse(Path(spec.origin).read_bytes(), spec.origin)
-    except Exception:  # noqa: BLE001  what cannot be found or read is told by others
+    except Exception:  # noqa: BLE001  others report what cannot be found or read
         return None
     functions = [
         node

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-from recipes.language.rules.known_models import known_model_types
 from rlinf_core.suggest import excerpt
 
 # Model types whose attention transformers does not let be replaced, or that hold state other than keys and values.
@@ -169,9 +172,9 @@ def fault_of_architecture(
 
 
 def _fault_of_type(settings: Mapping[str, Any], writes: bool) -> ArchitectureFault | None:
-    """Tell a model of a type that the installed transformers does not know, or has no language model of."""
+    """Report a model type that the installed transformers does not know, or has no language model for."""
     if not settings:
-        return None  # that config.json cannot be read is told elsewhere
+        return None  # an unreadable config.json is reported elsewhere
     kind = settings.get("model_type")
     if not isinstance(kind, str) or not kind:
         shown = "no `model_type`" if kind is None else f"`model_type: {excerpt(repr(kind), 40)}`"
@@ -204,7 +207,7 @@ def fault_of_sampling(settings: Mapping[str, Any]) -> ArchitectureFault | None:
 
 
 def _fault_of_head(settings: Mapping[str, Any]) -> ArchitectureFault | None:
-    """Tell a model that writes no text, such as a reward model: its family's language model would be loaded instead."""
+    """Report a model that writes no text, such as a reward model, whose family's language model would be loaded."""
     written = settings.get("architectures")
     names = [str(name) for name in cast("list[object]", written)] if isinstance(written, list) else []
     if names and all(name.endswith(_OTHER_HEADS) for name in names):
@@ -257,7 +260,7 @@ def _fault_of_rope(text: Mapping[str, Any]) -> ArchitectureFault | None:
     if not unknown:
         return None
     return ArchitectureFault(
-        f"`rope_type` of config.json is `{excerpt(unknown[0], 40)}`, which is none that transformers computes",
+        f"`rope_type` of config.json is `{excerpt(unknown[0], 40)}`, which transformers does not compute",
         f"known are {', '.join(sorted(ROPES))}; {_COPY}",
     )
 
@@ -285,3 +288,44 @@ def _longest_exact(text: Mapping[str, Any]) -> int | None:
         limits.append(text.get("max_position_embeddings"))
     known = [limit for limit in limits if isinstance(limit, int) and limit > 0]
     return min(known, default=None)
+
+
+# A table's name, and the file that holds it.
+_ALL: Final = ("CONFIG_MAPPING_NAMES", "models/auto/auto_mappings.py")
+_WRITING: Final = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "models/auto/modeling_auto.py")
+
+
+class KnownModels(NamedTuple):
+    """Values of `model_type`.
+
+    Attributes:
+        all: the types that have a configuration.
+        writing: the types that have a causal language model.
+    """
+
+    all: frozenset[str]
+    writing: frozenset[str]
+
+
+@cache
+def known_model_types() -> KnownModels | None:
+    """Return the types; None where transformers is not installed, or holds its tables otherwise."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent
+    try:
+        every, writing = (_keys(folder / file, name) for name, file in (_ALL, _WRITING))
+    except (OSError, ValueError, SyntaxError):
+        return None
+    # A type that transformers adds to the first table by a statement is in the second.
+    return KnownModels(every | writing, writing) if every and writing else None
+
+
+def _keys(file: Path, name: str) -> frozenset[str]:
+    """Return the keys of `NAME = OrderedDict([(key, value), ...])` in a file of Python, which is not run."""
+    for statement in ast.parse(file.read_text("utf-8")).body:
+        if isinstance(statement, ast.Assign) and [*map(ast.unparse, statement.targets)] == [name]:
+            (pairs,) = cast("ast.Call", statement.value).args
+            return frozenset(key for key, _ in cast("list[tuple[str, Any]]", ast.literal_eval(pairs)))
+    return frozenset()

@@ -23,8 +23,8 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
             ("rollout", "backend"),
             "missing-extra",
             f"`backend: {backend.name}` needs the package `{lacking[0]}`, not installed in this Python",
-            f"run `{install_command(*lacking)}`, or give the node group of `rollout` a `python_interpreter_path` that"
-            " has it",
+            f"run `{install_command(*lacking)}`, or name a `python_interpreter_path` that has it"
+            " for the node group of `rollout`",
         )
     if config.runner.max_staleness and config.runner.partial_rollout and not backend.keeps_partial:
         report(

@@ -87,7 +87,7 @@ def _check_question(config: LanguageConfig, report: Report) -> None:
 
 
 def _check_model(config: LanguageConfig, report: Report) -> None:
-    """Report a folder that is not there or cannot be used, and an engine whose package is missing."""
+    """Report a folder that does not exist or cannot be used, and an engine whose package is missing."""
     judge = config.judge
     if judge.model_path is None:
         report(
@@ -105,7 +105,7 @@ def _check_model(config: LanguageConfig, report: Report) -> None:
             ("judge", "backend"),
             "missing-extra",
             f"`judge.backend: {judge.backend}` needs the package `{lacking[0]}`, not installed in this Python",
-            f"run `{install_command(*lacking)}`, or give the node group of `judge` a `python_interpreter_path`",
+            f"run `{install_command(*lacking)}`, or set `python_interpreter_path` of the node group of `judge`",
         )
     if not os.path.isdir(judge.model_path):
         report(
@@ -144,6 +144,6 @@ def _check_room(config: LanguageConfig, report: Report) -> None:
             "conflicting-settings",
             f"judge and rollout share accelerators, and reserve {judge.gpu_memory_utilization:g} and"
             f" {rollout.gpu_memory_utilization:g} of their memory: both answer at the same time",
-            "lower `judge.gpu_memory_utilization` and `rollout.gpu_memory_utilization` to at most 1 together, or give"
-            " `judge` accelerators of its own",
+            "lower `judge.gpu_memory_utilization` and `rollout.gpu_memory_utilization` to at most 1 together, or place"
+            " `judge` on its own accelerators",
         )

@@ -1,4 +1,4 @@
-"""Rules about problems and rewards: files, tasks, packages and functions that are not there."""
+"""Rules about problems and rewards: files, tasks, packages and functions that do not exist."""
 
 from __future__ import annotations
 

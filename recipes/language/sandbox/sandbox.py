@@ -39,7 +39,7 @@ _NAMESPACES_HELP: Final = (
     "it needs bubblewrap 0.8 or newer (`bwrap --version`) and user namespaces: `sysctl user.max_user_namespaces` above"
     " 0, and on Ubuntu `sysctl kernel.apparmor_restrict_unprivileged_userns=0`"
 )
-# Where root runs it, each program is a user of its own, so that none can reach another's, or spend root's exemptions
+# Where root runs it, each program is a separate user, so that none can reach another's, or spend root's exemptions
 # from limits: numbers that no system gives to its users.
 _FIRST_UID: Final = 1_800_000_000
 _UIDS_PER_PROCESS: Final = 256
@@ -217,7 +217,7 @@ def check() -> None:
 
 def _unavailable(why: str, help: str) -> ConfigError:
     return ConfigError(
-        "there is no sandbox on this machine, and programs of a model run in nothing else", why=why, help=help
+        "this machine has no sandbox, and programs written by a model run only in one", why=why, help=help
     )
 
 

@@ -19,8 +19,7 @@ from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.registry import make_engine, sampling_params
 from recipes.language.judging.judge import Judge
-from recipes.language.judging.judge_scorer import Ask
-from recipes.language.judging.make_scorer import make_scorer
+from recipes.language.judging.judge_scorer import Ask, make_scorer
 from recipes.language.loop.answer_evaluation import evaluation_metrics
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.rewards.scoring import AnswerScorer, Item, Score

@@ -40,7 +40,7 @@ def export_checkpoint(config: ModelJobConfig, checkpoint: Path, folder: Path, ki
         See `Export`; `difference` is the largest of a log-probability between the folder's model and the policy.
 
     Raises:
-        ConfigError: another format is asked for, or the base model is not there.
+        ConfigError: another format is asked for, or the base model does not exist.
         CheckpointError: the checkpoint cannot be read.
         RLinfError: the folder exists.
     """

@@ -18,8 +18,8 @@ from torch import Tensor
 from recipes.language.config import LanguageActorConfig
 from recipes.language.engines.own.merged_adapter import MergedAdapter
 from recipes.language.models.load_model import hollow_causal, make_model
-from recipes.training.dtypes import DTYPES
 from recipes.training.state.training_state import TrainingState
+from recipes.training.typed_tensors import DTYPES
 from recipes.training.weights.sent_weights import own_weights
 from recipes.training.weights.tensor_writer import Described, TensorWriter
 from recipes.training.without_memory import without_memory

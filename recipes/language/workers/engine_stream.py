@@ -47,7 +47,7 @@ class EngineStream(Generic[RequestT]):
         receive: begins to receive weights.
         load: loads them into the engine.
         collect: takes what the engine has drawn.
-        partial: whether answers under way go on under new weights; else they are ended under the old ones first.
+        partial: whether answers under way continue under new weights; else they are ended under the old ones first.
         version: the version of the engine's weights; -1: there are none yet.
     """
 

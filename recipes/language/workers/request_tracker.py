@@ -125,8 +125,9 @@ class Answering:
         """Answer prompts as they are ordered until the end, and load new weights without interrupting unfinished
         answers.
 
-        Weights travel while tokens are drawn. With `runner.partial_rollout` answers that are under way go on under the
-        new weights; without it they are ended under the old ones first. A prompt waits for the weights that it needs.
+        Weights travel while tokens are drawn. With `runner.partial_rollout` answers that are under way continue under
+        the new weights; without it they are ended under the old ones first. A prompt waits for the weights that it
+        needs.
 
         Args:
             orders: the orders from the runner.
@@ -196,7 +197,7 @@ class Answering:
             answers = tuple(_unanswered(tokens, sample) for sample in range(prompt.answers))
             self._put([AnswerGroup(prompt, index, problem, ("",) * prompt.answers, answers)])
             return
-        # Slots of evaluation are numbers of their own.
+        # Slots of evaluation are their own numbers.
         name = f"{'train' if prompt.trains else 'eval'}:{prompt.slot}"
         self._open[name] = _Open(prompt, index, problem, [], set())
         params = self._params(prompt.temperature, prompt.step)

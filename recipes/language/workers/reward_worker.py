@@ -14,12 +14,10 @@ from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config import LanguageConfig
 from recipes.language.config.algorithm_config import KNOWN_ADVANTAGES
 from recipes.language.config.group_names import LanguageLayout, SampleRecord
-from recipes.language.judging.judge_scorer import JudgeClient
-from recipes.language.judging.make_scorer import make_scorer
+from recipes.language.judging.judge_scorer import JudgeClient, make_scorer
 from recipes.language.loop.generation import ANSWERS, REPORTS
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import Assignment, GroupReport, ScoredGroup
-from recipes.language.rewards.overlong import overlong_penalty
 from recipes.language.rewards.right_answers import check_right_answers
 from recipes.language.rewards.scoring import Item, Score
 from recipes.sections.algorithm import GROUP_ADVANTAGES
@@ -184,7 +182,7 @@ class RewardWorker(ComparingWorker):
         algorithm = self._config.algorithm
         least = LEAST_MEMBERS if algorithm.adv_type in GROUP_ADVANTAGES else 1
         if algorithm.adv_type not in KNOWN_ADVANTAGES:
-            # An advantage of the user's own may count on whole groups.
+            # A user-defined advantage may count on whole groups.
             least = group.prompt.answers
         return GroupReport(
             slot=group.prompt.slot,
@@ -310,3 +308,13 @@ def _records(group: AnswerGroup, scores: list[Score]) -> list[SampleRecord]:
             )
         )
     return records
+
+
+def overlong_penalty(length: int, limit: int, margin: int) -> float:
+    """Return a penalty from 0 down to -1, linear over the last `margin` tokens before the limit.
+
+    Soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13).
+    """
+    if length <= limit - margin:
+        return 0.0
+    return max(-1.0, (limit - margin - length) / margin)

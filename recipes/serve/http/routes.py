@@ -37,7 +37,7 @@ _FLAGS: Final = {
     "pjwt_auth_enabled": False,
     "proto_compress_fwdbwd": False,
     "parallel_fwdbwd_chunks": True,
-    # Each holds a connection of its own.
+    # Each holds its own connection.
     "sample_max_concurrent_requests": 128,
 }
 
@@ -237,7 +237,7 @@ class SdkRoutes:
 
 
 def _kind(settings: AdapterSettings | None) -> dict[str, Any]:
-    """Return what clients are told of a model's kind."""
+    """Return a model's kind as clients see it."""
     return {
         "is_lora": settings is None or settings.rank > 0,
         "lora_rank": (settings.rank or None) if settings else None,

@@ -1,4 +1,4 @@
-"""Records of sessions on disk, from which a later start of the server goes on.
+"""Records of sessions on disk, from which a later start of the server continues.
 
 Each session has a folder with the file `journal`: frames of a JSON object and bytes, each with a checksum. A frame that
 a killed process has not written to its end is cut off. Frames are handed to the operating system and not synced: they
@@ -85,7 +85,7 @@ class Journal:
         self._sizes[session_id] += len(frame)
 
     def sessions(self) -> Iterator[tuple[str, list[JournalEntry]]]:
-        """Return the sessions of earlier starts with their events, which go on from here.
+        """Return the sessions of earlier starts with their events, which resume from here.
 
         Raises:
             RunError: a file cannot be read.

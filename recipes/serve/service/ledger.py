@@ -16,13 +16,13 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.journal import Journal, JournalEntry
 
-# A client numbers its requests one by one, and sends at most so many before an earlier one has arrived.
+# A client numbers its requests one by one, and sends at most that many before an earlier one has arrived.
 _FURTHEST: Final = 10_000
 # Results are kept for clients whose answer was lost. Beyond these bounds those make room that were fetched a while ago,
 # or never.
 _KEPT: Final = 2000
 _KEPT_BYTES: Final = 256 << 20
-# Beyond so many times these bounds, the oldest of the tenant with the most make room in any case.
+# Beyond that many times these bounds, the oldest of the tenant with the most make room in any case.
 _FOR_NOW: Final = 4
 _FETCHED_SECONDS: Final = 60.0
 _UNFETCHED_SECONDS: Final = 600.0
@@ -57,7 +57,7 @@ class Promise:
         tenant: the tenant that owns it.
         session_id: the id of the session that asked.
         answer: what the client was answered at first.
-        outcome: None as long as it is not there.
+        outcome: None as long as it does not exist.
         drop_after: when it may make room for others, by the monotonic clock.
         request_size: bytes of the request that are in memory until it is done.
     """
@@ -98,7 +98,7 @@ class Promise:
                 self._on_settled(self, written)
 
     async def wait(self, seconds: float) -> Outcome | None:
-        """Return the outcome; None where it is not there in time."""
+        """Return the outcome; None where it does not exist in time."""
         try:
             await asyncio.wait_for(self._done.wait(), seconds)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""Points from which a later start of the server goes on with a model: its weights and optimizer after a request."""
+"""Points from which a later start of the server continues with a model: its weights and optimizer after a request."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Sessions of earlier starts: their models, samplers and requests go on as if the server had not ended.
+"""Sessions of earlier starts: their models, samplers and requests continue as if the server had not ended.
 
 A model is restored as it was at its last point, and the requests after it are done again. They compute what they
-computed before, so that no step is lost and none is taken twice; outcomes that clients were told stay as they are.
+computed before, so that no step is lost and none is taken twice; outcomes that were sent to clients stay as they are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def resume_sessions(state: ServiceState, training: TrainingRequests, sampling: S
         try:
             _Resumed(state, training, sampling, session, entries).take()
         except (KeyError, TypeError, ValueError, OSError) as error:
-            LOGGER.warning("session %s cannot go on, its record is damaged: %s", session_id, error)
+            LOGGER.warning("session %s cannot continue, its record is damaged: %s", session_id, error)
             state.end_session(session, "the session was damaged when the server started again")
             continue
         count += 1

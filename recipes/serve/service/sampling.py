@@ -30,7 +30,7 @@ _MOST_SAMPLERS: Final = 4096
 # Of one result.
 _MOST_NUMBERS: Final = 1 << 22
 _SEEDS: Final = 2**63 - 1
-# Fields that ask for something that is not there, and what to use.
+# Fields that ask for something that does not exist, and what to use.
 _NOT_SERVED: Final = {
     "target_prompt_logprobs": "forward() of a TrainingClient gives log-probabilities of any targets",
     "prompt_alt_tokens_k": "sample with max_tokens=1 from each prefix",

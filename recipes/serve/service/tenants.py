@@ -127,7 +127,7 @@ class Keys:
         names = [name for name, digest in self._digests.items() if hmac.compare_digest(digest, shown)]
         if not names:
             raise RequestError(
-                HTTPStatus.UNAUTHORIZED, "the API key is none of this server's: set TINKER_API_KEY as it printed"
+                HTTPStatus.UNAUTHORIZED, "this server has no such API key: set TINKER_API_KEY as it printed"
             )
         return names[0]
 

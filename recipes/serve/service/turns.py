@@ -19,7 +19,7 @@ from rlinf_core.runners.restarts import death
 LOGGER: Final = logging.getLogger("rlinf")
 # Longest time between two looks for new requests to sample.
 _SECONDS: Final = 0.2
-# An idle rank waits for further requests as long as one comes within so many seconds, and so many times at most.
+# An idle rank waits for further requests as long as one comes within that many seconds, and that many times at most.
 _GATHERING_SECONDS: Final = 0.01
 _GATHERINGS: Final = 10
 

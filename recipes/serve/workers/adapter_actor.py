@@ -92,7 +92,7 @@ class AdapterActor(ComparingWorker):
         Args:
             model: name of the adapter.
             folder: the folder that `save` wrote.
-            optimizer: whether the state of the optimizer goes on as well.
+            optimizer: whether the state of the optimizer continues as well.
 
         Raises:
             ConfigError: the folder has another model's, or no optimizer.

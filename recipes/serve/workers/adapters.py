@@ -1,4 +1,4 @@
-"""Several LoRA adapters of one model, each with a rank of its own; one at a time is computed with."""
+"""Several LoRA adapters of one model, each with its own rank; one at a time is computed with."""
 
 from __future__ import annotations
 

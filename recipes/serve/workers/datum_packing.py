@@ -18,7 +18,7 @@ from recipes.serve.values import Datum
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
-# Fewer common tokens than this are not worth a segment of their own.
+# Fewer common tokens than this are not worth their own segment.
 _SHARED = 6
 # Prefixes of prefixes: instructions, examples, a prompt and its answers.
 _LEVELS = 4
@@ -56,7 +56,7 @@ def _laid(data: Sequence[Datum]) -> tuple[IntArray, list[Segment], list[IntArray
     segments: list[Segment] = []
     places: list[list[IntArray]] = [[] for _ in data]
     length = 0
-    # Data that have so many tokens in common, which are laid, and the segment that they continue.
+    # Data that have that many tokens in common, which are laid, and the segment that they continue.
     open_groups = [(list(range(len(data))), 0, NO_PARENT, 0)]
     while open_groups:
         numbers, begin, parent, level = open_groups.pop()

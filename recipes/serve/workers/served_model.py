@@ -9,7 +9,7 @@ import torch
 from recipes.language.models.load_model import make_model
 from recipes.serve.config import ServeConfig
 from recipes.serve.values import ServedFacts
-from recipes.training.dtypes import DTYPES
+from recipes.training.typed_tensors import DTYPES
 
 
 def served_dtype(config: ServeConfig, device: torch.device) -> torch.dtype:

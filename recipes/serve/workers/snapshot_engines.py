@@ -67,7 +67,7 @@ class SnapshotEngines(ABC):
 class TorchSnapshots(SnapshotEngines):
     """An engine of this project for each snapshot, all over one model whose adapters take turns.
 
-    A snapshot of all weights is a model of its own, of which `server.max_full_models` are kept.
+    A snapshot of all weights is a separate model, of which `server.max_full_models` are kept.
 
     Args:
         config: the whole file.

@@ -98,7 +98,7 @@ class AdaptersEngine(VllmEngine):
     def _reference(self, snapshot: str) -> Any:
         if snapshot not in self._numbers:
             self._numbers[snapshot] = next(self._counter)
-            # One that comes again after so many others is read again, under another number.
+            # One that comes again after that many others is read again, under another number.
             while len(self._numbers) > _KNOWN:
                 self._numbers.pop(next(iter(self._numbers)))
         number = self._numbers[snapshot]

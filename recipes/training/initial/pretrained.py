@@ -31,7 +31,7 @@ def hollow_pretrained(loader: Any, folder: str, dtype: torch.dtype) -> PreTraine
         dtype: the type of the weights.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it does not exist.
     """
     require_transformers()
     from transformers import AutoConfig

@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-# Tensors travel together until they are so many bytes; a larger one travels alone. A message costs as much processor
+# Tensors travel together until they are that many bytes; a larger one travels alone. A message costs as much processor
 # time as copying 4 MB: with pieces of 4 MB either side needs a fifth more of it.
 PIECE_BYTES: Final = 16 << 20
-# Every tensor begins at a multiple of so many elements, so that vector instructions find it aligned.
+# Every tensor begins at a multiple of that many elements, so that vector instructions find it aligned.
 ALIGNMENT: Final = 32
 
 
@@ -82,7 +82,7 @@ class GatheredWeights(SentWeights):
 
     @torch.no_grad()
     def tensors(self) -> Iterator[Tensor]:
-        """See `SentWeights`; each piece has memory of its own, which nothing else changes."""
+        """See `SentWeights`; each piece has its own memory, which nothing else changes."""
         with self._onloaded():
             weights = self._weights()
             for places in self.pieces:

@@ -18,7 +18,7 @@ class FirstPiece(NamedTuple, Generic[AboutT]):
     """The first message of an update, with the first of its pieces. The others follow, a tensor each.
 
     Attributes:
-        about: what else the receiver is told, such as the version.
+        about: further facts for the receiver, such as the version.
         pieces: see `SentWeights`.
         tensor: the first piece; None: there are no weights.
     """
@@ -36,7 +36,7 @@ def piece_messages(
     Args:
         weights: the current ones.
         about: see `FirstPiece`.
-        copies: whether the messages are copies on the host, which may be sent while training goes on.
+        copies: whether the messages are copies on the host, which may be sent while training continues.
     """
     tensors = (piece.to("cpu", copy=copies) if copies else piece for piece in weights.tensors())
     yield FirstPiece(about, weights.pieces, next(tensors, None))
@@ -87,7 +87,7 @@ class WeightSender:
         source: its group and its rank.
         group_name: the name of the group of the rollout workers.
         ranks: the ranks that it serves.
-        in_background: return before the messages are received, because rollouts go on meanwhile.
+        in_background: return before the messages are received, because rollouts continue meanwhile.
     """
 
     def __init__(

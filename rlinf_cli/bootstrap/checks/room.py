@@ -113,7 +113,7 @@ def clocks(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check that every clock agrees with the majority.
 
     A reply's timestamp must lie between request and arrival. The distance outside of that interval is a lower bound of
-    the skew; less cannot be told from latency.
+    the skew; less cannot be distinguished from latency.
     """
     offsets = {machine.node.rank: _offset(machine) for machine in probed}
     usual = median(offsets.values()) if len(offsets) > 1 else 0.0

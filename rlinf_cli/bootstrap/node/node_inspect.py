@@ -64,7 +64,7 @@ import json
 import pyzed.sl as sl
 print(json.dumps([str(device.serial_number) for device in sl.Camera.get_device_list()]))
 """,
-    # Names of links end in the serial number that a USB camera tells: `usb-MAKER_MODEL_SERIAL-video-index0`.
+    # Names of links end in the serial number that a USB camera reports: `usb-MAKER_MODEL_SERIAL-video-index0`.
     "v4l2": r"""
 import glob, json, os
 links = [os.path.basename(link) for link in glob.glob("/dev/v4l/by-id/*-video-index0")]

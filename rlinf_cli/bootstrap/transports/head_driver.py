@@ -105,7 +105,7 @@ def _wait(process: subprocess.Popen[bytes], script: bytes) -> int:
 
 
 def _say(process: subprocess.Popen[bytes], text: bytes) -> None:
-    """Write to the other side; if it is gone, its exit code tells."""
+    """Write to the other side; if it is gone, its exit code says why."""
     with contextlib.suppress(OSError):
         if process.stdin is not None:
             process.stdin.write(text)

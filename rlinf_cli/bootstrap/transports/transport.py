@@ -141,7 +141,7 @@ async def run_process(
 async def _feed(pipe: asyncio.StreamWriter | None, data: bytes) -> None:
     if pipe is None:
         return
-    # A program may end, or close its standard input, before reading all of it; its exit code tells.
+    # A program may end, or close its standard input, before reading all of it; its exit code says why.
     with contextlib.suppress(ConnectionError):
         pipe.write(data)
         await pipe.drain()

@@ -50,7 +50,7 @@ def explain(
     name = _bare(topic)
     code = find_code(name)
     if code is not None:
-        from rlinf_cli.render.code_entry import code_record, code_text
+        from rlinf_cli.render.explained import code_record, code_text
 
         if output is Output.JSON:
             console.result_json({"schema": SCHEMA, "code": code_record(code)})
@@ -111,7 +111,7 @@ def _explain_field(path: str, recipe: str | None, output: Output) -> None:
             failures.append(error)
     if not recipes_by_doc:
         raise _unknown(path, failures)
-    from rlinf_cli.render.field_entry import field_record, field_text
+    from rlinf_cli.render.explained import field_record, field_text
 
     entries = [(doc, () if len(recipes) == len(models) else tuple(recipes)) for doc, recipes in recipes_by_doc.items()]
     if output is Output.JSON:

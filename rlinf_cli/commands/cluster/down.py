@@ -24,7 +24,9 @@ def down(
     name: NameOption = None,
     node_rank: Annotated[
         int | None,
-        typer.Option("--node-rank", metavar="K", help="Only this machine, node K.", min=0, show_default=False),
+        typer.Option(
+            "--node-rank", metavar="K", help="Take down this machine alone, node K.", min=0, show_default=False
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Even while a job runs, without asking.", show_default=False)

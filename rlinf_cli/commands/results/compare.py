@@ -31,7 +31,7 @@ def compare(
         typer.Option(
             "--plot",
             metavar="FILE",
-            help="Draw the curves, of several seeds as mean and range: .png, .svg, .pdf.",
+            help="Draw the curves to this file (.png, .svg or .pdf), several seeds as mean and range.",
             show_default=False,
         ),
     ] = None,
@@ -72,7 +72,7 @@ def compare(
         console.message(f"curves: {plot}")
     if html is not None:
         from rlinf_cli.console.outfile import write_whole
-        from rlinf_cli.report.comparing import compared_page
+        from rlinf_cli.report.page import compared_page
 
         write_whole(html, compared_page(comparison))
         console.message(f"page: {html}")

@@ -29,7 +29,7 @@ def report(
     live: Annotated[
         bool,
         typer.Option(
-            "--live", help="Serve it on this machine, renewed while the run goes on, until Ctrl-C.", show_default=False
+            "--live", help="Serve it on this machine, updated while the run lasts, until Ctrl-C.", show_default=False
         ),
     ] = False,
     port: Annotated[

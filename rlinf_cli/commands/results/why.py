@@ -30,7 +30,7 @@ def why(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Tell why a run failed, or does not learn: what failed first, what followed, the evidence, what to do.
+    """Explain why a run failed, or does not learn: what failed first, what followed, the evidence, what to do.
 
     RUN is a run folder or its name in the folder of runs; by default the active run, else the last one. Reads that
     folder alone. The exit code is 0 where nothing is wrong, and 1 where a cause was named.

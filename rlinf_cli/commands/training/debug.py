@@ -27,7 +27,7 @@ def debug(
         typer.Option(
             "--job",
             metavar="NAME",
-            help="A job without a run folder, as of a program of your own; `rlinf inspect workers` names it.",
+            help="A job without a run folder, such as your own program; `rlinf inspect workers` names it.",
             show_default=False,
         ),
     ] = None,
@@ -56,7 +56,7 @@ def debug(
     that worker attaches this terminal to Python's debugger. The exit code is 1 where a process has no stacks.
     """
     from rlinf_cli.bootstrap.inspection import Inspector, find_job, job_of
-    from rlinf_cli.debug.choosing import chosen_processes, components_of
+    from rlinf_cli.debug.attaching import chosen_processes, components_of
     from rlinf_cli.debug.job_stacks import answers_of_both, waits_at_breakpoint
     from rlinf_cli.runs.run_lookup import find_run
 

@@ -58,7 +58,7 @@ def logs(
     if follow:
         _follow(folder, component, rank, {file.path: follower for file, follower in zip(files, followers, strict=True)})
         return
-    console.message(_ending(folder, how="`--follow` goes on" if folder.state.going_on else ""))
+    console.message(_ending(folder, how="`--follow` continues" if folder.state.going_on else ""))
 
 
 app = command(
@@ -121,7 +121,7 @@ def _follow(folder: RunFolder, component: str | None, rank: int | None, follower
 
 
 def _ending(folder: RunFolder, how: str = "") -> str:
-    """`runs/embodied-...: running, step 12 was the last; `--follow` goes on`."""
+    """`runs/embodied-...: running, step 12 was the last; `--follow` continues`."""
     from rlinf_cli.live.run_summary import shown
 
     status, reason = folder.state.outcome

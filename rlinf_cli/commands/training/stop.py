@@ -34,7 +34,7 @@ def stop(
         ),
     ] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="Seconds to wait for its end.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="Seconds to wait for the run to end.")
     ] = 60.0,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,
@@ -79,7 +79,7 @@ def _give_up(folder: RunFolder, *, force: bool) -> None:
     process = folder.state.process
     if not force:
         raise RunError(
-            "cannot tell from here whether the run is active",
+            "it is not known here whether the run is active",
             where=str(folder.path),
             why=f"its driver was {process}, on another machine or container, or insufficiently identified",
             help=f"run the same command on {process.host or 'the machine of the driver'}\nif that machine or"

@@ -77,7 +77,7 @@ def sweep(
         raise typer.BadParameter("name one file or a recipe, as in `rlinf sweep laptop actor.optim.lr=1e-4,3e-4`")
     plan = plan_of(files[0], overrides, seeds)
     if len(plan.points) == 1:
-        raise typer.BadParameter("that is one run: give a key several values, or use `--seeds` or `rlinf train`")
+        raise typer.BadParameter("that is one run: set several values for a key, or use `--seeds` or `rlinf train`")
     place = (folder or new_folder(plan.log_path)).absolute()
     ids = config_ids(plan, place)
     if dry_run:
@@ -161,7 +161,7 @@ def _end(place: Path, current: Mapping[str, PointState], again: Sequence[str]) -
 
     statuses = [state.status for state in current.values()]
     if any(status != RunStatus.FINISHED for status in statuses):
-        console.message(f"go on with: {shlex.join(again)}")
+        console.message(f"continue with: {shlex.join(again)}")
     if statuses.count(RunStatus.FINISHED) > 1:
         console.message(f"compare with: {shlex.join(['rlinf', 'compare', str(place), '--plot', 'sweep.png'])}")
     if command_signals.code is not None:

@@ -55,7 +55,7 @@ def verl_places(values: Values) -> Iterator[Added]:
     if distills(values):
         shared.append("teacher")
     for name in shared:
-        why = "verl gives teachers GPUs of their own; here they share all" if name == "teacher" else _SHARED
+        why = "in verl teachers have their own GPUs; here they share all" if name == "teacher" else _SHARED
         yield Added((*_PLACES, name, "node_group"), "gpus", why)
         yield Added((*_PLACES, name, "placement"), last, why)
     tensor = values.count("actor_rollout_ref.rollout.tensor_model_parallel_size", 1)

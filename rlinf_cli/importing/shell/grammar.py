@@ -195,7 +195,7 @@ def closing(text: str, at: int) -> int:
     """Return the position of the bracket that closes the one at a position.
 
     Raises:
-        ScriptError: there is none.
+        ScriptError: it does not exist.
     """
     opening, close = text[at], _CLOSING[text[at]]
     depth, position = 1, at + 1

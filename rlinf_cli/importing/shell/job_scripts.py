@@ -30,7 +30,7 @@ _FILE_BY_MODULE: Final = {
 _OTHERS: Final = {
     "verl.trainer.main_generation_server": "this script generates answers with verl and trains nothing",
     "verl.trainer.main_generation": "this script generates answers with verl and trains nothing",
-    "verl.trainer.main_eval": "this script scores answers that are there already, and trains nothing",
+    "verl.trainer.main_eval": "this script scores existing answers, and trains nothing",
 }
 _PACKAGE: Final = "verl"
 
@@ -105,7 +105,7 @@ def _overrides(launch: ScriptLaunch, source: SourceText, diagnostics: Diagnostic
 
 
 def _warn(launch: ScriptLaunch, source: SourceText, diagnostics: Diagnostics, what: str, why: str, key: str) -> None:
-    """Warn of a value that only running the script would tell."""
+    """Warn of a value that is known only when the script runs."""
     start = sum(len(line) + 1 for line in source.text.splitlines()[: launch.line - 1])
     help = f"give it to the import: `{key}=VALUE`"
     span = Span(source, start, start)

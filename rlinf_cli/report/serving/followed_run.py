@@ -1,4 +1,4 @@
-"""A run that is followed while it goes on: what has changed in its folder is read again, and nothing else."""
+"""A run that is followed while it runs: what has changed in its folder is read again, and nothing else."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class FollowedRun:
         self._status = ""
         self._content: RunContent | None = None
         self._fault = ""
-        # The newest steps, by which a run that goes on is diagnosed.
+        # The newest steps, by which an active run is diagnosed.
         self._recent: deque[Metrics] = deque(maxlen=_MOST_RECENT)
         self._diagnosis: Diagnosis | None = None
         self._timelines: Sequence[StepTimeline] = ()
@@ -120,7 +120,7 @@ class FollowedRun:
         return self._status not in (RunStatus.RUNNING, RunStatus.UNKNOWN)
 
     def _look(self) -> None:
-        """Look, every few seconds, for causes in the newest steps of a run that goes on, and for a timeline."""
+        """Look, every few seconds, for causes in the newest steps of an active run, and for a timeline."""
         if time.monotonic() - self._looked > _LOOK_SECONDS and not self.reading:
             self._diagnosis = diagnose(read_facts(self.folder, list(self._recent)))
             self._timelines = newest_timeline(self.folder, self._series)

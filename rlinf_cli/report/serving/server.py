@@ -176,7 +176,7 @@ def listening(port: int) -> socket.socket:
 
 
 def serve(runs: Sequence[FollowedRun], listener: socket.socket, token: str) -> None:
-    """Serve the pages until the process is told to end."""
+    """Serve the pages until the process is asked to end."""
     threading.Thread(target=_prepare, daemon=True).start()
     port = listener.getsockname()[1]
     app = application(runs, token, [f"{HOST}:{port}", f"localhost:{port}"])

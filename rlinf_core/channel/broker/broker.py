@@ -2,7 +2,7 @@
 
 Everything happens in the reading thread, one message after another, and nothing in it blocks. A small item passes
 through as the bytes that it came in; a large one stays where it arrived, in shared memory wherever possible, and its
-consumer is told where that is.
+consumer gets its location.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Outbox:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        # Nobody waits for a reply to be sent; a peer that is lost is told by other means.
+        # Nobody waits for a reply to be sent; a lost peer is reported by other means.
         self._unwatched: Work[object] = Work(OperationKind.SEND, "client", 1e9)
         self._unwatched.finish(None)
 

@@ -100,7 +100,7 @@ class Pending:
         for operations in (self._open, self._withdrawn):
             for operation in operations.copy().values():
                 if operation.fail(error):
-                    # Seen: a put may have been accepted, so nobody is told that its item is lost.
+                    # Seen: a put may have been accepted, so its item is not reported as lost.
                     operation.exception()
 
     # Replies of brokers, in the reading thread

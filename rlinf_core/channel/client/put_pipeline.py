@@ -16,7 +16,7 @@ from typing import Any
 from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.collective.messages.codec import Encoded
 
-# One frame holds at most so many puts, and about so many bytes of them.
+# One frame holds at most that many puts, and about that many bytes of them.
 _FRAME_PUTS = 256
 _FRAME_BYTES = 64 << 10
 # Puts of one key, and their bytes, that are sent and not accepted.

@@ -1,6 +1,6 @@
 """Listening sockets, and the authentication of connecting peers.
 
-A stranger costs a thread for a few seconds at most, and only so many at a time: the one that dawdles longest, of the
+A stranger costs a thread for a few seconds at most, and only that many at a time: the one that dawdles longest, of the
 address that has the most, makes room for the next, so strangers cannot keep members out.
 """
 
@@ -126,7 +126,7 @@ def listen_tcp(host: str, buffer: int, ports: range | None = None) -> socket.soc
     raise ClusterError(
         f"no port from {ports[0]} to {ports[-1]} is free on this machine",
         why="every worker, channel and driver listens on one of its node",
-        help=f"give a longer range by `cluster.ports`, or by `{env_vars.PORTS.name}` where Ray was started by hand",
+        help=f"set a longer range as `cluster.ports`, or as `{env_vars.PORTS.name}` where Ray was started by hand",
     )
 
 

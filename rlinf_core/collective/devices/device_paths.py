@@ -241,7 +241,7 @@ class DevicePaths:
     def adopt(self, kind: int, handle: memoryview, stream: PeerStream | None = None) -> torch.Tensor:
         """Return the flat tensor of bytes that an arrived part stands for.
 
-        Where that fails, the peer of `stream` is told to send further tensors through host memory.
+        Where that fails, the peer of `stream` is asked to send further tensors through host memory.
 
         Raises:
             PayloadError: the transport failed, or this process does not have it.
@@ -263,7 +263,7 @@ class DevicePaths:
             help="set RLINF_DEVICE_TRANSPORT to the same value for both processes",
         )
 
-    # What the ends tell each other
+    # Messages between the two ends
 
     def handle(self, message: ServiceMessage) -> None:
         """Take a message of the other end of a path. Called in the thread that reads: nothing here blocks."""

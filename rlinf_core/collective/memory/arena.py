@@ -34,7 +34,7 @@ LOCAL = "this process"
 
 @dataclass(slots=True, eq=False)
 class ArenaBlock:
-    """A piece of an arena, or of a segment of its own: whole pages, and a lease for each holder."""
+    """A piece of an arena, or of its own segment: whole pages, and a lease for each holder."""
 
     segment: SharedSegment
     offset: int

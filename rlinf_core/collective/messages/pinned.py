@@ -33,7 +33,7 @@ class Staging(ABC):
 
 
 class CudaStaging(Staging):
-    """Staging from a CUDA device, on a stream of its own."""
+    """Staging from a CUDA device, on its own stream."""
 
     def __init__(self, device: torch.device, piece: int = _PIECE) -> None:
         import torch

@@ -218,7 +218,7 @@ def find_mismatch(posted: PostedReceive[Any], received: ReceivedMessage, where: 
         return MismatchError(sent, f"{target}: it called `recv_tensor`", where=where, help="pair `send` with `recv`")
     size = frame.sizes[0]
     if any(frame.kinds):
-        # A handle has a size of its own: what it stands for has that of its shape.
+        # A handle has its own size: what it stands for has that of its shape.
         size = target.nbytes if _elements(sent) == math.prod(target.shape) else -1
     if fits(target.dtype, target.nbytes, sent, size):
         return None

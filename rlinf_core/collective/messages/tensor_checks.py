@@ -61,7 +61,7 @@ def check_tensor(tensor: torch.Tensor, operation: str) -> None:
 
 
 def check_memory(tensor: torch.Tensor) -> None:
-    """Check that a dense tensor has memory of its own.
+    """Check that a dense tensor has its own memory.
 
     Raises:
         PayloadError: its storage was freed, or it is a wrapper around other tensors.

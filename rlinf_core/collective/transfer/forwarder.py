@@ -26,7 +26,7 @@ class ForwardedLeases:
     """The leases on other processes' memory that this process forwarded and that are not released yet.
 
     Attributes:
-        mark: the value of these leases' bytes, which tells them from those that others forwarded.
+        mark: the value of these leases' bytes, which distinguishes them from those that others forwarded.
     """
 
     def __init__(self) -> None:

@@ -190,7 +190,7 @@ class SendQueue:
             return [work for _, work in self._jobs]
 
     def drain(self, seconds: float) -> bool:
-        """Wait until the jobs under way are done, at most so many seconds."""
+        """Wait until the jobs under way are done, at most that many seconds."""
         deadline = time.monotonic() + seconds
         while self._busy and time.monotonic() < deadline:
             time.sleep(_DRAIN_SLICE)
@@ -374,7 +374,7 @@ class PeerStreams:
                 stream.outgoing.connection = connection
 
     def lost(self, connection: Connection, reason: str) -> None:
-        """Fail the operations that go on through a connection that is over."""
+        """Fail the operations that continue through a connection that is over."""
         for stream in self.all():
             if stream.outgoing.connection is connection:
                 for callback in self._lost_callbacks:
@@ -385,7 +385,7 @@ class PeerStreams:
                     self.explain_later(stream.peer, reason, lambda error, works=works: fail_all(works, error))
 
     def explain_later(self, peer: str, reason: str, then: Callable[[Exception], object]) -> None:
-        """Call `then` with the error for a lost peer, in a thread of its own: the explanation may take a moment.
+        """Call `then` with the error for a lost peer, in its own thread: the explanation may take a moment.
 
         Everything that ends because a peer was lost ends here: the thread that notices the loss reads for everybody.
         """

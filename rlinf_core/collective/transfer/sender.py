@@ -88,7 +88,7 @@ class Sender:
         sharers: list[tuple[PeerStream, Work[object], Connection]] = []
         for stream, work in zip(streams, works, strict=True):
             connection = self._connection_or_fail(stream, work) if message.body_size > self.limit else None
-            # Two members in one process share its mapping, so the second gets a copy of its own.
+            # Two members in one process share its mapping, so the second gets its own copy.
             shared_already = any(connection is other for _, _, other in sharers)
             if connection is not None and connection.shares_memory and not shared_already:
                 sharers.append((stream, work, connection))
@@ -126,7 +126,7 @@ class Sender:
     # One message at its turn
 
     def _try(self, stream: PeerStream, message: Message, acknowledgement: Work[None] | None) -> bool:
-        """Send if that needs no waiting for anybody, and tell whether it did."""
+        """Send if no wait is needed; return whether it was sent."""
         connection = self.ready_connection(stream)
         if connection is None:
             return False
@@ -185,7 +185,7 @@ class Sender:
         return SharedMemoryWriter(self._arena, self._settings.spill_after, owners)
 
     def _grow(self, stream: PeerStream, connection: Connection, block: ArenaBlock, source: memoryview) -> None:
-        """Fill a body whose frame has left, and tell of each piece. The block is held here too until then."""
+        """Fill a body whose frame has left, and announce each piece. The block is held here too until then."""
         route, sequence = stream.outgoing.route, stream.outgoing.sequence
         is_complete = False
         try:
@@ -350,7 +350,7 @@ class Sender:
 
 
 def _keep() -> None:
-    """Do nothing: a segment of its own is freed with its last reference."""
+    """Do nothing: its own segment is freed with its last reference."""
 
 
 def _owners(connection: Connection, growing: memoryview | None) -> tuple[str, ...]:

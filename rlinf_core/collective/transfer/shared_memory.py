@@ -14,13 +14,13 @@ from rlinf_core.errors import CommunicationTimeoutError
 
 
 class SharedMemoryWriter:
-    """Writes bodies to the arena. While that is full it waits, and after a while it takes a segment of its own.
+    """Writes bodies to the arena. While that is full it waits, and after a while it takes its own segment.
 
     So a slow receiver throttles its sender, and two senders that wait for each other's room still make progress.
 
     Args:
         spill_after: seconds to wait for room before memory outside the arena is taken.
-        owners: the receivers of the body; each gets a lease of its own.
+        owners: the receivers of the body; each gets its own lease.
     """
 
     def __init__(self, arena: Arena, spill_after: float, owners: Sequence[str]) -> None:

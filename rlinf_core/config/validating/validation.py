@@ -291,7 +291,7 @@ def _locate(tree: MappingNode, error: ErrorDetails) -> _Located:
 
 
 def _by_union(errors: list[_Located]) -> list[list[_Located]]:
-    """Group the errors of all members of one union at one value; every other error is a group of its own.
+    """Group the errors of all members of one union at one value; every other error is a separate group.
 
     If one member matched deeper than the others, only its errors are informative.
     """

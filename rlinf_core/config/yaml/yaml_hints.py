@@ -64,7 +64,7 @@ _RULES: tuple[tuple[str, str, str, str | None], ...] = (
         ".*: mapping values are not allowed here",
         "char",
         "this `:` follows a complete value: a value cannot be `key: value` itself",
-        "quote the value, or write the key on a line of its own, aligned with the keys it belongs to",
+        "quote the value, or write the key on its own line, aligned with the keys it belongs to",
     ),
     (
         f"{_LEFT_OVER}'<block (mapping|sequence) start>'",

@@ -46,7 +46,7 @@ def get_accelerator(name: str) -> Accelerator:
     """Return the vendor called `name`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it does not exist.
     """
     accelerator = _ACCELERATORS.get(name)
     if accelerator is None:

@@ -16,7 +16,7 @@ class Nvidia(Accelerator):
     models = ("nvidia", "geforce", "rtx", "tesla", "quadro")
 
     def devices(self, host: Host) -> tuple[Device, ...]:
-        # The tool takes a second to report no devices; a device file tells at once. /dev/dxg is WSL's.
+        # The tool takes a second to report no devices; a device file shows it at once. /dev/dxg is WSL's.
         if not host.exists("/dev/nvidiactl") and not host.exists("/dev/dxg"):
             return ()
         listed = host.run(_QUERY)

@@ -10,15 +10,18 @@ It is loaded only when a file names a type that is not registered yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
-from typing import Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, cast
+
+from pydantic import ConfigDict, create_model, model_validator
 
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.process.entry_points import offered
 from rlinf_core.scalars import problem
+from rlinf_core.suggest import near
 
 ENTRY_POINT_GROUP = "rlinf.hardware"
 
@@ -92,7 +95,6 @@ def hardware_model(name: str) -> type[RobotUnit]:
 
 @cache
 def _unknown_robot() -> type[RobotUnit]:
-    from rlinf_core.hardware.robots.any_robot import any_robot
 
     return any_robot(map(hardware_model, _BUILT_IN))
 
@@ -126,3 +128,38 @@ def _load_plugin(name: str) -> None:
             help="fix or remove the package that provides it",
         )
     _registered.setdefault(name, model)
+
+
+class _Described(RobotUnit):
+    """A unit of which only keys of known robot types, and similar ones, are checked."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_keys_of_its_own(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        values = cast("dict[str, Any]", data)
+        return {key: value for key, value in values.items() if near(str(key), cls.model_fields)}
+
+
+def any_robot(models: Iterable[type[RobotUnit]]) -> type[RobotUnit]:
+    """Return a model with the fields of all of `models`, of which only `node_rank` is required."""
+    fields: dict[str, Any] = {}
+    exclusive: dict[str, None] = {}
+    node_ranks: dict[str, None] = {}
+    variables: dict[str, None] = {}
+    for model in models:
+        exclusive |= dict.fromkeys(model.exclusive)
+        node_ranks |= dict.fromkeys(model.node_ranks)
+        variables |= dict.fromkeys(model.variables)
+        for name, field in model.model_fields.items():
+            if name not in RobotUnit.model_fields:
+                annotation: Any = field.annotation
+                if field.metadata:
+                    annotation = Annotated[(annotation, *field.metadata)]
+                fields.setdefault(name, (annotation | None, None))
+    made = create_model("AnyRobot", __base__=_Described, **fields)
+    made.exclusive, made.node_ranks, made.variables = tuple(exclusive), tuple(node_ranks), tuple(variables)
+    return made

@@ -1,4 +1,4 @@
-"""Stacks of a process that runs no Python of its own: written by a signal handler in C.
+"""Stacks of a process that runs no its own Python: written by a signal handler in C.
 
 Native code that holds the interpreter's lock keeps every thread of Python from answering. The handler needs no lock,
 and no right but that to signal. It writes into a file in memory, which the asking process opens through /proc.
@@ -58,7 +58,7 @@ def ask(process: ProcessIdentity, seconds: float) -> list[ThreadStack]:
         if path is None or not _catches(process.pid):
             raise NoAnswerError("it has no handler that writes its stacks")
         if state_of(process.pid) in "Tt":
-            raise NoAnswerError(f"it is stopped, as by SIGSTOP; `kill -CONT {process.pid}` lets it go on")
+            raise NoAnswerError(f"it is stopped, as by SIGSTOP; `kill -CONT {process.pid}` continues it")
         with closing(os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC), "rb")) as file:
             _lock(file.fileno(), deadline)
             os.ftruncate(file.fileno(), 0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from traceback import FrameSummary, format_list
 from typing import Any, Final, NamedTuple, cast
@@ -73,3 +76,21 @@ def _line(frame: FrameSummary) -> str:
     if frame.lineno in (None, _NATIVE_LINE):
         return f'  File "{frame.filename}", in {frame.name}\n'
     return "".join(format_list([frame]))
+
+
+# Threads of the runtime, irrelevant for user code.
+_OURS = ("rlinf-", "ray_", "GCCollect", "PythonGCThread")
+
+
+def describe_stacks() -> str:
+    """Return the stack of each thread, the main one first, innermost call last."""
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented, in spite of its name
+    main = threading.main_thread()
+    threads = sorted(threading.enumerate(), key=lambda thread: (thread is not main, thread.name))
+    stacks: list[ThreadStack] = []
+    for thread in threads:
+        frame = frames.get(thread.ident or 0)
+        if frame is None or (thread.name.startswith(_OURS) and thread.name != "rlinf-async-methods"):
+            continue
+        stacks.append(ThreadStack(thread.name, traceback.extract_stack(frame)))
+    return spell(stacks)

@@ -30,7 +30,7 @@ _MOST_KEPT: Final = 8192
 _LINE_BYTES: Final = 65536
 _CREDENTIALS: Final = struct.Struct("3i")
 _PROMPT: Final = "(rlinf) "
-# The last that a terminal gets of a process that goes on.
+# The last that a terminal gets of a process that continues.
 GOES_ON: Final = "\0"
 _lock = threading.RLock()
 

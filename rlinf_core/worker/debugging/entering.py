@@ -7,7 +7,7 @@ import sys
 from typing import Any, Final
 
 _VARIABLE: Final = "PYTHONBREAKPOINT"
-# What Ray sets in its workers: a debugger of its own, which must be installed and listens on the network.
+# What Ray sets in its workers: its own debugger, which must be installed and listens on the network.
 _OF_RAY: Final = "ray."
 
 
@@ -18,10 +18,10 @@ def enter_breakpoints() -> None:
 
 
 def wait_here(*_: Any, **__: Any) -> None:
-    """Stop the caller until a debugger lets it go on.
+    """Stop the caller until a debugger lets it continue.
 
     Raises:
-        bdb.BdbQuit: the debugger was told to quit.
+        bdb.BdbQuit: the user quit the debugger.
         CancelledOperationError: the call was cancelled meanwhile.
     """
     from rlinf_core.worker.debugging.breakpoints import stop_at

@@ -23,7 +23,7 @@ _SET_TRACER: Final = 0x59616D61
 
 
 class Profile(ABC):
-    """A profile that goes on."""
+    """A profile that continues."""
 
     @abstractmethod
     def stop(self) -> None:

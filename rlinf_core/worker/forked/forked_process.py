@@ -113,7 +113,7 @@ class _ForkedProcess:
             failed = False
         except RemoteFailure as error:
             content = pickle.dumps(error)
-        except Exception as error:  # noqa: BLE001 - told to the caller
+        except Exception as error:  # noqa: BLE001 - raised in the caller
             content = pickle.dumps(RemoteFailure(PackedError.of(error, self._name)))
         frame = pickle.dumps(HostedAnswer(ask.number, failed, content))
         with self._sending:

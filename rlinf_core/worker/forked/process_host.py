@@ -125,7 +125,7 @@ class _Process:
                 if future is not None and not future.done():
                     future.set_result(answer)
         except (asyncio.IncompleteReadError, OSError):
-            pass  # its end is told by the server
+            pass  # the server reports its end
 
 
 class ProcessHost:

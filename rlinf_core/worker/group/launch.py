@@ -200,7 +200,7 @@ class Launch:
 
 
 class Relaunch(Launch):
-    """The launch of one worker in place of one that has died, whose handle Ray has been told to end."""
+    """The launch of one worker in place of one that has died, whose handle Ray was asked to end."""
 
     def abandon(self) -> None:
         """End the process."""

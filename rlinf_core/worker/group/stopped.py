@@ -43,7 +43,7 @@ class StoppedWatch:
             return
         workers = _workers(client)
         for pid in pids:
-            LOGGER.warning("%s is stopped, as by SIGSTOP; `kill -CONT %d` lets it go on", _named(pid, workers), pid)
+            LOGGER.warning("%s is stopped, as by SIGSTOP; `kill -CONT %d` continues it", _named(pid, workers), pid)
 
 
 def _workers(client: ManagerClient) -> Mapping[int, str]:

@@ -1,6 +1,6 @@
 """The processes that all workers of a job depend on: gcs_server, raylet, and the manager.
 
-No other process would soon tell the driver of their death.
+No other process would report their death to the driver soon.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def check_watchers() -> None:
     """
     died = fallen_watcher()
     if died is not None:
-        # At once: the run is told of it when all its processes have ended.
+        # At once: the run hears of it only when all its processes have ended.
         LOGGER.warning("%s: %s", died.message, died.cause)
         raise died
 

@@ -112,7 +112,7 @@ def test_a_get_that_times_out_says_what_it_found(channel: Channel) -> None:
     channel.put("light")
     with pytest.raises(CommunicationTimeoutError, match="of weight 0, which adds nothing") as info:
         channel.get_batch(1, timeout=0.1)
-    assert "give the items a weight" in str(info.value)
+    assert "put the items with a weight" in str(info.value)
     assert channel.get_nowait() == "light"
 
 

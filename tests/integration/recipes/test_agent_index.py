@@ -13,8 +13,7 @@ from recipes.agent.config import AgentConfig
 from recipes.agent.tasks.tasks import lookup_corpus
 from recipes.agent.tools.tool import ToolUnavailable
 from recipes.agent.tools.toolbox import Toolbox
-from recipes.agent.workers.index_client import IndexGroup, IndexSearch
-from recipes.agent.workers.index_worker import IndexWorker
+from recipes.agent.workers.index_worker import IndexGroup, IndexSearch, IndexWorker
 from rlinf_core import Cluster, NodePlacementStrategy, Worker, WorkerGroup, load_job
 
 pytestmark = pytest.mark.ray

@@ -142,7 +142,7 @@ def test_breakpoint_is_reached_and_left(group: WorkerGroup[Debugged]) -> None:
     assert terminal.wait() == 0
     terminal = attached()
     terminal.sendline("c")
-    terminal.expect_exact("goes on")
+    terminal.expect_exact("continues")
     assert terminal.wait() == 0
     assert (sent.wait(), received.wait()) == ([42], [42])
 

@@ -12,7 +12,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.broker.broker import Broker
 from rlinf_core.channel.broker.memory_gate import MIB, MemoryGate
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.client.clients import ChannelClients
+from rlinf_core.channel.launch import ChannelClients
 from rlinf_core.channel.mailbox import ID_STEP, AnswerSlots, slot_of
 from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.connections.settings import Settings

@@ -11,8 +11,7 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.client.clients import ChannelClients
-from rlinf_core.channel.launch import ChannelResolver
+from rlinf_core.channel.launch import ChannelClients, ChannelResolver
 from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver

@@ -224,7 +224,7 @@ def test_values_of_the_wrong_kind_are_told_and_nothing_breaks(cli: Cli, tmp_path
     [
         ("run_grpo.sh", "set -x\npython3 -m verl.trainer.main_ppo a.b=1\n", "`ppo_trainer.yaml` is not here"),
         ("job", "#!/bin/sh\n", "this script starts no training of verl"),
-        ("run_eval.sh", "python3 -m verl.trainer.main_eval\n", "scores answers that are there already"),
+        ("run_eval.sh", "python3 -m verl.trainer.main_eval\n", "scores existing answers"),
         ("run_odd.sh", "f() { echo; }\n", "line 1: functions of a script are not followed"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from recipes.language.loop.answer_samples import write_samples
+from recipes.language.loop.arrivals import write_samples
 from rlinf_cli.console.outfile import write_whole
 from rlinf_cli.live.driver_log import driver_log
 from rlinf_cli.run import detach

@@ -118,7 +118,7 @@ class TestLogs:
         RunFolder.create(RunnerConfig(), "embodied").end(RunStatus.FINISHED)
         ended = cli("logs")
         assert ended.out.endswith("it runs\n")
-        assert "running, no step done; `--follow` goes on" in ended.err
+        assert "running, no step done; `--follow` continues" in ended.err
 
     def test_following_until_the_end(self, run: RunFolder) -> None:
         running = RunFolder.create(RunnerConfig(), "embodied")

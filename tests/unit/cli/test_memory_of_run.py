@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.report.recorded_places import RecordedPlace, recorded_places
+from rlinf_cli.report.documents import RecordedPlace, recorded_places
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import RunError
 from rlinf_core.runners.storage.run_folder import RunFolder

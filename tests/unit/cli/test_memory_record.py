@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.memory.memory_record import NodeMemory, memory_record, node_memory, node_needs
 from rlinf_cli.render.memory_table import memory_text
+from rlinf_cli.runs.memory_record import NodeMemory, memory_record, node_memory, node_needs
 from rlinf_core.job.load import load_job
 from rlinf_core.job.process_forecast import ACCELERATOR_LIBRARIES, ProcessForecast
 from rlinf_core.placement.placement import Placement

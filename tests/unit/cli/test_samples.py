@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipes.language.loop.answer_samples import write_samples
+from recipes.language.loop.arrivals import write_samples
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus

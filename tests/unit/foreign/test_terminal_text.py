@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.foreign.terminal_text import escaped, guarded_stream, in_colours, replaced, unguarded_stream
+from rlinf_cli.console.terminal_stream import guarded_stream, in_colours, unguarded_stream
+from rlinf_core.foreign.terminal_text import escaped, replaced
 
 pytestmark = pytest.mark.security
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rlinf_core.manager.long_waits import LongWaits
+from rlinf_core.manager.watch import LongWaits
 from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.errors import InvalidNameError
-from rlinf_core.worker.members import broadcast_members, source_address
+from rlinf_core.worker.communication import broadcast_members, source_address
 
 
 def test_groups_are_named_whole_or_by_ranks() -> None:

@@ -2,7 +2,7 @@
 
 The first one is `{"token": "..."}`, and its reply `{"ok": true, "hz": 20}`, or `{"ok": false, "message": "..."}`.
 Every one that follows is either the number of the newest picture that is on the screen, `{"shown": 12}`, or what a
-person does, told several times a second:
+person does, sent several times a second:
 
     {"enabled": true, "keys": ["w"], "pressed": ["gripper"], "pad": null}
 
@@ -34,7 +34,7 @@ _MOST_KEYS: Final = 32
 
 
 def shown(message: Mapping[str, Any]) -> int | None:
-    """Return the number of the picture that a message acknowledges; None: it tells what a person does.
+    """Return the number of the picture that a message acknowledges; None: it reports what a person does.
 
     Raises:
         BadMessageError: it is not a number.

@@ -1,7 +1,7 @@
-"""The server of the page, in a thread of its own: nothing is told to who has not sent the token.
+"""The server of the page, in its own thread: nothing is sent to a client that has not presented the token.
 
 The page itself holds no secret. A WebSocket is opened by that page alone (`Origin`), and a page elsewhere does not
-reach this server under a name of its own (`Host`).
+reach this server under its own name (`Host`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from recipes.embodied.interventions.browser.entrance import TOKEN_SECONDS, Entrance, Newcomer
 from recipes.embodied.interventions.browser.exhibit import Exhibit, age_of, jpeg
 from recipes.embodied.interventions.browser.operator_desk import DeskTakenError, OperatorDesk
 from recipes.embodied.interventions.browser.page_messages import MAX_MESSAGE, controls_of, packed, shown
 from recipes.embodied.interventions.remote.remote_messages import BadMessageError, decode, knows
-from rlinf_core.foreign.strangers import LimitedWarnings, origin_of
+from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
 
 _PAGE: Final = Path(__file__).parent / "page"
 _ASSETS: Final = {
@@ -89,7 +89,7 @@ class PageServer:
         self._loop = asyncio.new_event_loop()
         self._changed, self._ending = asyncio.Event(), asyncio.Event()
         self._entrance = Entrance()
-        self._replaced: set[asyncio.Future[None]] = set()  # operators who are being told
+        self._replaced: set[asyncio.Future[None]] = set()  # operators who are being notified
         self._warn = LimitedWarnings(_log.warning)
         started: Future[int] = Future()
         self._thread = threading.Thread(
@@ -274,7 +274,7 @@ class _Gate:
         await (self._app if known else refusal)(scope, receive, protected)
 
     def _names(self, host: str) -> bool:
-        """Return whether a value of the header `Host` names this server; a tunnel has a port of its own."""
+        """Return whether a value of the header `Host` names this server; a tunnel has its own port."""
         if self._host in _ANY:
             return True
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
@@ -311,3 +311,49 @@ def _asset(name: str, media_type: str) -> Callable[[Request], Awaitable[Response
         return Response(content, media_type=media_type)
 
     return answer
+
+
+_MOST: Final = 32
+TOKEN_SECONDS: Final = 10.0  # within which a connection must present the token, or is closed
+
+
+class Entrance:
+    """The connections of a server that have not presented the token. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._unproven: Unproven[asyncio.Transport] = Unproven(_MOST, seconds=TOKEN_SECONDS)
+
+    def admit(self, transport: asyncio.Transport, now: float) -> None:
+        """Admit a connection, and close the oldest one when there are too many."""
+        for leaving in self._unproven.admit(transport, origin_of(transport.get_extra_info("peername")), now):
+            leaving.abort()
+
+    def prove(self, client: tuple[str, int] | None) -> None:
+        """Keep the connection of a client that has presented the token."""
+        for transport in self._unproven.waiting():
+            peer: Any = transport.get_extra_info("peername")
+            if peer is not None and client is not None and tuple(peer[:2]) == tuple(client):
+                self._unproven.remove(transport)
+
+    def sweep(self, now: float) -> None:
+        """Close the connections that have not presented the token in time."""
+        for transport in self._unproven.remove_overdue(now):
+            transport.abort()
+
+    def close(self) -> None:
+        """Close all of them."""
+        for transport in self._unproven.remove_all():
+            transport.abort()
+
+
+class Newcomer(H11Protocol):
+    """A connection that counts as a newcomer from its first moment on."""
+
+    def __init__(self, entrance: Entrance, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._entrance = entrance
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin."""
+        super().connection_made(transport)
+        self._entrance.admit(transport, self.loop.time())

@@ -111,7 +111,7 @@ def _found(hid: Any, serial: str | None) -> dict[str, Any]:
     """Return the library's description of the selected device.
 
     Raises:
-        InterventionError: there is none, or there are several.
+        InterventionError: it does not exist, or there are several.
     """
     devices: dict[Any, dict[str, Any]] = {}
     for info in hid.enumerate():

@@ -1,7 +1,7 @@
 """The messages of a person elsewhere: lines of JSON over TCP. Nothing is unpickled or evaluated.
 
 The first line is `{"token": "..."}`, and its reply `{"ok": true}` with the pace in steps a second; after a wrong token
-the connection ends. Every line that follows is the state of the device, told several times a second:
+the connection ends. Every line that follows is the state of the device, sent several times a second:
 
     {"linear": [0.5, 0, 0], "angular": [0, 0, 0], "engaged": true, "toggles_gripper": false, "verdict": null,
      "rewards": false}
@@ -33,7 +33,7 @@ def decode(line: bytes) -> dict[str, Any]:
     """Return the message in a line.
 
     Raises:
-        BadMessageError: there is none.
+        BadMessageError: it does not exist.
     """
     try:
         return load_json_object(line)

@@ -3,8 +3,9 @@
 It listens on loopback unless the file says otherwise. A tunnel (`ssh -L 17320:127.0.0.1:17320 robot-pc`) is the safe
 way from another machine: the connection itself is not encrypted.
 
-Connections that have not told the token yet wait apart from the person, in a bounded number and for a bounded time.
-Nothing that they send reaches the person's controls or raises here. The newest who tells the token is the person.
+Connections that have not presented the token yet wait apart from the person, in a bounded number and for a bounded
+time. Nothing that they send reaches the person's controls or raises here. The newest client that presents the token is
+the person.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
 from rlinf_core.process.known_secrets import remember
 
 _MOST = 16 * MAX_LINE  # bytes that are read of a connection in one step
-_MOST_UNPROVEN = 16  # connections that have not told the token
+_MOST_UNPROVEN = 16  # connections that have not presented the token
 _TOKEN_SECONDS = 10.0  # within which they must
 _log = logging.getLogger("rlinf.interventions")
 

@@ -80,7 +80,7 @@ class Decoder:
         return logits[:, -1]
 
     def _record(self, tokens: Tensor, cache: KvCache) -> None:
-        """Record a step. A model that waits for its GPU within a step goes on without."""
+        """Record a step. A model that waits for its GPU within a step continues without."""
         self._tokens = tokens.clone()
         ends = [bucket.rows.end for bucket in cache.buckets]
         self._ends = torch.tensor(ends, device=tokens.device)

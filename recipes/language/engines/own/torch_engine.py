@@ -166,7 +166,7 @@ class TorchEngine(Engine):
         return taken
 
     def _row(self, answer: Answer, stored: Container[Tokens]) -> NewRow:
-        """Return how an answer enters the cache: with a prompt of its own, or one that is stored once."""
+        """Return how an answer enters the cache: with its own prompt, or one that is stored once."""
         request = answer.request
         prompt = request.prompt
         saved = (self._queue.waiting_for(prompt) - 1) * len(prompt)

@@ -13,8 +13,7 @@ from fractions import Fraction
 from typing import Final, Literal, TypeAlias
 
 from recipes.language.rewards.matching.cleaning import TEXT_COMMAND, cleaned, closing_brace, unwrapped, without_blanks
-from recipes.language.rewards.matching.numbers import Number, number_in_clean, same_number
-from recipes.language.rewards.matching.numerals import numeral_in_clean
+from recipes.language.rewards.matching.numbers import Number, number_in_clean, numeral_in_clean, same_number
 
 Begin: TypeAlias = Literal["", "(", "[", r"\{"]
 

@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
     """The score of an answer.
 
     Attributes:
-        right: 0 to 1; of a function of the user's, its reward.
+        right: 0 to 1; of a user's function, its reward.
         reason: what it was judged by, for people.
         parts: further figures by name, for metrics.
         correct: whether the answer is right, where a function says so apart from its reward; None: the reward does.

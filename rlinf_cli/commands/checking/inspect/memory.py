@@ -13,7 +13,7 @@ from rlinf_cli.console import console
 from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
 
 if TYPE_CHECKING:
-    from rlinf_cli.memory.memory_record import HasPlace
+    from rlinf_cli.runs.memory_record import HasPlace
 
 
 def memory(
@@ -43,13 +43,12 @@ def memory(
     """
     from rlinf_cli.exit_codes import ExitCode
     from rlinf_cli.file.job_file import load, sound
-    from rlinf_cli.memory.memory_peaks import machine_memory, read_peaks
-    from rlinf_cli.memory.memory_record import memory_record, node_memory
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.render.memory_table import memory_text
-    from rlinf_cli.report.recorded_places import recorded_places
+    from rlinf_cli.report.documents import recorded_places
     from rlinf_cli.run.policy_source import find_run_folder
     from rlinf_cli.run.run_documents import PLACEMENT
+    from rlinf_cli.runs.memory_record import machine_memory, memory_record, node_memory, read_peaks
     from rlinf_core.errors import RLinfError
 
     run = find_run_folder(file, log_path)

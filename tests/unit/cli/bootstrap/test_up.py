@@ -226,7 +226,7 @@ def test_a_node_that_goes_silent_is_told_with_its_phase(site: Site) -> None:
         ({"disk_free": 1 << 20}, "the disk is full", "free some space"),
         ({"shm_free": 1 << 20}, "/dev/shm is full or too small", "free some space"),
         ({"taken": [["node_manager", 20001, "pid 7, `sshd`"]]}, "port 20001 is taken", "`cluster.ports`"),
-        ({"machine": "machine-1"}, "it is the same machine as node 1 (h1)", "a machine of its own"),
+        ({"machine": "machine-1"}, "it is the same machine as node 1 (h1)", "a separate machine"),
     ],
 )  # fmt: skip
 def test_node_faults_are_reported_before_anything_starts(

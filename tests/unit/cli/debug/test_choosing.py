@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.debug.choosing import chosen_processes, components_of
+from rlinf_cli.debug.attaching import chosen_processes, components_of
 from rlinf_core.errors import RunError
 
 NAMES = ("driver", "EnvGroup:0", "EnvGroup:1", "EnvGroup:10", "ActorGroup:0")

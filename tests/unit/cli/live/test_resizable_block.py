@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console, Group
 from rich.text import Text
 
-from rlinf_cli.live.resizable_block import ResizableBlock
+from rlinf_cli.live.terminal import ResizableBlock
 
 UP_AND_ERASE = "\x1b[1A\x1b[2K"
 

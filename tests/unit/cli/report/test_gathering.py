@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recipes.language.loop.answer_samples import write_samples
+from recipes.language.loop.arrivals import write_samples
 from rlinf_cli.report.gathering import gather
 from tests.unit.cli.report_runs import empty_run
 

@@ -68,7 +68,7 @@ def test_a_failed_run_ends_no_other(cli: Cli) -> None:
     assert [run["status"] for run in record["runs"]] == ["failed", "finished"]
     assert record["runs"][0]["reason"]
     assert record["runs"][0]["values"] == {"fake.fail": "bug"}
-    assert "go on with: rlinf sweep recipe=fake fake.fail=bug,restart --folder" in ended.err
+    assert "continue with: rlinf sweep recipe=fake fake.fail=bug,restart --folder" in ended.err
 
     cli(*SWEEP, "fake.fail=bug,restart")
     assert [run.state.experiment for run in all_runs(Path("swept"))] == [
@@ -87,7 +87,7 @@ def test_a_signal_ends_the_runs_and_the_sweep() -> None:
     assert sweep.returncode == 130
     assert set(statuses().values()) == {"interrupted"}
     assert "Traceback" not in err
-    assert "go on with: rlinf sweep recipe=fake fake.seconds=600,601" in err
+    assert "continue with: rlinf sweep recipe=fake fake.seconds=600,601" in err
 
 
 def test_a_killed_sweep_waits_for_its_runs(cli: Cli) -> None:

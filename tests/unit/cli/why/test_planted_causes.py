@@ -272,7 +272,7 @@ def test_interruption_before_a_resume_is_forgotten(tmp_path: Path) -> None:
     assert diagnosis_of(run).clean
 
 
-STOPPED = "`EnvGroup:0` (pid 7) is stopped, as by SIGSTOP; `kill -CONT 7` lets it go on"
+STOPPED = "`EnvGroup:0` (pid 7) is stopped, as by SIGSTOP; `kill -CONT 7` continues it"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from recipes.agent.tools.tool import ToolUnavailable
 from recipes.agent.tools.toolbox import Toolbox
-from recipes.agent.workers.index_client import IndexSearch
+from recipes.agent.workers.index_worker import IndexSearch
 from rlinf_core import WorkerDiedError, WorkerGroupError
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from recipes.agent.loop.slow_tools import SlowTools
+from recipes.agent.loop.agent_runner import SlowTools
 
 
 def test_a_tool_that_takes_most_of_a_run_is_told_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recipes.embodied.learning.bootstrapping import BootstrapType, bootstrap_rewards
+from recipes.embodied.learning.batch import BootstrapType, bootstrap_rewards
 
 
 @pytest.mark.parametrize(("how", "expected"), [("standard", [1.0, 1.0, 6.0, 1.0]), ("always", [1.0, 6.0, 6.0, 6.0])])

@@ -11,9 +11,9 @@ from torch import Tensor
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.learning.compiling import compile_training, missing_compiler
 from recipes.embodied.models.base_policy import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
+from recipes.embodied.workers.actor_base import compile_training, missing_compiler
 from rlinf_core import ConfigError
 
 HOST = torch.device("cpu")
@@ -60,7 +60,7 @@ def test_a_machine_without_a_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_gpu_needs_triton_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr("recipes.embodied.learning.compiling.find_spec", lambda name: None)
+    monkeypatch.setattr("recipes.embodied.workers.actor_base.find_spec", lambda name: None)
     assert missing_compiler(HOST) is None
     missing = missing_compiler(torch.device("cuda"))
     assert missing is not None

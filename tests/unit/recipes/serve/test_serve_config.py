@@ -24,7 +24,7 @@ def test_tenant_names_a_file(name: str) -> None:
 
 
 def test_tenant_is_named_once() -> None:
-    assert messages("server.tenants=[ann, ben, ann]") == ["conflicting-settings: `ann` is there twice"]
+    assert messages("server.tenants=[ann, ben, ann]") == ["conflicting-settings: `ann` is listed twice"]
 
 
 def test_folder_of_the_model_must_be_there() -> None:
@@ -41,7 +41,7 @@ def test_inputs_are_the_folders_that_are_read() -> None:
 def test_full_weights_are_a_tenants() -> None:
     assert messages("server.tenants=[ann, ben]", "server.full_weights=ben") == []
     (message,) = messages("server.tenants=[ann, ben]", "server.full_weights=eve")
-    assert "`eve` is none of the tenants: ann, ben" in message
+    assert "`eve` is not one of the tenants: ann, ben" in message
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from recipes.training.memory.layer_sizes import BLOCK, computing_layers, held_in_blocks, parameter_bytes
+from recipes.training.memory_parts import BLOCK, computing_layers, held_in_blocks, parameter_bytes
 
 WIDTH, MIDDLE, LAYERS, WORDS = 64, 96, 3, 50
 TEXT: dict[str, Any] = {

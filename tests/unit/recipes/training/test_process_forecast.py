@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recipes.sections.actor import FsdpConfig
-from recipes.training.memory.process_parts import shard_parts
+from recipes.training.memory_parts import shard_parts
 from rlinf_core.job.process_forecast import ACCELERATOR_LIBRARIES, ProcessForecast
 
 PARTS = {"base": 300, "weights": 100, "optimizer": 200, "activations": 50, "trajectories": 7}

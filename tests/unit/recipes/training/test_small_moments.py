@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from recipes.sections.actor import FsdpConfig, OptimConfig
-from recipes.training.memory.process_parts import shard_parts
+from recipes.training.memory_parts import shard_parts
 from recipes.training.optimizer import make_optimizer
 from recipes.training.small_moments import ByteStateAdamW, round_at_random
 from recipes.training.state.training_state import TrainingState

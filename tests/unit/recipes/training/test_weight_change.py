@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from recipes.training.weight_change import WeightSample
+from recipes.training.updater import WeightSample
 
 
 def changed_by(step: float, dtype: torch.dtype) -> float:

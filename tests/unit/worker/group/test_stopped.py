@@ -59,7 +59,7 @@ def test_stopped_worker_is_named(
     pid, _ = family
     stop(pid)
     assert looked(caplog, monkeypatch) == [
-        f"`EnvGroup:0` (pid {pid}) is stopped, as by SIGSTOP; `kill -CONT {pid}` lets it go on"
+        f"`EnvGroup:0` (pid {pid}) is stopped, as by SIGSTOP; `kill -CONT {pid}` continues it"
     ]
 
 

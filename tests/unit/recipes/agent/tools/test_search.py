@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.agent.tools.bm25 import BM25, words
-from recipes.agent.tools.search import Search, read_corpus
+from recipes.agent.tools.search import BM25, Search, read_corpus, words
 from recipes.agent.tools.tool import ToolError
 from rlinf_core import ConfigError
 

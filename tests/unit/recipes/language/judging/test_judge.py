@@ -18,9 +18,8 @@ import torch
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.judging import judge as judging
-from recipes.language.judging.judge import Judge
+from recipes.language.judging.judge import TEMPLATES, Judge, correct, filled, score, verdict_rule
 from recipes.language.judging.judge_scorer import JudgeClient, JudgeScorer
-from recipes.language.judging.verdicts import TEMPLATES, correct, filled, score, verdict_rule
 from recipes.language.models.load_model import built_model, built_tokenizer, make_tokenizer
 from recipes.language.prompts.judge_messages import JudgeReply, JudgeRequest, judge_key
 from recipes.language.rewards.scoring import Item, Score

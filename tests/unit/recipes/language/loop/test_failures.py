@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.language.loop.failures import Failures
+from recipes.language.loop.arrivals import Failures
 from recipes.language.prompts.prompt_messages import GroupReport
 from rlinf_core import RunError
 

@@ -24,8 +24,8 @@ from recipes.language.rules.architecture_rules import (
     ROPES,
     fault_of_architecture,
     fault_of_sampling,
+    known_model_types,
 )
-from recipes.language.rules.known_models import known_model_types
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.language.models.architectures import VOCABULARY, architectures, tiny
 

@@ -209,7 +209,7 @@ def test_without_a_sandbox_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert "apt install bubblewrap" in str(error.value)
     assert sandbox_probe.look() == {
         "verdict": "fault",
-        "what": "there is no sandbox on this machine, and programs of a model run in nothing else:"
+        "what": "this machine has no sandbox, and programs written by a model run only in one:"
         " `bwrap` is not installed",
         "help": "run `apt install bubblewrap`",
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.quotas import Quotas
+from recipes.serve.service.service_state import Quotas
 from tests.unit.recipes.serve.conftest import Start
 from tests.unit.recipes.serve.served import config_of, pass_body, sample_fields, shifted, step_fields
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.serve.service.state_folder import state_folder
+from recipes.serve.saved_files import state_folder
 from rlinf_core import ConfigError, RunError
 
 MODEL = {"server.model_name": "base", "actor.lora_alpha": 32.0}

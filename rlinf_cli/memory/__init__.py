@@ -1,1 +1,0 @@
-"""Sums of forecast memory, and measured peaks."""
