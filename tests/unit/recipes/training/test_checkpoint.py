@@ -50,7 +50,7 @@ def test_group_without_weights_keeps_its_settings(tmp_path: Path) -> None:
     """As that of critics, all of whose weights are in the group of values."""
 
     def with_empty_group(policy: torch.nn.Module) -> torch.optim.Optimizer:
-        groups = [{"params": []}, {"params": list(policy.parameters())}]
+        groups: list[dict[str, list[torch.nn.Parameter]]] = [{"params": []}, {"params": list(policy.parameters())}]
         return torch.optim.AdamW(groups, lr=0.1, fused=True)
 
     policy, _ = trained(3)
