@@ -1,4 +1,4 @@
-"""All runs of one `rlinf chaos`: two that nothing disturbs, then one for each seed, and the table of what came out."""
+"""All runs of one `rlinf chaos`: the undisturbed ones, one for each seed, and the table of what came out."""
 
 from __future__ import annotations
 
@@ -95,10 +95,12 @@ def undisturbed(job: ChaosJob, folder: Path) -> UndisturbedRuns:
     """
     outcomes: list[RunEnding] = []
     launches: list[float] = []
-    for number in (1, 2):
+    # Where nothing is compared, one shows which steps there are.
+    count = 2 if job.synchronous else 1
+    for number in range(1, count + 1):
         place = folder / f"undisturbed-{number}"
         if not place.exists():
-            console.message(f"undisturbed run {number} of 2")
+            console.message(f"undisturbed run {number} of {count}")
             _run_undisturbed(job, place)
         run = RunFolder.latest(place)
         outcomes.append(outcome_of(place, 0))
@@ -111,10 +113,10 @@ def undisturbed(job: ChaosJob, folder: Path) -> UndisturbedRuns:
                 "the folder has runs of another job", where=str(place), help="name a new folder, or the same job"
             )
         launches.append(read_metrics(run.metrics_file)[0].time - run.state.created)
-    one, other = outcomes
-    if not job.synchronous:
+    one, *others = outcomes
+    if not others:
         return UndisturbedRuns(one.steps, {}, (), max(launches))
-    return reference_of(one, other, max(launches))
+    return reference_of(one, others[0], max(launches))
 
 
 def _run_undisturbed(job: ChaosJob, place: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from rlinf_cli.chaos.fault_table import FAULTS, Deed
+from rlinf_cli.chaos.life_signs import LifeSigns
 from rlinf_cli.chaos.outcomes import RunEnding, Struck, outcome_of
 from rlinf_cli.chaos.run_processes import RunProcess
 from rlinf_cli.chaos.started_run import PAUSE, StartedRun
@@ -41,13 +42,13 @@ class DisturbedRun:
         started: the run, whose command has been started.
         plan: the plan of its seed.
         launch: the usual seconds from the command to the first step.
-        deadline: seconds without a step, an event or an end, after which it counts as hung.
+        deadline: seconds without a step, an event, a line or an end, after which it counts as hung.
     """
 
     def __init__(self, started: StartedRun, plan: StrikePlan, launch: float, deadline: float) -> None:
         self._started, self._plan, self._launch, self._deadline = started, plan, launch, deadline
         self._struck: list[Struck] = []
-        self._seen, self._moved = 0, time.monotonic()
+        self._signs = LifeSigns(deadline, time.monotonic())
         self._hung = False
         self._left: list[str] = []
 
@@ -86,12 +87,10 @@ class DisturbedRun:
     def _wait(self, condition: Callable[[], bool]) -> bool:
         """Wait for a condition, and return whether it came about before the end of the command."""
         while self._started.code is None:
-            seen = self._started.look()
-            if seen != self._seen:
-                self._seen, self._moved = seen, time.monotonic()
+            self._signs.note(self._started.look(), self._started.printed, time.monotonic())
             if condition():
                 return True
-            if time.monotonic() - self._moved > self._deadline:
+            if self._signs.are_gone(time.monotonic()):
                 self._hung = True
                 return False
             time.sleep(PAUSE)
@@ -112,7 +111,7 @@ class DisturbedRun:
             with contextlib.suppress(ProcessLookupError):
                 named = self._do(fault.deed, handle, victim, strike)
             gone = fault.deed is Deed.FREEZE and named is None and has_ended(handle)
-        self._moved = time.monotonic()
+        self._signs.disturbed(time.monotonic())
         return struck._replace(named=named, gone=gone)
 
     def _do(self, deed: Deed, handle: int, victim: RunProcess, strike: Strike) -> float | None:

@@ -106,6 +106,11 @@ class StartedRun:
         """Its run folder, once there is one."""
         return RunFolder.latest(self.folder)
 
+    @property
+    def printed(self) -> int:
+        """The bytes that its command has printed so far."""
+        return (self.folder / OUTPUT).stat().st_size
+
     def look(self) -> int:
         """Return how much it has written so far: a number that grows while it goes on."""
         run = self.run

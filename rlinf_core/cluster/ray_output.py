@@ -26,6 +26,8 @@ _KNOWN: Final = ("A worker died or was killed", "worker processes have been star
 # Ray strips this from worker lines, and everything before it from its own processes' lines.
 _MARKS: Final = (b":job_id:", b":actor_name:", b":task_name:")
 _INFORMATION: Final = ":info_message:"
+# What follows is in the evidence of the death, which rlinf names.
+_LOG_TAIL: Final = " Last 20 lines of the Raylet logs:"
 # Ray polls for new files every half second and for new lines every tenth, more often if there are any.
 _LATEST_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.02
@@ -68,7 +70,7 @@ def take_over() -> None:
 
 def _log(source: str, lines: list[str], *, from_file: bool) -> None:
     for line in lines:
-        text = line.partition(_INFORMATION)[2] or line
+        text = (line.partition(_INFORMATION)[2] or line).partition(_LOG_TAIL)[0]
         if from_file:
             level = logging.DEBUG
         else:

@@ -84,9 +84,15 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, comp
         kept = {mine: model[mine] for mine in _stored_names(reader, policy, model)}
         stored: dict[str, Any] = {"model": kept, "optimizer": state, "version": 0}
         _read(stored, reader)
+    settings = [dict(group) for group in optimizer.param_groups]
     set_state_dict(
         policy, optimizer, model_state_dict=stored["model"], optim_state_dict=stored["optimizer"], options=options
     )
+    for group, before in zip(optimizer.param_groups, settings, strict=True):
+        # torch forgets those of a group without weights, as critics have one beside that of values.
+        if not group["params"]:
+            group.clear()
+            group.update(before)
     return int(stored["version"])
 
 

@@ -43,7 +43,7 @@ def chaos(
             "--deadline",
             min=1.0,
             metavar="SECONDS",
-            help="Time without a step or an event after which a run is hung. Default: by the undisturbed runs.",
+            help="Time without a step, an event or a line after which a run is hung. Default: by the undisturbed runs.",
             show_default=False,
         ),
     ] = None,
@@ -67,11 +67,11 @@ def chaos(
 ) -> None:
     """Plant faults into runs of a file, and judge whether each ended right or said why.
 
-    FILE and KEY=VALUE are as for `rlinf train`; the file must limit the steps. The job runs twice undisturbed, on this
-    machine alone, then once for each seed: processes of that run are killed or stopped, a checkpoint is damaged, files
-    cannot be written. Where both undisturbed runs have the same weights, a disturbed one must have them, too. Only
-    processes of runs that this command has started are touched; jobs with robots are refused. The exit code is 1 where
-    a run ended wrong, hung, or did not say why; its folder is kept.
+    FILE and KEY=VALUE are as for `rlinf train`; the file must limit the steps. The job runs twice undisturbed (once
+    where rollouts run ahead of training), on this machine alone, then once for each seed: processes of that run are
+    killed or stopped, a checkpoint is damaged, files cannot be written. Where both undisturbed runs have the same
+    weights, a disturbed one must have them, too. Only processes of runs that this command has started are touched; jobs
+    with robots are refused. The exit code is 1 where a run ended wrong, hung, or did not say why; its folder is kept.
     """
     from rlinf_cli.chaos.campaign import line_of, prepare_folder, record_of, table_of, work
     from rlinf_cli.chaos.judge import GOOD

@@ -54,6 +54,11 @@ def test_what_workers_print_is_left_to_ray(seen: list[dict[str, Any]]) -> None:
     ("data", "level", "text"),
     [
         (lines_of("raylet", "the disk is full"), logging.WARNING, "Ray's raylet: the disk is full"),
+        (
+            lines_of("raylet", "Raylet is terminated. Last 20 lines of the Raylet logs:\n    [state-dump] \n"),
+            logging.WARNING,
+            "Ray's raylet: Raylet is terminated.",
+        ),
         (lines_of("raylet", "A worker died or was killed while"), logging.INFO, "Ray's raylet: A worker died"),
         (
             lines_of("raylet", "WARNING: 8 PYTHON worker processes have been started on node: 0"),
@@ -73,6 +78,7 @@ def test_what_rays_own_processes_tell_is_logged(
     [record] = caplog.records
     assert (record.name, record.levelno) == ("rlinf", level)
     assert record.getMessage().startswith(text)
+    assert "\n" not in record.getMessage()
 
 
 def test_the_end_waits_for_lines_on_their_way(seen: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -46,6 +46,28 @@ def test_weights_that_no_loss_has_reached_have_a_state_too(tmp_path: Path) -> No
     assert steps == [1, 1, 0, 0]
 
 
+def test_group_without_weights_keeps_its_settings(tmp_path: Path) -> None:
+    """As that of critics, all of whose weights are in the group of values."""
+
+    def with_empty_group(policy: torch.nn.Module) -> torch.optim.Optimizer:
+        groups: list[dict[str, list[torch.nn.Parameter]]] = [{"params": []}, {"params": list(policy.parameters())}]
+        return torch.optim.AdamW(groups, lr=0.1, fused=True)
+
+    policy, _ = trained(3)
+    optimizer = with_empty_group(policy)
+    policy(torch.ones(3)).sum().backward()
+    optimizer.step()
+    state_checkpoint.save(tmp_path, policy, optimizer, version=1)
+    other, _ = trained(3)
+    state = with_empty_group(other)
+    state_checkpoint.load(tmp_path, other, state)
+    assert state.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+    # A run that went on from a checkpoint saves the very bytes of one that nothing happened to.
+    state_checkpoint.save(tmp_path / "again", other, state, version=1)
+    first, again = (folder / state_checkpoint.ACTOR / "__0_0.distcp" for folder in (tmp_path, tmp_path / "again"))
+    assert first.read_bytes() == again.read_bytes()
+
+
 def test_what_cannot_be_written_names_its_cause(tmp_path: Path) -> None:
     (tmp_path / state_checkpoint.ACTOR).write_text("in the way")
     with pytest.raises(CheckpointError, match="cannot be written") as caught:
