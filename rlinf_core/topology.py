@@ -157,7 +157,7 @@ class ClusterTopology:
 
     @classmethod
     def from_config(cls, cluster: ClusterConfig, assume: Sequence[Assumption | str] = ()) -> ClusterTopology:
-        """Return the topology that a configuration describes, without connecting to a node.
+        """Return the topology that a configuration describes, without connecting to a node. Spares are no part of it.
 
         An assumption about a group overrides the group's declaration; one about every node does not.
 
@@ -168,9 +168,9 @@ class ClusterTopology:
             parse_assumption(assumption) if isinstance(assumption, str) else assumption for assumption in assume
         ]
         check_labels(assumptions, cluster)
-        accelerators: list[tuple[int, str | None] | None] = [None] * cluster.num_nodes
+        accelerators: list[tuple[int, str | None] | None] = [None] * cluster.num_active_nodes
         for group, count, model in accelerator_claims(cluster, assumptions):
-            nodes = _ranges(group, cluster.num_nodes) if group else (range(cluster.num_nodes),)
+            nodes = _ranges(group, len(accelerators)) if group else (range(len(accelerators)),)
             for piece in nodes:
                 for rank in piece:
                     if accelerators[rank] is None:
@@ -181,6 +181,10 @@ class ClusterTopology:
     @classmethod
     def from_nodes(cls, nodes: Iterable[NodeInfo], cluster: ClusterConfig | None = None) -> ClusterTopology:
         """Return the topology of probed nodes, with the groups and robots of a configuration, if any.
+
+        Args:
+            nodes: all nodes, or those without spares, which are checked like the others and then left out.
+            cluster: the configuration.
 
         Raises:
             PlacementError: the node ranks are not 0..N-1, or number or accelerators differ from the file.
@@ -193,7 +197,7 @@ class ClusterTopology:
                 help="set `RLINF_NODE_RANK` on every node before Ray starts there, or on none",
             )
         if cluster is not None:
-            if cluster.num_nodes != len(by_rank):
+            if len(by_rank) not in (cluster.num_active_nodes, cluster.num_nodes):
                 raise PlacementError(
                     f"the configuration has {NODES.counted(cluster.num_nodes)}, the cluster {len(by_rank)}",
                     help="correct `cluster.num_nodes`, or start the missing nodes",
@@ -205,6 +209,7 @@ class ClusterTopology:
                     f"{mismatches[0]}{others}",
                     help=f"correct `accelerators` of group `{mismatches[0].label}`, or the node",
                 )
+            by_rank = by_rank[: cluster.num_active_nodes]
         return cls._build(by_rank, cluster, probed=True)
 
     @classmethod

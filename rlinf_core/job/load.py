@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rlinf_core.config.composing.compose import Composed, compose
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.machines.cluster import ClusterConfig
-from rlinf_core.config.rules import environment, groups, hardware
+from rlinf_core.config.rules import environment, groups, hardware, spares
 from rlinf_core.config.rules.site import Site
 from rlinf_core.config.secrets import environment_secrets, secret_values
 from rlinf_core.config.shipped import is_bare_name, meant_config, shipped_config, shipped_configs
@@ -356,5 +356,5 @@ def check_cluster(
 ) -> None:
     """Report every contradiction within the section, with additional `rules`; `view` is the validated file."""
     site = Site(cluster, view, diagnostics)
-    for check in (groups.check, environment.check, hardware.check, *rules):
+    for check in (groups.check, environment.check, hardware.check, spares.check, *rules):
         check(site)
