@@ -148,12 +148,17 @@ class UnitNumbers:
 class ClusterTopology:
     """The nodes, by rank, and groups, by label, of a cluster. Make one with `from_config` or `from_nodes`.
 
-    The reserved groups `cluster` and `node` come last. `probed`: whether the nodes were probed.
+    The reserved groups `cluster` and `node` come last.
+
+    Attributes:
+        probed: whether the nodes were probed.
+        lost: the nodes that elastic components have to do without.
     """
 
     nodes: tuple[NodeInfo, ...]
     groups: Mapping[str, NodeGroupInfo]
     probed: bool = False
+    lost: frozenset[int] = frozenset()
 
     @classmethod
     def from_config(cls, cluster: ClusterConfig, assume: Sequence[Assumption | str] = ()) -> ClusterTopology:
@@ -179,12 +184,15 @@ class ClusterTopology:
         return cls._build(nodes, cluster)
 
     @classmethod
-    def from_nodes(cls, nodes: Iterable[NodeInfo], cluster: ClusterConfig | None = None) -> ClusterTopology:
+    def from_nodes(
+        cls, nodes: Iterable[NodeInfo], cluster: ClusterConfig | None = None, *, lost: frozenset[int] = frozenset()
+    ) -> ClusterTopology:
         """Return the topology of probed nodes, with the groups and robots of a configuration, if any.
 
         Args:
             nodes: all nodes, or those without spares, which are checked like the others and then left out.
             cluster: the configuration.
+            lost: ranks of nodes that are lost; `nodes` says what they had.
 
         Raises:
             PlacementError: the node ranks are not 0..N-1, or number or accelerators differ from the file.
@@ -210,10 +218,17 @@ class ClusterTopology:
                     help=f"correct `accelerators` of group `{mismatches[0].label}`, or the node",
                 )
             by_rank = by_rank[: cluster.num_active_nodes]
-        return cls._build(by_rank, cluster, probed=True)
+        return cls._build(by_rank, cluster, probed=True, lost=lost)
 
     @classmethod
-    def _build(cls, nodes: list[NodeInfo], cluster: ClusterConfig | None, *, probed: bool = False) -> ClusterTopology:
+    def _build(
+        cls,
+        nodes: list[NodeInfo],
+        cluster: ClusterConfig | None,
+        *,
+        probed: bool = False,
+        lost: frozenset[int] = frozenset(),
+    ) -> ClusterTopology:
         groups = cluster.node_groups if cluster else ()
         for rank, robots in _robots_by_node(groups, len(nodes)).items():
             nodes[rank] = nodes[rank]._replace(robots=tuple(robots))
@@ -223,7 +238,7 @@ class ClusterTopology:
         declared = merge_ranges(piece for group in groups if group.accelerators for piece in _ranges(group, len(nodes)))
         infos[CLUSTER_LABEL] = topology._plain_group(CLUSTER_LABEL, everywhere, declared=declared == everywhere)
         infos[NODE_LABEL] = NodeGroupInfo(NODE_LABEL, everywhere, NODES, everywhere, ignores_hardware=True)
-        return cls(topology.nodes, infos, probed)
+        return cls(topology.nodes, infos, probed, lost)
 
     def _describe(self, group: NodeGroup) -> NodeGroupInfo:
         ranges = _ranges(group, self.num_nodes)

@@ -17,10 +17,10 @@ from rlinf_core import env_vars
 from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.cluster import engine, job
 from rlinf_core.cluster.allocation import Prepared, ProcessCommand, prepare, runtime_env
-from rlinf_core.cluster.joining import answer, join
+from rlinf_core.cluster.joining import answer, has_returned, join
 from rlinf_core.cluster.membership import NodeMember, node_info
 from rlinf_core.cluster.ray_api import no_cluster, ray_api
-from rlinf_core.cluster.seats import NodeChange, check_hardware
+from rlinf_core.cluster.seats import NodeChange, check_hardware, stand_in
 from rlinf_core.collective.endpoint_info import advertised_address
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL, ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
@@ -80,8 +80,11 @@ class Cluster:
         seats = join(self._engine, self.session, self.config, wanted, self.run_on)
         self._seats, self._members = seats, seats.members
         nodes = [node_info(rank, member) for rank, member in enumerate(self._members)]
-        self.topology = ClusterTopology.from_nodes(nodes, self.config)
-        if self.config is not None and self.config.spare_nodes:
+        if self.config is not None:
+            for rank in seats.absent:
+                nodes[rank] = stand_in(self.config, rank, nodes, seats.absent)
+        self.topology = ClusterTopology.from_nodes(nodes, self.config, lost=seats.absent)
+        if self.config is not None and self.config.survives_losses:
             check_hardware(self.config, seats, nodes)
             self.session = replace(self.session, nodes=tuple(member.ray_id for member in self._members))
         self._prepared: dict[tuple[int, ProcessCommand], Prepared] = {}
@@ -176,6 +179,10 @@ class Cluster:
     def changes(self) -> tuple[NodeChange, ...]:
         """The differences between the nodes that serve and those of the file."""
         return self._seats.changes
+
+    def has_returned(self) -> bool:
+        """Return whether a node has joined again that elastic components do without."""
+        return bool(self._seats.absent) and has_returned(self._seats.absent)
 
     @property
     def num_accelerators(self) -> int:

@@ -20,7 +20,7 @@ from rlinf_core.cluster.membership import (
 )
 from rlinf_core.cluster.probe import probe
 from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.cluster.seats import Seats, take_seats
+from rlinf_core.cluster.seats import ABSENT, Seats, take_seats
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError
@@ -58,10 +58,10 @@ def join(engine: RayEngine, session: Session, config: ClusterConfig | None, want
             probed = tuple(_probed(seats.members, here, run_on))
         except ClusterError:
             alive = {member.ray_id for member in members(ray.nodes())}
-            lost = any(member.ray_id not in alive for member in seats.members)
-            if config is None or not config.spare_nodes or not lost:
+            lost = any(member.ray_id not in alive for member in seats.members if member is not ABSENT)
+            if config is None or not config.survives_losses or not lost:
                 raise
-            # Ray has given a node up since: a spare may serve.
+            # Ray has given a node up since: a spare may serve, or the job does without.
             deadline = max(deadline, time.monotonic() + _POLL_SECONDS)
             continue
         if seats.ranked:
@@ -98,7 +98,7 @@ def _wait(
         joined = members(nodes)
         if wanted is None and session.nodes:
             by_id = {member.ray_id: member for member in joined}
-            return Seats(tuple(by_id.get(ray_id, NodeMember(ray_id, "")) for ray_id in session.nodes), ranked=True)
+            return Seats(tuple(by_id.get(ray_id, ABSENT) for ray_id in session.nodes), ranked=True)
         if wanted is not None and len(joined) > wanted:
             raise ClusterError(
                 f"{wanted} nodes are requested, but the cluster has {len(joined)}",
@@ -106,7 +106,7 @@ def _wait(
                 help="correct `num_nodes`, or take the other nodes down",
             )
         late, lost = time.monotonic() > deadline, departed(nodes)
-        if config is not None and config.spare_nodes:
+        if config is not None and config.survives_losses:
             seats = take_seats(config, joined, lost, late=late)
             if seats is not None:
                 return seats
@@ -129,8 +129,18 @@ def _wait(
 
 
 def _probed(joined: Iterable[NodeMember], here: str | None, run_on: RunOn) -> Iterable[NodeMember]:
-    """Return nodes with their facts, each asked once."""
+    """Return nodes with their facts, each asked once; those that are absent as they are."""
     asked_at = time.time()
-    pending = [(member, run_on(member, probe) if member.ray_id != here else None) for member in joined]
+    pending = [
+        (member, None if member is ABSENT or member.ray_id == here else run_on(member, probe)) for member in joined
+    ]
     for member, reference in pending:
-        yield replace(member, facts=probe() if reference is None else answer(reference, member, asked_at))
+        if member is ABSENT:
+            yield member
+        else:
+            yield replace(member, facts=probe() if reference is None else answer(reference, member, asked_at))
+
+
+def has_returned(absent: frozenset[int]) -> bool:
+    """Return whether one of these nodes has joined again."""
+    return any(member.label_rank in absent for member in members(ray_api().nodes()))

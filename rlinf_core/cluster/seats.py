@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from rlinf_core.cluster.membership import NodeMember
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.machines.spares import choose_spares, groups_of
 from rlinf_core.errors import ClusterError
-from rlinf_core.topology import ACCELERATORS, NodeInfo
+from rlinf_core.placement.elastic import can_lack, needed_nodes, nodes_of_components
+from rlinf_core.suggest import quoted
+from rlinf_core.topology import ACCELERATORS, ClusterTopology, NodeInfo
+
+ABSENT: Final = NodeMember("", "")
+"""Stands for a node that the job does without."""
 
 
 class NodeChange(NamedTuple):
-    """A node of the file that another one serves as.
+    """A node of the file that another one serves as, or that the job does without.
 
     Attributes:
         rank: its rank.
-        text: who serves instead, in one line.
+        text: who serves instead, or which components have fewer processes, in one line.
         reason: why, in one line.
     """
 
@@ -31,8 +36,9 @@ class Seats(NamedTuple):
     """The nodes of a job.
 
     Attributes:
-        members: the nodes by rank; in any order until `ranked`.
+        members: the nodes by rank, with a stand-in for each that is absent; in any order until `ranked`.
         replaced: the spare that serves as each lost node, by its rank.
+        absent: the lost nodes that elastic components do without.
         changes: the same in words.
         ranked: whether the members are in the order of their ranks.
     """
@@ -41,6 +47,7 @@ class Seats(NamedTuple):
     replaced: Mapping[int, int] = MappingProxyType({})
     changes: tuple[NodeChange, ...] = ()
     ranked: bool = False
+    absent: frozenset[int] = frozenset()
 
     def own_rank(self, rank: int) -> int:
         """Return the rank in the file of the node that serves under `rank`."""
@@ -50,7 +57,8 @@ class Seats(NamedTuple):
 def take_seats(
     cluster: ClusterConfig, joined: Sequence[NodeMember], lost: Mapping[int, str], *, late: bool = False
 ) -> Seats | None:
-    """Return the nodes that serve under each rank; None while one is missing that no spare may replace.
+    """Return the nodes that serve under each rank; None while one is missing that no spare may replace, and that the
+    job cannot do without.
 
     Args:
         cluster: the nodes of the file.
@@ -62,20 +70,58 @@ def take_seats(
     if len(by_rank) < len(joined):
         return None
     missing = [rank for rank in range(cluster.num_active_nodes) if rank not in by_rank]
-    replaceable = [rank for rank in missing if late or rank in lost]
-    replaced = choose_spares(cluster, replaceable, [rank for rank in cluster.spare_ranks if rank in by_rank])
-    if len(replaced) < len(missing):
+    if any(not late and rank not in lost for rank in missing):
         return None
-    members = tuple(by_rank[replaced.get(rank, rank)] for rank in range(cluster.num_active_nodes))
-    changes = tuple(
-        NodeChange(
-            rank,
-            f"node {spare} ({by_rank[spare].ip}), a spare, serves as node {rank}",
-            lost.get(rank, f"node {rank} did not join in time"),
-        )
-        for rank, spare in replaced.items()
+    elastic = _nodes_of_elastic(cluster) if missing else {}
+    needed = needed_nodes(cluster) if elastic else missing
+    spares = [rank for rank in cluster.spare_ranks if rank in by_rank]
+    replaced = choose_spares(cluster, missing, spares, needed)
+    absent = frozenset(missing) - replaced.keys()
+    if absent and not (elastic and can_lack(cluster, absent)):
+        return None
+    members = [by_rank.get(replaced.get(rank, rank), ABSENT) for rank in range(cluster.num_active_nodes)]
+    changes: list[NodeChange] = []
+    for rank in missing:
+        if rank in replaced:
+            spare = replaced[rank]
+            text = f"node {spare} ({by_rank[spare].ip}), a spare, serves as node {rank}"
+        else:
+            names = quoted(name for name, nodes in elastic.items() if rank in nodes)
+            text = f"{names or 'the job'} {'goes' if ',' not in names else 'go'} on without node {rank}"
+        changes.append(NodeChange(rank, text, lost.get(rank, f"node {rank} did not join in time")))
+    return Seats(tuple(members), replaced, tuple(changes), ranked=True, absent=absent)
+
+
+def _nodes_of_elastic(cluster: ClusterConfig) -> dict[str, frozenset[int]]:
+    """Return the nodes of each elastic component."""
+    if not any(entry.elastic for entry in cluster.component_placement.values()):
+        return {}
+    used = nodes_of_components(cluster)
+    return {name: nodes for name, nodes in used.items() if cluster.component_placement[name].elastic}
+
+
+def stand_in(cluster: ClusterConfig, rank: int, nodes: Sequence[NodeInfo], absent: Collection[int]) -> NodeInfo:
+    """Return what a lost node had: what the file declares, else what a node of the same groups has.
+
+    Ranks of accelerators count those of the nodes before.
+
+    Args:
+        cluster: the nodes of the file.
+        rank: the lost node.
+        nodes: the nodes that were probed, by rank.
+        absent: the nodes that were not.
+    """
+    declared = ClusterTopology.from_config(cluster).nodes[rank]
+    labels = groups_of(cluster, rank)
+    peers = (node for node in nodes if node.rank not in absent and groups_of(cluster, node.rank) == labels)
+    like = declared if declared.num_accelerators is not None else next(peers, declared)
+    return NodeInfo(
+        rank,
+        num_accelerators=like.num_accelerators or 0,
+        accelerator_type=like.accelerator_type,
+        accelerator_model=like.accelerator_model,
+        accelerator_ids=like.accelerator_ids,
     )
-    return Seats(members, replaced, changes, ranked=True)
 
 
 def check_hardware(cluster: ClusterConfig, seats: Seats, nodes: Sequence[NodeInfo]) -> None:
@@ -86,7 +132,8 @@ def check_hardware(cluster: ClusterConfig, seats: Seats, nodes: Sequence[NodeInf
     """
     for rank, spare in seats.replaced.items():
         labels = groups_of(cluster, spare)
-        peers = (node for node in nodes if node.rank not in seats.replaced and groups_of(cluster, node.rank) == labels)
+        others = (node for node in nodes if node.rank not in seats.absent and node.rank not in seats.replaced)
+        peers = (node for node in others if groups_of(cluster, node.rank) == labels)
         peer, own = next(peers, None), nodes[rank].num_accelerators
         if peer is not None and own is not None and own != peer.num_accelerators:
             raise ClusterError(

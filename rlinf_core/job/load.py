@@ -331,12 +331,14 @@ def _check_recipe(
     world_sizes: Mapping[str, int | None],
     diagnostics: Diagnostics,
 ) -> None:
+    from rlinf_core.job.elastic_check import check_elastic
     from rlinf_core.job.report import Report
 
     with rules_of(recipe, view, diagnostics):
         check = recipe.load(recipe.check)
         if check is not None:
             check(config, world_sizes, Report(view, diagnostics))
+    check_elastic(recipe, config, Report(view, diagnostics))
 
 
 @contextmanager

@@ -98,6 +98,7 @@ class RunRecord:
         # The component of each worker group.
         self._components: Mapping[str, str] = {}
         self._changes: tuple[NodeChange, ...] = ()
+        self._cluster: Cluster | None = None
         self.restarts = Restarts(RestartLimit(max=0))
         self.suspects: Suspects[Any] = Suspects()
         self.keeps_steps = False
@@ -173,7 +174,7 @@ class RunRecord:
 
         The listener is notified of each launch. `components` are the names of the groups' log folders.
         """
-        self._components = components
+        self._components, self._cluster = components, cluster
         running = engine.current()
         try:
             self.folder.update(address=running.address if running is not None else "")
@@ -191,6 +192,11 @@ class RunRecord:
         cluster.record(self.folder.logs, log_names=components, trace=traced, on_launch=launching)
         if self._trace is not None:
             self._trace.forget()
+
+    @property
+    def nodes_returned(self) -> bool:
+        """Whether a node has joined again that elastic components do without."""
+        return self._cluster is not None and self._cluster.has_returned()
 
     def _tell_of_nodes(self, changes: tuple[NodeChange, ...]) -> None:
         """Emit what differs from the nodes of the attempt before."""

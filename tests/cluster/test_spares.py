@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.hosts import Hosts
 from tests.waiting import until
 
-pytestmark = [pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 NAMES = ("trainer0", "render0", "render1", "robot0")
 FILE = """\
@@ -34,7 +34,7 @@ env:
   train: {{total_num_envs: 32, max_episode_steps: 20, max_steps_per_rollout_epoch: 20}}
 actor: {{global_batch_size: 320}}
 runner:
-  max_steps: 14
+  max_steps: 10
   val_check_interval: -1
   save_interval: 2
   logger: {{log_path: {runs}}}
@@ -53,10 +53,10 @@ class Four:
         self._env = {"XDG_STATE_HOME": str(self.folder / "state")}
 
     def rlinf(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.hosts.control.rlinf(*arguments, env=self._env, timeout=280)
+        return self.hosts.control.rlinf(*arguments, env=self._env, timeout=600)
 
     def up(self) -> None:
-        done = self.rlinf("up", str(self.file), "--timeout", "120")
+        done = self.rlinf("up", str(self.file), "--timeout", "300")
         assert done.returncode == 0, done.stderr
 
     @contextlib.contextmanager
@@ -71,7 +71,7 @@ class Four:
             until(
                 lambda: process.poll() is not None or any(runs.glob(saved)),
                 "the first checkpoint",
-                seconds=280,
+                seconds=600,
             )
             assert process.poll() is None, process.communicate()[0]
             (folder,) = runs.iterdir()
@@ -91,29 +91,27 @@ def four(hosts: Hosts) -> Iterator[Four]:
 
 
 def learned(run: Path) -> list[dict[str, float]]:
-    """Return the metrics of each step, without times."""
+    """Return the metrics of each step, without times and memory."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    timed = ("time/", "speed/")
-    return [{name: value for name, value in line["metrics"].items() if not name.startswith(timed)} for line in lines]
+    measured = ("time/", "speed/", "memory/")
+    return [{name: value for name, value in line["metrics"].items() if not name.startswith(measured)} for line in lines]
 
 
 def test_spare_serves_as_the_host_that_is_lost(four: Four) -> None:
-    done = four.rlinf("train", str(four.file), "--output", "json")
-    assert done.returncode == 0, done.stderr
-    undisturbed = Path(json.loads(done.stdout)["folder"])
-    with four.training("lost") as (process, folder):
+    with four.training("lost") as (process, disturbed):
         four.hosts["render0"].kill()
-        out, _ = process.communicate(timeout=400)
+        out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out
-    address = four.hosts["robot0"].address
-    assert f"node 3 ({address}), a spare, serves as node 1; node 1 ({four.hosts['render0'].address}) joined" in out
-    assert learned(folder) == learned(undisturbed)
-    why = four.rlinf("why", str(folder)).stdout
+    lost, spare = four.hosts["render0"].address, four.hosts["robot0"].address
+    assert f"node 3 ({spare}), a spare, serves as node 1; node 1 ({lost}) joined and was lost" in out
+    why = four.rlinf("why", str(disturbed)).stdout
     assert "cannot be reached any more" in why, why
-    assert f"node 3 ({address}), a spare, serves as node 1" in why
-    # The node comes back, and serves again where the next run begins.
+    assert f"node 3 ({spare}), a spare, serves as node 1" in why
+    # The node comes back, and has its own place again where the next run begins.
     four.hosts["render0"].restart()
     four.up()
-    done = four.rlinf("train", str(four.file), "runner.max_steps=1")
+    done = four.rlinf("train", str(four.file), "--output", "json")
     assert done.returncode == 0, done.stderr
     assert "a spare, serves" not in done.stderr
+    undisturbed = Path(json.loads(done.stdout)["folder"])
+    assert learned(disturbed) == learned(undisturbed)

@@ -71,6 +71,12 @@ class PlacementEntry(ConfigModel):
         " consecutively in that order. `node` counts every node and ignores hardware. Default: `cluster`, all"
         " nodes.",
     )
+    elastic: Bool = Field(
+        default=False,
+        description="Go on with fewer processes while nodes are lost that no spare replaces, and take the others back"
+        " after the step in which they have joined again. For components that divide their work anew: `env` and"
+        " `rollout` of recipe `embodied`. Batch sizes stay as configured. Default: false.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -292,6 +298,11 @@ class ClusterConfig(ConfigModel):
     def num_active_nodes(self) -> int:
         """The number of nodes that are no spares; of a file that makes all of them spares, which is refused, all."""
         return self.num_nodes - self.spare_nodes if self.spare_nodes < self.num_nodes else self.num_nodes
+
+    @property
+    def survives_losses(self) -> bool:
+        """Whether the job may go on when a node is lost: on spares, or with fewer processes."""
+        return self.spare_nodes > 0 or any(entry.elastic for entry in self.component_placement.values())
 
     @property
     def spare_ranks(self) -> range:

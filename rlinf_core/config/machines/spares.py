@@ -38,7 +38,9 @@ def replaceable(cluster: ClusterConfig, spare: int) -> tuple[int, ...]:
     return tuple(rank for rank in range(cluster.num_active_nodes) if can_replace(cluster, spare, rank))
 
 
-def choose_spares(cluster: ClusterConfig, lost: Collection[int], spares: Collection[int]) -> dict[int, int]:
+def choose_spares(
+    cluster: ClusterConfig, lost: Collection[int], spares: Collection[int], needed: Collection[int] = ()
+) -> dict[int, int]:
     """Return the spare that serves as each lost node; lost nodes without one are left out.
 
     Lower ranks come first on both sides: nodes of the same groups can be replaced by the same spares.
@@ -47,9 +49,10 @@ def choose_spares(cluster: ClusterConfig, lost: Collection[int], spares: Collect
         cluster: the nodes.
         lost: ranks of nodes that do not serve.
         spares: ranks of spares that can be used.
+        needed: ranks of nodes that come before all others.
     """
     chosen: dict[int, int] = {}
-    for rank in sorted(lost):
+    for rank in sorted(lost, key=lambda rank: (rank not in needed, rank)):
         free = (spare for spare in sorted(spares) if spare not in chosen.values())
         spare = next((spare for spare in free if can_replace(cluster, spare, rank)), None)
         if spare is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlinf_core.cluster.membership import NodeMember, node_info
-from rlinf_core.cluster.seats import Seats, check_hardware, take_seats
+from rlinf_core.cluster.seats import Seats, check_hardware, stand_in, take_seats
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError
 
@@ -80,3 +80,47 @@ def test_spare_with_other_accelerators_is_refused() -> None:
     with pytest.raises(ClusterError, match="node 4 cannot serve as node 2") as caught:
         check_hardware(CLUSTER, seats, nodes)
     assert caught.value.why == "it has 4 accelerators, node 1 of the same groups 8 accelerators"
+
+
+ELASTIC = ClusterConfig.model_validate(
+    {
+        "num_nodes": 5,
+        "spare_nodes": 1,
+        "node_groups": [
+            {"label": "train", "node_ranks": "0", "accelerators": {"per_node": 0}},
+            {"label": "sim", "node_ranks": "1-4", "accelerators": {"per_node": 2}},
+        ],
+        "component_placement": {
+            "actor": {"node_group": "train", "placement": "0"},
+            "critic": {"node_group": "sim", "placement": "4-5"},
+            "env": {"node_group": "sim", "placement": "0-3", "elastic": True},
+        },
+    }
+)
+
+
+def test_elastic_component_does_without_a_node() -> None:
+    seats = take_seats(ELASTIC, living(0, 1, 3), {2: "node 2 was lost", 4: "node 4 was lost"})
+    assert seats is not None
+    assert (seats.absent, seats.replaced) == ({2}, {})
+    assert [member.ray_id for member in seats.members] == ["id0", "id1", "", "id3"]
+    assert [change.text for change in seats.changes] == ["`env` goes on without node 2"]
+
+
+def test_the_spare_serves_where_no_other_can() -> None:
+    seats = take_seats(ELASTIC, living(0, 2, 4), {1: "lost", 3: "lost"})
+    assert seats is not None
+    # The critic, on node 3, is not elastic.
+    assert (seats.absent, seats.replaced) == ({1}, {3: 4})
+
+
+def test_a_node_that_an_inelastic_component_needs_is_waited_for() -> None:
+    assert take_seats(ELASTIC, living(0, 1, 2), {3: "lost", 4: "lost"}) is None
+    assert take_seats(ELASTIC, living(0, 3), {1: "lost", 2: "lost", 4: "lost"}) is None
+
+
+def test_stand_in_has_what_the_file_declares_or_a_peer_has() -> None:
+    nodes = [node_info(rank, member)._replace(num_accelerators=4) for rank, member in enumerate(living(0, 1, 2, 3))]
+    assert stand_in(ELASTIC, 2, nodes, [2]).num_accelerators == 2
+    assert stand_in(CLUSTER, 2, nodes, [2]).num_accelerators == 4
+    assert stand_in(CLUSTER, 3, nodes, [3]).num_accelerators == 0
