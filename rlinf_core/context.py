@@ -26,6 +26,7 @@ class Session:
         secrets: values that workers mask in what they print and log.
         import_path: folders for imports of driver and workers before installed packages.
         working_folder: the folder for imports after those, the driver's working folder, or None.
+        nodes: Ray's ids of the nodes by rank, where spares serve as others; empty where ranks are the nodes' own.
         member: the worker that this process is, or None in the driver.
     """
 
@@ -38,6 +39,7 @@ class Session:
     secrets: tuple[str, ...] = field(default=(), repr=False)
     import_path: tuple[str, ...] = ()
     working_folder: str | None = None
+    nodes: tuple[str, ...] = ()
     member: WorkerAddress | None = None
 
 

@@ -148,16 +148,21 @@ class UnitNumbers:
 class ClusterTopology:
     """The nodes, by rank, and groups, by label, of a cluster. Make one with `from_config` or `from_nodes`.
 
-    The reserved groups `cluster` and `node` come last. `probed`: whether the nodes were probed.
+    The reserved groups `cluster` and `node` come last.
+
+    Attributes:
+        probed: whether the nodes were probed.
+        lost: the nodes that elastic components have to do without.
     """
 
     nodes: tuple[NodeInfo, ...]
     groups: Mapping[str, NodeGroupInfo]
     probed: bool = False
+    lost: frozenset[int] = frozenset()
 
     @classmethod
     def from_config(cls, cluster: ClusterConfig, assume: Sequence[Assumption | str] = ()) -> ClusterTopology:
-        """Return the topology that a configuration describes, without connecting to a node.
+        """Return the topology that a configuration describes, without connecting to a node. Spares are no part of it.
 
         An assumption about a group overrides the group's declaration; one about every node does not.
 
@@ -168,9 +173,9 @@ class ClusterTopology:
             parse_assumption(assumption) if isinstance(assumption, str) else assumption for assumption in assume
         ]
         check_labels(assumptions, cluster)
-        accelerators: list[tuple[int, str | None] | None] = [None] * cluster.num_nodes
+        accelerators: list[tuple[int, str | None] | None] = [None] * cluster.num_active_nodes
         for group, count, model in accelerator_claims(cluster, assumptions):
-            nodes = _ranges(group, cluster.num_nodes) if group else (range(cluster.num_nodes),)
+            nodes = _ranges(group, len(accelerators)) if group else (range(len(accelerators)),)
             for piece in nodes:
                 for rank in piece:
                     if accelerators[rank] is None:
@@ -179,8 +184,15 @@ class ClusterTopology:
         return cls._build(nodes, cluster)
 
     @classmethod
-    def from_nodes(cls, nodes: Iterable[NodeInfo], cluster: ClusterConfig | None = None) -> ClusterTopology:
+    def from_nodes(
+        cls, nodes: Iterable[NodeInfo], cluster: ClusterConfig | None = None, *, lost: frozenset[int] = frozenset()
+    ) -> ClusterTopology:
         """Return the topology of probed nodes, with the groups and robots of a configuration, if any.
+
+        Args:
+            nodes: all nodes, or those without spares, which are checked like the others and then left out.
+            cluster: the configuration.
+            lost: ranks of nodes that are lost; `nodes` says what they had.
 
         Raises:
             PlacementError: the node ranks are not 0..N-1, or number or accelerators differ from the file.
@@ -193,7 +205,7 @@ class ClusterTopology:
                 help="set `RLINF_NODE_RANK` on every node before Ray starts there, or on none",
             )
         if cluster is not None:
-            if cluster.num_nodes != len(by_rank):
+            if len(by_rank) not in (cluster.num_active_nodes, cluster.num_nodes):
                 raise PlacementError(
                     f"the configuration has {NODES.counted(cluster.num_nodes)}, the cluster {len(by_rank)}",
                     help="correct `cluster.num_nodes`, or start the missing nodes",
@@ -205,10 +217,18 @@ class ClusterTopology:
                     f"{mismatches[0]}{others}",
                     help=f"correct `accelerators` of group `{mismatches[0].label}`, or the node",
                 )
-        return cls._build(by_rank, cluster, probed=True)
+            by_rank = by_rank[: cluster.num_active_nodes]
+        return cls._build(by_rank, cluster, probed=True, lost=lost)
 
     @classmethod
-    def _build(cls, nodes: list[NodeInfo], cluster: ClusterConfig | None, *, probed: bool = False) -> ClusterTopology:
+    def _build(
+        cls,
+        nodes: list[NodeInfo],
+        cluster: ClusterConfig | None,
+        *,
+        probed: bool = False,
+        lost: frozenset[int] = frozenset(),
+    ) -> ClusterTopology:
         groups = cluster.node_groups if cluster else ()
         for rank, robots in _robots_by_node(groups, len(nodes)).items():
             nodes[rank] = nodes[rank]._replace(robots=tuple(robots))
@@ -218,7 +238,7 @@ class ClusterTopology:
         declared = merge_ranges(piece for group in groups if group.accelerators for piece in _ranges(group, len(nodes)))
         infos[CLUSTER_LABEL] = topology._plain_group(CLUSTER_LABEL, everywhere, declared=declared == everywhere)
         infos[NODE_LABEL] = NodeGroupInfo(NODE_LABEL, everywhere, NODES, everywhere, ignores_hardware=True)
-        return cls(topology.nodes, infos, probed)
+        return cls(topology.nodes, infos, probed, lost)
 
     def _describe(self, group: NodeGroup) -> NodeGroupInfo:
         ranges = _ranges(group, self.num_nodes)

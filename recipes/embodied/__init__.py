@@ -24,4 +24,5 @@ recipe = Recipe(
     memory="recipes.embodied.embodied_memory:forecast",
     inputs="recipes.embodied.config:inputs",
     training_data=("data.train_data_paths",),
+    elastic=("env", "rollout"),
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config.batch_sizes import divides_among
 from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.loop.embodied_runner import EmbodiedRunner
 from recipes.embodied.loop.filming_runner import FilmedEnv, FilmingRunner
@@ -55,7 +57,7 @@ def launch(config: EmbodiedConfig, cluster: Cluster, record: RunRecord) -> Embod
         {
             actor: placement.get_strategy("actor"),
             rollout: placement.get_strategy("rollout"),
-            env: placement.get_strategy("env"),
+            env: placement.get_strategy("env", partial(divides_among, config)),
         },
         channels=[EmbodiedRunner.channel_name(config.actor.group_name)],
     )

@@ -15,6 +15,7 @@ from rlinf_core.runners.events import (
     Evaluated,
     Event,
     ItemsResumed,
+    NodesChanged,
     PhaseStarted,
     RunFinished,
     RunRestarted,
@@ -111,7 +112,7 @@ class RunProgress:
             case RunFinished():
                 self.finished = event
                 self.metrics.update(event.metrics)
-            case ClusterReady() | ItemsResumed():
+            case ClusterReady() | NodesChanged() | ItemsResumed():
                 pass
 
     def _start(self, event: RunStarted, now: float) -> None:

@@ -22,6 +22,7 @@ from rlinf_core.runners.events import (
     CheckpointSaved,
     Evaluated,
     Event,
+    NodesChanged,
     RunRestarted,
     RunStarted,
     WorkersRelaunched,
@@ -31,7 +32,7 @@ _DRAWN_PER_SECOND = 4
 _BAR = 24
 # Events whose lines stay above the block.
 _RESTARTS = (RunRestarted, WorkersRelaunched)
-_LASTING = (RunStarted, Evaluated, CheckpointSaved, *_RESTARTS)
+_LASTING = (RunStarted, Evaluated, CheckpointSaved, NodesChanged, *_RESTARTS)
 
 
 class TerminalView(View):

@@ -14,6 +14,7 @@ from rlinf_core.runners.events import (
     Evaluated,
     Event,
     ItemsResumed,
+    NodesChanged,
     RunRestarted,
     RunStarted,
     StepFinished,
@@ -74,6 +75,8 @@ def line_of(event: Event, progress: RunProgress) -> str | None:
             return f"restart {event.restart} of {event.max_restarts}: {event.reason}: {relaunched(event)}"
         case ItemsResumed():
             return fates_line(event.fates)
+        case NodesChanged():
+            return "; ".join((event.text, *event.details))
         case _:
             return None
 

@@ -32,14 +32,15 @@ def picture_of(
         grouped.setdefault(labels_of(topology, node.rank), []).append(card)
     sections = tuple(_section(labels, cards, topology) for labels, cards in grouped.items())
     sizes = tuple((name, len(component_placements)) for name, component_placements in placements.items())
-    return Picture(title, headline(topology, sum(size for _, size in sizes), mode), sizes, sections)
+    subtitle = headline(topology, sum(size for _, size in sizes), mode, len(cluster.spare_ranks))
+    return Picture(title, subtitle, sizes, sections)
 
 
-def headline(topology: ClusterTopology, processes: int, mode: str) -> str:
-    """Return `18 nodes · 128 accelerators · 2 robots · 530 processes · disaggregated`."""
+def headline(topology: ClusterTopology, processes: int, mode: str, spares: int = 0) -> str:
+    """Return `18 nodes · 1 spare · 128 accelerators · 2 robots · 530 processes · disaggregated`."""
     accelerators = sum(node.num_accelerators or 0 for node in topology.nodes)
     robots = sum(len(node.robots) for node in topology.nodes)
-    parts = [counted(topology.num_nodes, "node")]
+    parts = [counted(topology.num_nodes, "node"), *([counted(spares, "spare")] if spares else [])]
     if accelerators:
         parts.append(counted(accelerators, "accelerator"))
     if robots:

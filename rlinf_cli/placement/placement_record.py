@@ -9,6 +9,7 @@ from rlinf_cli.file.job_file import SoundJob
 from rlinf_cli.placement.job_layout import JobLayout, masked, secret_texts
 from rlinf_cli.placement.process_variables import process_variables
 from rlinf_cli.placement.unit_uses import unit_uses
+from rlinf_core.config.machines.spares import replaceable
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.placement.placement import Placement
 
@@ -20,6 +21,10 @@ def placement_record(job: SoundJob, layout: JobLayout) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "num_nodes": job.topology.num_nodes,
+        "spares": [
+            {"node_rank": spare, "serves_as": list(replaceable(job.cluster, spare))}
+            for spare in job.cluster.spare_ranks
+        ],
         "components": {
             name: {"world_size": len(placements), "processes": _processes(job, placements)}
             for name, placements in layout.placements.items()

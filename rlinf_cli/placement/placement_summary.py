@@ -10,6 +10,7 @@ from rlinf_cli.placement.job_layout import JobLayout, masked, secret_texts
 from rlinf_cli.placement.picture import NODE, Card, Picture
 from rlinf_cli.placement.placement_picture import hosts_by_rank, robot_numbers
 from rlinf_cli.placement.process_variables import Layer, process_interpreter, process_variables
+from rlinf_core.config.machines.spares import replaceable
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.render import visible
 from rlinf_core.placement.placement import Placement
@@ -29,7 +30,7 @@ def summary_text(job: SoundJob, layout: JobLayout, picture: Picture) -> str:
     ]
     lines = [console.style(picture.title, "bold"), prose.parts(picture.subtitle), ""]
     lines.append(console.table(_HEADERS, rows, right=(1,), keep=(0, 1)) if rows else "no component is placed")
-    notes = [*sharing_lines(picture), *_environment_lines(job, layout)]
+    notes = [*sharing_lines(picture), *_spare_lines(job), *_environment_lines(job, layout)]
     return "\n".join([*lines, "", *notes] if notes else lines)
 
 
@@ -58,6 +59,14 @@ def processes_table(job: SoundJob, layout: JobLayout) -> str:
                 )
             )
     return console.table(("process", "node", "unit", "on its node", "python"), rows)
+
+
+def _spare_lines(job: SoundJob) -> list[str]:
+    """Return which nodes each spare can serve as."""
+    served: dict[tuple[int, ...], list[int]] = {}
+    for spare in job.cluster.spare_ranks:
+        served.setdefault(replaceable(job.cluster, spare), []).append(spare)
+    return [f"spare: {_nodes(spares)}, for {_nodes(ranks)}" for ranks, spares in served.items() if ranks]
 
 
 def _environment_lines(job: SoundJob, layout: JobLayout) -> list[str]:

@@ -15,7 +15,15 @@ from rlinf_cli.live.view import View, relaunched
 from rlinf_cli.runs.provenance import Provenance, collect, write_provenance
 from rlinf_core.errors import RLinfError
 from rlinf_core.process.known_secrets import hidden
-from rlinf_core.runners.events import ClusterReady, Event, ItemsResumed, RunRestarted, RunStarted, WorkersRelaunched
+from rlinf_core.runners.events import (
+    ClusterReady,
+    Event,
+    ItemsResumed,
+    NodesChanged,
+    RunRestarted,
+    RunStarted,
+    WorkersRelaunched,
+)
 from rlinf_core.runners.storage import durable, run_events
 from rlinf_core.runners.storage.item_fates import fates_line
 
@@ -62,6 +70,8 @@ class DocumentWriter(View):
         elif isinstance(event, WorkersRelaunched):
             what = f"restart {event.restart} of at most {event.max_restarts}: {relaunched(event)}"
             self.add_event(run_events.RELAUNCHED, event.step, event.reason, [what, *event.details])
+        elif isinstance(event, NodesChanged):
+            self.add_event(run_events.NODES, event.step, event.text, event.details)
         elif isinstance(event, ItemsResumed):
             items = [f"{fate}: {item}" for fate, items in event.fates.items() for item in items]
             self.add_event(run_events.ITEMS, event.step, fates_line(event.fates), items)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -39,6 +39,7 @@ class Incident(NamedTuple):
         others: the workers that failed with it, in words.
         lines: further lines of the event: location, cause, remedy.
         bundle: the evidence of it.
+        nodes: which nodes served as others after it, in words.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Incident(NamedTuple):
     others: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     bundle: Bundle | None = None
+    nodes: tuple[str, ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -82,7 +84,7 @@ def incidents(facts: RunFacts) -> list[Incident]:
     """Return what happened to a run, oldest first."""
     events = [event for event in facts.story if event.kind in _KINDS]
     bundles = {f"{FOLDER}/{bundle.path.name}": bundle for bundle in facts.bundles}
-    ordered = [_of_event(event, bundles) for event in events]
+    ordered = [_of_event(event, bundles)._replace(nodes=_nodes_after(event, facts)) for event in events]
     known = {incident.bundle.path for incident in ordered if incident.bundle is not None}
     # A driver that was killed while it failed has evidence without an event.
     ordered += [_of_bundle(bundle) for bundle in facts.bundles if bundle.path not in known]
@@ -123,6 +125,15 @@ def _of_event(event: RunEvent, bundles: dict[str, Bundle]) -> Incident:
     # The event comes when all processes have ended; that of a restart has the step that the run went back to.
     time, step = (event.time, event.step) if bundle is None else (bundle.content.time, bundle.content.step)
     return Incident(event.kind, event.text, source, time, step, process, others, event.details, bundle)
+
+
+def _nodes_after(event: RunEvent, facts: RunFacts) -> tuple[str, ...]:
+    """Return what the restart after an incident found of the nodes."""
+    if event.kind != run_events.RESTARTED:
+        return ()
+    later = takewhile(lambda other: other.kind not in _KINDS, facts.story[facts.story.index(event) + 1 :])
+    changed = [other for other in later if other.kind == run_events.NODES]
+    return tuple("; ".join((other.text, *other.details)) for other in changed)
 
 
 def _of_bundle(bundle: Bundle) -> Incident:

@@ -17,18 +17,10 @@ from rlinf_core import env_vars
 from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.cluster import engine, job
 from rlinf_core.cluster.allocation import Prepared, ProcessCommand, prepare, runtime_env
-from rlinf_core.cluster.membership import (
-    NodeMember,
-    cannot_run,
-    departed,
-    does_not_answer,
-    members,
-    missing_ranks,
-    node_info,
-    rank_members,
-)
-from rlinf_core.cluster.probe import probe
+from rlinf_core.cluster.joining import answer, has_returned, join
+from rlinf_core.cluster.membership import NodeMember, node_info
 from rlinf_core.cluster.ray_api import no_cluster, ray_api
+from rlinf_core.cluster.seats import NodeChange, check_hardware, stand_in
 from rlinf_core.collective.endpoint_info import advertised_address
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL, ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
@@ -41,12 +33,8 @@ from rlinf_core.placement.environment import process_environment
 from rlinf_core.process import tracing
 from rlinf_core.process.known_secrets import known
 from rlinf_core.topology import ClusterTopology, NodeGroupInfo, NodeInfo
-from rlinf_core.waiting import contact_seconds
 
 _log = logging.getLogger("rlinf")
-_JOIN_POLL_SECONDS = 0.25
-# An overloaded node starts processes slowly. Ray reports a lost node within about a minute.
-_ANSWER_SECONDS = 180.0
 
 
 class Cluster:
@@ -89,9 +77,16 @@ class Cluster:
         )
         if self._engine.embedded and self.session.folder is None:
             self.session = replace(self.session, folder=str(self._engine.folder))
-        self._members = self._join(wanted)
+        seats = join(self._engine, self.session, self.config, wanted, self.run_on)
+        self._seats, self._members = seats, seats.members
         nodes = [node_info(rank, member) for rank, member in enumerate(self._members)]
-        self.topology = ClusterTopology.from_nodes(nodes, self.config)
+        if self.config is not None:
+            for rank in seats.absent:
+                nodes[rank] = stand_in(self.config, rank, nodes, seats.absent)
+        self.topology = ClusterTopology.from_nodes(nodes, self.config, lost=seats.absent)
+        if self.config is not None and self.config.survives_losses:
+            check_hardware(self.config, seats, nodes)
+            self.session = replace(self.session, nodes=tuple(member.ray_id for member in self._members))
         self._prepared: dict[tuple[int, ProcessCommand], Prepared] = {}
         self._on_launch: Callable[[str, int, int], None] | None = None
         enter_session(self.session)
@@ -166,68 +161,6 @@ class Cluster:
         own = ray_api().get_runtime_context().get_node_id()
         return self.node_ranks.get(own, 0)
 
-    def _join(self, wanted: int | None) -> list[NodeMember]:
-        ray = ray_api()
-        deadline = time.monotonic() + contact_seconds()
-        nodes = ray.nodes()
-        joined = members(nodes)
-        while wanted is not None and len(joined) < wanted:
-            if self._engine.embedded:
-                raise ClusterError(
-                    f"{wanted} nodes are requested, but the embedded Ray of this process has one",
-                    help='start Ray on the nodes and pass `address="HOST:PORT"`',
-                )
-            if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"{len(joined)} of {wanted} nodes joined within {contact_seconds():g} s",
-                    where=self._engine.address,
-                    why="; ".join([missing_ranks(joined, wanted), *departed(nodes)]),
-                    help="start the missing ones, as `rlinf up FILE` does without touching the others, or allow more"
-                    " time with `{env_vars.CONNECT_TIMEOUT.name}`",
-                )
-            time.sleep(_JOIN_POLL_SECONDS)
-            nodes = ray.nodes()
-            joined = members(nodes)
-        if wanted is not None and len(joined) > wanted:
-            raise ClusterError(
-                f"{wanted} nodes are requested, but the cluster has {len(joined)}",
-                where=self._engine.address,
-                help="correct `num_nodes`, or take the other nodes down",
-            )
-        driver_id = ray.get_runtime_context().get_node_id()
-        ip_of_driver = next((member.ip for member in joined if member.ray_id == driver_id), "")
-        return rank_members(self._with_facts(joined, driver_id), ip_of_driver)
-
-    def _with_facts(self, joined: list[NodeMember], driver_id: str) -> list[NodeMember]:
-        """Probe every node once: this process's own node directly, the others with a task, as the environment of their
-        Ray counts."""
-        here = driver_id if self._engine.embedded or self.session.member is not None else None
-        asked_at = time.time()
-        pending = {member.ray_id: self.run_on(member, probe) for member in joined if member.ray_id != here}
-        return [
-            replace(
-                member,
-                facts=self._answer(pending[member.ray_id], member, asked_at) if member.ray_id in pending else probe(),
-            )
-            for member in joined
-        ]
-
-    def _answer(self, reference: Any, member: NodeMember, asked_at: float) -> Any:
-        """Return the result of a task on a node; `asked` is its start, in seconds since 1970.
-
-        Raises:
-            ClusterError: the node does not answer, or cannot run the task.
-        """
-        ray = ray_api()
-        try:
-            return ray.get(reference, timeout=max(_ANSWER_SECONDS, contact_seconds()))
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            errors = ray.exceptions
-            cause = getattr(error, "cause", None) or error
-            if isinstance(error, (errors.RayTaskError, errors.RuntimeEnvSetupError, errors.WorkerCrashedError)):
-                raise cannot_run(member, cause) from None
-            raise does_not_answer(member, cause, asked_at) from None
-
     def run_on(self, member: NodeMember, function: Any, *args: Any) -> Any:
         """Run `function(*args)` on a node, in the environment of its Ray; return a reference to its result."""
         ray = ray_api()
@@ -239,7 +172,17 @@ class Cluster:
 
     @property
     def num_nodes(self) -> int:
+        """The number of nodes that processes are placed on; spares do not count."""
         return self.topology.num_nodes
+
+    @property
+    def changes(self) -> tuple[NodeChange, ...]:
+        """The differences between the nodes that serve and those of the file."""
+        return self._seats.changes
+
+    def has_returned(self) -> bool:
+        """Return whether a node has joined again that elastic components do without."""
+        return bool(self._seats.absent) and has_returned(self._seats.absent)
 
     @property
     def num_accelerators(self) -> int:
@@ -347,7 +290,7 @@ class Cluster:
                 waiting[rank, command] = None if here else self.run_on(self._members[rank], prepare, command)
         for (rank, command), reference in waiting.items():
             member = self._members[rank]
-            prepared = prepare(command) if reference is None else self._answer(reference, member, asked_at)
+            prepared = prepare(command) if reference is None else answer(reference, member, asked_at)
             if prepared.fault:
                 raise ClusterError(
                     f"the interpreter `{command.interpreter}` cannot run workers",
@@ -370,7 +313,8 @@ class Cluster:
     def _command(self, node_rank: int, node_group: str) -> ProcessCommand | None:
         if self.config is None:
             return None
-        environment = process_environment(self.config, node_rank, node_group)
+        # A spare has an environment of its own, for its own machine.
+        environment = process_environment(self.config, self._seats.own_rank(node_rank), node_group)
         return ProcessCommand.of(environment.values(os.environ), environment.interpreter, f"node {node_rank}")
 
     def shutdown(self) -> None:

@@ -88,8 +88,8 @@ def missing_ranks(joined: Sequence[NodeMember], num_nodes: int) -> str:
     return "joined: " + (", ".join(member.ip for member in joined) or "none")
 
 
-def departed(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a message on ranks that joined and were lost, with Ray's reason."""
+def departed(nodes: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Return a message on each rank that joined and was lost, with Ray's reason."""
     alive = {member.label_rank for member in members(nodes)}
     reasons: dict[int, str] = {}
     for node in nodes:
@@ -98,7 +98,7 @@ def departed(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
             reason = str(node.get("DeathReasonMessage") or "").strip().partition("\n")[0]
             lost = f"node {rank} ({node['NodeManagerAddress']}) joined and was lost"
             reasons[int(rank)] = f"{lost}: {reason}" if reason else lost
-    return [reasons[rank] for rank in sorted(reasons)]
+    return dict(sorted(reasons.items()))
 
 
 def does_not_answer(member: NodeMember, cause: BaseException, asked_at: float) -> ClusterError:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rlinf_core.config.composing.compose import Composed, compose
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.machines.cluster import ClusterConfig
-from rlinf_core.config.rules import environment, groups, hardware
+from rlinf_core.config.rules import environment, groups, hardware, spares
 from rlinf_core.config.rules.site import Site
 from rlinf_core.config.secrets import environment_secrets, secret_values
 from rlinf_core.config.shipped import is_bare_name, meant_config, shipped_config, shipped_configs
@@ -331,12 +331,14 @@ def _check_recipe(
     world_sizes: Mapping[str, int | None],
     diagnostics: Diagnostics,
 ) -> None:
+    from rlinf_core.job.elastic_check import check_elastic
     from rlinf_core.job.report import Report
 
     with rules_of(recipe, view, diagnostics):
         check = recipe.load(recipe.check)
         if check is not None:
             check(config, world_sizes, Report(view, diagnostics))
+    check_elastic(recipe, config, Report(view, diagnostics))
 
 
 @contextmanager
@@ -356,5 +358,5 @@ def check_cluster(
 ) -> None:
     """Report every contradiction within the section, with additional `rules`; `view` is the validated file."""
     site = Site(cluster, view, diagnostics)
-    for check in (groups.check, environment.check, hardware.check, *rules):
+    for check in (groups.check, environment.check, hardware.check, spares.check, *rules):
         check(site)

@@ -204,6 +204,7 @@ class Recipe(NamedTuple):
         variants: recipes that a file of this one selects by a value, as in `{"data.type=chat": "sft_chat"}`.
         training_data: keys, such as `data.train_data_paths`, whose files only training reads: `record`, `evaluate` and
             `play` do not need them.
+        elastic: components that may go on with fewer processes while nodes are lost.
     """
 
     name: str
@@ -223,6 +224,7 @@ class Recipe(NamedTuple):
     trials: Trials | str | None = None
     variants: Mapping[str, str] = MappingProxyType({})
     training_data: tuple[str, ...] = ()
+    elastic: tuple[str, ...] = ()
 
     @property
     def package(self) -> str:

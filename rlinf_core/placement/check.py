@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.machines.cluster import RESERVED_LABELS, ClusterConfig, NodeGroup
+from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find
 from rlinf_core.config.validating.pruning import Validated
@@ -79,7 +80,11 @@ class _Check:
             resolutions[name] = resolution
             for problem in resolution.problems:
                 at = problem_span(self.tree, path, problem)
-                finding = Diagnostic(problem.code, Severity.ERROR, problem.message, at, path, problem.help)
+                help = problem.help
+                if help and problem.code == "placement-out-of-range" and self.cluster.spare_nodes:
+                    spares = format_ranks(self.cluster.spare_ranks)
+                    help += f" No process is placed on spares (`cluster.spare_nodes`): node {spares}."
+                finding = Diagnostic(problem.code, Severity.ERROR, problem.message, at, path, help)
                 self.diagnostics.add(finding)
         return resolutions
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from rlinf_core.config.machines.cluster import ClusterConfig, PlacementEntry
 from rlinf_core.config.ranks import merge_ranges
 from rlinf_core.errors import PlacementError
+from rlinf_core.placement.elastic import Divides, without_nodes
 from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.resolve import Coverage, Resolution, resolve
 from rlinf_core.placement.strategy import ClusterLike, PlacementStrategy, place, topology_of, unknown_accelerators
@@ -52,7 +53,7 @@ class ComponentPlacement:
     """
 
     def __init__(self, config: ConfigLike, cluster: ClusterLike) -> None:
-        topology = topology_of(cluster)
+        self._topology = topology = topology_of(cluster)
         self._entries = _entries(config, topology)
         self._resolutions = {name: _resolve(name, entry, topology) for name, entry in self._entries.items()}
         if not isinstance(cluster, ClusterTopology):  # a real cluster, on which the job is about to run
@@ -77,22 +78,28 @@ class ComponentPlacement:
         """The names of the components, in the order written."""
         return tuple(self._entries)
 
-    def get_strategy(self, name: str) -> PlacementStrategy:
+    def get_strategy(self, name: str, divides: Divides | None = None) -> PlacementStrategy:
         """Return the strategy that lays out the processes of a component.
+
+        Args:
+            name: the component.
+            divides: whether its work can be divided among a number of processes; asked while it is `elastic` and nodes
+                are lost. By default any number will do.
 
         Raises:
             PlacementError: the job has no such component.
         """
         self._resolution(name)
-        return _MappedStrategy(name, self._entries[name])
+        return _MappedStrategy(name, self._entries[name], divides)
 
     def get_world_size(self, name: str) -> int:
-        """Return the number of processes of a component.
+        """Return the number of processes of a component that are placed.
 
         Raises:
             PlacementError: the job has no such component.
         """
-        return self._resolution(name).world_size
+        whole = self._resolution(name).world_size
+        return len(self.get_strategy(name).get_placement(self._topology)) if self._topology.lost else whole
 
     def get_hardware_ranks(self, name: str) -> list[int]:
         """Return the resource ranks of a component, ascending, local to its node groups.
@@ -124,18 +131,22 @@ class HybridComponentPlacement(ComponentPlacement):
 
 
 class _MappedStrategy(PlacementStrategy):
-    def __init__(self, name: str, entry: PlacementEntry) -> None:
-        self._name, self._entry = name, entry
+    def __init__(self, name: str, entry: PlacementEntry, divides: Divides | None) -> None:
+        self._name, self._entry, self._divides = name, entry, divides
 
     def __repr__(self) -> str:
         groups = ",".join(self._entry.node_group) or CLUSTER_LABEL
         return f"<placement of {self._name}: `{self._entry.rank_map}` on {groups}>"
 
     def get_placement(self, cluster: ClusterLike, isolate_accelerator: bool = True) -> list[Placement]:
-        resolution = _resolve(self._name, self._entry, topology_of(cluster))
+        topology = topology_of(cluster)
+        resolution = _resolve(self._name, self._entry, topology)
         if resolution.selection is None:
             raise unknown_accelerators(resolution.unknown, self._name)
-        return place(resolution.selection, resolution.processes(), isolate_accelerator, self._name)
+        placements = place(resolution.selection, resolution.processes(), isolate_accelerator, self._name)
+        if topology.lost.isdisjoint(placement.cluster_node_rank for placement in placements):
+            return placements
+        return without_nodes(self._name, placements, topology.lost, self._divides)
 
 
 def placement_mode(resolutions: Iterable[Resolution]) -> PlacementMode:

@@ -80,6 +80,20 @@ class ClusterReady(NamedTuple):
     topology: ClusterTopology
 
 
+class NodesChanged(NamedTuple):
+    """The nodes of this attempt are others than before: a spare serves as a lost node, or a node is back.
+
+    Attributes:
+        step: the last finished step.
+        text: who serves as whom, in one line.
+        details: why, one line each.
+    """
+
+    step: int
+    text: str
+    details: tuple[str, ...] = ()
+
+
 class RunRestarted(NamedTuple):
     """A worker or node died, and the run goes back to `step` (0 without a checkpoint).
 
@@ -147,6 +161,7 @@ Event: TypeAlias = (
     | PhaseStarted
     | Waiting
     | ClusterReady
+    | NodesChanged
     | StepFinished
     | Evaluated
     | CheckpointSaved

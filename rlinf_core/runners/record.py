@@ -37,6 +37,7 @@ _BUSY_SECONDS = 2.0
 
 if TYPE_CHECKING:
     from rlinf_core.cluster.cluster import Cluster
+    from rlinf_core.cluster.seats import NodeChange
     from rlinf_core.config.sections.runner import RunnerConfig
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Fact, Recipe
@@ -96,6 +97,8 @@ class RunRecord:
         self._seconds = 0.0
         # The component of each worker group.
         self._components: Mapping[str, str] = {}
+        self._changes: tuple[NodeChange, ...] = ()
+        self._cluster: Cluster | None = None
         self.restarts = Restarts(RestartLimit(max=0))
         self.suspects: Suspects[Any] = Suspects()
         self.keeps_steps = False
@@ -171,13 +174,14 @@ class RunRecord:
 
         The listener is notified of each launch. `components` are the names of the groups' log folders.
         """
-        self._components = components
+        self._components, self._cluster = components, cluster
         running = engine.current()
         try:
             self.folder.update(address=running.address if running is not None else "")
         except RunError as error:
             LOGGER.warning("the address of the cluster cannot be written to %s: %s", error.where, error.why)
         self.emit(events.ClusterReady(cluster.topology))
+        self._tell_of_nodes(cluster.changes)
 
         def launching(group: str, workers: int, started: int) -> None:
             count_text = f"{started} of {workers}" if started else str(workers)
@@ -188,6 +192,21 @@ class RunRecord:
         cluster.record(self.folder.logs, log_names=components, trace=traced, on_launch=launching)
         if self._trace is not None:
             self._trace.forget()
+
+    @property
+    def nodes_returned(self) -> bool:
+        """Whether a node has joined again that elastic components do without."""
+        return self._cluster is not None and self._cluster.has_returned()
+
+    def _tell_of_nodes(self, changes: tuple[NodeChange, ...]) -> None:
+        """Emit what differs from the nodes of the attempt before."""
+        before, self._changes = self._changes, changes
+        texts = [change.text for change in changes if change not in before]
+        now = {change.rank for change in changes}
+        texts += [f"node {change.rank} is back" for change in before if change.rank not in now]
+        if texts:
+            reasons = tuple(change.reason for change in changes if change not in before)
+            self.emit(events.NodesChanged(self.step, "; ".join(texts), reasons))
 
     def collect_trace(self, *groups: WorkerGroup[Any], last: bool = False) -> None:
         """Collect the spans of these groups, if the run is traced; `last` waits for busy ones."""

@@ -13,6 +13,10 @@ from rlinf_core.failures import WorkerGroupError
 _ALL: Final = ""
 
 
+class NodesReturned(Exception):  # noqa: N818 - no failure: the run goes on with them
+    """Nodes that elastic components do without have joined again; the state of the run is saved."""
+
+
 class Restart(NamedTuple):
     """A restart that is allowed: its number among those that count, from 1."""
 

@@ -15,7 +15,7 @@ from rlinf_core.runners import events
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.evidence.keeping import evidence_line
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.restarts import Restarts, death
+from rlinf_core.runners.restarts import NodesReturned, Restarts, death
 from rlinf_core.runners.runner import Runner
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.worker.group.watchers import fallen_watcher
@@ -88,6 +88,8 @@ def _attempt(config: Any, record: RunRecord, launch: Launch) -> None:
             runner = launch(config, cluster, record)
             runner.init_workers()
             runner.run()
+        except NodesReturned:
+            raise
         except Exception as error:
             # Workers fail or die with a process that they depend on, and may be heard of first.
             watcher = fallen_watcher()
@@ -105,7 +107,8 @@ def _components(config: Any) -> dict[str, str]:
 
 
 def with_recovery(attempt: Callable[[], T], record: RunRecord, limit: RestartLimit) -> T:
-    """Return the result of `attempt`. It is called again after a worker's death, once the record was rewound.
+    """Return the result of `attempt`. It is called again after a worker's death, once the record was rewound, and when
+    nodes have joined again that elastic components do without, which is no restart that counts.
 
     An exception raised by a worker is not a death: it would recur.
 
@@ -123,6 +126,8 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, limit: RestartLim
     while True:
         try:
             return attempt()
+        except NodesReturned:
+            record.go_back()
         except (WorkerGroupError, WorkerDiedError) as error:
             cause = death(error)
             evidence = record.keep_evidence(error)

@@ -18,6 +18,7 @@ from rlinf_core.errors import CheckpointError
 from rlinf_core.runners import events
 from rlinf_core.runners.profiled_steps import ProfiledSteps
 from rlinf_core.runners.record import RunConfig, RunRecord
+from rlinf_core.runners.restarts import NodesReturned
 from rlinf_core.runners.snapshots import SnapshotSchedule
 from rlinf_core.runners.standalone import StandaloneRecord
 from rlinf_core.runners.storage.item_fates import ItemFates
@@ -158,6 +159,8 @@ class Runner(ABC):
                 if self.config.save_on_interrupt and record.has_unsaved(step):
                     self.save_checkpoint(step)
                 raise
+            if step != last and record.nodes_returned:
+                self._take_nodes_back(step)
             if step == record.first_step:
                 record.keep_memory(self.groups)
             record.collect_trace(*self.groups.values(), last=step == last)
@@ -203,6 +206,19 @@ class Runner(ABC):
         except CheckpointError as error:
             self._snapshots.stop()
             LOGGER.warning("no snapshots are saved from now on: %s", str(error).replace("\n", " "))
+
+    def _take_nodes_back(self, step: int) -> None:
+        """Have all processes start again, from the state after this step, on the nodes that have joined again too.
+
+        Raises:
+            NodesReturned: where that state is saved.
+        """
+        if self.config.save_interval == NEVER or not self.keeps_state:
+            return
+        if self.record.has_unsaved(step):
+            self._save_snapshot(step)
+        if not self.record.has_unsaved(step):
+            raise NodesReturned
 
     @contextmanager
     def phase(self, step: int, name: str) -> Generator[None, None, None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from recipes.embodied.config.embodied_config import group_size
 from recipes.sections.checks import Report, blame, divisors
 from rlinf_core.config.tree import Path
 
@@ -19,6 +20,18 @@ def samples_of_a_step(config: EmbodiedConfig) -> int:
     train = config.env.train
     chunks = -(-train.max_steps_per_rollout_epoch // config.actor.model.num_action_chunks)
     return train.total_num_envs * chunks * train.rollout_epoch
+
+
+def evaluates(config: EmbodiedConfig) -> bool:
+    """Return whether the run evaluates at all."""
+    return config.runner.only_eval or config.runner.val_check_interval != -1
+
+
+def divides_among(config: EmbodiedConfig, workers: int) -> bool:
+    """Return whether the environments split evenly, in whole groups, over the pipeline stages of so many workers."""
+    sections = [config.env.train, *([config.env.eval] if evaluates(config) else [])]
+    shares = workers * config.rollout.pipeline_stage_num
+    return all(section.total_num_envs % (shares * group_size(config, section)) == 0 for section in sections)
 
 
 def samples_of_an_actor(samples: int, actors: int) -> int:

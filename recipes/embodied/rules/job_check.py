@@ -11,9 +11,10 @@ from recipes.embodied.config import (
     resets_each_pass,
     uses_values,
 )
-from recipes.embodied.config.batch_sizes import check_batches
+from recipes.embodied.config.batch_sizes import check_batches, evaluates
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import ENV_TYPES, is_robot
+from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.models.folder_facts import check_model_folder
 from recipes.embodied.rules.checkpoint_rules import check_load_path
@@ -61,7 +62,8 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     _check_passes(config, report)
     _check_imports(config, report)
     _check_limits(config, report)
-    for section in ("train", "eval") if _evaluates(config) else ("train",):
+    _check_elastic(config, report)
+    for section in ("train", "eval") if evaluates(config) else ("train",):
         # What an evaluation takes from training is checked there.
         own = section == "train" or is_given(config, ("env", section))
         environments: EnvironmentConfig = getattr(config.env, section)
@@ -70,6 +72,23 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
             _check_steps(config, section, environments, report)
             check_environments(config, section, environments, world_sizes.get("env"), report)
             _check_observations(config, section, environments, report)
+
+
+def _check_elastic(config: EmbodiedConfig, report: Report) -> None:
+    """Refuse elastic environments of which each is where it is: robots, and those that a person takes part in."""
+    entry, train = config.cluster.component_placement.get("env"), config.env.train
+    if entry is None or not entry.elastic:
+        return
+    robot = is_robot(train.env_type)
+    if robot or train.intervention.source != NONE:
+        report(
+            ("cluster", "component_placement", "env"),
+            "component-not-elastic",
+            "component `env` cannot go on with fewer processes: "
+            + ("each robot is driven by its own" if robot else "a person takes part in its episodes"),
+            "remove `elastic` from it",
+            about=[("env", "train", "env_type")],
+        )
 
 
 def _check_demonstrations(config: EmbodiedConfig, report: Report) -> None:
@@ -83,11 +102,6 @@ def _check_demonstrations(config: EmbodiedConfig, report: Report) -> None:
             about=[("data", "train_data_paths")],
         )
     check_data(config, config.env.train, report)
-
-
-def _evaluates(config: EmbodiedConfig) -> bool:
-    """Return whether the run evaluates at all."""
-    return config.runner.only_eval or config.runner.val_check_interval != -1
 
 
 def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:
@@ -329,7 +343,7 @@ def _check_limits(config: EmbodiedConfig, report: Report) -> None:
     """Require a limit of episodes where they are run to their end: in evaluations, and where every pass resets."""
     for section, what in (("eval", "evaluation"), ("train", "pass")):
         environments: EnvironmentConfig = getattr(config.env, section)
-        runs_to_the_end = _evaluates(config) if section == "eval" else resets_each_pass(config)
+        runs_to_the_end = evaluates(config) if section == "eval" else resets_each_pass(config)
         if runs_to_the_end and has_no_limit(config, environments):
             report(
                 blame(config, ("env", section, "task"), ("env", "train", "task")),

@@ -94,14 +94,17 @@ def of_ray(incident: Incident) -> RunFinding | None:
 def node_lost(incident: Incident) -> RunFinding | None:
     """Name a machine that does not answer."""
     text = incident.text
-    if "its node left the cluster" not in text and "no sign of life" not in text:
+    gone = "its node left the cluster" in text or "no sign of life" in text
+    # Ray may name the node only after the run was told of a death of a process there.
+    if not gone and not incident.nodes:
         return None
     return _finding(
         incident,
         "node-lost",
         f"the machine of {_named(incident.process)} cannot be reached any more",
-        [line.strip() for line in text.splitlines() if "node" in line or "sign of life" in line],
+        [*incident.nodes, *(line.strip() for line in text.splitlines() if "node" in line or "sign of life" in line)],
         "`rlinf status` and `rlinf doctor` tell which machines answer; look whether it is up, and at its network",
+        *(["`rlinf up FILE` starts it again; its spare serves until the next restart"] if incident.nodes else []),
     )
 
 

@@ -71,6 +71,12 @@ class PlacementEntry(ConfigModel):
         " consecutively in that order. `node` counts every node and ignores hardware. Default: `cluster`, all"
         " nodes.",
     )
+    elastic: Bool = Field(
+        default=False,
+        description="Go on with fewer processes while nodes are lost that no spare replaces, and take the others back"
+        " after the step in which they have joined again. For components that divide their work anew: `env` and"
+        " `rollout` of recipe `embodied`. Batch sizes stay as configured. Default: false.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -247,7 +253,13 @@ class ClusterConfig(ConfigModel):
     )
 
     num_nodes: Annotated[Int, Field(ge=1, le=MAX_NODES)] = Field(
-        description="Number of nodes; their ranks are 0 to num_nodes-1."
+        description="Number of nodes, spares included; their ranks are 0 to num_nodes-1."
+    )
+    spare_nodes: Annotated[Int, Field(ge=0, le=MAX_NODES)] = Field(
+        default=0,
+        description="How many of `num_nodes`, those with the last ranks, are spares. No process is placed on a spare"
+        " until a node is lost: the spare that is in the same node groups then serves under the lost node's rank, with"
+        " the `env_configs` of its own. The head and nodes with robots cannot be replaced. Default: 0.",
     )
     component_placement: Annotated[dict[ComponentKey, PlacementEntry], AfterValidator(_split_keys)] = Field(
         default_factory=dict[str, PlacementEntry],
@@ -281,3 +293,18 @@ class ClusterConfig(ConfigModel):
         description="Absolute path of the Python for processes whose group sets none. Default: Ray's interpreter on"
         " the node.",
     )
+
+    @property
+    def num_active_nodes(self) -> int:
+        """The number of nodes that are no spares; of a file that makes all of them spares, which is refused, all."""
+        return self.num_nodes - self.spare_nodes if self.spare_nodes < self.num_nodes else self.num_nodes
+
+    @property
+    def survives_losses(self) -> bool:
+        """Whether the job may go on when a node is lost: on spares, or with fewer processes."""
+        return self.spare_nodes > 0 or any(entry.elastic for entry in self.component_placement.values())
+
+    @property
+    def spare_ranks(self) -> range:
+        """The ranks of the spares."""
+        return range(self.num_active_nodes, self.num_nodes)

@@ -26,6 +26,8 @@ RESUMED: Final = "resumed"
 RESTARTED: Final = "restarted"
 # Dead workers were started again alone.
 RELAUNCHED: Final = "relaunched"
+# A spare serves as a lost node, or a node is back.
+NODES: Final = "nodes"
 # What became of the items that were in flight at the checkpoint that a run goes on from.
 ITEMS: Final = "items"
 FINISHED: Final = "finished"

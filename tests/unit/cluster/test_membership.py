@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.cluster import cluster as module
-from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.cluster import joining as module
+from rlinf_core.cluster.joining import answer
 from rlinf_core.cluster.membership import NodeMember, departed
 from rlinf_core.errors import ClusterError
 
@@ -28,7 +28,7 @@ def entry(rank: int, alive: bool, reason: str = "") -> dict[str, Any]:
 
 def test_ranks_that_are_gone_are_told_with_the_reason() -> None:
     nodes = [entry(0, True), entry(1, False), entry(1, True), entry(2, False, "missed heartbeats\nand more")]
-    assert departed(nodes) == ["node 2 (10.0.0.3) joined and was lost: missed heartbeats"]
+    assert departed(nodes) == {2: "node 2 (10.0.0.3) joined and was lost: missed heartbeats"}
 
 
 @pytest.mark.parametrize(
@@ -50,5 +50,5 @@ def test_the_remedy_fits_the_cause(monkeypatch: pytest.MonkeyPatch, error: str, 
     ray = SimpleNamespace(get=get, exceptions=SimpleNamespace(RayError=base, **types))
     monkeypatch.setattr(module, "ray_api", lambda: ray)
     with pytest.raises(ClusterError, match=message) as caught:
-        object.__new__(Cluster)._answer(None, NODE, 1.8e9)
+        answer(None, NODE, 1.8e9)
     assert help in (caught.value.help or "")

@@ -20,6 +20,7 @@ from rlinf_core.runners import run_program
 from rlinf_core.runners.events import Event, RunFinished, RunRestarted, Waiting
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.restarts import NodesReturned
 from rlinf_core.runners.run_program import death, run_job, with_recovery
 from rlinf_core.runners.storage.checkpoint import Manifest
 from rlinf_core.runners.storage.evidence import read_bundles
@@ -136,7 +137,10 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
     class Machines:
         def __init__(self, *, cluster_cfg: ClusterConfig) -> None:
             self.config = cluster_cfg
-            self.topology = None
+            self.topology, self.changes = None, ()
+
+        def has_returned(self) -> bool:
+            return False
 
         def __enter__(self) -> Self:
             return self
@@ -192,3 +196,20 @@ def test_the_manager_is_named_and_not_a_worker_that_misses_it(
     with_recovery(lambda: run_program._attempt(config, record, launch), record, RestartLimit())
     (restart,) = [event for event in told if isinstance(event, RunRestarted)]
     assert restart.reason == "`manager` on this machine died"
+
+
+def test_nodes_that_are_back_cost_no_restart(record: RunRecord, told: list[Event]) -> None:
+    begun: list[int] = []
+
+    def attempt() -> str:
+        begun.append(record.step)
+        record.started(None, {"env": len(begun)})
+        if len(begun) == 2:
+            return "done"
+        record.step_finished(1, {})
+        record.save(1, lambda path: (path / "weights").write_text("1"), weight_version=1, world_sizes={}, snapshot=True)
+        raise NodesReturned
+
+    assert with_recovery(attempt, record, RestartLimit(max=0)) == "done"
+    assert begun == [0, 1]
+    assert not [event for event in told if isinstance(event, RunRestarted)]

@@ -10,6 +10,7 @@ import pytest
 
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.cluster.seats import NodeChange
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.runners import events, record
 from rlinf_core.runners.events import Event
@@ -58,6 +59,20 @@ def test_ending_the_workers_is_not_counted(run: RunRecord, told: list[Event], mo
 def test_the_state_says_where_the_cluster_is(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     assert RunFolder.open(run.folder.path).state.address == ""
     monkeypatch.setattr(engine, "current", lambda: engine.RayEngine("10.0.0.1:6379", embedded=False))
-    cluster: Any = SimpleNamespace(record=lambda *_, **__: None, topology=None)
+    cluster: Any = SimpleNamespace(record=lambda *_, **__: None, topology=None, changes=())
     run.watch(cast("Cluster", cluster), {})
     assert RunFolder.open(run.folder.path).state.address == "10.0.0.1:6379"
+
+
+def test_changes_of_the_nodes_are_told_once(run: RunRecord, told: list[Event]) -> None:
+    serves = NodeChange(1, "node 3, a spare, serves as node 1", "node 1 joined and was lost")
+    without = NodeChange(2, "`env` goes on without node 2", "node 2 joined and was lost")
+    for changes in ((), (serves,), (serves,), (serves, without), (without,), ()):
+        cluster: Any = SimpleNamespace(record=lambda *_, **__: None, topology=None, changes=changes)
+        run.watch(cast("Cluster", cluster), {})
+    assert [event[1:] for event in told if isinstance(event, events.NodesChanged)] == [
+        (serves.text, (serves.reason,)),
+        (without.text, (without.reason,)),
+        ("node 1 is back", ()),
+        ("node 2 is back", ()),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +16,7 @@ from rlinf_core.runners import events
 from rlinf_core.runners.events import Event
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.restarts import NodesReturned
 from rlinf_core.runners.runner import Runner
 from rlinf_core.runners.storage.item_fates import ItemFate, ItemFates, item_fates
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -198,3 +200,19 @@ def test_group_with_a_failed_call_keeps_no_other_group_running(tmp_path: Path) -
         loop.shutdown()
 
     assert ended == ["rollout", "actor"]
+
+
+@pytest.mark.parametrize(("save_interval", "steps"), [(3, [1, 2]), (2, [1, 2]), (-1, [1, 2, 3, 4, 5])])
+def test_nodes_that_are_back_are_taken_after_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save_interval: int, steps: list[int]
+) -> None:
+    told = Told()
+    loop, folder = made(tmp_path, told, max_steps=5, save_interval=save_interval)
+    monkeypatch.setattr(RunRecord, "nodes_returned", property(lambda record: record.step >= 2))
+    keeps = save_interval != -1
+    with pytest.raises(NodesReturned) if keeps else nullcontext():
+        loop.run()
+    assert told.of(events.StepFinished) == steps
+    newest = folder.checkpoints.latest_sound()
+    # Training goes on from that very step.
+    assert (None if newest is None else newest.step) == (2 if keeps else None)

@@ -1,0 +1,146 @@
+"""The nodes that a driver joins: it waits for them, has spares serve as lost ones, and probes each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+from rlinf_core import env_vars
+from rlinf_core.cluster.engine import RayEngine
+from rlinf_core.cluster.membership import (
+    NodeMember,
+    cannot_run,
+    departed,
+    does_not_answer,
+    members,
+    missing_ranks,
+    rank_members,
+)
+from rlinf_core.cluster.probe import probe
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.cluster.seats import ABSENT, Seats, take_seats
+from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.context import Session
+from rlinf_core.errors import ClusterError
+from rlinf_core.waiting import contact_seconds
+
+RunOn: TypeAlias = Callable[[NodeMember, Any], Any]
+"""Runs a function on a node; returns a reference to its result."""
+
+_POLL_SECONDS: Final = 0.25
+# An overloaded node starts processes slowly. Ray reports a lost node within about a minute.
+_ANSWER_SECONDS: Final = 180.0
+
+
+def join(engine: RayEngine, session: Session, config: ClusterConfig | None, wanted: int | None, run_on: RunOn) -> Seats:
+    """Return the nodes by rank, probed; spares serve as nodes that were lost, or do not come within the time limit.
+
+    Args:
+        engine: the cluster.
+        session: the job.
+        config: the nodes of the file, if there is one.
+        wanted: the number of nodes, with spares; None: whatever is there.
+        run_on: starts the probes.
+
+    Raises:
+        ClusterError: nodes are missing at `RLINF_CONNECT_TIMEOUT`, there are too many, or one does not answer.
+    """
+    ray = ray_api()
+    driver_id = ray.get_runtime_context().get_node_id()
+    deadline = time.monotonic() + contact_seconds()
+    while True:
+        seats = _wait(engine, session, config, wanted, deadline)
+        # This process's own node directly, the others with a task, as the environment of their Ray counts.
+        here = driver_id if engine.embedded or session.member is not None else None
+        try:
+            probed = tuple(_probed(seats.members, here, run_on))
+        except ClusterError:
+            alive = {member.ray_id for member in members(ray.nodes())}
+            lost = any(member.ray_id not in alive for member in seats.members if member is not ABSENT)
+            if config is None or not config.survives_losses or not lost:
+                raise
+            # Ray has given a node up since: a spare may serve, or the job does without.
+            deadline = max(deadline, time.monotonic() + _POLL_SECONDS)
+            continue
+        if seats.ranked:
+            return seats._replace(members=probed)
+        ip_of_driver = next((member.ip for member in probed if member.ray_id == driver_id), "")
+        ranked = rank_members(probed, ip_of_driver)
+        return Seats(tuple(ranked[: None if config is None else config.num_active_nodes]))
+
+
+def answer(reference: Any, member: NodeMember, asked_at: float) -> Any:
+    """Return the result of a task on a node; `asked_at` is its start, in seconds since 1970.
+
+    Raises:
+        ClusterError: the node does not answer, or cannot run the task.
+    """
+    ray = ray_api()
+    try:
+        return ray.get(reference, timeout=max(_ANSWER_SECONDS, contact_seconds()))
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        errors = ray.exceptions
+        cause = getattr(error, "cause", None) or error
+        if isinstance(error, (errors.RayTaskError, errors.RuntimeEnvSetupError, errors.WorkerCrashedError)):
+            raise cannot_run(member, cause) from None
+        raise does_not_answer(member, cause, asked_at) from None
+
+
+def _wait(
+    engine: RayEngine, session: Session, config: ClusterConfig | None, wanted: int | None, deadline: float
+) -> Seats:
+    """Return the nodes to probe, once none is missing that no spare replaces."""
+    ray = ray_api()
+    while True:
+        nodes = ray.nodes()
+        joined = members(nodes)
+        if wanted is None and session.nodes:
+            by_id = {member.ray_id: member for member in joined}
+            return Seats(tuple(by_id.get(ray_id, ABSENT) for ray_id in session.nodes), ranked=True)
+        if wanted is not None and len(joined) > wanted:
+            raise ClusterError(
+                f"{wanted} nodes are requested, but the cluster has {len(joined)}",
+                where=engine.address,
+                help="correct `num_nodes`, or take the other nodes down",
+            )
+        late, lost = time.monotonic() > deadline, departed(nodes)
+        if config is not None and config.survives_losses:
+            seats = take_seats(config, joined, lost, late=late)
+            if seats is not None:
+                return seats
+        if wanted is None or len(joined) == wanted:
+            return Seats(tuple(joined))
+        if engine.embedded:
+            raise ClusterError(
+                f"{wanted} nodes are requested, but the embedded Ray of this process has one",
+                help='start Ray on the nodes and pass `address="HOST:PORT"`',
+            )
+        if late:
+            raise ClusterError(
+                f"{len(joined)} of {wanted} nodes joined within {contact_seconds():g} s",
+                where=engine.address,
+                why="; ".join([missing_ranks(joined, wanted), *lost.values()]),
+                help="start the missing ones, as `rlinf up FILE` does without touching the others, or allow more"
+                f" time with `{env_vars.CONNECT_TIMEOUT.name}`",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _probed(joined: Iterable[NodeMember], here: str | None, run_on: RunOn) -> Iterable[NodeMember]:
+    """Return nodes with their facts, each asked once; those that are absent as they are."""
+    asked_at = time.time()
+    pending = [
+        (member, None if member is ABSENT or member.ray_id == here else run_on(member, probe)) for member in joined
+    ]
+    for member, reference in pending:
+        if member is ABSENT:
+            yield member
+        else:
+            yield replace(member, facts=probe() if reference is None else answer(reference, member, asked_at))
+
+
+def has_returned(absent: frozenset[int]) -> bool:
+    """Return whether one of these nodes has joined again."""
+    return any(member.label_rank in absent for member in members(ray_api().nodes()))
