@@ -59,27 +59,27 @@ def held_up(folder: RunFolder) -> list[str]:
                 return []
             if len(second.answers) < len(second.peers):
                 second = answers_of_both(inspector.snapshot(stacks=True), second)
-            names = [name for name in _suspected(second) if name in second.peers]
+            names = [name for name in suspected(second) if name in second.peers]
             processes = job_processes(second, names, native=False, remotely=inspector.read_stacks)
     except (RLinfError, OSError):
         return []
-    standing = [_standing(second, process) for process in processes]
+    return spell_standing(second, processes)
+
+
+def spell_standing(job: JobSnapshot, processes: Sequence[JobProcess]) -> list[str]:
+    """Return how each of `suspected` stands, in words; those that wait in a collective operation for others last."""
+    standing = [_standing(job, process) for process in processes]
     # Where some ranks wait in a collective operation, the others have not entered it.
     entered = [one for one in standing if one.in_collective]
     others = [one for one in standing if not one.in_collective]
-    waiting = f"; {_spell(one.name for one in entered)} wait for it in a collective operation" if entered else ""
+    verb = "wait" if len(entered) > 1 else "waits"
+    waiting = f"; {_spell(one.name for one in entered)} {verb} for it in a collective operation" if entered else ""
     return [f"{one.how}{waiting}" for one in others] or [one.how for one in entered]
 
 
-def _suspected(job: JobSnapshot) -> Iterator[str]:
+def suspected(job: JobSnapshot) -> Iterator[str]:
     """Yield the workers that wait for no other process: silent ones, those in a method, those whose reply is lost."""
-    called = {
-        peer
-        for answer in job.answers.values()
-        for published in answer.publication.operations
-        if published.operation.kind is OperationKind.CALL
-        for peer in published.operation.peers
-    }
+    called = {name for answer in job.answers.values() for name in answer.in_flight}
     for name in job.workers:
         answer = job.answers.get(name)
         if answer is None or _current(answer) in RUNNING or (name in called and not answer.publication.operations):
@@ -170,7 +170,7 @@ def _moved(first: JobSnapshot, second: JobSnapshot) -> bool:
 
 def _used(job: JobSnapshot) -> Mapping[str, float]:
     """Return the seconds of a processor that each process of this machine has used that may hold the others up."""
-    return {name: _seconds(job.peers[name].info.pid) for name in _suspected(job) if _is_here(job, name)}
+    return {name: _seconds(job.peers[name].info.pid) for name in suspected(job) if _is_here(job, name)}
 
 
 def _worked(before: Mapping[str, float], after: Mapping[str, float]) -> bool:

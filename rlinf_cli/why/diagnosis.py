@@ -21,11 +21,13 @@ class Diagnosis(NamedTuple):
     Attributes:
         failures: each failure with its incident, oldest first; those but the last sent the run back.
         learning: why it does not learn, or not what it should; root causes only.
+        restarts: the incidents after which processes were started again.
     """
 
     facts: RunFacts
     failures: Sequence[tuple[Incident, RunFinding]]
     learning: Sequence[RunFinding]
+    restarts: Sequence[Incident] = ()
 
     @property
     def clean(self) -> bool:
@@ -35,7 +37,8 @@ class Diagnosis(NamedTuple):
     @property
     def repeated(self) -> tuple[str, int] | None:
         """The process that failed in most of the failures, with their number, if more than one."""
-        names = [incident.process.name for incident, _ in self.failures if incident.process is not None]
+        others = (incident for incident, finding in self.failures if finding.code != SET_ASIDE)
+        names = [incident.process.name for incident in others if incident.process is not None]
         counts = {name: names.count(name) for name in names}
         name = max(counts, key=counts.__getitem__, default="")
         return (name, counts[name]) if name and counts[name] > 1 else None
@@ -49,7 +52,8 @@ def diagnose(facts: RunFacts) -> Diagnosis:
     implied = {follower for code in codes for follower in FOLLOWS.get(code, ())}
     ended = {finding.code for _, finding in failures}
     learning = [finding for finding in findings if finding.code not in implied | ended]
-    return Diagnosis(facts, *_items_first(facts, failures, learning))
+    restarts = [incident for incident, _ in failures if incident.alone or incident.restarted]
+    return Diagnosis(facts, *_items_first(facts, failures, learning), restarts)
 
 
 def _items_first(

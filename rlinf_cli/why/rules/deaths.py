@@ -105,6 +105,20 @@ def node_lost(incident: Incident) -> RunFinding | None:
     )
 
 
+def simulator_died(incident: Incident) -> RunFinding | None:
+    """Name the death of a simulator process, which its worker tells with the environment that it was at."""
+    if not incident.is_a("SimulatorDiedError") or incident.process is None:
+        return None
+    words, _, last = incident.process.why.partition("; its last words:")
+    return _finding(
+        incident,
+        "simulator-died",
+        f"a process of `{incident.process.name}` died: {words.partition(chr(10))[0]}",
+        last.strip("\n").splitlines()[:_SHOWN],
+        "look at the end of its log: a simulator that crashes says where; a start that kills it thrice is set aside",
+    )
+
+
 def died(incident: Incident) -> RunFinding | None:
     """Tell a death of which nothing else is known."""
     process = incident.process
@@ -121,7 +135,7 @@ def died(incident: Incident) -> RunFinding | None:
     )
 
 
-RULES: Final = (out_of_memory, of_ray, crashed, killed, exited, node_lost, died)
+RULES: Final = (out_of_memory, of_ray, simulator_died, crashed, killed, exited, node_lost, died)
 
 
 def _finding(incident: Incident, code: str, what: str, evidence: list[str], *do: str) -> RunFinding:

@@ -38,7 +38,8 @@ class PlantedCause(NamedTuple):
     worker: str = ""
 
 
-def _env(task: str, *more: str) -> tuple[str, ...]:
+def env_job(task: str, *more: str) -> tuple[str, ...]:
+    """Return a job whose environment has a fault of this name."""
     return (*EMBODIED, f"env.train.task={task}", *more)
 
 
@@ -47,17 +48,20 @@ def _reward(function: str, *more: str) -> tuple[str, ...]:
 
 
 CAUSES: Final[dict[str, PlantedCause]] = {
-    "killed": PlantedCause(_env("killed", NO_RESTART), "killed-by-signal", "was killed by SIGKILL"),
-    "crashed": PlantedCause(_env("crash", NO_RESTART), "crashed", "crashed in native code: SIGSEGV"),
-    "exit": PlantedCause(_env("exit", NO_RESTART), "exited", "ended itself with exit code 3"),
-    "exception": PlantedCause(_env("broken"), "simulator-raises", "raised KeyError: 'joint' at "),
-    "no memory": PlantedCause(_env("memory"), "host-memory", "more memory"),
-    "blind": PlantedCause(_env("blind"), "observations-constant", "without seeing"),
-    "worthless": PlantedCause(_env("worthless"), "reward-never-varies", "it is 0 for all"),
-    "reward is NaN": PlantedCause(_env("priceless"), "not-finite", "reward"),
-    "observation is infinite": PlantedCause(_env("dizzy"), "not-finite", "observation"),
+    "killed": PlantedCause(env_job("killed", NO_RESTART), "killed-by-signal", "was killed by SIGKILL"),
+    "crashed": PlantedCause(env_job("crash", NO_RESTART), "crashed", "crashed in native code: SIGSEGV"),
+    "exit": PlantedCause(env_job("exit", NO_RESTART), "exited", "ended itself with exit code 3"),
+    "exception": PlantedCause(env_job("broken"), "simulator-raises", "raised KeyError: 'joint' at "),
+    "no memory": PlantedCause(env_job("memory"), "host-memory", "more memory"),
+    "blind": PlantedCause(env_job("blind"), "observations-constant", "without seeing"),
+    "worthless": PlantedCause(env_job("worthless"), "reward-never-varies", "it is 0 for all"),
+    "reward is NaN": PlantedCause(env_job("priceless"), "not-finite", "reward"),
+    "observation is infinite": PlantedCause(env_job("dizzy"), "not-finite", "observation"),
     "small rate": PlantedCause((*EMBODIED, "actor.optim.lr=1e-30"), "updates-rounded-away", "rounded away"),
     "diverges": PlantedCause((*EMBODIED, "actor.optim.lr=1e30"), "not-finite", "NaN or infinite"),
+    "deadly start": PlantedCause(
+        (*EMBODIED, f"env.train.env_type={FAULTS}:FragileEnv"), "items-set-aside", "died of episode"
+    ),
     "schedule": PlantedCause(
         (*EMBODIED, "actor.optim.lr_scheduler=linear", "actor.optim.total_training_steps=4"),
         *("learning-rate-zero", "fell to 0"),
@@ -73,7 +77,11 @@ CAUSES: Final[dict[str, PlantedCause]] = {
         *("evaluated-on-training", "both have the same seed"),
     ),
     "reward raises": PlantedCause(_reward("raising"), "reward-fails", "the reward fails"),
-    "reward hangs": PlantedCause(_reward("hanging", "reward.timeout=0.1"), "reward-fails", "the reward fails"),
+    "reward hangs": PlantedCause(
+        # Its process is ended for each answer, and started again.
+        _reward("hanging", "reward.timeout=0.1", "data.rollout_batch_size=2", "algorithm.group_size=2"),
+        *("reward-fails", "the reward fails"),
+    ),
     "reward constant": PlantedCause(_reward("constant"), "right-answers-fail", "by `reward_type:"),
     "reward fades": PlantedCause(_reward("fading"), "groups-equal", "have the same reward"),
     "brevity": PlantedCause(

@@ -14,6 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied import EnvSettings, EnvSpec, Starts, Transition, VectorEnv
+from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
+from recipes.embodied.envs.processes.simulator import Start
+from tests.unit.recipes.embodied.poisoned_simulator import PoisonedSimulation
 
 if TYPE_CHECKING:
     from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
@@ -24,11 +27,13 @@ _moves = 0
 # Answers that are scored before a reward fails for good.
 _SCORED: Final = 90
 _scored = 0
+# The seed of a start of the second step.
+_DEADLY_START: Final = 985911546
 _LOSSES: Final = 12
 _losses = 0
 # A control group of memory (cgroup v1), made by the test.
 MEMORY_GROUP: Final = Path("/sys/fs/cgroup/memory/rlinf-planted")
-_GROUP_BYTES: Final = 256 << 20
+GROUP_BYTES: Final = 256 << 20
 
 
 class FaultyEnv(VectorEnv):
@@ -79,7 +84,7 @@ class FaultyEnv(VectorEnv):
                 np.ones(1 << 50)
             case "group memory":
                 (MEMORY_GROUP / "cgroup.procs").write_text(str(os.getpid()))
-                np.ones(2 * _GROUP_BYTES)
+                np.ones(2 * GROUP_BYTES)
             case "hangs":
                 threading.Event().wait()
             case "locked":
@@ -89,6 +94,24 @@ class FaultyEnv(VectorEnv):
                 ctypes.CDLL(None).pthread_exit(None)
             case _:
                 pass
+
+
+class FragileSimulation(PoisonedSimulation):
+    """Kills its process in the second step of one start."""
+
+    max_episode_steps = 10
+
+    def reset(self, start: Start) -> None:
+        """Know the deadly one."""
+        super().reset(start)
+        self._deadly = _DEADLY_START
+
+
+class FragileEnv(SimulatedEnv):
+    """Environments of it."""
+
+    simulation = f"{__name__}:FragileSimulation"
+    default_task = "line"
 
 
 def hold_a_lock() -> None:
