@@ -108,6 +108,9 @@ def test_learning_cause_is_the_only_one_named(tmp_path: Path, planted: str) -> N
 
 FAILURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "killed": ("`EnvGroup:0` died in `interact`", dead(signal="SIGKILL"), "killed-by-signal", "SIGKILL"),
+    "killed, as a peer's words say": (
+        "`EnvGroup:0` died", dead(why="it was killed by SIGKILL"), "killed-by-signal", "was killed by SIGKILL",
+    ),
     "segmentation fault": (
         "`EnvGroup:0` died in `interact`", dead(signal="SIGSEGV", why="it crashed: Segmentation fault"),
         "crashed", "SIGSEGV",
