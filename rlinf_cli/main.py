@@ -26,7 +26,7 @@ class _Commands(LazyGroup):
             "Check", "rlinf_cli.commands.checking", ("validate", "inspect", "explain", "schema", "import", "chaos")
         ),
         CommandFamily("Cluster", "rlinf_cli.commands.cluster", ("up", "status", "doctor", "down")),
-        CommandFamily("Look back", "rlinf_cli.commands.results", ("runs", "why", "report", "compare")),
+        CommandFamily("Look back", "rlinf_cli.commands.results", ("runs", "why", "replay", "report", "compare")),
         CommandFamily("Use", "rlinf_cli.commands.policies", ("eval", "play", "export")),
     )
 

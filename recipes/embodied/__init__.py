@@ -21,6 +21,7 @@ recipe = Recipe(
     policy="recipes.embodied.using.trained_policy:load",
     export="recipes.embodied.using.exporting:export",
     play="recipes.embodied.using.playing:play",
+    replay="recipes.embodied.using.replaying:replay",
     memory="recipes.embodied.embodied_memory:forecast",
     inputs="recipes.embodied.config:inputs",
     training_data=("data.train_data_paths",),

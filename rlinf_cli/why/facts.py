@@ -52,6 +52,11 @@ class MetricColumn:
         """Return the last values."""
         return MetricColumn(self.steps[-count:], self.values[-count:])
 
+    def without(self, value: float) -> MetricColumn:
+        """Return the column without the steps that have this very value."""
+        kept = [(step, other) for step, other in zip(self.steps, self.values, strict=True) if other != value]
+        return MetricColumn([step for step, _ in kept], [other for _, other in kept])
+
     def since(self, lowest: float, highest: float) -> int | None:
         """Return the first step of the values at the end that all lie within bounds; None if the last does not."""
         inside = sum(1 for _ in takewhile(lambda value: lowest <= value <= highest, reversed(self.values)))
@@ -81,6 +86,7 @@ class RunFacts:
         driver_end: what this machine knows of a driver that vanished: its restart, the kernel's lines.
         warnings: the warnings in the driver's log after the last finished step.
         quarantined: the items that were set aside, by file.
+        held_up: the processes that hold up an active run, see `rlinf_cli.debug.held_up`; empty if not asked for.
     """
 
     path: Path
@@ -100,6 +106,7 @@ class RunFacts:
     driver_end: Sequence[str] = ()
     warnings: Sequence[str] = ()
     quarantined: Mapping[str, QuarantinedItem] = field(default_factory=dict[str, "QuarantinedItem"])
+    held_up: Sequence[str] = ()
 
     def column(self, *names: str) -> MetricColumn:
         """Return the first of these metrics that the run has, else an empty column."""

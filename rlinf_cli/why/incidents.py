@@ -20,7 +20,7 @@ _KINDS: Final = (run_events.RESTARTED, run_events.RELAUNCHED, *_ENDS)
 _STATE: Final = "run.json"
 # A step that takes so many times the usual one, and at least this long in seconds, may never end.
 _SLOW: Final = 5.0
-_LEAST_QUIET: Final = 10.0
+_LEAST_QUIET: Final = 8.0
 _STEPS: Final = 20
 # Words of the driver's warnings about waits.
 _WAITS: Final = ("is stopped", "waiting for", " waits ", "deadlock")
@@ -103,19 +103,28 @@ def _of_this_attempt(facts: RunFacts, ordered: list[Incident]) -> list[Incident]
     return [incident for incident in ordered if not incident.ended or (incident.time or resumed) >= resumed]
 
 
+def seconds_without_step(facts: RunFacts) -> float | None:
+    """Return the time since the last step of an active run; None while that is no longer than steps may take."""
+    if facts.status != RunStatus.RUNNING or len(facts.moments) < 2:
+        return None
+    quiet = facts.looked - max(facts.moments[-1], *(event.time for event in facts.story), 0.0)
+    return quiet if quiet >= max(_LEAST_QUIET, _SLOW * _usual_seconds(facts)) else None
+
+
+def _usual_seconds(facts: RunFacts) -> float:
+    return median(after - before for before, after in pairwise(facts.moments[-_STEPS:]))
+
+
 def _standstill(facts: RunFacts) -> Incident | None:
-    """Return that an active run has not finished a step for much longer than usual while its driver warns of waits."""
-    waits = tuple(line for line in facts.warnings if any(word in line for word in _WAITS))
-    if facts.status != RunStatus.RUNNING or len(facts.moments) < 2 or not waits:
+    """Return that an active run has not finished a step for much longer than usual, and who holds it up: processes
+    that were looked at, else those that its driver warns of."""
+    quiet = seconds_without_step(facts)
+    waits = facts.held_up or [line for line in facts.warnings if any(word in line for word in _WAITS)][::-1]
+    if quiet is None or not waits:
         return None
-    begun = facts.moments[-_STEPS:]
-    usual = median(after - before for before, after in pairwise(begun))
-    latest = max(facts.moments[-1], *(event.time for event in facts.story), 0.0)
-    quiet = facts.looked - latest
-    if quiet < max(_LEAST_QUIET, _SLOW * usual):
-        return None
-    what = f"no step has finished for {quiet:.0f} s; the last ones took {usual:.2g} s each"
-    return Incident(STALLED, what, "logs/driver/rank_0.log", latest, facts.step, lines=waits)
+    what = f"no step has finished for {quiet:.0f} s; the last ones took {_usual_seconds(facts):.2g} s each"
+    source = "asked of the run's processes" if facts.held_up else "logs/driver/rank_0.log"
+    return Incident(STALLED, what, source, facts.looked - quiet, facts.step, lines=tuple(waits))
 
 
 def _of_event(event: RunEvent, bundles: dict[str, Bundle]) -> Incident:

@@ -118,17 +118,17 @@ def _followed(diagnosis: Diagnosis) -> list[str]:
     # What is shown in full below is not named here.
     named = later[:-1] if _last(diagnosis) else later
     lines += [f"  {finding.what}{_moment(incident)}" for incident, finding in named]
-    lines += [f"  {line}" for line in _restarts([incident for incident, _ in diagnosis.failures])]
+    lines += [f"  {line}" for line in _restarts(diagnosis.restarts, ended=diagnosis.failures[-1][0].ended)]
     repeated = diagnosis.repeated
     if repeated is not None:
         lines.append(f"  `{repeated[0]}` failed {repeated[1]} times: look at what it was given each time")
     return ["", "what followed", *lines] if lines else []
 
 
-def _restarts(failures: Sequence[Incident]) -> list[str]:
-    alone = sum(incident.alone for incident in failures)
-    whole = sum(incident.restarted for incident in failures)
-    end = "and then ended" if failures[-1].ended else "and went on"
+def _restarts(restarts: Sequence[Incident], *, ended: bool) -> list[str]:
+    alone = sum(incident.alone for incident in restarts)
+    whole = len(restarts) - alone
+    end = "and then ended" if ended else "and went on"
     lines: list[str] = []
     if alone:
         lines.append(f"what had died was started again alone {_times(alone)}" + ("" if whole else f", {end}"))

@@ -133,6 +133,18 @@ class Play(Protocol):
     def __call__(self, job: Job, checkpoint: Path, file: Path, *, episodes: int, emit: Emit) -> Mapping[str, Any]: ...
 
 
+class Replay(Protocol):
+    """`rlinf replay`: does an item again that processes died of, in a process of its own.
+
+    `item` is a `QuarantinedItem` of the run.
+
+    Returns:
+        How the process died this time, in words; empty if it lived.
+    """
+
+    def __call__(self, job: Job, item: Any, *, emit: Emit) -> str: ...
+
+
 class Export(Protocol):
     """`rlinf export`: writes a policy into a new folder in a format of that kind, and returns what was written.
 
@@ -199,7 +211,7 @@ class Recipe(NamedTuple):
         config: the pydantic model of its whole file, or `module:Class`. It has the fields `recipe` and `cluster`.
         default_config: the config that `rlinf train recipe=NAME` starts from: the name of a shipped one, a YAML file
             beside the module that holds the recipe, or YAML of several lines.
-        program, check, facts, record, evaluate, play, export, policy, memory, inputs, trials: see the
+        program, check, facts, record, evaluate, play, replay, export, policy, memory, inputs, trials: see the
             protocol of each.
         variants: recipes that a file of this one selects by a value, as in `{"data.type=chat": "sft_chat"}`.
         training_data: keys, such as `data.train_data_paths`, whose files only training reads: `record`, `evaluate` and
@@ -217,6 +229,7 @@ class Recipe(NamedTuple):
     record: Record | str | None = None
     evaluate: Evaluate | str | None = None
     play: Play | str | None = None
+    replay: Replay | str | None = None
     export: Export | str | None = None
     policy: LoadPolicy | str | None = None
     memory: Memory | str | None = None

@@ -244,7 +244,9 @@ class RunRecord:
         """Keep evidence of a failure, while its processes live; return the folder, also if it was kept before."""
         return keep_evidence(self.folder.path, error, self.step, self._components)
 
-    def set_aside(self, kind: str, item: str, step: int, deaths: Sequence[str]) -> None:
+    def set_aside(
+        self, kind: str, item: str, step: int, deaths: Sequence[str], replay: Mapping[str, Any] | None = None
+    ) -> None:
         """Keep that an item is no longer processed, for the processes died that it was given to.
 
         Args:
@@ -252,10 +254,11 @@ class RunRecord:
             item: which one.
             step: the step that it was for; 0: an evaluation.
             deaths: how they died, one line each.
+            replay: see `QuarantinedItem`.
         """
         place = ""
         try:
-            place = f"; see {quarantine(self.folder.path, kind, item, step, deaths)}"
+            place = f"; see {quarantine(self.folder.path, kind, item, step, deaths, replay)}"
         except OSError as error:
             LOGGER.warning("what is known of %s %s could not be kept: %s", kind, item, error)
         LOGGER.warning("%s %s is set aside: %d processes died of it%s", kind, item, len(deaths), place)

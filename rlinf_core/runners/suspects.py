@@ -1,7 +1,8 @@
 """Items that processes died of: each that was there at several deaths is tried alone, and set aside if it kills again.
 
 A process that works at many items at once does not tell which of them ends it. So all that it had are suspected at its
-second death; a further death while it has one alone is that item's own.
+second death; a further death while it has one alone is that item's own. Where a process tells which one it was at,
+its third death is enough.
 """
 
 from __future__ import annotations
@@ -37,6 +38,19 @@ class Suspects(Generic[T]):
     def due(self) -> dict[str, T]:
         """Return the items that are to be tried alone, by their names."""
         return {name: self._items[name] for name, deaths in self._deaths.items() if len(deaths) >= SUSPECTED}
+
+    def died_of_one(self, name: str, item: T, reason: str) -> list[str]:
+        """Note the death of a process that is known to have died of one item.
+
+        Returns:
+            How all its processes died, if the item is set aside now; else nothing.
+        """
+        if name in self._set_aside:
+            return []
+        if len(self._deaths.get(name, ())) >= SUSPECTED:
+            return self.killed(name, reason)
+        self.died_of({name: item}, reason)
+        return []
 
     def lived(self, name: str) -> None:
         """Forget the deaths at which an item was there: a process had it alone, and lives."""

@@ -122,6 +122,8 @@ class EnvSettings:
         simulator_timeout: seconds that one operation of a simulator in a process of its own may take.
         owner: the worker, as in `EnvGroup:0`, for errors.
         repeats: where the environments raise, new ones repeat the running episodes once; else the error is raised.
+        suspects: simulator processes died of episodes, so that the actions of each are kept.
+        set_aside: the names of starts that simulator processes died of thrice; others take their place.
     """
 
     num_envs: int
@@ -144,6 +146,13 @@ class EnvSettings:
     simulator_timeout: float = 300
     owner: str = "the environment"
     repeats: bool = False
+    suspects: bool = False
+    set_aside: frozenset[str] = frozenset()
+
+    @property
+    def keeps_actions(self) -> bool:
+        """Whether the actions of each running episode are kept."""
+        return self.resumable or self.suspects
 
     @classmethod
     def of(
@@ -158,6 +167,8 @@ class EnvSettings:
         resumable: bool = False,
         on_nonfinite: OnNonFinite = "stop",
         owner: str = "the environment",
+        suspects: bool = False,
+        set_aside: frozenset[str] = frozenset(),
     ) -> EnvSettings:
         """Return the settings of a section `env.train` or `env.eval`."""
         return cls(
@@ -181,6 +192,8 @@ class EnvSettings:
             simulator_timeout=config.simulator_timeout,
             owner=owner,
             repeats=True,
+            suspects=suspects,
+            set_aside=set_aside,
         )
 
 

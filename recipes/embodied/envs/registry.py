@@ -42,8 +42,16 @@ def make_env(env_type: str, settings: EnvSettings) -> VectorEnv:
         MissingPackageError: the kind's package is not installed.
         ConfigError: there is no such kind, or it does not have the task.
     """
+    return env_class(env_type)(settings)
+
+
+def env_class(env_type: str) -> type[VectorEnv]:
+    """Return the class of an environment type.
+
+    Raises: as `make_env`.
+    """
     check_package(env_type)
-    return _ENVS.get(env_type)(settings)
+    return _ENVS.get(env_type)
 
 
 def check_package(env_type: str) -> None:

@@ -96,6 +96,7 @@ class EmbodiedRunner(RolloutRunner):
             self._trajectories = Channel.create(self.channel_name(self.groups["actor"].worker_group_name))
         sizes = self.world_sizes
         layout = Layout(sizes["actor"], sizes["rollout"], sizes["env"], self._trajectories.name, self.record.step)
+        layout = self._recovery.suspects.known_in(layout)
         spec = self.env.init_worker(layout).wait()[0]
         self._recovery.starts = layout, spec
         wait_together(self.actor.init_worker(layout, spec), self.rollout.init_worker(layout, spec))
@@ -123,6 +124,8 @@ class EmbodiedRunner(RolloutRunner):
         seconds = time.perf_counter() - began
         if "env/steps" in metrics:
             metrics["speed/env_steps_per_second"] = metrics["env/steps"] / seconds
+        if self._recovery.suspects.count:
+            metrics["env/starts_set_aside"] = self._recovery.suspects.count
         return metrics | self._idle_shares(seconds)
 
     def _forget_rollouts(self, weights: bool) -> None:

@@ -32,6 +32,8 @@ class Layout(NamedTuple):
     Attributes:
         trajectories: name of the channel from rollout to actor.
         step: the last training step that is done: 0, or more where the run continues from a checkpoint.
+        suspects: simulator processes died of episodes of this run.
+        set_aside: the names of episode starts that they died of thrice.
     """
 
     actors: int
@@ -39,6 +41,8 @@ class Layout(NamedTuple):
     envs: int
     trajectories: str
     step: int = 0
+    suspects: bool = False
+    set_aside: frozenset[str] = frozenset()
 
 
 class ActorMethods(Protocol[Nothing, Number, Figures, Pictures]):

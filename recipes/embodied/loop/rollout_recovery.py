@@ -9,7 +9,9 @@ from recipes.embodied.config import EmbodiedConfig, resets_each_pass
 from recipes.embodied.config.env_types import is_robot
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
 from recipes.embodied.loop.protocols import EnvGroup, Layout, RolloutGroup
-from rlinf_core import RunRecord, WorkerGroup, WorkerGroupHandle
+from recipes.embodied.loop.suspected_episodes import SuspectedEpisodes
+from rlinf_core import RunRecord, WorkerDiedError, WorkerGroup, WorkerGroupHandle
+from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners.relaunching import Dead, Relaunching
 from rlinf_core.worker.group.handle import wait_together
 
@@ -32,6 +34,7 @@ class RolloutRecovery(Relaunching):
     Attributes:
         starts: what workers are prepared with: the layout of the job, and the spec of its environments.
         episodes: those under way after the last rollout, see `EnvWorker.save_state`.
+        suspects: the episodes that simulator processes died of.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class RolloutRecovery(Relaunching):
         self._what, self._trains, self._weights_follow = "", False, True
         self._attempt = 0
         self.episodes: Sequence[bytes | None] = [b""]
+        self.suspects = SuspectedEpisodes(record)
 
     @property
     def attempt(self) -> tuple[int, ...]:
@@ -94,6 +98,11 @@ class RolloutRecovery(Relaunching):
 
     # Recovery
 
+    def relaunch(self, error: WorkerGroupError | WorkerDiedError) -> bool:
+        """See `Relaunching`; also where all workers restart, the next ones are told of the episode."""
+        self.suspects.died(error, self._record.step + 1 if self._trains else 0)
+        return super().relaunch(error)
+
     def may_relaunch(self, dead: Dead) -> bool:
         """See `Relaunching`."""
         return (
@@ -112,7 +121,7 @@ class RolloutRecovery(Relaunching):
         calls, self._calls = self._calls, []
         for call in calls:
             call.abandon()
-        layout, spec = self.starts
+        layout, spec = self.starts = self.suspects.known_in(self.starts[0]), self.starts[1]
         environments, acting = dead.get("env", ()), dead.get("rollout", ())
         made: list[WorkerGroupHandle[Any]] = []
         if environments:

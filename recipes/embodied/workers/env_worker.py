@@ -81,6 +81,8 @@ class StagedEnvironments:
                     resumable=not self.resets,
                     on_nonfinite=config.runner.on_nonfinite,
                     owner=str(info.address),
+                    suspects=layout.suspects,
+                    set_aside=layout.set_aside,
                 ),
             )
             for stage in range(self.routes.stages)

@@ -33,17 +33,25 @@ def why(
     """Explain why a run failed, or does not learn: what failed first, what followed, the evidence, what to do.
 
     RUN is a run folder or its name in the folder of runs; by default the active run, else the last one. Reads that
-    folder alone. The exit code is 0 where nothing is wrong, and 1 where a cause was named.
+    folder; if an active run finishes no steps, also what its processes do. The exit code is 0 where nothing is wrong,
+    and 1 where a cause was named.
     """
+    from dataclasses import replace
+
+    from rlinf_cli.debug.held_up import held_up
     from rlinf_cli.exit_codes import ExitCode
     from rlinf_cli.live.run_summary import shown
     from rlinf_cli.runs.run_lookup import find_run
     from rlinf_cli.why.diagnosis import diagnose
     from rlinf_cli.why.facts import read_facts
+    from rlinf_cli.why.incidents import seconds_without_step
     from rlinf_cli.why.why_page import why_record, why_text
 
     folder = find_run(run, log_path)
-    diagnosis = diagnose(read_facts(folder))
+    facts = read_facts(folder)
+    if seconds_without_step(facts) is not None:
+        facts = replace(facts, held_up=held_up(folder))
+    diagnosis = diagnose(facts)
     record = why_record(diagnosis)
     text = why_text(diagnosis, shown(folder.path))
     if bundle is not None:

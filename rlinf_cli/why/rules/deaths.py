@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from rlinf_cli.why.finding import FindingKind, RunFinding
@@ -11,6 +12,8 @@ from rlinf_core.runners.storage.evidence import FailedProcess
 _CRASHES: Final = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE"})
 _ENGINE: Final = ("gcs_server", "raylet", "manager")
 _SHOWN: Final = 8
+# The first words of a death, as `ProcessEnd` spells them.
+_KILLED: Final = re.compile(r"it was killed by (SIG[A-Z]+)\b")
 
 
 def out_of_memory(incident: Incident) -> RunFinding | None:
@@ -31,12 +34,12 @@ def out_of_memory(incident: Incident) -> RunFinding | None:
 def crashed(incident: Incident) -> RunFinding | None:
     """Name a crash in native code, by the signal that it raises."""
     process = incident.process
-    if process is None or not process.died or process.signal not in _CRASHES:
+    if process is None or not process.died or _signal(process) not in _CRASHES:
         return None
     return _finding(
         incident,
         "crashed",
-        f"{_named(process)} crashed in native code: {process.signal}",
+        f"{_named(process)} crashed in native code: {_signal(process)}",
         _cause(process),
         "look at the innermost call of the stack: the library that it is in has the fault, or was given what it cannot"
         " take",
@@ -46,18 +49,19 @@ def crashed(incident: Incident) -> RunFinding | None:
 def killed(incident: Incident) -> RunFinding | None:
     """Name the signal that ended a process."""
     process = incident.process
-    if process is None or not process.died or process.signal is None:
+    signal = None if process is None or not process.died else _signal(process)
+    if process is None or signal is None:
         return None
     return _finding(
         incident,
         "killed-by-signal",
-        f"{_named(process)} was killed by {process.signal}",
+        f"{_named(process)} was killed by {signal}",
         [
             *_cause(process),
             "no line of the kernel tells of a lack of memory of this process",
             *_memory(incident),
         ],
-        f"somebody or something on its machine sent it {process.signal}: a person, a scheduler, a watchdog of memory",
+        f"somebody or something on its machine sent it {signal}: a person, a scheduler, a watchdog of memory",
     )
 
 
@@ -108,6 +112,20 @@ def node_lost(incident: Incident) -> RunFinding | None:
     )
 
 
+def simulator_died(incident: Incident) -> RunFinding | None:
+    """Name the death of a simulator process, which its worker tells with the environment that it was at."""
+    if not incident.is_a("SimulatorDiedError") or incident.process is None:
+        return None
+    words, _, last = incident.process.why.partition("; its last words:")
+    return _finding(
+        incident,
+        "simulator-died",
+        f"a process of `{incident.process.name}` died: {words.partition(chr(10))[0]}",
+        last.strip("\n").splitlines()[:_SHOWN],
+        "look at the end of its log: a simulator that crashes says where; a start that kills it thrice is set aside",
+    )
+
+
 def died(incident: Incident) -> RunFinding | None:
     """Tell a death of which nothing else is known."""
     process = incident.process
@@ -124,7 +142,7 @@ def died(incident: Incident) -> RunFinding | None:
     )
 
 
-RULES: Final = (out_of_memory, of_ray, crashed, killed, exited, node_lost, died)
+RULES: Final = (out_of_memory, of_ray, simulator_died, crashed, killed, exited, node_lost, died)
 
 
 def _finding(incident: Incident, code: str, what: str, evidence: list[str], *do: str) -> RunFinding:
@@ -155,6 +173,12 @@ def _named(process: FailedProcess | None) -> str:
 def _cause(process: FailedProcess) -> list[str]:
     ends = [f"signal: {process.signal}"] if process.signal else []
     return process.why.splitlines()[:_SHOWN] or ends
+
+
+def _signal(process: FailedProcess) -> str | None:
+    """Return the signal that ended a process, also where only the words of its death tell it."""
+    told = _KILLED.match(process.why)
+    return process.signal or (told[1] if told is not None else None)
 
 
 def _memory(incident: Incident) -> list[str]:

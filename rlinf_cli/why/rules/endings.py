@@ -43,15 +43,21 @@ def interrupted(incident: Incident) -> RunFinding | None:
 
 
 def stalled(incident: Incident) -> RunFinding | None:
-    """Tell who is waited for in a run that finishes no steps."""
+    """Tell who holds up a run that finishes no steps."""
     if incident.kind != STALLED:
         return None
-    return _finding(
-        incident,
+    first, *others = incident.lines
+    return RunFinding(
         FindingKind.STANDSTILL,
         "stalled",
-        f"{incident.what}; {incident.lines[-1]}",
-        "`rlinf inspect workers` shows what each process waits for now, with its stack",
+        first,
+        (incident.what, *others, f"source: {incident.source}"),
+        (
+            "`rlinf debug` shows the whole stacks of all processes; one that cannot go on is ended with `kill -9`, and"
+            " the run starts it again",
+        ),
+        step=incident.step,
+        time=incident.time,
     )
 
 

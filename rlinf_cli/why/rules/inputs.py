@@ -132,13 +132,18 @@ def items_are_set_aside(facts: RunFacts) -> RunFinding | None:
         return None
     (name, first), *others = sorted(facts.quarantined.items(), key=lambda named: named[1].time)
     rest = "" if not others else f", and {len(others)} other items"
-    deaths = tuple(f"{FOLDER}/{name}: {death}" for death in first.deaths[:_STEPS])
+    deaths = tuple(f"{FOLDER}/{name}: {death}" for death in dict.fromkeys(first.deaths[:_STEPS]))
+    alone = (
+        "run that item alone"
+        if not first.replay
+        else f"`rlinf replay {name.removesuffix('.json')}` does it again alone"
+    )
     return RunFinding(
         FindingKind.LEARNING,
         "items-set-aside",
         f"{len(first.deaths)} processes died of {first.kind} {first.item}, which was set aside{rest}",
         deaths,
-        ("run that item alone, or take it out of the data",),
+        (f"{alone}; what dies of it is at fault, or the item is: the run goes on without it",),
         step=first.step or None,
         time=first.time,
     )

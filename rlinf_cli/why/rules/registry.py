@@ -30,5 +30,7 @@ FOLLOWS: Final[Mapping[str, frozenset[str]]] = {
     "updates-skipped": frozenset({"not-finite"}),
     "engine-has-other-weights": frozenset({"all-clipped", "policy-jumps", "reward-collapsed"}),
     "policy-jumps": frozenset({"all-clipped", "entropy-collapsed", "reward-collapsed"}),
-    "entropy-collapsed": frozenset({"reward-collapsed"}),
+    "entropy-collapsed": frozenset({"reward-collapsed", "groups-equal", "advantages-constant", "no-gradient"}),
+    "gradients-clipped-away": frozenset({"updates-rounded-away", "policy-does-not-change"}),
+    "items-set-aside": frozenset({"reward-fails"}),
 }

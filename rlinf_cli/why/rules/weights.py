@@ -18,6 +18,8 @@ _GAP: Final = "train/logprob_gap/mean"
 _LARGEST_GAP: Final = 0.05
 # Biases that begin at 0 change by any update.
 _FEWEST_CHANGED: Final = 0.2
+# A bound that leaves less of a gradient makes steps of the optimizer that its own constants outweigh.
+_LEAST_LEFT: Final = 1e-6
 
 
 def rate_is_zero(facts: RunFacts) -> RunFinding | None:
@@ -49,6 +51,9 @@ def updates_are_rounded_away(facts: RunFacts) -> RunFinding | None:
         return None
     rate = f"; `{_RATE}` is {rates.values[-1]:.3g}" if len(rates) else ""
     precision = facts.text("actor.model.precision")
+    finer = (
+        "" if precision == "fp32" else "keep the weights that are trained in fp32 (`actor.model.precision: fp32`), or "
+    )
     return RunFinding(
         FindingKind.LEARNING,
         "updates-rounded-away",
@@ -58,8 +63,27 @@ def updates_are_rounded_away(facts: RunFacts) -> RunFinding | None:
             f" {_FEWEST_CHANGED:g} since step {since}{rate}",
             *([f"config.yaml: `actor.model.precision` is {precision}"] if precision else []),
         ),
-        ("keep the weights that are trained in fp32 (`actor.model.precision: fp32`), or raise `actor.optim.lr`",),
+        (f"{finer}raise `actor.optim.lr`",),
         step=since,
+    )
+
+
+def gradients_are_clipped_away(facts: RunFacts) -> RunFinding | None:
+    """Find a bound of the gradient that leaves next to nothing of it."""
+    bound, norms = facts.number("actor.optim.clip_grad"), facts.column(_NORM)
+    largest = max((norm for norm in norms.values if norm == norm), default=0.0)
+    if not bound or len(norms) < _STEPS or min(norms.values[-_STEPS:]) * _LEAST_LEFT < bound or not largest:
+        return None
+    return RunFinding(
+        FindingKind.LEARNING,
+        "gradients-clipped-away",
+        f"gradients are clipped to nothing: `actor.optim.clip_grad` is {bound:g}, their norm up to {largest:.3g}",
+        (
+            f"config.yaml: `actor.optim.clip_grad` is {bound:g}",
+            f"metrics.jsonl: `{_NORM}` is {norms.values[-1]:.3g} in step {norms.steps[-1]}, before clipping",
+        ),
+        ("set `actor.optim.clip_grad` near the usual norm, such as 1",),
+        step=norms.steps[0],
     )
 
 
@@ -104,4 +128,10 @@ def engine_has_other_weights(facts: RunFacts) -> RunFinding | None:
     )
 
 
-RULES: Final = (rate_is_zero, updates_are_rounded_away, no_gradient, engine_has_other_weights)
+RULES: Final = (
+    rate_is_zero,
+    gradients_are_clipped_away,
+    updates_are_rounded_away,
+    no_gradient,
+    engine_has_other_weights,
+)

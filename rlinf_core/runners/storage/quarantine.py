@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -33,6 +33,7 @@ class QuarantinedItem(FileModel):
         step: the step that it was for; 0: an evaluation.
         time: when it was set aside, in seconds since 1970.
         deaths: how the processes died that it was given to, one line each.
+        replay: what `rlinf replay` needs to do it again; empty where that cannot be done alone.
     """
 
     schema_: Annotated[Literal["rlinf.quarantine/1"], Field(alias="schema")]
@@ -41,9 +42,12 @@ class QuarantinedItem(FileModel):
     step: Step = 0
     time: Moment
     deaths: list[Annotated[str, Field(max_length=1 << 16)]] = Field(default_factory=list[str])
+    replay: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
-def quarantine(run_folder: Path, kind: str, item: str, step: int, deaths: Sequence[str]) -> Path:
+def quarantine(
+    run_folder: Path, kind: str, item: str, step: int, deaths: Sequence[str], replay: Mapping[str, Any] | None = None
+) -> Path:
     """Keep what is known of an item that is set aside; return the file.
 
     Raises:
@@ -57,6 +61,7 @@ def quarantine(run_folder: Path, kind: str, item: str, step: int, deaths: Sequen
             "step": step,
             "time": time.time(),
             "deaths": [hidden(death)[: 1 << 16] for death in deaths],
+            "replay": dict(replay or {}),
         }
     )
     make_folder(run_folder / FOLDER)

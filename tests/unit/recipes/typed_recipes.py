@@ -13,7 +13,7 @@ from recipes.embodied import embodied_memory
 from recipes.embodied import program as embodied_program
 from recipes.embodied.interpreters import locked_venvs
 from recipes.embodied.rules import job_check
-from recipes.embodied.using import evaluation, exporting, playing, recording, trained_policy
+from recipes.embodied.using import evaluation, exporting, playing, recording, replaying, trained_policy
 from recipes.language import language_memory
 from recipes.language.rules import job_rules
 from recipes.language.using import answer_scoring, model_exporting
@@ -52,6 +52,7 @@ RECIPES = (
         record=recording.record,
         evaluate=evaluation.evaluate,
         play=playing.play,
+        replay=replaying.replay,
         export=exporting.export,
         policy=trained_policy.load,
         memory=embodied_memory.forecast,

@@ -32,6 +32,13 @@ def test_item_that_kills_alone_is_set_aside_with_its_deaths() -> None:
     assert "2" not in suspects.due()
 
 
+def test_named_item_is_set_aside_at_the_third_death() -> None:
+    suspects: Suspects[str] = Suspects()
+    deaths = [suspects.died_of_one("2", "two", reason) for reason in ("first", "second", "third", "fourth")]
+    assert deaths == [[], [], ["first", "second", "third"], []]
+    assert suspects.set_aside == {"2"}
+
+
 def test_item_that_was_there_by_chance_is_forgotten() -> None:
     suspects: Suspects[str] = Suspects()
     for reason in ("first", "second"):

@@ -31,7 +31,13 @@ from recipes.embodied.envs.env_spec import EnvSpec, IntArray, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.envs.processes.json_pipe import JsonPipe
 from recipes.embodied.envs.processes.shared_arrays import HEAD_BYTES, MAX_PROCESSES, Pulse, SharedArrays, memory_bytes
-from recipes.embodied.envs.processes.simulator import BatchFacts, BatchRequest, Outcomes, Start
+from recipes.embodied.envs.processes.simulator import (
+    BatchFacts,
+    BatchRequest,
+    EpisodeAtDeath,
+    Outcomes,
+    Start,
+)
 from recipes.embodied.envs.repeating import SimulatorError
 from rlinf_core import ConfigError, WorkerDiedError
 
@@ -44,6 +50,8 @@ _LOOK_SECONDS: Final = 0.5
 _START_SECONDS: Final = 60.0
 # Name of a command to a process, and its arguments.
 _Command: TypeAlias = tuple[str, Mapping[str, Any]]
+# What is done in an episode: a process that dies of it may do so again.
+_OF_EPISODES: Final = frozenset({"resetting", "stepping", "observing"})
 _OBSERVE: Final[_Command] = ("observe", {})
 _EXPERT: Final[_Command] = ("expert", {})
 # A step of all environments, by whether observations follow.
@@ -62,7 +70,16 @@ class SimulatorDiedError(WorkerDiedError):
     """A simulator process exited, or did not respond and was killed.
 
     To a run that is the death of the worker: another one takes its place, up to `runner.max_restarts` times.
+
+    Attributes:
+        row: the environment that it was at, in the batch; None where it was at none.
+        episode: the episode there, if one was under way.
     """
+
+    def __init__(self, address: str, *, cause: str, row: int | None = None) -> None:
+        super().__init__(address, cause=cause)
+        self.row = row
+        self.episode: EpisodeAtDeath | None = None
 
 
 class SimulatorProcesses:
@@ -336,7 +353,9 @@ class _Child:
         return self._died(f"no response for {self._seconds:g} s, {place}: it was killed")
 
     def _died(self, cause: str) -> SimulatorDiedError:
-        return SimulatorDiedError(self._owner, cause=f"{self._name}: {cause}{self._last_words}")
+        _, row, operation = self._pulse.read()
+        at = row if operation in _OF_EPISODES else None
+        return SimulatorDiedError(self._owner, cause=f"{self._name}: {cause}{self._last_words}", row=at)
 
     @property
     def _place(self) -> str:

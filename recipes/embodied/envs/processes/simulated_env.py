@@ -10,10 +10,18 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import State
-from recipes.embodied.envs.processes.process_pool import SimulatorProcesses
+from recipes.embodied.envs.processes.process_pool import SimulatorDiedError, SimulatorProcesses
 from recipes.embodied.envs.processes.simulation_batch import SimulationBatch
-from recipes.embodied.envs.processes.simulator import BatchRequest, Simulators, Start
+from recipes.embodied.envs.processes.simulator import (
+    BatchRequest,
+    EpisodeAtDeath,
+    Simulators,
+    Start,
+    start_name,
+)
+from recipes.embodied.envs.repeating import MOST_REPEATED
 from recipes.embodied.envs.starts import Starts
+from rlinf_core import RuntimeFailure
 
 
 class SimulatedEnv(VectorEnv):
@@ -106,7 +114,33 @@ class SimulatedEnv(VectorEnv):
         self._begun[rows, 1] = self._groups[rows] // tasks + rounds * sharing
         for row in rows:
             self._actions[row].clear()
-        self._simulators.reset(rows.tolist(), [Start(*start) for start in self._begun[rows].tolist()])
+            if self.settings.set_aside:
+                self._begun[row] = self._allowed(Start(*self._begun[row].tolist()))
+        try:
+            self._simulators.reset(rows.tolist(), [Start(*start) for start in self._begun[rows].tolist()])
+        except SimulatorDiedError as error:
+            raise self._with_episode(error) from None
+
+    def _allowed(self, start: Start) -> Start:
+        """Return a start, or the next one after it that is not set aside."""
+        while start_name(start) in self.settings.set_aside:
+            start = Start((start.seed + 1) % 2**31, start.number + 1)
+        return start
+
+    def _with_episode(self, error: SimulatorDiedError, ahead: NDArray[Any] | None = None) -> SimulatorDiedError:
+        """Return the death of a simulator process with the episode that it was at.
+
+        Args:
+            error: the death.
+            ahead: actions under way [B, C, A].
+        """
+        row = error.row
+        if row is not None and row < self.num_envs:
+            actions = [*self._actions[row], *(() if ahead is None else ahead[row])]
+            taken = tuple(tuple(map(float, action)) for action in actions[:MOST_REPEATED])
+            start = Start(*self._begun[row].tolist())
+            error.episode = EpisodeAtDeath(int(self.numbers[row]), int(self._groups[row]), start, taken)
+        return error
 
     def _foresee(self, actions: NDArray[Any]) -> None:
         chunk, limit = actions.shape[1], self.max_episode_steps
@@ -115,21 +149,30 @@ class SimulatedEnv(VectorEnv):
             return
         steps = np.full(self.num_envs, chunk) if limit is None else np.minimum(limit - self._episodes.steps, chunk)
         steps[self._episodes.resting] = 0
-        self._simulators.foresee(actions, steps, ends=not self.settings.ignore_terminations)
+        try:
+            self._simulators.foresee(actions, steps, ends=not self.settings.ignore_terminations)
+        except SimulatorDiedError as error:
+            raise self._with_episode(error, actions) from None
 
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
         stepped: list[int] | None = None if rows is None else rows.tolist()
-        if self.settings.resumable:
+        if self.settings.keeps_actions:
             for row in range(self.num_envs) if stepped is None else stepped:
                 self._actions[row].append(actions[row].copy())
-        result = self._simulators.step(stepped, actions, observed=self._observed_next)
+        try:
+            result = self._simulators.step(stepped, actions, observed=self._observed_next)
+        except SimulatorDiedError as error:
+            raise self._with_episode(error, None if self.settings.keeps_actions else actions[:, None]) from None
         self._knows_success = self._knows_success or bool(result.judged.any())
         return Transition(
             result.rewards, result.terminations, result.truncations, result.successes, failures=result.failures
         )
 
     def _observe(self) -> Observation:
-        return self._simulators.observe()
+        try:
+            return self._simulators.observe()
+        except SimulatorDiedError as error:
+            raise self._with_episode(error) from None
 
     def expert(self) -> FloatArray | None:
         """See `VectorEnv`."""
@@ -146,6 +189,9 @@ class SimulatedEnv(VectorEnv):
         return {"begun": self._begun.copy(), "counts": counts, "actions": actions}
 
     def _load(self, state: State) -> None:
+        for start in state["begun"].tolist():
+            if start_name(Start(*start)) in self.settings.set_aside:
+                raise RuntimeFailure(f"the start {start_name(Start(*start))}, which is set aside, is among them")
         self._begun = state["begun"].copy()
         counts, actions = state["counts"], state["actions"]
         self._actions = [list(actions[row, :count]) for row, count in enumerate(counts.tolist())]

@@ -124,6 +124,31 @@ class BatchRequest(NamedTuple):
     groups: Sequence[int]
 
 
+class EpisodeAtDeath(NamedTuple):
+    """The episode that a simulator process was at when it died; plain values, enough to repeat it.
+
+    Attributes:
+        environment, group: the numbers of its environment and of that one's group, among all of the job.
+        start: how it began.
+        actions: those carried out before, as far as they are kept, and those under way.
+    """
+
+    environment: int
+    group: int
+    start: Start
+    actions: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of its start, which is the same in every environment of its group."""
+        return start_name(self.start)
+
+
+def start_name(start: Start) -> str:
+    """Return the name of an episode's start, as in `1834123-17`."""
+    return f"{start.seed}-{start.number}"
+
+
 class BatchFacts(NamedTuple):
     """Facts about a batch of simulations.
 

@@ -56,6 +56,9 @@ LEARNING: dict[str, tuple[dict[str, Metric], str, str, int | None]] = {
         {"train/actor/lr": 1e-7, "train/actor/weights_changed": 0.01},
         "actor: {model: {precision: bf16}}\n", "updates-rounded-away", 1,
     ),
+    "gradients are clipped to nothing": (
+        {"train/actor/weights_changed": 0.0}, "actor: {optim: {clip_grad: 1.0e-30}}\n", "gradients-clipped-away", 1,
+    ),
     "no gradient": ({"train/actor/grad_norm": 0.0}, "", "no-gradient", 1),
     "engine keeps the first weights": (
         {"train/logprob_gap/mean": lambda step: 1e-6 if step < 4 else 0.03 * step,
@@ -105,6 +108,9 @@ def test_learning_cause_is_the_only_one_named(tmp_path: Path, planted: str) -> N
 
 FAILURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "killed": ("`EnvGroup:0` died in `interact`", dead(signal="SIGKILL"), "killed-by-signal", "SIGKILL"),
+    "killed, as a peer's words say": (
+        "`EnvGroup:0` died", dead(why="it was killed by SIGKILL"), "killed-by-signal", "was killed by SIGKILL",
+    ),
     "segmentation fault": (
         "`EnvGroup:0` died in `interact`", dead(signal="SIGSEGV", why="it crashed: Segmentation fault"),
         "crashed", "SIGSEGV",
@@ -113,6 +119,13 @@ FAILURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "out of memory": (
         "`EnvGroup:0` died in `interact`",
         dead(signal="SIGKILL", out_of_memory="Out of memory: Killed process 4711 (python)"), "out-of-memory", "memory",
+    ),
+    "simulator process": (
+        "`EnvGroup:0` died in `interact`",
+        dead(bases=["SimulatorDiedError", "WorkerDiedError"],
+             why="simulator process 1 of 2 (`pick`): signal 11 (SIGSEGV), stepping environment 0; its last words:\n"
+             "    the mesh has 0 faces"),
+        "simulator-died", "signal 11 (SIGSEGV), stepping environment 0",
     ),
     "death of unknown cause": ("`EnvGroup:0` died in `interact`", dead(), "died", "not known"),
     "machine lost": (
@@ -320,6 +333,31 @@ def test_item_that_was_set_aside_is_named(tmp_path: Path) -> None:
 
     assert finding.what == "3 processes died of task 17, which was set aside"
     assert finding.evidence[0] == "quarantine/task-17.json: `agents:0` died"
+
+
+def test_item_comes_before_the_deaths_that_it_caused(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    for step, what in enumerate(
+        ("`EnvGroup:0` died", "`EnvGroup:0` died", "`ActorGroup:0` died", "`EnvGroup:0` died"), 3
+    ):
+        add_failure(run, what, dead(name=what.split("`")[1]), step=step, ended=False, alone=True, at=1e9 + step)
+    quarantine(run.path, "episode", "18-17", 3, ["`EnvGroup:0` died"] * 3, {"seed": 18})
+
+    diagnosis = diagnosis_of(run)
+
+    assert [finding.code for _, finding in diagnosis.failures] == ["items-set-aside", "died"]
+    first = diagnosis.failures[0][1]
+    assert first.what == "3 processes died of episode 18-17, which was set aside"
+    assert len(first.followed) == 3
+    assert "`rlinf replay episode-18-17`" in first.do[0]
+    assert diagnosis.learning == []
+
+
+def test_step_without_samples_is_no_collapse(tmp_path: Path) -> None:
+    entropy = after(9, 0.0, 1.0)
+    assert codes_of(
+        made_run(tmp_path, {"rollout/groups_equal": after(9, 1.0, 0.4), "train/actor/entropy": entropy})
+    ) == ["groups-equal"]
 
 
 def test_planted_causes_are_more_than_promised() -> None:

@@ -1,0 +1,68 @@
+"""An episode that simulator processes died of, done again alone: `rlinf replay` calls `replay`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, cast
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recipes.embodied.config import PolicyJob
+from recipes.embodied.envs.processes.process_pool import SimulatorDiedError, SimulatorProcesses
+from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
+from recipes.embodied.envs.processes.simulator import BatchRequest, Start
+from recipes.embodied.envs.registry import env_class
+from rlinf_core import Job, RLinfError
+from rlinf_core.runners.storage.quarantine import QuarantinedItem
+
+_Count = Annotated[int, Field(ge=0, lt=2**53)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class KeptEpisode(BaseModel):
+    """An episode in `quarantine/`; see `replay_of`."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    environment: _Count
+    group: _Count
+    seed: _Count
+    number: _Count
+    actions: list[list[_Number]]
+
+
+def replay(job: Job, item: QuarantinedItem, *, emit: Callable[[str], None] = lambda text: None) -> str:
+    """Begin an episode in a simulator process of its own, and take its actions.
+
+    Returns:
+        How the process died; empty if it lived.
+
+    Raises:
+        RLinfError: the item is no episode of such an environment.
+    """
+    config = cast("PolicyJob", job.config)
+    environments = config.env.train if item.step else config.env.eval
+    kind: Any = env_class(environments.env_type)
+    try:
+        kept = KeptEpisode.model_validate(item.replay)
+    except ValidationError as error:
+        raise RLinfError(f"episode {item.item} was not kept as a whole", why=str(error).splitlines()[0]) from None
+    if not (isinstance(kind, type) and issubclass(kind, SimulatedEnv)):
+        raise RLinfError(f"`{environments.env_type}` has no simulators", help="was the run's file changed?")
+    task = environments.task or kind.default_task
+    request = BatchRequest(kind.simulation, task, environments.options, [kept.group])
+    emit(f"`{task}`, seed {kept.seed}, start {kept.number}, {len(kept.actions)} actions")
+    processes: SimulatorProcesses | None = None
+    try:
+        processes = SimulatorProcesses(request, 1, environments.simulator_timeout, "the replay")
+        processes.reset([0], [Start(kept.seed, kept.number)])
+        for action in kept.actions:
+            processes.step(None, np.array([action]))
+        processes.observe()
+    except SimulatorDiedError as error:
+        return str(error.cause)
+    finally:
+        if processes is not None:
+            processes.close()
+    return ""

@@ -1,0 +1,203 @@
+"""The processes that hold up an active run now, with their frames, asked of its manager."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from rlinf_cli.debug.job_stacks import JobProcess, answers_of_both, job_processes
+from rlinf_core.errors import RLinfError
+from rlinf_core.node.process_identity import Presence, look
+from rlinf_core.waiting import RUNNING, OperationKind, spell_seconds
+
+if TYPE_CHECKING:
+    from rlinf_core.manager.manager_messages import JobSnapshot, ProcessAnswer
+    from rlinf_core.runners.storage.run_folder import RunFolder
+
+# Seconds between two looks, and of a processor that a process may use between them and still stand.
+_PAUSE: Final = 1.0
+_IDLE: Final = 0.1
+_FRAME: Final = re.compile(r'^\s*File "(.+)", (?:line (\d+), )?in (.+)$')
+# Frames of libraries: the code that called them is named, where there is any.
+_LIBRARIES: Final = ("/site-packages/", "/lib/python", "/rlinf_core/", "<frozen ")
+# Calls in which a rank waits for the others.
+_COLLECTIVE: Final = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/")
+
+
+class _Standing(NamedTuple):
+    """A process that waits for no other one.
+
+    Attributes:
+        how: what it does, in words.
+        in_collective: whether it waits for other ranks, which may be those that hold it up.
+    """
+
+    name: str
+    how: str
+    in_collective: bool = False
+
+
+def held_up(folder: RunFolder) -> list[str]:
+    """Return the processes that hold up an active run, one line each, the likeliest first; none while any moves.
+
+    Two looks decide, a second apart: a run is held up if no operation began or ended between them, and the processes
+    that run a method used no processor. A run of another machine, or whose manager does not answer, has none.
+    """
+    from rlinf_cli.bootstrap.inspection import Inspector, job_of
+
+    try:
+        with Inspector(job_of(folder)) as inspector:
+            first = inspector.snapshot(stacks=False)
+            before = _used(first)
+            time.sleep(_PAUSE)
+            second = inspector.snapshot(stacks=True)
+            if _moved(first, second) or _worked(before, _used(second)):
+                return []
+            if len(second.answers) < len(second.peers):
+                second = answers_of_both(inspector.snapshot(stacks=True), second)
+            names = [name for name in suspected(second) if name in second.peers]
+            processes = job_processes(second, names, native=False, remotely=inspector.read_stacks)
+    except (RLinfError, OSError):
+        return []
+    return spell_standing(second, processes)
+
+
+def spell_standing(job: JobSnapshot, processes: Sequence[JobProcess]) -> list[str]:
+    """Return how each of `suspected` stands, in words; those that wait in a collective operation for others last."""
+    standing = [_standing(job, process) for process in processes]
+    # Where some ranks wait in a collective operation, the others have not entered it.
+    entered = [one for one in standing if one.in_collective]
+    others = [one for one in standing if not one.in_collective]
+    verb = "wait" if len(entered) > 1 else "waits"
+    waiting = f"; {_spell(one.name for one in entered)} {verb} for it in a collective operation" if entered else ""
+    return [f"{one.how}{waiting}" for one in others] or [one.how for one in entered]
+
+
+def suspected(job: JobSnapshot) -> Iterator[str]:
+    """Yield the workers that wait for no other process: silent ones, those in a method, those whose reply is lost."""
+    called = {name for answer in job.answers.values() for name in answer.in_flight}
+    for name in job.workers:
+        answer = job.answers.get(name)
+        if answer is None or _current(answer) in RUNNING or (name in called and not answer.publication.operations):
+            yield name
+
+
+def _current(answer: ProcessAnswer) -> OperationKind | None:
+    attached = [one.operation for one in answer.publication.operations if not one.operation.detached]
+    return attached[-1].kind if attached else None
+
+
+def _standing(job: JobSnapshot, process: JobProcess) -> _Standing:
+    """Return what a process does, in words, with the innermost frame of its own code."""
+    view = process.view
+    place = f"`{view.name}` (pid {view.pid})" if view.pid is not None else f"`{view.name}`"
+    state = _state(view.pid) if _is_here(job, view.name) else ""
+    answer = job.answers.get(view.name)
+    if state in ("T", "t"):
+        return _Standing(view.name, f"{place} is stopped, as by SIGSTOP; `kill -CONT {view.pid}` lets it go on")
+    if state == "Z":
+        return _Standing(view.name, f"{place} is a zombie: its main thread has ended, so that its methods never end")
+    if answer is not None and not answer.publication.operations:
+        quiet = spell_seconds(answer.publication.quiet)
+        return _Standing(
+            view.name,
+            f"{place} does not run the method that is waited for, and has done nothing for {quiet}: the thread that"
+            " ran it ended, or its reply is lost",
+        )
+    child = next((child for child in process.children if _innermost(child.stacks)), None)
+    frame = _innermost(process.stacks)
+    at = f", at {frame}" if frame else ""
+    below = f"; its process {child.pid} is at {_innermost(child.stacks)}" if child is not None else ""
+    if answer is None:
+        return _Standing(
+            view.name,
+            f"{place} does not answer: native code holds the interpreter's lock{at or _reason(process)}{below}",
+        )
+    since = f" for {spell_seconds(view.since)}" if view.since is not None else ""
+    collective = any(part in process.stacks for part in _COLLECTIVE) and not _own_frame_is_last(process.stacks)
+    return _Standing(view.name, f"{place} {view.doing}{since}{at}{below}", collective)
+
+
+def _reason(process: JobProcess) -> str:
+    return f" ({process.reason})" if process.reason else ""
+
+
+def _frames(stacks: str) -> list[tuple[str, str, str]]:
+    """Return file, line and function of the calls, innermost last, of the thread that is deepest in other code."""
+    threads: list[list[tuple[str, str, str]]] = []
+    for line in stacks.splitlines():
+        if line.startswith("thread "):
+            threads.append([])
+        elif (match := _FRAME.match(line)) is not None:
+            if not threads:
+                threads.append([])
+            threads[-1].append((match[1], match[2] or "", match[3]))
+    return max(threads, key=lambda frames: sum(map(_is_own, frames))) if threads else []
+
+
+def _is_own(frame: tuple[str, str, str]) -> bool:
+    return not any(part in frame[0] for part in _LIBRARIES)
+
+
+def _own_frame_is_last(stacks: str) -> bool:
+    """Return whether nothing of a library for collective operations was called by the innermost code of its own."""
+    frames = _frames(stacks)
+    last = max((index for index, frame in enumerate(frames) if _is_own(frame)), default=-1)
+    return not any(part in frame[0] for frame in frames[last + 1 :] for part in _COLLECTIVE)
+
+
+def _innermost(stacks: str) -> str:
+    """Return the innermost call of the user's or a recipe's code, else of all, as `FILE:LINE in FUNCTION`."""
+    frames = _frames(stacks)
+    own = [frame for frame in frames if _is_own(frame)]
+    if not frames:
+        return ""
+    file, line, function = (own or frames)[-1]
+    return f"{file}:{line} in {function}" if line else f"{file} in {function}"
+
+
+def _moved(first: JobSnapshot, second: JobSnapshot) -> bool:
+    """Return whether any operation began or ended, or a process came or went."""
+    if first.peers.keys() != second.peers.keys():
+        return True
+    both = first.answers.keys() & second.answers.keys()
+    return any(first.answers[name].publication.progress != second.answers[name].publication.progress for name in both)
+
+
+def _used(job: JobSnapshot) -> Mapping[str, float]:
+    """Return the seconds of a processor that each process of this machine has used that may hold the others up."""
+    return {name: _seconds(job.peers[name].info.pid) for name in suspected(job) if _is_here(job, name)}
+
+
+def _worked(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
+    return any(after[name] - before[name] > _IDLE for name in before.keys() & after.keys())
+
+
+def _is_here(job: JobSnapshot, name: str) -> bool:
+    hello = job.peers.get(name)
+    return hello is not None and hello.process is not None and look(hello.process) is not Presence.UNKNOWN
+
+
+def _stat(pid: int | None) -> Sequence[str]:
+    """Return the fields of /proc/PID/stat after the command: state, parent, and others."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ()
+
+
+def _state(pid: int | None) -> str:
+    return next(iter(_stat(pid)), "")
+
+
+def _seconds(pid: int) -> float:
+    fields = _stat(pid)
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0
+
+
+def _spell(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
