@@ -104,8 +104,9 @@ class SimulatedEnv(VectorEnv):
         rounds = self._reset + self._episodes.episode[rows]
         self._begun[rows, 0] = starts.seeds()
         self._begun[rows, 1] = self._groups[rows] // tasks + rounds * sharing
-        for row in rows:
-            self._actions[row].clear()
+        if self.settings.resumable:
+            for row in rows:
+                self._actions[row].clear()
         self._simulators.reset(rows.tolist(), [Start(*start) for start in self._begun[rows].tolist()])
 
     def _foresee(self, actions: NDArray[Any]) -> None:
@@ -120,8 +121,9 @@ class SimulatedEnv(VectorEnv):
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
         stepped: list[int] | None = None if rows is None else rows.tolist()
         if self.settings.resumable:
+            kept = actions.copy()
             for row in range(self.num_envs) if stepped is None else stepped:
-                self._actions[row].append(actions[row].copy())
+                self._actions[row].append(kept[row])
         result = self._simulators.step(stepped, actions, observed=self._observed_next)
         self._knows_success = self._knows_success or bool(result.judged.any())
         return Transition(
