@@ -40,6 +40,11 @@ class FaultLog:
     def __init__(self) -> None:
         self._faults = 0
 
+    @property
+    def any(self) -> bool:
+        """Whether there was a fault."""
+        return self._faults > 0
+
     def warn(self, fault: str, remedy: str, error: Exception) -> None:
         """Log a fault, and what is done about it."""
         self._faults += 1

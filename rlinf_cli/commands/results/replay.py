@@ -1,4 +1,4 @@
-"""`rlinf replay`: an item that processes died of, done again alone."""
+"""`rlinf replay`: an item that killed processes, done again alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def replay(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Do an item again, alone, that processes of a run died of and that was set aside.
+    """Replay an item that killed processes of a run and was set aside, alone.
 
     ITEM is a file in the run's `quarantine/`, or its name. RUN is a run folder or its name in the folder of runs; by
     default the active run, else the last one. The exit code is 1 where the process dies again, and 0 where it lives.
@@ -45,7 +45,7 @@ def replay(
     function = used.recipe.load(used.recipe.replay)
     if function is None or not kept.replay:
         raise RLinfError(
-            f"a {kept.kind} cannot be done again alone",
+            f"a {kept.kind} cannot be replayed alone",
             where=f"quarantine/{name}.json",
             help=f"{kept.kind} {kept.item}: look it up in the data by that number, and train with it alone",
         )
@@ -53,7 +53,7 @@ def replay(
     if output is Output.JSON:
         console.result_json({"schema": "rlinf.replay/1", "item": name, "died": bool(words), "words": words})
     else:
-        console.result(words or f"{kept.kind} {kept.item} went well: what it died of is not the item, or is gone")
+        console.result(words or f"{kept.kind} {kept.item} did no harm: something else killed the processes, or is gone by now")
     if words:
         raise typer.Exit(ExitCode.FAILED)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from typing import Any, Final
+
+import numpy as np
 
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
 from recipes.embodied.envs.repeating import MOST_REPEATED, FaultLog, RaisedTwiceError, RepeatingSimulator
@@ -25,7 +28,8 @@ class RepeatingSimulation(RepeatingSimulator):
 
     Attributes:
         simulation: the present one.
-        stale: it has changed since it was observed.
+        past: each action of the present episode, with the outcome's reward, termination, truncation and success. It has
+            one more than the most that are repeated where not all were kept.
     """
 
     def __init__(
@@ -35,37 +39,41 @@ class RepeatingSimulation(RepeatingSimulator):
         self._make, self._task, self._row, self._alive = make, task, row, alive
         self._alive("making")
         self.simulation = make()
-        self.stale = True
         self._start = Start(0, 0)
-        self._steps = 0
-        self._past: list[tuple[Any, Outcome]] = []
+        self.past: deque[tuple[Any, float, bool, bool, bool | None]] = deque(maxlen=MOST_REPEATED + 1)
         # The episode was repeated, and did not come out as before.
         self._lost = False
 
     def reset(self, start: Start) -> None:
         """Begin an episode."""
-        self._start, self._steps, self._lost, self.stale = start, 0, False, True
-        self._past.clear()
+        self._start, self._lost = start, False
+        self.past.clear()
         self._alive("resetting")
         self._attempt(lambda: self.simulation.reset(start), "its reset")
 
     def step(self, action: Any) -> Outcome:
         """Carry out an action; a failed outcome where the episode is left out."""
         self._alive("stepping")
-        self.stale = True
         # Cheap simulators feel each call, so that nothing is wrapped before one raises.
         try:
             outcome = self.simulation.step(action)
         except Exception as error:  # noqa: BLE001 - whatever a simulator raises
-            try:
-                outcome = self._attempt_again(error, lambda: self.simulation.step(action), "its action", action)
-            except RaisedTwiceError:
-                return _FAILED
+            return self.step_again(error, action)
+        return self.record(action, outcome)
+
+    def step_again(self, error: Exception, action: Any) -> Outcome:
+        """Carry out an action at which the simulation raised; a failed outcome where the episode is left out."""
+        try:
+            outcome = self._attempt_again(error, lambda: self.simulation.step(action), "its action", action)
+        except RaisedTwiceError:
+            return _FAILED
+        return self.record(action, outcome)
+
+    def record(self, action: Any, outcome: Outcome) -> Outcome:
+        """Add an action to the record; return its outcome, a failed one where the episode is left out."""
         if self._lost:
             return _FAILED
-        self._steps += 1
-        if self._steps <= MOST_REPEATED:
-            self._past.append((action if type(action) is int else copy(action), outcome))
+        self.past.append((action if isinstance(action, np.generic) else copy(action), *outcome[:4]))
         return outcome
 
     def observe(self) -> Row:
@@ -75,7 +83,6 @@ class RepeatingSimulation(RepeatingSimulator):
             seen = self.simulation.observe()
         except Exception as error:  # noqa: BLE001 - whatever a simulator raises
             seen = self._attempt_again(error, lambda: self.simulation.observe(), "its observation")
-        self.stale = False
         return seen
 
     def _renew(self) -> None:
@@ -85,20 +92,24 @@ class RepeatingSimulation(RepeatingSimulator):
         self.simulation = self._make()
         self._alive("resetting")
         self.simulation.reset(self._start)
-        self.stale = True
 
     def _replay(self) -> None:
         # Of an episode that is too long not every step was kept.
-        self._lost = self._steps > len(self._past) or not all(
-            self._again(action) == outcome for action, outcome in self._past
+        self._lost = len(self.past) > MOST_REPEATED or not all(
+            self._again(action)[:4] == tuple(outcome) for action, *outcome in self.past
         )
 
     def _again(self, action: Any) -> Outcome:
         self._alive("stepping")
         return self.simulation.step(action)
 
+    @property
+    def _step(self) -> str:
+        """The step that is about to be taken, from 1."""
+        return f"{len(self.past) + 1}" if len(self.past) <= MOST_REPEATED else f"{MOST_REPEATED + 1} or later"
+
     def _names(self) -> tuple[str, str]:
         start = f"seed {self._start.seed}, start {self._start.number}"
         return self._task, (
-            f"environment {self._row} of its batch, step {self._steps + 1} of an episode that began with {start}"
+            f"environment {self._row} of its batch, step {self._step} of an episode that began with {start}"
         )

@@ -157,8 +157,9 @@ class SimulatedEnv(VectorEnv):
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
         stepped: list[int] | None = None if rows is None else rows.tolist()
         if self.settings.keeps_actions:
+            kept = actions.copy()
             for row in range(self.num_envs) if stepped is None else stepped:
-                self._actions[row].append(actions[row].copy())
+                self._actions[row].append(kept[row])
         try:
             result = self._simulators.step(stepped, actions, observed=self._observed_next)
         except SimulatorDiedError as error:

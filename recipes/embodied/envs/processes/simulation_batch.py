@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,18 +17,17 @@ from recipes.embodied.envs.processes.repeating_simulation import RepeatingSimula
 from recipes.embodied.envs.processes.simulator import (
     BatchFacts,
     BatchRequest,
+    CheapSimulation,
+    Outcome,
     Outcomes,
+    RawSteps,
     Row,
     Simulation,
     Start,
     options_of,
     simulation_class,
 )
-from recipes.embodied.envs.repeating import FaultLog
-
-
-def _ignore(row: int, operation: str) -> None:
-    """Report nothing: the worker's own process needs no sign of life."""
+from recipes.embodied.envs.repeating import MOST_REPEATED, FaultLog
 
 
 class SimulationBatch:
@@ -34,24 +35,28 @@ class SimulationBatch:
 
     Args:
         request: what they are.
-        alive: is called with an environment and what it does before each of its operations.
+        alive: is called with an environment and what it does before each of its operations; None: the worker's own
+            process needs no sign of life.
 
     Raises:
         ConfigError: the simulator or the task cannot be had, or an option is wrong.
     """
 
-    def __init__(self, request: BatchRequest, alive: Callable[[int, str], None] = _ignore) -> None:
+    def __init__(self, request: BatchRequest, alive: Callable[[int, str], None] | None = None) -> None:
         kind = simulation_class(request.simulation)
         options = options_of(kind, request.options)
         names = kind.tasks(request.task, options)
         tasks = [names[group % len(names)] for group in request.groups]
         make: Any = kind
-        faults = FaultLog()
+        self._faults = faults = FaultLog()
+        # The class whose results are checked together; None: one by one.
+        self._cheap = kind if alive is None and issubclass(kind, CheapSimulation) else None
+        reports = alive or (lambda row, operation: None)
         self._members: list[RepeatingSimulation] = []
         try:
             for row, task in enumerate(tasks):
                 self._members.append(
-                    RepeatingSimulation(partial(make, task, options), task, row, partial(alive, row), faults)
+                    RepeatingSimulation(partial(make, task, options), task, row, partial(reports, row), faults)
                 )
         except BaseException as error:
             self.close()
@@ -65,6 +70,17 @@ class SimulationBatch:
         first = self.simulations[0]
         self.facts = BatchFacts(first.spec, min(limits, default=None), tasks, len(names), first.control_hz)
         self._rows: list[Row] = [{}] * len(tasks)
+        # Observations of a class that is checked together.
+        self._together: Observation = {}
+        # Environments that have changed since they were observed.
+        self._every = frozenset(range(len(tasks)))
+        self._changed = set(self._every)
+        # Of simulations that had no fault: those themselves, and the steps that were checked together and are not in
+        # the members' records, as actions and what they led to; how many steps there were, and the first of each
+        self._first = self.simulations
+        self._steps: deque[tuple[Any, RawSteps]] = deque(maxlen=MOST_REPEATED + 1)
+        self._count = 0
+        self._begun = [0] * len(tasks)
 
     @property
     def simulations(self) -> list[Simulation]:
@@ -73,7 +89,9 @@ class SimulationBatch:
 
     def reset(self, rows: Sequence[int], starts: Sequence[Start]) -> None:
         """Begin episodes."""
+        self._changed.update(rows)
         for row, start in zip(rows, starts, strict=True):
+            self._begun[row] = self._count
             self._members[row].reset(start)
 
     def step(
@@ -95,12 +113,55 @@ class SimulationBatch:
         if outcomes is None:
             outcomes = Outcomes.empty(len(self._members))
         native = self._members[0].simulation.native(actions)
+        self._changed.update(self._every if rows is None else rows)
+        if rows is None and self._cheap is not None and not self._faults.any:
+            self._step_together(self._cheap, native, outcomes)
+            return outcomes
+        self._settle()
         if rows is None:
             outcomes.write_all([member.step(action) for member, action in zip(self._members, native, strict=True)])
             return outcomes
         for row in rows:
             outcomes.write(row, self._members[row].step(native[row]))
         return outcomes
+
+    def _step_together(self, kind: type[CheapSimulation], native: Any, outcomes: Outcomes) -> None:
+        """Carry out an action in all environments, none of which has had a fault, and check the results together."""
+        members, simulations = self._members, self._first
+        kept = native.copy()  # an environment may write to its action
+        results: list[Any] = []
+        try:
+            for simulation, action in zip(simulations, native, strict=True):
+                results.append(simulation.raw_step(action))
+        except Exception as error:  # noqa: BLE001 - whatever a simulator raises
+            self._settle()
+            results.append(members[len(results)].step_again(error, kept[len(results)]))
+        steps = kind.check_together(simulations, results) if len(results) == len(members) else None
+        if steps is not None:
+            outcomes.write_raw(steps)
+            self._steps.append((kept, steps))
+            self._count += 1
+            return
+        self._settle()
+        written: list[Outcome] = []
+        for member, simulation, action, result in zip(members, simulations, kept, results, strict=False):
+            is_done = isinstance(result, Outcome)  # of the one that raised
+            written.append(result if is_done else member.record(action, simulation.checked(result)))
+        rest = range(len(results), len(members))
+        outcomes.write_all([*written, *(members[row].step(kept[row]) for row in rest)])
+
+    def _settle(self) -> None:
+        """Write the steps that were checked together into the record of each member."""
+        if not self._steps:
+            return
+        first = self._count - len(self._steps)
+        for row, member in enumerate(self._members):
+            for actions, (rewards, terminations, truncations) in islice(
+                self._steps, max(0, self._begun[row] - first), None
+            ):
+                member.past.append((actions[row], rewards[row], terminations[row], truncations[row], None))
+        self._steps.clear()
+        self._begun = [self._count] * len(self._members)
 
     def foresee(self, actions: NDArray[Any], steps: IntArray, *, ends: bool) -> None:
         """Do nothing: here a step costs no message."""
@@ -116,6 +177,7 @@ class SimulationBatch:
             outcomes: where the results of each action are written.
             ends: whether an environment that terminates is done.
         """
+        self._changed.update(self._every)
         for row, (member, count) in enumerate(zip(self._members, steps, strict=True)):
             native = member.simulation.native(actions[:count, row])
             for action, written in zip(native, outcomes, strict=False):
@@ -126,11 +188,12 @@ class SimulationBatch:
 
     def refresh(self) -> list[int]:
         """Observe the environments that have changed, and return their rows."""
-        changed = [row for row, member in enumerate(self._members) if member.stale]
+        changed = sorted(self._changed)
         for row in changed:
             self._rows[row] = self._members[row].observe()
         if changed:
-            self._members[0].simulation.examine([self._rows[row] for row in changed])
+            self._members[0].simulation.examine(_stacked([self._rows[row] for row in changed]))
+        self._changed.clear()
         return changed
 
     def expert(self) -> NDArray[Any] | None:
@@ -145,8 +208,34 @@ class SimulationBatch:
 
     def observe(self) -> Observation:
         """Return the present observations, new arrays."""
+        if self._cheap is not None:
+            seen = None if self._faults.any else self._refresh_together(self._cheap)
+            if seen is not None:
+                return seen
+            # From here on one by one, of which none was observed so.
+            self._settle()
+            self._cheap = None
+            self._changed.update(self._every)
         self.refresh()
-        return {name: np.array([row[name] for row in self._rows]) for name in self._rows[0]}
+        return _stacked(self._rows)
+
+    def _refresh_together(self, kind: type[CheapSimulation]) -> Observation | None:
+        """Return the present observations, new arrays; None where one of them is to be looked at by itself."""
+        if not self._changed:
+            return {name: array.copy() for name, array in self._together.items()}
+        everything, simulations = len(self._changed) == len(self._first), self._first
+        rows = [] if everything else sorted(self._changed)
+        seen = kind.observe_together(simulations if everything else [simulations[row] for row in rows])
+        if seen is None:
+            return None
+        self._members[0].simulation.examine(seen)
+        self._changed.clear()
+        if everything:
+            self._together = seen
+        else:
+            for name, array in seen.items():
+                self._together[name][rows] = array
+        return {name: array.copy() for name, array in self._together.items()}
 
     def pictures(self, rows: Sequence[int]) -> NDArray[np.uint8] | None:
         """Return the views, uint8 [n, H, W, 3]; None if nothing is rendered."""
@@ -158,3 +247,8 @@ class SimulationBatch:
         """Release what the simulators hold."""
         while self._members:
             self._members.pop().simulation.close()
+
+
+def _stacked(rows: Sequence[Row]) -> Observation:
+    """Return observations [n, ...] of one each."""
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}

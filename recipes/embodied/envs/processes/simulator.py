@@ -7,7 +7,7 @@ simulator before it is constructed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -89,8 +89,8 @@ class Simulation(ABC):
     def observe(self) -> Row:
         """Return the current observation in new arrays. Images are rendered here, once per chunk of actions."""
 
-    def examine(self, rows: Sequence[Row]) -> None:  # noqa: B027 - most have nothing to say
-        """Look at new observations of several environments together, which takes less time than one by one."""
+    def examine(self, observations: Observation) -> None:  # noqa: B027 - most have nothing to say
+        """Look at new observations [n, ...] of several environments together; one by one costs more time."""
 
     def picture(self) -> NDArray[np.uint8] | None:
         """Return the view of a simulation without cameras, uint8 [H, W, 3]; None: it renders nothing."""
@@ -106,6 +106,58 @@ class Simulation(ABC):
 
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
         """Release what the simulator holds."""
+
+
+class RawSteps(NamedTuple):
+    """Results of one action in each of n environments, none of which reports success.
+
+    Attributes:
+        rewards: numbers, n.
+        terminations, truncations: booleans, n.
+    """
+
+    rewards: Sequence[Any]
+    terminations: Sequence[Any]
+    truncations: Sequence[Any]
+
+
+class CheapSimulation(Simulation):
+    """A simulation whose steps cost so little that a check of each one is felt.
+
+    A batch in one process carries out `raw_step` in all of its environments, and has what they returned checked
+    together. Where that finds fault, or `raw_step` raises, results are looked at one by one.
+
+    Attributes:
+        raw_step: the simulator's own method that takes a step.
+    """
+
+    raw_step: Callable[[Any], Any]
+
+    def step(self, action: Any) -> Outcome:
+        """See `Simulation`."""
+        return self.checked(self.raw_step(action))
+
+    @abstractmethod
+    def checked(self, result: Any) -> Outcome:
+        """Check what `raw_step` returned, and keep its observation."""
+
+    @classmethod
+    @abstractmethod
+    def check_together(cls, simulations: Sequence[Any], results: Sequence[Any]) -> RawSteps | None:
+        """Check what `raw_step` of some simulations returned, and keep their observations.
+
+        Returns:
+            None where one of the results is to be looked at by itself; nothing is kept then.
+        """
+
+    @classmethod
+    @abstractmethod
+    def observe_together(cls, simulations: Sequence[Any]) -> Observation | None:
+        """Return the current observations of some simulations in new arrays.
+
+        Returns:
+            None where one of them is to be looked at by itself.
+        """
 
 
 class BatchRequest(NamedTuple):
@@ -197,6 +249,12 @@ class Outcomes(NamedTuple):
         self.judged[row] = outcome.success is not None
         self.successes[row] = bool(outcome.success)
         self.failures[row] = outcome.failed
+
+    def write_raw(self, steps: RawSteps) -> None:
+        """Write the results of all environments, which were not stepped before."""
+        self.rewards[:] = steps.rewards
+        self.terminations[:] = steps.terminations
+        self.truncations[:] = steps.truncations
 
     def write_all(self, outcomes: Sequence[Outcome]) -> None:
         """Write the results of all environments; by columns, which takes a fraction of the time of single numbers."""

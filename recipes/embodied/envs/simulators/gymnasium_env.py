@@ -10,6 +10,7 @@ stepped one after another in the worker's own process. For dear ones, give `num_
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from importlib import import_module
 from typing import Any, ClassVar, Final
 
@@ -17,11 +18,11 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
-from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
+from recipes.embodied.envs.processes.simulator import CheapSimulation, Outcome, RawSteps, Row, Start
 from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer
-from recipes.embodied.envs.simulators.gymnasium_steps import checked_reset, checked_step
+from recipes.embodied.envs.simulators.gymnasium_steps import checked_reset, checked_step, checked_together
 from rlinf_core import ConfigError
 
 # Extras of Gymnasium, by the words with which their packages are missed.
@@ -38,7 +39,7 @@ _EXTRAS: Final = {
 }
 
 
-class GymnasiumSimulation(Simulation):
+class GymnasiumSimulation(CheapSimulation):
     """An environment of Gymnasium; `options` are arguments of `gymnasium.make`.
 
     Success is what an environment reports as `is_success` or `success`.
@@ -46,12 +47,16 @@ class GymnasiumSimulation(Simulation):
 
     def __init__(self, task: str, options: dict[str, Any]) -> None:
         try:
-            self.max_episode_steps = registered(task).max_episode_steps
+            entry = copy(registered(task))
+            self.max_episode_steps = entry.max_episode_steps
+            # A step is never the first call here, so that none has to be checked for it.
+            entry.order_enforce = False
             # The limit is kept by `VectorEnv`: -1 makes no `TimeLimit` of it.
-            self.env = gymnasium.make(task, **{"max_episode_steps": -1, "disable_env_checker": True, **options})
+            self.env = gymnasium.make(entry, **{"max_episode_steps": -1, "disable_env_checker": True, **options})
         except (gymnasium.error.Error, ImportError, TypeError) as error:
             raise cannot_be_made(task, error) from error
         self._task = task
+        self.raw_step = self.env.step
         self.control_hz = self.env.metadata.get("render_fps")
         self._reads = Reader(task, self.env.observation_space)
         self._writes = Writer(task, self.env.action_space)
@@ -75,18 +80,34 @@ class GymnasiumSimulation(Simulation):
         """See `Simulation`."""
         self._current = checked_reset(self._task, self.env.reset(seed=start.seed))
 
-    def step(self, action: Any) -> Outcome:
-        """See `Simulation`."""
-        self._current, outcome = checked_step(self._task, self.env.step(action))
+    def checked(self, result: Any) -> Outcome:
+        """See `CheapSimulation`."""
+        self._current, outcome = checked_step(self._task, result)
         return outcome
+
+    @classmethod
+    def check_together(cls, simulations: Sequence[GymnasiumSimulation], results: Sequence[Any]) -> RawSteps | None:
+        """See `CheapSimulation`."""
+        checked = checked_together(results)
+        if checked is None:
+            return None
+        observations, steps = checked
+        for simulation, observation in zip(simulations, observations, strict=True):
+            simulation._current = observation
+        return steps
+
+    @classmethod
+    def observe_together(cls, simulations: Sequence[GymnasiumSimulation]) -> Observation | None:
+        """See `CheapSimulation`."""
+        return simulations[0]._reads.together([simulation._current for simulation in simulations])
 
     def observe(self) -> Row:
         """See `Simulation`."""
         return self._reads(self._current)
 
-    def examine(self, rows: Sequence[Row]) -> None:
+    def examine(self, observations: Observation) -> None:
         """See `Simulation`: the first number out of its bounds is logged."""
-        self._reads.check_bounds(rows)
+        self._reads.check_bounds(observations)
 
     def picture(self) -> NDArray[np.uint8] | None:
         """See `Simulation`; there is one with the option `render_mode: rgb_array`."""

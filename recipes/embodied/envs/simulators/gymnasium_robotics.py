@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
@@ -74,9 +73,9 @@ class GymnasiumRoboticsSimulation(Simulation):
             row[image_key()] = np.ascontiguousarray(self._plain.env.render())
         return row
 
-    def examine(self, rows: Sequence[Row]) -> None:
+    def examine(self, observations: Observation) -> None:
         """See `Simulation`."""
-        self._plain.examine(rows)
+        self._plain.examine(observations)
 
     def close(self) -> None:
         """See `Simulation`."""

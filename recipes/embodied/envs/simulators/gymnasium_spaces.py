@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.env_spec import FloatArray, native_actions
+from recipes.embodied.envs.env_spec import FloatArray, Observation, native_actions
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, MAIN_CAMERA, STATES, image_key
 from recipes.embodied.envs.processes.simulator import Row
 from rlinf_core import ConfigError
@@ -97,7 +97,7 @@ class Reader:
         # The shape of an observation that is one vector of numbers, and nothing else.
         alone = self._states[0].space if len(parts) == len(self._states) == 1 else None
         self._plain: tuple[int, ...] | None = None
-        if isinstance(alone, spaces.Box) and alone.dtype == np.float32 and len(alone.shape) == 1:
+        if isinstance(alone, spaces.Box) and np.issubdtype(alone.dtype, np.floating) and len(alone.shape) == 1:
             self._plain = alone.shape
         self.state_size = sum(_length(part.space) for part in self._states)
         low, high = (
@@ -141,11 +141,27 @@ class Reader:
             row[STATES] = np.concatenate(vectors) if len(vectors) > 1 else vectors[0]
         return row
 
-    def check_bounds(self, rows: Sequence[Row]) -> None:
-        """Log the first number of some rows that is out of its bounds; once for a task."""
+    def together(self, observations: Sequence[Any]) -> Observation | None:
+        """Return n observations of the space in new arrays [n, ...], in a fraction of the time of one by one.
+
+        Returns:
+            None where they are not vectors of numbers alone, or one of them is not of the space.
+        """
+        if self._plain is None:
+            return None
+        try:
+            states = np.array(observations)
+        except ValueError:  # of several shapes
+            return None
+        if states.shape[1:] != self._plain or states.dtype.kind not in "fiub":
+            return None
+        return {STATES: states.astype(np.float32, copy=False)}
+
+    def check_bounds(self, observations: Observation) -> None:
+        """Log the first number of some observations [n, ...] that is out of its bounds; once for a task."""
         if not self._states or self._task in _warned:
             return
-        states = np.array([row[STATES] for row in rows])
+        states = observations[STATES]
         beyond = (states < self._low) | (states > self._high)
         if np.count_nonzero(beyond):
             self._tell_beyond(states[int(beyond.any(axis=1).argmax())])
@@ -206,7 +222,7 @@ class Writer:
         self.num_choices: int | None = None
         self.whole = False
         if isinstance(space, spaces.Discrete):
-            self.size, self.num_choices = 1, int(space.n)
+            self.size, self.num_choices, self._type = 1, int(space.n), space.dtype
             first = int(space.start)
             self.low: tuple[float | None, ...] = (first,)
             self.high: tuple[float | None, ...] = (first + self.num_choices - 1,)
@@ -228,7 +244,8 @@ class Writer:
         """Return actions [n, A] for `step`: within the space, and integers for integer spaces."""
         native = native_actions(actions, self.low, self.high, chooses=self.num_choices is not None, whole=self.whole)
         if self.num_choices is not None:
-            return native[:, 0].tolist()
+            # In the space's own type, which Gymnasium checks in half the time of Python's.
+            return native[:, 0].astype(self._type)
         return native.astype(self._type).reshape(-1, *self._shape)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import gymnasium
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import BoolArray, FloatArray
-from recipes.embodied.envs.processes.simulator import Outcome
+from recipes.embodied.envs.processes.simulator import Outcome, RawSteps
 from recipes.embodied.envs.simulators.gymnasium_spaces import OWN, Reader
 from rlinf_core import ConfigError
 
@@ -22,6 +22,11 @@ _OLD_STEP: Final = 4
 _STEP: Final = 5
 _RESET: Final = 2
 _SUCCESS: Final = ("is_success", "success")
+# What most environments return.
+_TUPLE: Final = frozenset({tuple})
+_NUMBERS: Final[frozenset[type]] = frozenset({float, np.float32, np.float64})
+_BOOLEANS: Final[frozenset[type]] = frozenset({bool, np.bool_})
+_DICTIONARY: Final[frozenset[type]] = frozenset({dict})
 
 
 class CheckedEnv(gymnasium.Wrapper):
@@ -66,7 +71,7 @@ def checked_reset(task: str, result: Any) -> Any:
     Raises:
         ConfigError: it is not a pair of observation and information.
     """
-    if isinstance(result, tuple) and len(result) == _RESET and isinstance(result[1], Mapping):
+    if isinstance(result, tuple) and len(result) == _RESET and isinstance(result[1], (dict, Mapping)):
         return result[0]
     raise ConfigError(
         f"`reset` of `{task}` does not return an observation and a dictionary of information",
@@ -95,6 +100,32 @@ def checked_step(task: str, result: Any) -> tuple[Any, Outcome]:
         _truth(task, "truncated", truncated),
         None if success is None else _truth(task, "success", success),
     )
+
+
+def checked_together(results: Sequence[Any]) -> tuple[tuple[Any, ...], RawSteps] | None:
+    """Return the observations of some steps and their outcomes, in a fraction of the time of `checked_step` for each.
+
+    Returns:
+        None where one of them is for `checked_step` to judge: it reports success, or is wrong.
+    """
+    if not _all_of(_TUPLE, results) or set(map(len, results)) != {_STEP}:
+        return None
+    observations, rewards, terminations, truncations, infos = zip(*results, strict=True)
+    if not (
+        _all_of(_NUMBERS, rewards)
+        and _all_of(_BOOLEANS, terminations)
+        and _all_of(_BOOLEANS, truncations)
+        and _all_of(_DICTIONARY, infos)
+    ):
+        return None
+    if any(infos) and any(name in info for info in infos for name in _SUCCESS):
+        return None
+    return observations, RawSteps(rewards, terminations, truncations)
+
+
+def _all_of(types: frozenset[type], values: Sequence[Any]) -> bool:
+    """Return whether all values are of some types, and of no subclass of them."""
+    return set(map(type, values)) <= types
 
 
 def checked_batch_step(

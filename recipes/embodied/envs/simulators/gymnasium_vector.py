@@ -102,9 +102,12 @@ class GymnasiumVectorEnv(BatchedEnv):
             raise
 
     def _read(self, observation: Any) -> Observation:
-        rows = [self._reads(row) for row in iterate(self._env.observation_space, observation)]
-        self._reads.check_bounds(rows)
-        return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        seen = self._reads.together(observation) if isinstance(observation, np.ndarray) else None
+        if seen is None:
+            rows = [self._reads(row) for row in iterate(self._env.observation_space, observation)]
+            seen = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        self._reads.check_bounds(seen)
+        return seen
 
     def close(self) -> None:
         """Close the environments."""

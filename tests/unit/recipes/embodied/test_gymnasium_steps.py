@@ -160,7 +160,8 @@ def test_the_part_of_a_dictionary_is_named(caplog: pytest.LogCaptureFixture) -> 
     space = spaces.Dict(a=spaces.Discrete(3), hand=spaces.Dict(b=spaces.Box(-2, 2, (2,), np.float64)))
     reader = gymnasium_spaces.Reader("task", space)
     with caplog.at_level(logging.WARNING, "rlinf"):
-        reader.check_bounds([reader({"a": 2, "hand": {"b": np.array([0.0, 2.5])}})])
+        seen = reader({"a": 2, "hand": {"b": np.array([0.0, 2.5])}})
+        reader.check_bounds({name: np.array([value]) for name, value in seen.items()})
     assert "`hand.b` of an observation of `task` leaves its space: number 1 is 2.5" in caplog.text
 
 
