@@ -122,6 +122,8 @@ class EnvSettings:
         simulator_timeout: seconds that one operation of a simulator in a process of its own may take.
         owner: the worker, as in `EnvGroup:0`, for errors.
         repeats: where the environments raise, new ones repeat the running episodes once; else the error is raised.
+        observed_steps: T, observations in a row that the policy acts by: those before the present one are given as
+            `past.NAME` [B, T - 1, ...].
     """
 
     num_envs: int
@@ -144,6 +146,7 @@ class EnvSettings:
     simulator_timeout: float = 300
     owner: str = "the environment"
     repeats: bool = False
+    observed_steps: int = 1
 
     @classmethod
     def of(
@@ -158,6 +161,7 @@ class EnvSettings:
         resumable: bool = False,
         on_nonfinite: OnNonFinite = "stop",
         owner: str = "the environment",
+        observed_steps: int = 1,
     ) -> EnvSettings:
         """Return the settings of a section `env.train` or `env.eval`."""
         return cls(
@@ -181,6 +185,7 @@ class EnvSettings:
             simulator_timeout=config.simulator_timeout,
             owner=owner,
             repeats=True,
+            observed_steps=observed_steps,
         )
 
 

@@ -25,6 +25,7 @@ from recipes.embodied.loop.frames import EpisodeFrames, FrameRecorder
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.routing import Routes
 from recipes.embodied.loop.worker_layout import make_routes
+from recipes.embodied.models.folder_facts import observed_steps
 from recipes.embodied.workers.episode_stats import EpisodeSums, Sums
 from recipes.training.finite import NonFiniteError
 from recipes.training.host_memory import keep_freed_memory
@@ -81,6 +82,7 @@ class StagedEnvironments:
                     resumable=not self.resets,
                     on_nonfinite=config.runner.on_nonfinite,
                     owner=str(info.address),
+                    observed_steps=observed_steps(config.actor.model),
                 ),
             )
             for stage in range(self.routes.stages)
