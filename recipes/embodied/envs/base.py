@@ -33,6 +33,7 @@ from recipes.embodied.envs.env_spec import (
 )
 from recipes.embodied.envs.env_state import State, observation_digest
 from recipes.embodied.envs.first_step import check_observations
+from recipes.embodied.envs.history import ObservationHistory
 from recipes.embodied.envs.nonfinite import NonFiniteGuard
 from recipes.embodied.envs.observation_keys import camera_of
 from recipes.embodied.envs.repeating_batch import RepeatingBatch
@@ -94,6 +95,7 @@ class VectorEnv(ABC):
         self._observation_checked = False
         self._episodes = RunningEpisodes(count)
         self._guard = NonFiniteGuard(settings.on_nonfinite, self.numbers, self._episodes)
+        self._history = ObservationHistory(settings.observed_steps)
         self.watcher: Watcher | None = None
         self.intervention: InterventionSource | None = None
         self.judge: SuccessJudge | None = None
@@ -304,7 +306,7 @@ class VectorEnv(ABC):
             check_observations(self.spec, self.num_envs, observations)
             self._observation_checked = True
         self._guard.check_observations(observations)
-        return observations
+        return self._history.extended(observations)
 
     def step(self, actions: NDArray[Any]) -> StepResult:
         """Carry out a chunk of actions.
@@ -325,7 +327,8 @@ class VectorEnv(ABC):
         # Few operations on arrays: in a small batch of a fast simulator each of them is felt.
         some_rest = np.count_nonzero(resting) > 0
         executed = ExecutedActions(actions, self.intervention) if self.reports_actions else None
-        if executed is None and self.judge is None and self.watcher is None:
+        looks = self.judge is not None or self._history.keeps
+        if executed is None and not looks and self.watcher is None:
             self._foresee(actions)
         for index in range(chunk):
             active = ~resting if some_rest else True
@@ -335,7 +338,7 @@ class VectorEnv(ABC):
             valid[:, index] = active
             if self.settings.mask_after_success:  # steps that are carried out and not trained on
                 valid[:, index] &= ~self._episodes.success_once
-            self._observed_next = index == chunk - 1 or self.judge is not None
+            self._observed_next = index == chunk - 1 or looks
             if executed is None:
                 moved = self._simulator.advance(actions[:, index], rows)
             else:
@@ -351,6 +354,7 @@ class VectorEnv(ABC):
             moved = self._guard.finite_rewards(moved, valid[:, index])
             columns = rewards[:, index], terminations[:, index], truncations[:, index]
             self._episodes.account(moved, active, *columns, self.settings, self.max_episode_steps)
+            self._history.move(rows, self._simulator.observe)
             if self.watcher is not None:
                 self.watcher(~resting, terminations[:, index], truncations[:, index])
             resting |= terminations[:, index]
@@ -362,7 +366,8 @@ class VectorEnv(ABC):
             failed = lost if failed is None else failed | lost
             truncations[:, -1] |= lost & ~resting
             resting |= lost
-        observations = self._guard.finite_observations(observations, resting, truncations, valid)
+        finite = self._guard.finite_observations(observations, resting, truncations, valid)
+        observations = self._history.extended(finite)
         fresh = resting > self._episodes.resting
         if failed is not None:
             valid[failed] = False
@@ -406,6 +411,7 @@ class VectorEnv(ABC):
             **self._episodes.save(),
             "digest": observation_digest(self._observe()),
             **{f"own/{name}": array for name, array in own.items()},
+            **self._history.save(),
         }
 
     def load(self, state: State) -> bool:
@@ -422,11 +428,14 @@ class VectorEnv(ABC):
         self._starts.begin(self._reset)
         self._episodes.load(state)
         self._load({name.removeprefix("own/"): array for name, array in state.items() if name.startswith("own/")})
-        return np.array_equal(observation_digest(self._observe()), state["digest"])
+        observations = self._observe()
+        self._history.load(state, observations)
+        return np.array_equal(observation_digest(observations), state["digest"])
 
     def _begin(self, rows: IntArray) -> None:
         self._episodes.begin(rows)
         self._simulator.start(rows)
+        self._history.begin(rows, self._simulator.observe)
 
     def _rebuild(self) -> None:
         """Replace what the constructor of the subclass has made by what it makes now.

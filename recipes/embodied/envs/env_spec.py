@@ -124,6 +124,8 @@ class EnvSettings:
         repeats: where the environments raise, new ones repeat the running episodes once; else the error is raised.
         suspects: simulator processes died of episodes, so that the actions of each are kept.
         set_aside: the names of starts that simulator processes died of thrice; others take their place.
+        observed_steps: T, observations in a row that the policy acts by: those before the present one are given as
+            `past.NAME` [B, T - 1, ...].
     """
 
     num_envs: int
@@ -148,6 +150,7 @@ class EnvSettings:
     repeats: bool = False
     suspects: bool = False
     set_aside: frozenset[str] = frozenset()
+    observed_steps: int = 1
 
     @property
     def keeps_actions(self) -> bool:
@@ -169,6 +172,7 @@ class EnvSettings:
         owner: str = "the environment",
         suspects: bool = False,
         set_aside: frozenset[str] = frozenset(),
+        observed_steps: int = 1,
     ) -> EnvSettings:
         """Return the settings of a section `env.train` or `env.eval`."""
         return cls(
@@ -194,6 +198,7 @@ class EnvSettings:
             repeats=True,
             suspects=suspects,
             set_aside=set_aside,
+            observed_steps=observed_steps,
         )
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import Observation, StepResult
-from recipes.embodied.envs.observation_keys import INSTRUCTIONS
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, is_past
 from rlinf_core import RunError
 
 # What is kept of every step: nothing, or everything that a policy learns from.
@@ -122,7 +122,7 @@ class EpisodeCollector:
             self._outcomes[row] = outcome
         if self._keep == "nothing":
             return
-        row = {name: array for name, array in before.items() if name != INSTRUCTIONS}
+        row = {name: array for name, array in before.items() if name != INSTRUCTIONS and not is_past(name)}
         kept = actions if actions.dtype.kind in "iu" else np.clip(actions, -1, 1)
         if result.interventions is not None:
             row[INTERVENED] = result.interventions[:, 0]

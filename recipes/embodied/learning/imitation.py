@@ -14,7 +14,7 @@ from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
-from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key, past_key
 from recipes.embodied.learning.data_fit import check_fits
 from recipes.embodied.learning.data_reading import (
     first_pictures,
@@ -75,9 +75,9 @@ class ImitationData:
         # Sums of the chances of rows to be drawn, where they are not equal.
         chances = chances_of(self.demonstrations, self._imitated)
         self._drawn = None if chances is None else torch.from_numpy(np.cumsum(chances))
-        # The last row of each row's episode.
+        # The first and the last row of each row's episode.
         bounds = self.demonstrations.bounds
-        self._last = np.repeat(bounds[1:] - 1, np.diff(bounds))
+        self._first, self._last = (np.repeat(ends, np.diff(bounds)) for ends in (bounds[:-1], bounds[1:] - 1))
 
     def __len__(self) -> int:
         return len(self.demonstrations)
@@ -98,31 +98,47 @@ class ImitationData:
         actions = Statistics.of(data.actions) if self.spec.num_choices is None else None
         return Normalization(self._scheme, states, actions)
 
-    def rows(self, rows: NDArray[np.int64], horizon: int = 0) -> tuple[Observation, NDArray[Any], NDArray[np.bool_]]:
+    def rows(
+        self, rows: NDArray[np.int64], horizon: int = 0, first_action: int = 0, observed_steps: int = 1
+    ) -> tuple[Observation, NDArray[Any], NDArray[np.bool_]]:
         """Return the observations of some rows, and the actions from there on.
 
         Args:
             rows: n of them.
             horizon: H, how many actions; 0: C.
+            first_action: the first of these, counted from the row.
+            observed_steps: T, observations in a row, as `BasePolicy` has it.
 
         Returns:
-            Observations; actions [n, H, A], the last one repeated where an episode ends; and which of them were carried
-            out, bool [n, H].
+            Observations; actions [n, H, A]; and which of them were carried out, bool [n, H]. Beyond an end of the
+            episode the observation and the action there are repeated.
         """
+        data = self.demonstrations
+        observations = self._numbers(rows)
+        if observed_steps > 1:
+            earlier = rows[:, None] + np.arange(1 - observed_steps, 0)
+            seen = self._numbers(np.maximum(earlier, self._first[rows][:, None]).ravel())
+            observations |= {
+                past_key(name): array.reshape(*earlier.shape, *array.shape[1:]) for name, array in seen.items()
+            }
+        if self.spec.has_instructions:
+            observations[INSTRUCTIONS] = np.array(data.tasks)[data.task_of[rows]]
+        wanted = rows[:, None] + first_action + np.arange(horizon or self._chunk)
+        there = np.clip(wanted, self._first[rows][:, None], self._last[rows][:, None])
+        return observations, data.actions[there], there == wanted
+
+    def _numbers(self, rows: NDArray[np.int64]) -> Observation:
+        """Return the states and images of some rows."""
         data = self.demonstrations
         observations: Observation = {image_key(name): camera.read(rows) for name, camera in self._cameras.items()}
         if self.spec.state_size and data.states is not None:
             observations[STATES] = data.states[rows]
-        if self.spec.has_instructions:
-            observations[INSTRUCTIONS] = np.array(data.tasks)[data.task_of[rows]]
-        following = rows[:, None] + np.arange(horizon or self._chunk)
-        last = self._last[rows][:, None]
-        return observations, data.actions[np.minimum(following, last)], following <= last
+        return observations
 
     def loss(self, policy: BasePolicy, count: int) -> Tensor:
         """Return the mean loss of a random batch of rows, drawn from torch's own generator."""
         rows = self._imitated[self._places(count)]
-        observations, actions, valid = self.rows(rows, policy.horizon)
+        observations, actions, valid = self.rows(rows, policy.horizon, policy.first_action, policy.observed_steps)
         if self._shifts:
             observations = {name: shifted(pictures) for name, pictures in observations.items()}
         taken = policy.from_env(actions)

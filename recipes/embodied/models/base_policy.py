@@ -83,9 +83,15 @@ class BasePolicy(nn.Module, ABC):
             `prepare`, `to_env` and `from_env`.
         horizon: actions that it predicts together, where they are more than the C that are carried out;
             `imitation_losses` takes so many. 0: C.
+        first_action: which action after the present observation is the first of those: below 0 for a policy that
+            predicts actions of the past, too.
+        observed_steps: T, observations in a row that it acts by; `prepare` is given those before the present one as
+            `past.NAME` [n, T - 1, ...], oldest first.
     """
 
     horizon: int = 0
+    first_action: int = 0
+    observed_steps: int = 1
     loads_model_path: ClassVar[bool] = True
     normalization: Normalization = Normalization()
 

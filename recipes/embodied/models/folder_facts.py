@@ -155,6 +155,18 @@ def lerobot_type(model: EmbodiedModelConfig) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
+def observed_steps(model: EmbodiedModelConfig) -> int:
+    """Return the number of observations in a row that a policy acts by, as its options or its folder say; 1 of all but
+    lerobot's."""
+    if model.model_type != "lerobot":
+        return 1
+    overrides = model.options.get("config")
+    steps = cast("Mapping[str, Any]", overrides).get("n_obs_steps") if isinstance(overrides, dict) else None
+    if steps is None and model.model_path is not None:
+        steps = read_object(FilePath(model.model_path) / SETTINGS).get("n_obs_steps")
+    return steps if isinstance(steps, int) and steps > 1 else 1
+
+
 def _fault_of_saved(model_type: str, folder: FilePath, model: object) -> FolderFault | None:
     saved = cast("Mapping[str, Any]", model).get("model_type") if isinstance(model, dict) else None
     if saved != model_type:

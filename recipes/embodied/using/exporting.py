@@ -69,19 +69,19 @@ def export(config: PolicyJob, checkpoint: Path, folder: Path, kind: str) -> dict
         )
     trained = load(checkpoint, config)
     spec, policy = trained.spec, trained.module
-    names = [name for name in spec.observations if kind == "safetensors" or name != INSTRUCTIONS]
+    names = [name for name in trained.observations if kind == "safetensors" or name != INSTRUCTIONS]
     if kind == "safetensors":
         save_policy(policy, config.actor.model, spec, folder)
         difference = _difference(
-            trained, lambda observations: load(folder, None).act(observations), list(spec.observations)
+            trained, lambda observations: load(folder, None).act(observations), list(trained.observations)
         )
     else:
         graph = _Graph(policy, names, spec).requires_grad_(False)
-        example = tuple(torch.from_numpy(observation) for observation in _observations(spec, names).values())
+        example = tuple(torch.from_numpy(observation) for observation in _observations(trained, names).values())
         graph(*example)  # refuses a policy that is none of tensors alone, before anything is written
         difference = _write_graph(trained, graph, names, example, folder, kind)
         write_description(folder, config.actor.model, spec, policy.normalization)
-    observed = {name: (shape, dtype) for name, (shape, dtype) in spec.observations.items() if name in names}
+    observed = {name: (shape, dtype) for name, (shape, dtype) in trained.observations.items() if name in names}
     return {
         "folder": str(folder),
         "format": kind,
@@ -169,11 +169,11 @@ def _write_onnx(graph: _Graph, names: list[str], example: tuple[Tensor, ...], fi
     )
 
 
-def _observations(spec: EnvSpec, names: Sequence[str], count: int = _EXAMPLES) -> dict[str, Any]:
+def _observations(trained: TrainedPolicy, names: Sequence[str], count: int = _EXAMPLES) -> dict[str, Any]:
     """Return random observations of `count` environments."""
     random = np.random.default_rng(0)
     observations: dict[str, Any] = {}
-    for name, (shape, dtype) in spec.observations.items():
+    for name, (shape, dtype) in trained.observations.items():
         if name not in names:
             continue
         if dtype == "U":
@@ -191,7 +191,7 @@ def _difference(trained: TrainedPolicy, act: Callable[[dict[str, Any]], Any], na
     Raises:
         RLinfError: it is too large.
     """
-    observations = _observations(trained.spec, list(trained.spec.observations), 2 * _EXAMPLES + 1)
+    observations = _observations(trained, list(trained.observations), 2 * _EXAMPLES + 1)
     away = np.abs(np.asarray(act({name: observations[name] for name in names})) - trained.act(observations)).max()
     if not away <= _TOLERANCE:
         raise RLinfError(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.config import EmbodiedModelConfig, PolicyJob
 from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import past_key
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.checkpoint_weights import load_trained
 from recipes.embodied.models.policy_folder import is_policy_folder, read_description
@@ -36,6 +37,18 @@ class TrainedPolicy:
         self.module = module.eval()
         self.spec = spec
 
+    @property
+    def observations(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """The observations that `act` takes, as `EnvSpec` has them; for a policy that acts by T in a row also
+        `past.NAME`, those of the T - 1 steps before, oldest first."""
+        present = self.spec.observations
+        if self.module.observed_steps == 1:
+            return present
+        before = self.module.observed_steps - 1
+        return present | {
+            past_key(name): ((before, *row), kind) for name, (row, kind) in present.items() if kind != "U"
+        }
+
     def act(
         self, observations: Mapping[str, Any], *, greedy: bool = True, generator: torch.Generator | None = None
     ) -> NDArray[Any]:
@@ -45,7 +58,7 @@ class TrainedPolicy:
 
         Args:
             observations: `states` [n, S], `images.CAMERA` uint8 [n, H, W, 3], `instructions` n texts: those that
-                `spec.observations` lists.
+                `observations` lists.
             greedy: the likeliest actions; else they are drawn.
             generator: source of randomness; None: torch's own.
 
@@ -59,11 +72,12 @@ class TrainedPolicy:
 
     def _checked(self, observations: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         checked: dict[str, NDArray[Any]] = {}
-        for name, (shape, kind) in self.spec.observations.items():
+        expected = self.observations
+        for name, (shape, kind) in expected.items():
             if name not in observations and kind == "U" and not hasattr(self.module, "tokenizer"):
                 continue  # a policy that reads no words
             if name not in observations:
-                listed = ", ".join(f"`{observation}`" for observation in self.spec.observations)
+                listed = ", ".join(f"`{observation}`" for observation in expected)
                 raise ConfigError(f"the observation `{name}` is missing", help=f"the policy was trained with {listed}")
             array = np.asarray(observations[name])
             if kind == "float32":

@@ -25,6 +25,7 @@ from recipes.embodied.loop.frames import EpisodeFrames, FrameRecorder
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.routing import Routes
 from recipes.embodied.loop.worker_layout import make_routes
+from recipes.embodied.models.folder_facts import observed_steps
 from recipes.embodied.workers.episode_stats import EpisodeSums, Sums
 from recipes.training.finite import NonFiniteError
 from recipes.training.host_memory import keep_freed_memory
@@ -83,6 +84,7 @@ class StagedEnvironments:
                     owner=str(info.address),
                     suspects=layout.suspects,
                     set_aside=layout.set_aside,
+                    observed_steps=observed_steps(config.actor.model),
                 ),
             )
             for stage in range(self.routes.stages)

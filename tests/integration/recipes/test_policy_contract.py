@@ -20,7 +20,10 @@ PROGRAMS = Path(__file__).with_name("policy_contract")
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 COLUMNS = ("names", "picture", "chunk", "loss", "reload", "repeat")
 # What needs lerobot here, too; the others run with the transformers that this program asks for.
-NEED_LEROBOT = ("act", "diffusion", "vqbet", "multi_task_dit", "xvla", "smolvla")
+NEED_LEROBOT = (
+    *("act", "diffusion", "vqbet", "multi_task_dit", "xvla", "smolvla"),
+    *("diffusion_2_obs", "vqbet_5_obs", "multi_task_dit_2_obs"),
+)
 
 
 def rows_of_docs() -> dict[str, list[str]]:

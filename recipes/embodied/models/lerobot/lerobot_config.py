@@ -70,7 +70,7 @@ def policy_config(config: EmbodiedModelConfig, options: LerobotOptions, spec: En
         spec: the spec of the environment.
 
     Raises:
-        ConfigError: the folder has none, a setting is unknown, or the policy keeps something from step to step.
+        ConfigError: the folder has none, a setting is unknown, or the policy averages actions over steps.
     """
     import draccus
     from lerobot.configs.policies import PreTrainedConfig
@@ -179,18 +179,19 @@ def _feature(kind: str, shape: tuple[int, ...]) -> Mapping[str, Any]:
 
 
 def _check_steps(shape: Any, executed: int, folder: str | None) -> None:
-    """Check that a policy acts by one observation alone, and looks as far ahead as is acted.
+    """Check that a policy's observations end with the present one, and that it looks as far ahead as is acted.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: they do not, or it does not.
     """
     where = str(Path(folder)) if folder else None
-    indices = shape.action_delta_indices
-    if shape.n_obs_steps != 1 or indices is None or indices[0] != 0:
+    indices, observed = shape.action_delta_indices, observed_indices(shape)
+    if indices is None or observed != list(range(1 - shape.n_obs_steps, 1)) or indices[0] != observed[0]:
         raise ConfigError(
-            f"the policy acts by {shape.n_obs_steps} observations in a row, and here a policy is shown one",
+            f"a `{shape.type}` is trained on observations and actions of other steps than are known here",
             where=where,
-            help="train one with `n_obs_steps: 1`, as `actor.model.options: {type: ...}` builds it",
+            why=f"steps of observations: {observed}; of actions: {indices and indices[:3]}, ...",
+            help="use `act` or `diffusion`",
         )
     if getattr(shape, "temporal_ensemble_coeff", None) is not None:
         raise ConfigError(
@@ -199,10 +200,16 @@ def _check_steps(shape: Any, executed: int, folder: str | None) -> None:
             why="here each observation is answered by itself",
             help="write `actor.model.options.config: {temporal_ensemble_coeff: null}`",
         )
-    selected = min(len(indices), getattr(shape, "n_action_steps", getattr(shape, "action_chunk_size", len(indices))))
+    ahead = len(indices) + indices[0]
+    selected = min(ahead, getattr(shape, "n_action_steps", getattr(shape, "action_chunk_size", ahead)))
     if executed > selected:
         raise ConfigError(
             f"the policy selects {selected} actions at once, but `num_action_chunks` is {executed}",
             where=where,
             help=f"write `num_action_chunks: {selected}` or less",
         )
+
+
+def observed_indices(shape: Any) -> list[int]:
+    """Return the steps of the observations that a policy acts by, counted from the present one."""
+    return list(shape.observation_delta_indices or [0])

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import RANDOM_LEROBOT, LerobotOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
-from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key, past_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.flow.flow_base import with_value_head
 from recipes.embodied.models.heads import OrthogonalLinear
@@ -79,6 +79,8 @@ class LerobotPolicy(BasePolicy):
         for name, weight in self._base[0].named_parameters(recurse=False):
             self.register_parameter(name, weight)
         self.horizon = len(shape.action_delta_indices)
+        self.first_action = int(shape.action_delta_indices[0])
+        self.observed_steps = int(shape.n_obs_steps)
         self._executed = config.num_action_chunks
         self.has_density = shape.type in RANDOM_LEROBOT
         self.log_std: nn.Parameter | None = None
@@ -122,14 +124,14 @@ class LerobotPolicy(BasePolicy):
         """See `BasePolicy`: what lerobot's own processor makes of them, as numbers."""
         batch: dict[str, Any] = {}
         for key, camera in self._cameras.items():
-            pictures = torch.from_numpy(np.ascontiguousarray(observations[image_key(camera)]))
-            batch[key] = pictures.permute(0, 3, 1, 2).float() / 255
+            pictures = torch.from_numpy(np.ascontiguousarray(self._in_a_row(observations, image_key(camera))))
+            batch[key] = pictures.movedim(-1, -3).float() / 255
         for key, feature in (
             (STATE, self._shape.robot_state_feature),
             (ENVIRONMENT_STATE, self._shape.env_state_feature),
         ):
             if feature is not None:
-                batch[key] = torch.from_numpy(np.asarray(observations[STATES], np.float32))
+                batch[key] = torch.from_numpy(np.asarray(self._in_a_row(observations, STATES), np.float32))
         count = len(next(iter(observations.values())))
         batch["task"] = observations[INSTRUCTIONS].tolist() if INSTRUCTIONS in observations else [""] * count
         device = next(self.parameters()).device
@@ -154,7 +156,7 @@ class LerobotPolicy(BasePolicy):
         """See `BasePolicy`: lerobot's own loss, which says itself what becomes of actions after the end."""
         self.train()
         batch = dict(inputs)
-        if self._shape.observation_delta_indices is not None:
+        if self._shape.observation_delta_indices is not None and self.observed_steps == 1:
             batch = {name: values[:, None] if _is_seen(name) else values for name, values in batch.items()}
         loss, _ = self.base.forward({**batch, ACTION: actions, _PADDED: ~valid})
         return loss
@@ -200,14 +202,46 @@ class LerobotPolicy(BasePolicy):
         self._processors.before.save_pretrained(folder, config_filename=PREPROCESSOR)
         self._processors.after.save_pretrained(folder, config_filename=POSTPROCESSOR)
 
+    def _in_a_row(self, observations: Observation, name: str) -> NDArray[Any]:
+        """Return observations [n, ...], of a policy that acts by several in a row [n, T, ...].
+
+        Raises:
+            ConfigError: the earlier ones are missing.
+        """
+        present = observations[name]
+        if self.observed_steps == 1:
+            return present
+        past = observations.get(past_key(name))
+        if past is None or past.shape[1] != self.observed_steps - 1:
+            steps = self.observed_steps
+            raise ConfigError(
+                f"the policy acts by {steps} observations in a row, and earlier ones are missing",
+                why=f"`{past_key(name)}` holds {0 if past is None else past.shape[1]} steps of {steps - 1}",
+                help=f"write `actor.model.options.config: {{n_obs_steps: {steps}}}`: env workers on another machine do"
+                " not see the policy's folder",
+            )
+        return np.concatenate((past, present[:, None]), axis=1)
+
     def _selected(self, inputs: Inputs, seed: int) -> Tensor:
         """Return the actions [n, C, A] that lerobot selects one by one, of a single look at the observation."""
         base = self.base
         self.eval()
         with torch.random.fork_rng(devices=[_device(inputs)] if _device(inputs).type == "cuda" else []):
-            torch.manual_seed(seed)
             base.reset()
-            return torch.stack([base.select_action(dict(inputs)) for _ in range(self._executed)], dim=1)
+            batch = dict(inputs)
+            for step in range(self.observed_steps - 1):
+                # It takes an observation without an answer while it has an action left.
+                base._queues[ACTION].append(torch.zeros(()))
+                base.select_action(self._at(batch, step))
+            torch.manual_seed(seed)
+            batch = self._at(batch, -1)
+            return torch.stack([base.select_action(dict(batch)) for _ in range(self._executed)], dim=1)
+
+    def _at(self, inputs: Inputs, step: int) -> Inputs:
+        """Return inputs with one of the observations in a row."""
+        if self.observed_steps == 1:
+            return inputs
+        return {name: values[:, step] if _is_seen(name) else values for name, values in inputs.items()}
 
     def _predicted(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """Return the mean [n, C, A] of an ACT's actions, and values [n, 1] of what its encoder made of observations.

@@ -35,7 +35,7 @@ def verdicts(about: dict[str, Any], arrays: dict[str, Any], saved: Path) -> dict
     torch.manual_seed(0)
     policy: Any = make_model(config, spec)
     acted = chunk_of(policy, spec)
-    picture = first_seen(policy, lambda: chunk_of(policy, spec))
+    picture = first_seen(policy, lambda: chunk_of(policy, spec), policy.observed_steps)
     columns = {
         "names": _names(policy, Path(about["model"]["model_path"]), about["unread"]),
         "picture": _within(np.abs(picture - arrays["picture"]).max(), CLOSE),
@@ -52,7 +52,11 @@ def verdicts(about: dict[str, Any], arrays: dict[str, Any], saved: Path) -> dict
 
 
 def chunk_of(policy: Any, spec: EnvSpec) -> Any:
-    return policy.to_env(policy.act(policy.prepare(seen_in(spec)), greedy=True).actions)
+    return policy.to_env(policy.act(policy.prepare(_seen(policy, spec)), greedy=True).actions)
+
+
+def _seen(policy: Any, spec: EnvSpec) -> dict[str, Any]:
+    return seen_in(spec, observed_steps=policy.observed_steps)
 
 
 def _within(difference: Any, bound: float) -> str:
@@ -86,7 +90,7 @@ def _loss(policy: Any, spec: EnvSpec, arrays: dict[str, Any]) -> float:
     torch.manual_seed(3)
     valid = torch.ones(N, horizon, dtype=torch.bool)
     taken = policy.from_env(demonstrated(horizon))
-    return float(policy.imitation_loss(policy.prepare(seen_in(spec)), taken, valid).detach())
+    return float(policy.imitation_loss(policy.prepare(_seen(policy, spec)), taken, valid).detach())
 
 
 if __name__ == "__main__":

@@ -152,27 +152,35 @@ def small(kind: str, folder: Path, **sizes: Any) -> Original:
             step.domain_id = _DOMAIN
     before.save_pretrained(folder, config_filename="policy_preprocessor.json")
     after.save_pretrained(folder, config_filename="policy_postprocessor.json")
-    seen = seen_in(spec)
-    made = before(lerobot_batch(seen))
+    steps = shape.n_obs_steps
+
+    def made(step: int = 0) -> Any:
+        return before(lerobot_batch(seen_in(spec, step)))
 
     def chunk() -> Any:
         theirs.eval()
         theirs.reset()
+        # Whole chunks before the one that is held against, each action with an observation of its own.
+        for step in range(-CHUNK * -(-(steps - 1) // CHUNK), 0):
+            theirs.select_action(dict(made(step)))
         torch.manual_seed(0)
-        chosen = [after(theirs.select_action(dict(made))) for _ in range(CHUNK)]
+        chosen = [after(theirs.select_action(dict(made()))) for _ in range(CHUNK)]
         return torch.stack(chosen, dim=1).numpy()
 
     def loss(actions: Any) -> float:
         theirs.train()
-        shown: dict[str, Any] = dict(before({**lerobot_batch(seen), "action": torch.from_numpy(actions)}))
+        batch = lerobot_batch(seen_in(spec))
+        shown: dict[str, Any] = dict(before({**batch, "action": torch.from_numpy(actions)}))
         if shape.observation_delta_indices is not None:
+            rows = [made(step) for step in shape.observation_delta_indices]
             for key in ("observation.state", "observation.images.main"):
-                shown[key] = shown[key][:, None]
+                shown[key] = torch.stack([row[key] for row in rows], dim=1)
         torch.manual_seed(3)
         none = torch.zeros(actions.shape[:2], dtype=torch.bool)
         return float(theirs.forward({**shown, "action_is_pad": none})[0].detach())
 
-    return Original({"model_type": "lerobot"}, spec, theirs, len(shape.action_delta_indices), chunk, loss)
+    horizon = len(shape.action_delta_indices)
+    return Original({"model_type": "lerobot"}, spec, theirs, horizon, chunk, loss, observed_steps=steps)
 
 
 def _clip(folder: Path) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Original:
         unread: weights in the folder that it never uses, by what their names contain.
         noise: of a flow model's loss, [N, H, M], with the share of it, [N]; None: it draws none.
         folder: that it was saved in, where it is another than the one that was asked for.
+        observed_steps: observations in a row that it acts by.
     """
 
     model: dict[str, Any]
@@ -44,11 +45,15 @@ class Original:
     unread: tuple[str, ...] = ()
     noise: tuple[Tensor, Tensor] | None = None
     folder: Path | None = None
+    observed_steps: int = 1
 
     def record(self, folder: Path) -> None:
         """Write what the policy makes of the observations beside its folder, for `contract.py`."""
         # Before the loss, which moves the running statistics of batch norms.
-        arrays: dict[str, Any] = {"picture": first_seen(self.network, self.chunk), "chunk": self.chunk()}
+        arrays: dict[str, Any] = {
+            "picture": first_seen(self.network, self.chunk, self.observed_steps),
+            "chunk": self.chunk(),
+        }
         about = {
             "model": {"num_action_chunks": CHUNK, **self.model, "model_path": str(self.folder or folder)},
             "camera": self.spec.cameras["main"],
@@ -67,8 +72,9 @@ def demonstrated(horizon: int) -> NDArray[np.float32]:
     return np.random.default_rng(2).normal(-1, 2, (N, horizon, ACTIONS)).astype(np.float32)
 
 
-def first_seen(network: nn.Module, act: Callable[[], Any]) -> NDArray[Any]:
-    """Return the N pictures that the first convolution which a network calls sees while it acts."""
+def first_seen(network: nn.Module, act: Callable[[], Any], observed_steps: int) -> NDArray[Any]:
+    """Return the N pictures that the first convolution which a network calls sees while it acts; of several in a row
+    all that it sees for the last chunk."""
     seen: dict[nn.Module, list[Tensor]] = {}
 
     def look(part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -80,7 +86,8 @@ def first_seen(network: nn.Module, act: Callable[[], Any]) -> NDArray[Any]:
     finally:
         for handle in handles:
             handle.remove()
-    return torch.cat(next(iter(seen.values())))[:N].numpy()
+    calls = next(iter(seen.values()))
+    return (torch.cat(calls)[:N] if observed_steps == 1 else calls[-1]).numpy()
 
 
 def spec_of(height: int, width: int, *, instructions: bool = True) -> EnvSpec:
@@ -88,15 +95,19 @@ def spec_of(height: int, width: int, *, instructions: bool = True) -> EnvSpec:
     return EnvSpec(STATES, ACTIONS, cameras={"main": (height, width, 3)}, has_instructions=instructions)
 
 
-def seen_in(spec: EnvSpec) -> Observation:
-    """Return observations of an environment."""
-    random = np.random.default_rng(1)
+def seen_in(spec: EnvSpec, step: int = 0, observed_steps: int = 1) -> Observation:
+    """Return observations of an environment at a step, with those of the steps before as a policy here takes them."""
+    random = np.random.default_rng(1 - step)
     seen: Observation = {
         "states": random.normal(0.5, 2, (N, STATES)).astype(np.float32),
         "images.main": random.integers(0, 256, (N, *spec.cameras["main"]), np.uint8),
     }
     if spec.has_instructions:
         seen["instructions"] = np.array(["pick up the red block", "push it", "open the drawer"])
+    if observed_steps > 1:
+        past = [seen_in(spec, step - before) for before in range(observed_steps - 1, 0, -1)]
+        for name in ("states", "images.main"):
+            seen[f"past.{name}"] = np.stack([row[name] for row in past], axis=1)
     return seen
 
 

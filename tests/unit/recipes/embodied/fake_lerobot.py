@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -40,7 +41,6 @@ class FakeConfig:
     normalization_mapping: dict[str, Any] = field(
         default_factory=lambda: {"STATE": "MEAN_STD", "ACTION": "MIN_MAX", "VISUAL": "MEAN_STD"}
     )
-    observation_delta_indices: ClassVar[list[int] | None] = None
 
     def __post_init__(self) -> None:
         if self.n_action_steps > self.chunk_size:
@@ -53,7 +53,11 @@ class FakeConfig:
 
     @property
     def action_delta_indices(self) -> list[int]:
-        return list(range(self.chunk_size))
+        return list(range(1 - self.n_obs_steps, 1 - self.n_obs_steps + self.chunk_size))
+
+    @property
+    def observation_delta_indices(self) -> list[int] | None:
+        return None if self.n_obs_steps == 1 else list(range(1 - self.n_obs_steps, 1))
 
     @property
     def image_features(self) -> dict[str, Any]:
@@ -123,11 +127,11 @@ class FakeModel(nn.Module):
     def __init__(self, config: FakeConfig) -> None:
         super().__init__()
         self.shape = (config.chunk_size, config.action_feature.shape[0])
-        self.encoder = nn.Linear(config.robot_state_feature.shape[0], config.dim_model)
+        self.encoder = nn.Linear(config.n_obs_steps * config.robot_state_feature.shape[0], config.dim_model)
         self.head = nn.Linear(config.dim_model, self.shape[0] * self.shape[1])
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, None]:
-        encoded = self.encoder(batch[STATE][None])
+        encoded = self.encoder(batch[STATE].flatten(1)[None])
         return self.head(encoded.mean(dim=0)).view(-1, *self.shape), None
 
 
@@ -150,7 +154,8 @@ class FakePolicy(nn.Module):
         save_file(self.state_dict(), folder / "model.safetensors")
 
     def reset(self) -> None:
-        self.queue: list[Tensor] = []
+        steps = self.config.n_obs_steps
+        self._queues: dict[str, deque[Tensor]] = {STATE: deque(maxlen=steps), ACTION: deque()}
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         away = (self.model(batch)[0] - batch[ACTION]).abs() * ~batch["action_is_pad"][..., None]
@@ -158,11 +163,14 @@ class FakePolicy(nn.Module):
 
     @torch.no_grad()
     def select_action(self, batch: dict[str, Tensor]) -> Tensor:
-        if not self.queue:
-            chunk = self.model(batch)[0]
+        seen, chosen = self._queues[STATE], self._queues[ACTION]
+        seen.extend([batch[STATE]] * (1 if seen else self.config.n_obs_steps))
+        if not chosen:
+            chunk = self.model({STATE: torch.stack(list(seen), dim=1)})[0]
             noise = torch.randn_like(chunk) if self.config.type == "drawn" else 0
-            self.queue = list((chunk + noise)[:, : self.config.n_action_steps].unbind(dim=1))
-        return self.queue.pop(0)
+            first = self.config.n_obs_steps - 1
+            chosen.extend((chunk + noise)[:, first : first + self.config.n_action_steps].unbind(dim=1))
+        return chosen.popleft()
 
 
 class Processor:

@@ -162,7 +162,7 @@ def test_each_data_set_shows_its_first_pictures(flips: tuple[str | None, ...], t
 class Shown:
     """A policy that notes the tasks that it is shown, and learns nothing."""
 
-    horizon = 0
+    horizon, first_action, observed_steps = 0, 0, 1
 
     def __init__(self) -> None:
         self.tasks: list[str] = []
@@ -267,3 +267,15 @@ def test_units_are_those_of_the_environment(scale: Any, first: list[float], tmp_
     wrong = DemonstrationsConfig.model_validate({**keys, "action_scale": (1, 2, 3)})
     with pytest.raises(DatasetError, match="an action has 2 numbers"):
         ImitationData(wrong, EnvSpec(0, 2), 1)
+
+
+def test_windows_reach_back_to_their_episodes_start(write: Callable[..., DemonstrationsConfig]) -> None:
+    data = ImitationData(write(), None, 1)
+    observations, actions, valid = data.rows(np.array([1, 4, 6]), 4, -2, 3)
+    assert actions[..., 0].tolist() == [[0, 0, 1, 2], [10, 10, 10, 11], [10, 11, 12, 12]]
+    assert valid.tolist() == [[False, True, True, True], [False, False, True, True], [True, True, True, False]]
+    states = data.demonstrations.states
+    assert states is not None
+    assert np.array_equal(observations["past.states"], states[[[0, 0], [4, 4], [4, 5]]])
+    assert observations["past.images.front"].shape == (3, 2, 8, 8, 3)
+    assert np.array_equal(observations["states"], states[[1, 4, 6]])

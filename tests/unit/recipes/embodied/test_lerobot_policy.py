@@ -62,6 +62,23 @@ def test_actions_are_those_that_lerobot_selects() -> None:
     assert np.allclose(acted(policy), normal.actions_of(chosen.numpy()), atol=1e-5)
 
 
+def test_observations_in_a_row_are_those_lerobot_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = made("drawn", options={"config": {"n_obs_steps": 3}})
+    assert (policy.observed_steps, policy.first_action, policy.horizon) == (3, -2, HORIZON)
+    rows = np.random.default_rng(4).normal(2, 3, (CHUNK + 1, N, STATES)).astype(np.float32)
+    scaled = torch.from_numpy(policy.normalization.normalized_states(rows)).float()
+    policy.base.reset()
+    for step in range(CHUNK):
+        policy.base.select_action({fake_lerobot.STATE: scaled[step]})
+    torch.manual_seed(0)
+    chosen = [policy.base.select_action({fake_lerobot.STATE: scaled[CHUNK]}) for _ in range(CHUNK)]
+    observations = {"states": rows[CHUNK], "past.states": rows[CHUNK - 2 : CHUNK].swapaxes(0, 1)}
+    acted = policy.to_env(policy.act(policy.prepare(observations), greedy=True).actions)
+    assert np.allclose(acted, policy.normalization.actions_of(torch.stack(chosen, dim=1).numpy()), atol=1e-5)
+    with pytest.raises(ConfigError, match=r"(?s)3 observations in a row.*n_obs_steps: 3"):
+        policy.prepare(seen())
+
+
 def test_numbers_that_a_processor_adds_reach_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = made()
     process: Any = policy._processors.before
@@ -128,7 +145,7 @@ def test_logprobs_of_drawn_chunks_are_a_normals() -> None:
 @pytest.mark.parametrize(
     ("words", "model"),
     [
-        ("2 observations in a row", {"options": {"config": {"n_obs_steps": 2}}}),
+        ("selects 4 actions at once", {"num_action_chunks": 5, "options": {"config": {"n_obs_steps": 3}}}),
         ("temporal_ensemble_coeff", {"options": {"config": {"temporal_ensemble_coeff": 0.1}}}),
         ("`dim_modle` are not valid", {"options": {"config": {"dim_modle": 3}}}),
         ("upper bound", {"num_action_chunks": 7}),
