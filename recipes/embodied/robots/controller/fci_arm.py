@@ -89,7 +89,9 @@ class FciArm(Arm):
         self._error: type[Exception] = franka.FrankaError
         self._library, self._connect, self._options = str(franka.__version__), connect, options
         self._past: tuple[Any, ...] = ()  # the states of the last `_SPEED_SECONDS`, oldest first
+        self._robot: Any = None
         self._loop: Any = None
+        self._hand: Any = None
         self._lost = False  # the connection; a reset connects again
         self._attach()
         self._lock = threading.Lock()
@@ -244,7 +246,7 @@ class FciArm(Arm):
         )
         torques, forces = [self._options.torque] * 7, [self._options.force] * 6
         robot.set_collision_behavior_simple(torques, torques, forces, forces)
-        self._hand: Any = robot.gripper() if self._options.gripper else None
+        self._hand = robot.gripper() if self._options.gripper else None
         self._refresh()
 
     def _lead(self, goal: NDArray[np.float64], turn: int) -> None:

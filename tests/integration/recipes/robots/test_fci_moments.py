@@ -47,7 +47,6 @@ LOST_CYCLES: Final = 20e-3  # simulated seconds: cycles without a command after 
 BRAKES: Final = 0.35
 # Two periods of ours without a sign of life, and the one between two looks of the controller.
 DECIDES: Final = 2 * CONTROL_SECONDS + CONTROL_SECONDS / 5
-READS: Final = 0.03  # simulated seconds that pass between a report and the signal that follows it
 STILL: Final = 0.02  # radians per second, in the mean of 20 cycles
 
 
@@ -60,7 +59,7 @@ class Holder:
         self.process = subprocess.Popen(
             [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
         )
-        self.attempt, self.told = attempt, list[tuple[str, Any]]()
+        self.kind, self.attempt, self.told = kind, attempt, list[tuple[str, Any]]()
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
 
@@ -128,13 +127,13 @@ def refusal_of(arm: Franka) -> RobotError:
     return caught.value
 
 
-def check_named(error: RobotError | list[str], arm: Franka, cause: str) -> None:
-    """Check that an error says which arm, why, and what to do."""
+def check_named(error: RobotError | list[str], arm: Franka, *causes: str) -> None:
+    """Check that an error says which arm, one of the causes, and what to do."""
     text, where, why, remedy = (
         error if isinstance(error, list) else (str(error), error.where or "", error.why or "", error.help or "")
     )
     assert f"Franka arm {arm.robot_ip}:{arm.robot_port}" in where
-    assert cause in f"{text} {why}"
+    assert any(cause in f"{text} {why}" for cause in causes), error
     assert remedy
 
 
@@ -146,7 +145,7 @@ def check_stopped_by_us(rig: Rig, holder: Holder, began: float) -> dict[str, Any
     rig.server.run(1.0)
     report = rig.server.report()
     assert report["errors"] == []
-    assert report["command"] - began <= DECIDES + READS, report
+    assert report["command"] - began <= DECIDES, (began, report)
     check_named(refusal_of(rig.arm), rig.arm, f"process {holder.process.pid}")
     return report
 
@@ -155,14 +154,17 @@ def check_stopped_by_itself(rig: Rig, holder: Holder, number: signal.Signals) ->
     """Check an arm whose controller is gone: 20 lost cycles and braking; the holder is told."""
     rig.server.run(1.0)
     report = rig.server.report()
-    until(lambda: holder.of("ended"), "what the holder is told", 30)
-    causes = {signal.SIGKILL: "closed", signal.SIGSTOP: "no response within"}
-    told = holder.of("ended")[0]
-    if number == signal.SIGKILL and "reset by peer" in f"{told[0]} {told[2]}":
-        causes[number] = "reset by peer"
-    check_named(told, rig.arm, causes[number])
-    if number == signal.SIGSTOP:
+    if number == signal.SIGKILL:
+        causes = ("the controller closed the connection", "reset by peer")
+    else:
+        # Of a reset that is under way a holder hears in the end what the arm did meanwhile.
+        reasons = ("communication_constraints_violation", "the controller was held up", "the controller closed")
+        causes = ("no response within", *reasons)
+        if holder.of("moved") and holder.kind == "client":
+            until(lambda: holder.of("ended"), "what the holder is told", 60)
         rig.controller.send_signal(signal.SIGCONT)
+    until(lambda: holder.of("ended"), "what the holder is told", 60)
+    check_named(holder.of("ended")[0], rig.arm, *causes)
     return report
 
 
@@ -202,6 +204,8 @@ def test_arm_stands_after_a_fault_at_any_moment(rig: Rig, seed: int, tmp_path: P
         hit = {"controller": rig.controller, "server": rig.server.process}.get(victim, holder.process)
         before = rig.server.report()
         hit.send_signal(number)
+        # This process may be held up before it sends the signal: what is counted begins when it has.
+        after = rig.server.report() if hit is not rig.server.process else before
         figures: dict[str, Any] = {"seed": seed, "victim": victim, "signal": number.name, "attempt": holder.attempt}
         if victim == "server":
             check_without_server(rig, holder, number)
@@ -209,10 +213,10 @@ def test_arm_stands_after_a_fault_at_any_moment(rig: Rig, seed: int, tmp_path: P
             if victim == "controller":
                 report, allowed = check_stopped_by_itself(rig, holder, number), LOST_CYCLES + BRAKES
             else:
-                report, allowed = check_stopped_by_us(rig, holder, before["now"]), BRAKES
+                report, allowed = check_stopped_by_us(rig, holder, after["now"]), BRAKES
             assert report["speed"] < STILL, report
             assert report["still"] - report["command"] <= allowed, (before, report)
-            figures |= {"decided": report["command"] - before["now"], "braked": report["still"] - report["command"]}
+            figures |= {"decided": report["command"] - after["now"], "braked": report["still"] - report["command"]}
         with Path(os.environ.get("RLINF_TEST_LOG", os.devnull)).open("a") as log:
             log.write(json.dumps({**figures, "speed": before["speed"]}) + "\n")
     finally:
