@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -70,6 +70,8 @@ class Demonstrations:
         successes: bool [N], whether the task is solved after each action; None: the data set does not say.
         interventions: bool [N], whether the action is that of somebody who had taken over from a policy; None: the
             data set does not say.
+        frame_ages: float32 [N] by camera: seconds from a frame to the observation that has it; empty: the data set does
+            not say.
         numbers: int64 [E], what the data set calls its episodes; None: 0 to E - 1.
         draws: float64 [N], how often a row is drawn, relative to others; None: all alike.
         notes: conversions that lose something, and what is left out.
@@ -91,6 +93,7 @@ class Demonstrations:
     rewards: NDArray[np.float32] | None = None
     successes: NDArray[np.bool_] | None = None
     interventions: NDArray[np.bool_] | None = None
+    frame_ages: Mapping[str, NDArray[np.float32]] = field(default_factory=dict[str, NDArray[np.float32]])
     numbers: Rows | None = None
     draws: NDArray[np.float64] | None = None
     notes: tuple[str, ...] = ()
@@ -167,6 +170,7 @@ class Demonstrations:
             rewards=of(self.rewards),
             successes=of(self.successes),
             interventions=of(self.interventions),
+            frame_ages={camera: of(ages) for camera, ages in self.frame_ages.items()},
             numbers=np.array([known[position] for position in positions], np.int64),
             draws=of(self.draws),
             place=None if place is None else _placed(place, rows),
@@ -254,6 +258,11 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         rewards=_all([part.rewards for part in parts]),
         successes=_all([part.successes for part in parts]),
         interventions=_interventions(parts),
+        frame_ages={
+            camera: np.concatenate([part.frame_ages[camera] for part in parts])
+            for camera in first.frame_ages
+            if all(camera in part.frame_ages for part in parts)
+        },
         draws=_all([part.draws for part in parts]),
         notes=tuple(f"{part.where}: {note}" for part in parts for note in part.notes),
         place=place,

@@ -19,6 +19,7 @@ SUCCESS: Final = "next.success"
 DONE: Final = "next.done"
 INTERVENTION: Final = "intervention"
 IMAGES: Final = "observation.images."
+FRAME_AGE: Final = "observation.frame_age."
 
 # Columns that say the same, without what stands before the last dot or slash of a known group.
 _ALIASES: Final[Mapping[Role, frozenset[str]]] = {

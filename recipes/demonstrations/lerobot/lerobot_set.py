@@ -17,7 +17,7 @@ from recipes.demonstrations.lerobot.episode_list import Episode, read_episodes
 from recipes.demonstrations.lerobot.lerobot_cameras import EncodedCamera, VideoCamera
 from recipes.demonstrations.lerobot.lerobot_tables import RowTable, read_instructions, read_rows
 from recipes.demonstrations.lerobot.set_info import STATISTICS, DatasetInfo, read_info
-from recipes.demonstrations.names import DONE, Role, column_of
+from recipes.demonstrations.names import DONE, FRAME_AGE, Role, column_of
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
@@ -65,6 +65,11 @@ def read_lerobot(
         _reward(rows, info, chosen, where),
         _truths(rows, info, "success", chosen, where),
         _truths(rows, info, "intervention", chosen, where),
+        {
+            name.removeprefix(FRAME_AGE): rows.numbers(name)[:, 0].astype(np.float32)
+            for name in _single(info)
+            if name.startswith(FRAME_AGE)
+        },
         np.array([episode.number for episode in episodes]),
         notes=_notes(info, states=bool(states)),
         place=rows.place,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -51,6 +52,9 @@ class CameraSet:
         where: the robot and its address, for errors.
         scene: what rendered views show now; None: the robot has no scene.
 
+    Attributes:
+        ages: seconds, by camera: how old the frames of the last `observe` were then; NaN before the first.
+
     Raises:
         ConfigError: a package is missing, or a camera has no serial number or no driver.
         CameraError: a camera does not exist, or gives no frame.
@@ -64,6 +68,7 @@ class CameraSet:
         self.serials = options.serials(tuple(getattr(robot, "camera_serials", ())))
         self._kept: dict[str, tuple[CameraFrame, NDArray[np.uint8]]] = {}
         self._ages: dict[str, tuple[float, int]] = {}
+        self.ages = dict.fromkeys(options.cameras, math.nan)
         makes = [self._driver(name, scene) for name in options.cameras]
         self._readers: list[CameraReader] = []
         try:
@@ -91,7 +96,8 @@ class CameraSet:
                 self._kept[name] = kept = (frame, fitted(frame.image, reader.setup.options))
             observed[name] = kept[1]
             total, count = self._ages.get(name, (0.0, 0))
-            self._ages[name] = (total + time.monotonic() - frame.taken, count + 1)
+            self.ages[name] = time.monotonic() - frame.taken
+            self._ages[name] = (total + self.ages[name], count + 1)
         return observed
 
     def watch(self) -> None:
@@ -125,6 +131,10 @@ class CameraSet:
                 CameraState(setup.name, source, setup.serial or setup.options.path, (width, height), rate, age)
             )
         return states
+
+    def frame_ages(self) -> dict[str, NDArray[np.float32]]:
+        """Return `ages` as float32 [1]."""
+        return {name: np.array([age], np.float32) for name, age in self.ages.items()}
 
     def take_ages(self) -> dict[str, tuple[float, int]]:
         """Return the sum of the ages of observed frames in seconds, and how many these were, by camera, since the last

@@ -32,7 +32,7 @@ _Device = Annotated[
     typer.Option(
         "--device",
         metavar="NAME",
-        help="Input device for a human operator to drive, or correct the policy: keyboard, gamepad, spacemouse,"
+        help="Input device for a human operator to drive, or correct the policy: keyboard, gamepad, spacemouse, leader,"
         " remote, browser; or scripted.",
         show_default=False,
     ),

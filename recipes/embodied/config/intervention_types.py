@@ -40,6 +40,12 @@ SOURCES: Final[Mapping[str, SourceType]] = {
     "keyboard": _source("devices.keyboard", "Keyboard"),
     "gamepad": _source("devices.gamepad", "Gamepad", modules=("evdev",), install="evdev"),
     "spacemouse": _source("devices.spacemouse", "SpaceMouse", modules=("hid",), install="hidapi"),
+    "leader": SourceType(
+        "recipes.embodied.robots.leader:LeaderSource",
+        f"{_OPTIONS}:LeaderOptions",
+        modules=("lerobot",),
+        install="lerobot[feetech]",
+    ),
     "remote": _source("remote.remote_source", "Remote"),
     "browser": _source(
         "browser.browser_source",

@@ -44,6 +44,7 @@ from recipes.embodied.interventions.intervention import (
     EnvProgress,
     HandMotion,
     InterventionSource,
+    LeaderAction,
     SuccessJudge,
     Verdict,
 )
@@ -159,6 +160,10 @@ class VectorEnv(ABC):
             )
         return motion.action(self.action_size)
 
+    def follow(self, joints: NDArray[np.float64], row: int) -> LeaderAction | None:
+        """Return the action that brings the arm of one environment to the joints of a leader; None: it has none."""
+        return None
+
     @property
     def action_size(self) -> int:
         """Numbers of an action, A."""
@@ -213,6 +218,11 @@ class VectorEnv(ABC):
         if all(cameras.values()):
             return [CameraView(str(cameras[name]), images[0], now) for name, images in seen.items()]
         return [CameraView("scene", self.picture(seen)[0], now)]
+
+    def frame_ages(self) -> dict[str, FloatArray]:
+        """Return how old the frames of the present observation were when it was made, in seconds, float32 [B], by
+        camera; empty: simulated ones are of their moment."""
+        return {}
 
     def take_figures(self) -> dict[str, tuple[float, int]]:
         """Return what was measured since the last call, besides episodes: sums and how many they are of, by name."""

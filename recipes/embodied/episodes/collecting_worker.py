@@ -47,6 +47,7 @@ class CollectingEnvWorker(EnvWorker):
             "control_hz": batch.control_hz,
             "state_size": batch.spec.state_size,
             "action_size": batch.spec.action_size,
+            "aged_cameras": list(batch.frame_ages()),
             "cameras": {name: list(shape) for name, shape in batch.spec.cameras.items()},
             "versions": {"numpy": np.__version__, **versions_of(self._config.env.eval.env_type)},
         }

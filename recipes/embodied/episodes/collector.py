@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from rlinf_core import RunError
 # What is kept of every step: nothing, or everything that a policy learns from.
 Keep: TypeAlias = Literal["nothing", "everything"]
 ACTIONS, REWARDS, SUCCESSES, INTERVENED = "actions", "rewards", "successes", "interventions"
+FRAME_AGES: Final = "frame_age."
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class CollectedEpisode:
         outcome: how it ended: `success`, a failure by its name, `time out`.
         start: `seed`, and `number` of a fixed start where there is one.
         columns: the columns by name, [T, ...]: observations before each step, `actions`, `rewards`, `successes` after
-            it; where somebody may intervene `interventions`, whether the action was theirs.
+            it; where somebody may intervene `interventions`, whether the action was theirs; `frame_age.CAMERA` where
+            the age of a frame is known, in seconds.
     """
 
     env: int
@@ -70,6 +72,7 @@ class EpisodeCollector:
             raise ValueError("episodes are collected from environments without auto_reset")
         self._batch, self._reset, self._keep = batch, reset, keep
         self.observations: Observation = batch.reset(reset)
+        self._ages = batch.frame_ages()
         texts = self.observations.get(INSTRUCTIONS)
         self._tasks = [task] * batch.num_envs if texts is None else [str(text) for text in texts]
         self._steps: list[dict[str, NDArray[Any]]] = []
@@ -123,6 +126,8 @@ class EpisodeCollector:
         if self._keep == "nothing":
             return
         row = {name: array for name, array in before.items() if name != INSTRUCTIONS and not is_past(name)}
+        row |= {f"{FRAME_AGES}{camera}": ages for camera, ages in self._ages.items()}
+        self._ages = self._batch.frame_ages()
         kept = actions if actions.dtype.kind in "iu" else np.clip(actions, -1, 1)
         if result.interventions is not None:
             row[INTERVENED] = result.interventions[:, 0]

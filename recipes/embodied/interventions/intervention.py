@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,18 @@ class HandMotion(NamedTuple):
         if size > 3:
             action[-1] = 1 if self.gripper_closed else -1
         return action
+
+
+class LeaderAction(NamedTuple):
+    """An action that brings an arm to the pose of a leader arm.
+
+    Attributes:
+        action: float32 [A].
+        away: the way that is left for the target of each joint, by name, in the joints' own units.
+    """
+
+    action: NDArray[np.float32]
+    away: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +136,10 @@ class Steerable(Protocol):
         """Return the action, float32 [A], that moves the hand of one environment as commanded."""
         ...
 
+    def follow(self, joints: NDArray[np.float64], row: int) -> LeaderAction | None:
+        """Return the action that brings the arm of one environment to the joints of a leader; None: it has none."""
+        ...
+
     def views(self, row: int) -> list[CameraView]:
         """Return the newest picture of each camera of one environment; empty: there is nothing to see."""
         ...
@@ -136,10 +152,15 @@ class InterventionSource(ABC):
         env: the batch of environments.
         options: `intervention.options` of the file; where the class has an attribute `options_model`, its instance.
 
+    Attributes:
+        judges: it has keys for success and failure; without them a judge of `keys` opens a device of its own.
+
     Raises:
         InterventionError: the device cannot be opened.
         ConfigError: the environment is none for this source.
     """
+
+    judges: ClassVar[bool] = True
 
     def __init__(self, env: Steerable, options: Any) -> None:
         self.env, self.options = env, options

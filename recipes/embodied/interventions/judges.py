@@ -27,7 +27,7 @@ class KeysJudge(SuccessJudge):
 
     def judge(self, observations: Mapping[str, NDArray[Any]]) -> dict[int, Verdict]:
         """See `SuccessJudge`."""
-        if self.env.intervention is not None:
+        if self.env.intervention is not None and self.env.intervention.judges:
             return {}  # that source's own verdicts count
         if self._device is None:
             self._device = open_source(self.options.device, self.env, self.options.options)

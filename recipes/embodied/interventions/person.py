@@ -7,6 +7,7 @@ from abc import abstractmethod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recipes.embodied.interventions.intervention import (
     STILL,
@@ -76,6 +77,11 @@ class Engagement:
         """Forget the gripper and the takeover of the episode before; the arm starts with an open gripper."""
         self.gripper_closed, self._left = False, 0
 
+    @property
+    def active(self) -> bool:
+        """Whether the person acts in the next step, moved or not."""
+        return self._left > 0
+
 
 class PersonSource(InterventionSource):
     """A device by which a person drives the one environment of a worker. A subclass has `poll`."""
@@ -87,10 +93,13 @@ class PersonSource(InterventionSource):
                 f"a person controls one environment, but this worker has {env.num_envs}",
                 help="set `env.train.total_num_envs` to the number of env workers",
             )
-        self._engagement = Engagement(options)
+        self._engagement = Engagement(self._engagement_options())
         self._hz = options.hz or env.control_hz or _DEFAULT_HZ
         self._due = 0.0
         self._episode: tuple[int, int] | None = None
+
+    def _engagement_options(self) -> PersonOptions:
+        return self.options
 
     @abstractmethod
     def poll(self) -> Controls:
@@ -127,10 +136,13 @@ class PersonSource(InterventionSource):
             return None
         actions = np.zeros((1, self.env.action_size), np.float32)
         if motion is not None:
-            actions[0] = self.env.steer(motion, 0)
+            actions[0] = self._action(motion)
         verdicts: dict[int, Verdict] = {} if controls.verdict is None else {0: controls.verdict}
         rewards = {0: KEY_REWARD} if controls.rewards else {}
         return Takeover(np.array([motion is not None]), actions, verdicts, rewards)
+
+    def _action(self, motion: HandMotion) -> NDArray[np.float32]:
+        return self.env.steer(motion, 0)
 
     def _pace(self) -> None:
         """Wait until the next step of a simulation is due."""

@@ -86,6 +86,27 @@ class SpaceMouseOptions(PersonOptions):
     serial: str | None = None
 
 
+class LeaderOptions(_Options):
+    """Options of `leader`: a second SO-101 that a person moves by hand.
+
+    Attributes:
+        device: its serial port, as in `/dev/serial/by-id/usb-...`.
+        calibration: a file of `lerobot-calibrate`; None: what its motors hold.
+        align: degrees that no joint of the two arms may be apart by, and per cent for the gripper, when the person
+            takes over; the arm would go there by itself.
+        deadband: degrees, or per cent, below which a joint of the leader counts as at rest.
+        release_steps: steps without a motion after which the policy acts again.
+        hz: steps in a second that a simulation is slowed down to; None: the environment's own rate, else 20.
+    """
+
+    device: str
+    calibration: str | None = None
+    align: Annotated[float, Field(gt=0, le=360)] = 20.0
+    deadband: Annotated[float, Field(gt=0, le=20)] = 1.0
+    release_steps: Annotated[int, Field(ge=0)] = 20
+    hz: Annotated[float, Field(gt=0, le=1000)] | None = None
+
+
 class RemoteOptions(PersonOptions):
     """Options of `remote`: a person elsewhere, over TCP.
 

@@ -310,6 +310,9 @@ class _SteeredArm:
     def steer(self, motion: HandMotion, row: int) -> NDArray[np.float32]:
         return steered(self.joints, motion, grips=True)
 
+    def follow(self, joints: NDArray[np.float64], row: int) -> None:
+        return None
+
 
 def as_record(checks: Sequence[ArmCheck]) -> list[dict[str, Any]]:
     """Return checks as they are printed as JSON."""

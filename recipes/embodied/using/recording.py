@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -12,14 +12,14 @@ from pydantic import BaseModel, ValidationError
 
 from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.demonstrations.lerobot.writer import DatasetWriter, check_new
-from recipes.demonstrations.names import ACTION, IMAGES, INTERVENTION, REWARD, STATE, SUCCESS
+from recipes.demonstrations.names import ACTION, FRAME_AGE, IMAGES, INTERVENTION, REWARD, STATE, SUCCESS
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import SOURCES
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.episodes.collection_job import collecting
-from recipes.embodied.episodes.collector import ACTIONS, INTERVENED, REWARDS, SUCCESSES, CollectedEpisode
+from recipes.embodied.episodes.collector import ACTIONS, FRAME_AGES, INTERVENED, REWARDS, SUCCESSES, CollectedEpisode
 from recipes.embodied.learning.data_reading import action_bounds
 from rlinf_core import ConfigError, Job, RLinfError
 from rlinf_core.registry import import_target
@@ -80,7 +80,8 @@ def record(
     origin = {**_origin(environments, checkpoint, device), "starts": starts}
     intervention = None if device is None else _intervention(environments.intervention, device, device_options or {})
     with collecting(config, environments, episodes, checkpoint, intervention) as collection:
-        features = features_of(collection.spec, video=video, interventions=device is not None)
+        aged = collection.facts["aged_cameras"]
+        features = features_of(collection.spec, video=video, interventions=device is not None, aged_cameras=aged)
         rate = fps or collection.facts["control_hz"] or environments.video_cfg.fps
         with DatasetWriter(folder, rate, features, origin=origin) as writer:
             for batch in collection.episodes("everything"):
@@ -150,7 +151,9 @@ def _intervention(written: InterventionConfig, device: str, overrides: Mapping[s
     return InterventionConfig(source=device, options=options)
 
 
-def features_of(spec: EnvSpec, *, video: bool = False, interventions: bool = False) -> dict[str, Feature]:
+def features_of(
+    spec: EnvSpec, *, video: bool = False, interventions: bool = False, aged_cameras: Sequence[str] = ()
+) -> dict[str, Feature]:
     """Return the features of a data set of an environment."""
     features: dict[str, Feature] = {}
     if spec.state_size:
@@ -164,6 +167,7 @@ def features_of(spec: EnvSpec, *, video: bool = False, interventions: bool = Fal
         _DONE: Feature("bool", (1,)),
         SUCCESS: Feature("bool", (1,)),
         **({INTERVENTION: Feature("bool", (1,))} if interventions else {}),
+        **{f"{FRAME_AGE}{camera}": Feature("float32", (1,)) for camera in aged_cameras},
     }
 
 
@@ -175,11 +179,11 @@ def to_columns(episode: CollectedEpisode, spec: EnvSpec) -> Mapping[str, NDArray
     columns = dict(episode.columns)
     renamed = {STATES: STATE, ACTIONS: ACTION, REWARDS: REWARD, SUCCESSES: SUCCESS, INTERVENED: INTERVENTION}
     named = {renamed.get(name, name): array for name, array in columns.items()}
-    prefix = image_key("")
-    named = {
-        f"{IMAGES}{name.removeprefix(prefix)}" if name.startswith(prefix) else name: array
-        for name, array in named.items()
-    }
+    for prefix, feature in ((image_key(""), IMAGES), (FRAME_AGES, FRAME_AGE)):
+        named = {
+            f"{feature}{name.removeprefix(prefix)}" if name.startswith(prefix) else name: array
+            for name, array in named.items()
+        }
     if ACTION in named and spec.num_choices is None:
         named[ACTION] = np.clip(named[ACTION], *action_bounds(spec)).astype(np.float32)
     return {**named, _DONE: np.arange(episode.length) == episode.length - 1}

@@ -10,11 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.config.env_types import driver_of
 from recipes.embodied.envs.env_spec import EnvSpec, FloatArray
-from recipes.embodied.interventions.intervention import HandMotion
+from recipes.embodied.interventions.intervention import HandMotion, LeaderAction
 from recipes.embodied.robots.robot_errors import RobotError
 from rlinf_core import ConfigError, checked_options
 from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
@@ -86,6 +87,10 @@ class RobotDriver(ABC):
 
     def steer(self, motion: HandMotion) -> FloatArray | None:
         """Return the action, float32 [A], that moves the hand as commanded by a person; None: use `VectorEnv.steer`."""
+        return None
+
+    def follow(self, joints: NDArray[np.float64]) -> LeaderAction | None:
+        """Return the action that brings the targets to the `joints` of a leader arm; None: this robot has no leader."""
         return None
 
     def faults(self) -> list[str]:

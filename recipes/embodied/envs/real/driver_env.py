@@ -18,7 +18,7 @@ from recipes.embodied.envs.observation_keys import INSTRUCTIONS, image_key
 from recipes.embodied.envs.real.assigned_robot import own_robot
 from recipes.embodied.envs.real.driver import open_driver
 from recipes.embodied.envs.starts import Starts
-from recipes.embodied.interventions.intervention import HandMotion
+from recipes.embodied.interventions.intervention import HandMotion, LeaderAction
 from recipes.embodied.robots.claim import RobotClaim
 from recipes.embodied.robots.robot_errors import RobotCheckError
 from rlinf_core import ConfigError, checked_options
@@ -125,6 +125,10 @@ class DrivenRobotEnv(VectorEnv):
         action = self._robot.driver.steer(motion)
         return super().steer(motion, row) if action is None else action
 
+    def follow(self, joints: NDArray[np.float64], row: int) -> LeaderAction | None:
+        """See `VectorEnv`: as the driver has it."""
+        return self._robot.driver.follow(joints)
+
     def close(self) -> None:
         """Stop the robot and release it, unless another environment of this process uses it."""
         self._robot.users.discard(id(self))
@@ -168,6 +172,10 @@ class DrivenRobotEnv(VectorEnv):
         now = time.monotonic()
         views = [CameraView(name, np.asarray(observed[image_key(name)]), now) for name in driver.spec.cameras]
         return views if cameras is None else [*views, *cameras.views()]
+
+    def frame_ages(self) -> dict[str, FloatArray]:
+        """See `VectorEnv`."""
+        return {} if self._robot.cameras is None else self._robot.cameras.frame_ages()
 
     def take_figures(self) -> dict[str, tuple[float, int]]:
         """See `VectorEnv`: the ages of frames when they were observed, in seconds."""

@@ -197,6 +197,10 @@ class FrankaRobotEnv(VectorEnv):
             return self._arm.cameras.views()
         return [CameraView("joints", drawn(self._arm.scene), self._arm.scene.measured)]
 
+    def frame_ages(self) -> dict[str, FloatArray]:
+        """See `VectorEnv`."""
+        return {} if self._arm.cameras is None else self._arm.cameras.frame_ages()
+
     def take_figures(self) -> dict[str, tuple[float, int]]:
         """See `VectorEnv`: the ages of states and frames when they were observed, in seconds."""
         ages = {} if self._arm.cameras is None else self._arm.cameras.take_ages()

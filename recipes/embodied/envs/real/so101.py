@@ -4,19 +4,12 @@ Actions move the targets of five joints and of the gripper; the motors hold thei
 nothing comes to any more goes on to its last target, at most `lead` degrees away, and rests there.
 """
 
-# lerobot is an optional package of interpreters of its own.
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 from __future__ import annotations
 
-import json
 import math
-import sys
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,24 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from recipes.embodied.envs.env_spec import EnvSpec, FloatArray
 from recipes.embodied.envs.real.driver import RobotDriver
-from recipes.embodied.interventions.intervention import HandMotion
-from recipes.embodied.robots.robot_errors import (
-    RobotError,
-    RobotLinkLostError,
-    RobotStoppedError,
-    RobotUnreachableError,
-)
-from rlinf_core import ConfigError
+from recipes.embodied.interventions.intervention import HandMotion, LeaderAction
+from recipes.embodied.robots.robot_errors import RobotError, RobotStoppedError
+from recipes.embodied.robots.so101_bus import JOINTS, SO101Bus
 from rlinf_core.hardware.robots.plugin_driven import SO101
-from rlinf_core.process.requirements import missing_modules
 
-JOINTS: Final = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
-_MODEL: Final = "sts3215"
-_STEPS: Final = 4095  # of a turn, as the motors count
-_RETRIES: Final = 2
 _ARRIVED: Final = 5.0  # degrees from the target, or per cent of the gripper
 _PATIENCE: Final = 3.0  # seconds in which an arm whose target is its start must arrive there
-T = TypeVar("T")
 Speed = Annotated[float, Field(gt=0, le=360)]
 
 
@@ -79,16 +61,13 @@ class SO101Driver(RobotDriver):
     def __init__(self, robot: SO101, options: SO101Options) -> None:
         super().__init__(robot, options)
         self._where = f"SO-101 at {robot.device} of node {robot.node_rank}"
-        self._bus = self._asked(lambda: open_bus(robot.device, robot.calibration), RobotUnreachableError)
-        ranges = [self._bus.calibration[joint] for joint in JOINTS]
-        halves = [(one.range_max - one.range_min) / 2 * 360 / _STEPS for one in ranges]
-        self._low = np.array([*(-half for half in halves[:-1]), 0.0])
-        self._high = np.array([*halves[:-1], 100.0])
+        self._bus = SO101Bus(robot.device, robot.calibration, self._where)
+        self._low, self._high = self._bus.low, self._bus.high
         self._step = np.array([options.speed] * 5 + [options.gripper_speed]) / self.control_hz
         self._stopped: str | None = "it has just been connected"
         self._closed = False
         self._due = time.monotonic()
-        self._target = self._measured()
+        self._target = self._bus.read()
 
     @property
     def spec(self) -> EnvSpec:
@@ -99,9 +78,9 @@ class SO101Driver(RobotDriver):
         """See `RobotDriver`: at half of the speed, from where the arm stands."""
         noise = np.array([self.options.noise] * 5 + [0.0]) * np.random.default_rng(seed).uniform(-1, 1, len(JOINTS))
         start = np.clip(np.array(self.options.start) + noise, self._low, self._high)
-        self._target = np.clip(self._measured(), self._low, self._high)
+        self._target = np.clip(self._bus.read(), self._low, self._high)
         self._write(self._target)
-        self._asked(self._bus.enable_torque)
+        self._bus.hold(True)
         self._stopped, self._due = None, time.monotonic()
         way = start - self._target
         count = max(1, math.ceil(float(np.abs(way / (self._step / 2)).max())))
@@ -110,10 +89,10 @@ class SO101Driver(RobotDriver):
             self._write(begun + way * number / count)
             self._wait()
         for _ in range(math.ceil(_PATIENCE * self.control_hz)):
-            if (np.abs(self._measured() - start) <= _ARRIVED).all():
+            if (np.abs(self._bus.read() - start) <= _ARRIVED).all():
                 return
             self._wait()
-        late = [joint for joint, off in zip(JOINTS, np.abs(self._measured() - start), strict=True) if off > _ARRIVED]
+        late = [joint for joint, off in zip(JOINTS, np.abs(self._bus.read() - start), strict=True) if off > _ARRIVED]
         self.stop()
         raise RobotError(
             f"the arm does not reach its start: {', '.join(late)}",
@@ -125,7 +104,7 @@ class SO101Driver(RobotDriver):
         """See `RobotDriver`."""
         if self._stopped is not None:
             raise RobotStoppedError(self._stopped, where=self._where, help="look at the arm, then reset it")
-        begun, measured = self._target, self._measured()
+        begun, measured = self._target, self._bus.read()
         lead = np.array([self.options.lead] * 5 + [100.0])
         # A target that is ahead already may stay there, and come back.
         low, high = np.minimum(measured - lead, begun), np.maximum(measured + lead, begun)
@@ -135,7 +114,7 @@ class SO101Driver(RobotDriver):
 
     def observe(self) -> Mapping[str, NDArray[Any]]:
         """See `RobotDriver`."""
-        both = np.stack([self._measured(), self._target])
+        both = np.stack([self._bus.read(), self._target])
         shares = 2 * (both - self._low) / (self._high - self._low) - 1
         return {"states": shares.reshape(-1).astype(np.float32)}
 
@@ -143,7 +122,7 @@ class SO101Driver(RobotDriver):
         """See `RobotDriver`: the motors hold the arm where it is, so that it does not fall."""
         if self._stopped is None:
             self._stopped = "it was stopped"
-            self._write(np.clip(self._measured(), self._low, self._high))
+            self._write(np.clip(self._bus.read(), self._low, self._high))
 
     def steer(self, motion: HandMotion) -> FloatArray:
         """See `RobotDriver`: each direction moves one joint; forward and up are those of an arm that is half bent."""
@@ -152,10 +131,15 @@ class SO101Driver(RobotDriver):
         grip = -1.0 if motion.gripper_closed else 1.0
         return np.array([-left, forward, -up, pitch, roll, grip], np.float32)
 
+    def follow(self, joints: NDArray[np.float64]) -> LeaderAction:
+        """See `RobotDriver`: by degrees from the middle of the ranges, and per cent of the gripper."""
+        away = np.clip(joints, self._low, self._high) - self._target
+        action = np.clip(away / self._step, -1, 1).astype(np.float32)
+        return LeaderAction(action, dict(zip(JOINTS, away.tolist(), strict=True)))
+
     def faults(self) -> list[str]:
         """See `RobotDriver`."""
-        same = self._asked(lambda: bool(self._bus.is_calibrated))
-        return [] if same else ["the motors hold another calibration than the file"]
+        return [] if self._bus.is_calibrated else ["the motors hold another calibration than the file"]
 
     def close(self) -> None:
         """See `RobotDriver`: the motors go on holding the arm."""
@@ -165,67 +149,13 @@ class SO101Driver(RobotDriver):
         try:
             self.stop()
         finally:
-            self._asked(lambda: self._bus.disconnect(disable_torque=False))
-
-    def _measured(self) -> NDArray[np.float64]:
-        read = self._asked(lambda: self._bus.sync_read("Present_Position", num_retry=_RETRIES))
-        return np.array([float(read[joint]) for joint in JOINTS])
+            self._bus.close()
 
     def _write(self, target: NDArray[np.float64]) -> None:
-        goals = dict(zip(JOINTS, target.tolist(), strict=True))
-        self._asked(lambda: self._bus.sync_write("Goal_Position", goals))
+        self._bus.write(target)
         self._target = target
 
     def _wait(self) -> None:
         """Wait until the control period is over."""
         self._due = max(self._due + 1 / self.control_hz, time.monotonic())
         time.sleep(max(0.0, self._due - time.monotonic()))
-
-    def _asked(self, call: Callable[[], T], kind: type[RobotError] = RobotLinkLostError) -> T:
-        """Return what the bus answers; raises a `kind` where it does not."""
-        try:
-            return call()
-        except (OSError, RuntimeError) as error:
-            raise kind(
-                "the arm's motors do not answer",
-                where=self._where,
-                why=f"{type(error).__name__}: {error}",
-                help="check power, cable and `device`, and that nothing else uses the port",
-            ) from error
-
-
-def open_bus(device: str, calibration: str | None) -> Any:
-    """Return the connected bus of an arm, with the calibration of a file, else that of its motors.
-
-    Raises:
-        ConfigError: lerobot is not installed, or the file is no calibration of this arm.
-        OSError: the port cannot be opened, or a motor does not answer.
-        RuntimeError: other motors answer.
-    """
-    if missing_modules(["lerobot"]):
-        raise ConfigError(
-            f"the driver of SO-101 needs the package `lerobot`, which `{sys.executable}` does not have",
-            help="give the node an interpreter of Python 3.12 with `lerobot[feetech]>=0.6,<0.7`",
-        )
-    from lerobot.motors import Motor, MotorCalibration, MotorNormMode
-    from lerobot.motors.feetech import FeetechMotorsBus
-
-    units = [MotorNormMode.DEGREES] * 5 + [MotorNormMode.RANGE_0_100]
-    named = zip(JOINTS, units, strict=True)
-    motors = {joint: Motor(number, _MODEL, unit) for number, (joint, unit) in enumerate(named, start=1)}
-    written: dict[str, Any] | None = None
-    if calibration is not None:
-        try:
-            values = json.loads(Path(calibration).expanduser().read_text(encoding="utf-8"))
-            written = {joint: MotorCalibration(**values[joint]) for joint in JOINTS}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"`{calibration}` is no calibration of an SO-101",
-                why=f"{type(error).__name__}: {error}",
-                help="name the file that `lerobot-calibrate` wrote, or leave it out: the motors hold it, too",
-            ) from error
-    bus = FeetechMotorsBus(port=device, motors=motors, calibration=written)
-    bus.connect()
-    if written is None:
-        bus.calibration = bus.read_calibration()
-    return bus

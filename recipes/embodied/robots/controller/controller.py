@@ -83,12 +83,17 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a failure of the contro
 
 
 class Controller:
-    """One arm, held by one client at a time. Connections are numbers; times are monotonic seconds."""
+    """One arm, held by one client at a time. Connections are numbers; times are monotonic seconds.
+
+    Attributes:
+        looked: when the arm was last looked at, where something looks all the time; None: nothing does.
+    """
 
     def __init__(self, arm: Arm, cameras: SimulatedCameras | None = None, workspace: Box | None = None) -> None:
         self._arm = arm
         self._cameras = cameras or SimulatedCameras()
         self._workspace = arm.workspace = workspace
+        self.looked: float | None = None
         self._heard = 0.0
         self._lease: Lease | None = None
         self._gripper: Gripper | None = None
@@ -178,14 +183,24 @@ class Controller:
         return min(motion.end if now < motion.end else now + POLL_SECONDS, self._heard + WATCHDOG_SECONDS)
 
     def watch(self, now: float) -> None:
-        """Notice what the arm did by itself, and stop it at the moment when its holder had been silent for too long."""
+        """Notice what the arm did by itself, and stop it at the moment when its holder had been silent for too long.
+
+        Where this process was held up for as long, what the holder sent is not read yet: it is not them who are to
+        blame, and their lease goes on.
+        """
+        delay = 0.0 if self.looked is None else now - self.looked
+        self.looked = None if self.looked is None else now
         self._arm.poll(now)
         if self._arm.stopped:
             self._interrupt(now)
         if self._lease is None or now < (end := self._heard + WATCHDOG_SECONDS) or not self._arm.moves(end):
             return
         self._silenced = self._motion
-        self._halt(f"{self._lease.holder} sent nothing for {WATCHDOG_SECONDS:g} s while the arm moved", end)
+        if delay <= WATCHDOG_SECONDS:
+            self._halt(f"{self._lease.holder} sent nothing for {WATCHDOG_SECONDS:g} s while the arm moved", end)
+            return
+        self._halt(f"the controller was held up for {delay:.2g} s while the arm moved", end)
+        self._lease, self._heard = replace(self._lease, heard=now), now
 
     def silence_allowed(self, connection: int) -> float | None:
         """Return seconds after which the connection counts as lost; None: it holds nothing."""

@@ -169,6 +169,7 @@ class Server:
 
     async def _watch(self) -> None:
         """Look at the arm between requests: it may still follow a target, or end its motion by itself."""
+        self._controller.looked = time.monotonic()
         while True:
             await asyncio.sleep(POLL_SECONDS)
             self._controller.watch(time.monotonic())

@@ -12,6 +12,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,6 +40,8 @@ _MARGIN = 0.03
 _LEAD = 0.6 * ACTION_VELOCITY[:, 0]
 _DEVIATION = 10.0  # radians from where a loop began; our own limits are narrower
 _STILL = 0.02  # radians per second
+# The arm's own seconds over which a speed is measured: a light joint may tremble about its place in every cycle.
+_SPEED_SECONDS = 0.02
 _SETTLE_SECONDS = 0.1  # from a new target until its motion shows in the velocities
 _ARRIVED = 0.03  # radians from the target, at most, where a reset ends
 _ARRIVAL_SECONDS = 5.0  # beyond twice the time that a reset should take, and that of braking before it
@@ -73,7 +76,7 @@ class FciArm(Arm):
 
     Args:
         franka: the module of franka-rs.
-        robot: its connection.
+        connect: connects with the arm, and checks its version; again at a reset after the connection was lost.
         options: the limits.
     """
 
@@ -81,19 +84,16 @@ class FciArm(Arm):
     low: NDArray[np.float64] = np.maximum(JOINT_MIN, _RESEARCH_3_MIN) + _MARGIN
     high: NDArray[np.float64] = np.minimum(JOINT_MAX, _RESEARCH_3_MAX) - _MARGIN
 
-    def __init__(self, franka: Any, robot: Any, options: FciOptions) -> None:
+    def __init__(self, franka: Any, connect: Callable[[], Any], options: FciOptions) -> None:
         super().__init__()
         self._error: type[Exception] = franka.FrankaError
-        self._robot: Any = robot
-        self._options = options
-        self.firmware = (
-            f"{ARMS[robot.fci_version]}, FCI {robot.fci_version}, server {robot.server_version},"
-            f" franka-rs {franka.__version__}"
-        )
-        limits = options.torque, options.torque, options.force, options.force
-        robot.set_collision_behavior_simple(*([limit] * size for limit, size in zip(limits, (7, 7, 6, 6), strict=True)))
-        self._state: Any = robot.read_once()
+        self._library, self._connect, self._options = str(franka.__version__), connect, options
+        self._past: tuple[Any, ...] = ()  # the states of the last `_SPEED_SECONDS`, oldest first
+        self._robot: Any = None
         self._loop: Any = None
+        self._hand: Any = None
+        self._lost = False  # the connection; a reset connects again
+        self._attach()
         self._lock = threading.Lock()
         self._turn = 0  # counts resets and stops: what was begun before the latest is given up
         self._goal: NDArray[np.float64] | None = None  # of a reset that has not arrived
@@ -102,7 +102,6 @@ class FciArm(Arm):
         self._set = self._end = -math.inf  # when the last target was set, and when its control period ends
         self._moved = 0.0
         self._worker = WorkerThread("rlinf-fci", self._failed)
-        self._hand: Any = robot.gripper() if options.gripper else None
         self._fingers = WorkerThread("rlinf-gripper", self._failed)
 
     def joints(self, now: float) -> NDArray[np.float64]:
@@ -127,8 +126,8 @@ class FciArm(Arm):
 
     @property
     def mode(self) -> str:
-        """See `Arm`: `RobotState.robot_mode`."""
-        return str(self._state.robot_mode)
+        """See `Arm`: `RobotState.robot_mode`, or `disconnected`."""
+        return "disconnected" if self._lost else str(self._state.robot_mode)
 
     @property
     def success_rate(self) -> float:
@@ -136,7 +135,7 @@ class FciArm(Arm):
         return float(self._state.control_command_success_rate)
 
     def reset(self, joints: NDArray[np.float64], now: float) -> float:
-        """See `Arm`. Recovers from an error first."""
+        """See `Arm`. Recovers from an error first, and connects again where the connection was lost."""
         goal = self._limited_to_joints(joints)
         seconds = self._reset_seconds(goal, now)
         with self._lock:
@@ -144,8 +143,7 @@ class FciArm(Arm):
             turn = self._turn
             self.stopped, self._goal, self._led = None, goal, False
             self._late = now + _REST_SECONDS + 2 * seconds + _ARRIVAL_SECONDS
-        self.clipped = False
-        self._grip(False, again=True)
+        self.clipped = self.gripper_closed = False
         self._worker.submit(lambda: self._lead(goal, turn))
         return now + seconds
 
@@ -164,24 +162,25 @@ class FciArm(Arm):
         loop = self._loop
         if loop is not None:
             try:
-                self._state = loop.state()
+                self._take(loop.state())
             except self._error as error:
                 self._failed(error)
             if not loop.running and self.stopped is None:
                 reflexes, words = self._reflexes(loop)
                 self.stop(f"the arm ended its motion: {reflexes or words}", now)
-        elif self._worker.idle:
+        elif self._worker.idle and not self._lost:
             self._worker.submit(self._refresh)
         if self._fast():
             self._moved = now
         goal = self._goal
-        if goal is None or not self._led:
+        if goal is None:
             return
         away = float(np.abs(self.joints(now) - goal).max())
-        if away < _ARRIVED and not self._fast():
+        if self._led and away < _ARRIVED and not self._fast():
             self._goal = None
         elif now > self._late:
-            self.stop(f"it is {away:.2f} rad away from its start when it should be there: something may hold it", now)
+            held = f"it is {away:.2f} rad away from its start when it should be there: something may hold it"
+            self.stop(held if self._led else "its control unit has not answered a reset", now)
 
     def close(self) -> None:
         """Stop and disconnect; takes up to `CLOSE_SECONDS`. Idempotent."""
@@ -211,19 +210,49 @@ class FciArm(Arm):
     def _limited_to_joints(self, goal: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.clip(goal, self.low, self.high)
 
-    def _fast(self) -> bool:
-        return bool(np.abs(np.array(self._state.dq, float)).max() > _STILL)
+    def _take(self, state: Any) -> None:
+        """Keep a new state, and those that its speed is measured from."""
+        past = (*self._past, state)
+        if state.time < past[0].time:  # another arm's clock
+            past = (state,)
+        while len(past) > 1 and state.time - past[1].time >= _SPEED_SECONDS:
+            past = past[1:]
+        self._state, self._past = state, past
 
-    def _grip(self, close: bool, *, again: bool = False) -> None:
+    def _fast(self) -> bool:
+        """Return whether the arm moves: by its velocities, and by how far it went."""
+        state, before = self._state, self._past[0]
+        if np.abs(np.array(state.dq, float)).max() <= _STILL:
+            return False
+        seconds = state.time - before.time
+        way = np.abs(np.array(state.q, float) - np.array(before.q, float)).max()
+        return seconds < _SPEED_SECONDS or bool(way > _STILL * seconds)
+
+    def _grip(self, close: bool) -> None:
         changes = close != self.gripper_closed
         super()._grip(close)
-        if self._hand is not None and (changes or again):
+        if changes:
             self._fingers.submit(lambda: self._grasp(close))
 
     # On the threads that may block
 
+    def _attach(self) -> None:
+        """Connect with the arm, and set its limits."""
+        self._loop = self._robot = self._hand = None  # frees what is left of an earlier connection
+        self._robot = robot = self._connect()
+        self.firmware = (
+            f"{ARMS[robot.fci_version]}, FCI {robot.fci_version}, server {robot.server_version},"
+            f" franka-rs {self._library}"
+        )
+        torques, forces = [self._options.torque] * 7, [self._options.force] * 6
+        robot.set_collision_behavior_simple(torques, torques, forces, forces)
+        self._hand = robot.gripper() if self._options.gripper else None
+        self._refresh()
+
     def _lead(self, goal: NDArray[np.float64], turn: int) -> None:
-        """Bring the arm to `goal` slowly, with a new loop where none runs."""
+        """Bring the arm to `goal` slowly, with a new loop where none runs, and open the gripper."""
+        if self._lost:
+            self._attach()
         if self._loop is not None and not self._loop.running:
             self._reflexes(self._loop)
             self._loop = None
@@ -234,6 +263,7 @@ class FciArm(Arm):
                 return
             options = self._options
             self._loop = self._robot.joint_targets(fraction=options.fraction, max_deviation=_DEVIATION)
+        self._fingers.submit(lambda: self._grasp(False))
         begin = np.array(self._loop.target(), float)
         share = np.abs(goal - begin) / (RESET_SPEED * VELOCITY_MAX * _ROW_SECONDS)
         way = np.linspace(begin, goal, 1 + max(1, math.ceil(float(share.max()))))[1:]
@@ -252,7 +282,8 @@ class FciArm(Arm):
                 # It may have ended its motion before anybody asked for a stop.
                 if self.stopped is not None and reflexes not in self.stopped:
                     self.stopped += f"; the arm ended its motion: {reflexes}"
-        self._refresh()
+        if not self._lost:
+            self._refresh()
 
     def _rest(self) -> None:
         """Wait until the arm stands: a loop that begins while it still brakes is a discontinuity."""
@@ -264,14 +295,20 @@ class FciArm(Arm):
             self._refresh()
 
     def _refresh(self) -> None:
-        self._state = self._robot.read_once()
+        try:
+            state = self._robot.read_once()
+        except self._error:
+            self._lost = True
+            raise
+        self._lost = False
+        self._take(state)
 
     def _forget(self) -> None:
         self._loop = self._robot = None  # frees the arm for the next client
 
     def _grasp(self, close: bool) -> None:
-        if close != self.gripper_closed:
-            return  # the opposite was asked for since
+        if self._hand is None or close != self.gripper_closed:
+            return  # there is none, or the opposite was asked for since
         if close:
             width = _FINGERS_WIDTH
             self._hand.grasp(0.0, _FINGERS_SPEED, self._options.force, epsilon_inner=width, epsilon_outer=width)
@@ -304,16 +341,19 @@ def connect_arm(address: str, options: FciOptions) -> FciArm:
     made: list[FciArm] = []
     failures: list[Exception] = []
 
+    def open_robot() -> Any:
+        robot = franka.Robot(address, realtime=options.realtime)
+        if robot.fci_version not in ARMS:
+            raise RobotCheckError(
+                f"version {robot.fci_version} of the FCI was not tried",
+                where=where,
+                help=f"supported: {', '.join(f'{number} ({arm})' for number, arm in ARMS.items())}",
+            )
+        return robot
+
     def connect() -> None:
         try:
-            robot = franka.Robot(address, realtime=options.realtime)
-            if robot.fci_version not in ARMS:
-                raise RobotCheckError(
-                    f"version {robot.fci_version} of the FCI was not tried",
-                    where=where,
-                    help=f"supported: {', '.join(f'{number} ({arm})' for number, arm in ARMS.items())}",
-                )
-            made.append(FciArm(franka, robot, options))
+            made.append(FciArm(franka, open_robot, options))
         except Exception as error:  # noqa: BLE001 - raised by the thread that waits
             failures.append(error)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.hardware.robots.franka import Franka
+from tests.integration.recipes.robots.fci_rig import Server, own_address, start_controller
 
 StartArm = Callable[..., tuple[Franka, subprocess.Popen[str]]]
 
@@ -29,6 +30,30 @@ def start_arm() -> Iterator[StartArm]:
         assert line.startswith("listening on "), (line, process.communicate())
         taken = int(line.rpartition(":")[2])
         return Franka(node_rank=0, robot_ip=host, robot_port=taken), process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server of Franka's control interface."""
+    made = Server(own_address())
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def control(server: Server) -> Iterator[StartArm]:
+    """Starts our controller of the server's arm: what the configuration would say of it, and its process."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*options: str) -> tuple[Franka, subprocess.Popen[str]]:
+        arm, process = start_controller(server.address, *options)
+        started.append(process)
+        return arm, process
 
     yield start
     for process in started:

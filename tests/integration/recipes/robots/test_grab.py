@@ -18,18 +18,28 @@ REPOSITORY = Path(__file__).parents[4]
 SAID = {"unplugged": ("the device was lost", "plug it in again"), "not a number": ("not finite", "fix the source")}
 
 
-def check_recorded(folder: Path, seed: int, told: int) -> None:
-    """Check that the chunks before the fault are there, and say tick by tick who moved the arm, and how."""
+def check_recorded(folder: Path, seed: int, told: int, late: int) -> None:
+    """Check that the chunks before the fault are there, and say tick by tick who moved the arm, and how.
+
+    Args:
+        folder: of the recording.
+        seed: of the person's motions.
+        told: chunks that the holder told of.
+        late: actions that came too late on a busy machine; nothing of them was executed.
+    """
     chunks = list(read_segments(folder))
     ticks, last = grabbed(seed)
     assert len(chunks) == told == last // CHUNK
     for chunk, truth in zip(chunks, ticks.reshape(-1, CHUNK), strict=False):
         assert np.array_equal(chunk["flags"], truth)
-        np.testing.assert_allclose(chunk["executed"][truth], PERSONS_ACTION, atol=1e-4)
         begun = int(truth.argmax())
-        np.testing.assert_allclose(chunk["executed"][:begun], chunk["policy"][:begun], atol=1e-4)
+        wanted = np.where(truth[:, None], PERSONS_ACTION, chunk["policy"])
+        wrong = (np.abs(chunk["executed"] - wanted) > 1e-4).any(axis=1) & (truth | (np.arange(CHUNK) < begun))
+        late -= int(wrong.sum())
+        np.testing.assert_allclose(chunk["executed"][wrong], 0, atol=1e-4)
         # What is left of a chunk when they let go is nobody's: the policy has not seen what they did.
         np.testing.assert_allclose(chunk["executed"][begun:][~truth[begun:]], 0, atol=1e-4)
+    assert late >= 0
 
 
 @pytest.mark.nightly
@@ -53,7 +63,7 @@ def test_an_arm_that_was_grabbed_within_a_chunk_stands(fault: str, seed: int, st
     finally:
         holder.kill()
     told, said = holder.communicate(timeout=60)
-    check_recorded(tmp_path, seed, 1 + told.count("recorded"))
+    check_recorded(tmp_path, seed, 1 + told.count("recorded"), said.count("came too late"))
     if fault in SAID:
         assert holder.returncode == 1, said
         assert all(words in said for words in SAID[fault]), said

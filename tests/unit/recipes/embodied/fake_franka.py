@@ -89,6 +89,8 @@ class Robot:
 
     Attributes:
         busy: set where another client holds the arm: connecting waits for it to be cleared.
+        gone: nothing answers on this connection any more.
+        time: of the arm's clock, in seconds; it stands still.
     """
 
     made: Robot
@@ -103,6 +105,7 @@ class Robot:
             Robot.busy.wait()
         self.fci_version, self.realtime = Robot.version, realtime
         self.q, self.dq, self.mode = HOME.copy(), np.zeros(7), "idle"
+        self.time, self.gone = 0.0, False
         self.calls: list[str] = []
         self.limits: tuple[Any, ...] = ()
         self.options: dict[str, Any] = {}
@@ -116,9 +119,10 @@ class Robot:
         self.limits = limits
 
     def read_once(self) -> Any:
-        return SimpleNamespace(
-            q=self.q.tolist(), dq=self.dq.tolist(), robot_mode=self.mode, control_command_success_rate=0.99
-        )
+        if self.gone:
+            raise FrankaError("UDP receive: Timeout")
+        numbers = {"q": self.q.tolist(), "dq": self.dq.tolist(), "time": self.time}
+        return SimpleNamespace(**numbers, robot_mode=self.mode, control_command_success_rate=0.99)
 
     def automatic_error_recovery(self) -> None:
         self.calls.append("recover")

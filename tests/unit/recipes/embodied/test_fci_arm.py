@@ -94,6 +94,20 @@ def test_a_reset_waits_until_the_arm_has_braked(arm: FciArm, monkeypatch: pytest
     assert arm.stopped is None
 
 
+def test_arm_that_trembles_about_its_place_stands(arm: FciArm) -> None:
+    now = ready(arm)
+    robot().dq = np.full(7, 0.08)
+    arm.poll(now + 1)
+    assert arm.moves(now + 1)
+    robot().time, robot().q = 0.03, HOME + 1e-4
+    arm.poll(now + 2)
+    assert not arm.moves(now + 2)
+    assert arm.still_since == now + 1
+    robot().time, robot().q = 0.06, HOME + 0.01
+    arm.poll(now + 3)
+    assert arm.moves(now + 3)
+
+
 def test_a_reset_that_does_not_arrive_stops_the_arm(arm: FciArm) -> None:
     robot().q, robot().held = HOME - 0.5, True
     settle(arm)
@@ -141,6 +155,39 @@ def test_a_reflex_stops_it_with_the_reason_until_a_reset(arm: FciArm) -> None:
     ready(arm, now)
     assert robot().calls == ["recover", "recover"]
     assert arm.stopped is None
+
+
+def test_reset_connects_again_after_the_arm_was_gone(arm: FciArm, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, before = ready(arm), robot()
+    before.gone, before.loop.running = True, False
+    for moment in (now, now + 0.1, now + 0.2):
+        arm.poll(moment)
+        settle(arm)
+    assert "UDP receive: Timeout" in str(arm.stopped)
+    assert arm.mode == "disconnected"
+    monkeypatch.setattr(fake_franka.Robot, "version", 11)
+    arm.reset(HOME, now)
+    settle(arm)
+    assert "version 11 of the FCI was not tried" in str(arm.stopped)
+    monkeypatch.setattr(fake_franka.Robot, "version", 10)
+    now = ready(arm, now)
+    assert (arm.stopped, arm.mode) == (None, "move")
+    assert robot() is not before
+    assert robot().limits == before.limits
+    assert robot().hand.did == ["open 0.0795"]
+    arm.move(STEP, None, now)
+    np.testing.assert_allclose(arm.target(now), HOME + STEP)
+
+
+def test_reset_without_an_answer_ends(arm: FciArm) -> None:
+    go = threading.Event()
+    robot().automatic_error_recovery = lambda: go.wait(10)  # type: ignore[method-assign]
+    arm.reset(HOME, 0.0)
+    arm.poll(60.0)
+    assert arm.stopped == "its control unit has not answered a reset"
+    go.set()
+    settle(arm)
+    assert robot().ways == []
 
 
 def test_a_reflex_before_a_stop_is_told_besides(arm: FciArm) -> None:

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from recipes.demonstrations.demonstrations import joined
+from recipes.demonstrations.lerobot.lerobot_set import read_lerobot
+from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.cameras.camera import CameraError
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray
 from recipes.embodied.envs.real.driver import RobotDriver
 from recipes.embodied.envs.registry import make_env
+from recipes.embodied.episodes.collector import EpisodeCollector
 from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.interventions.source_options import PersonOptions
 from recipes.embodied.robots import manual_control
@@ -27,6 +32,7 @@ from recipes.embodied.robots.controller.controller_server import Server
 from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
 from recipes.embodied.robots.controller.simulated_cameras import SimulatedCameras
 from recipes.embodied.robots.controller_client import FrankaClient
+from recipes.embodied.using.recording import features_of, to_columns
 from rlinf_cli.main import main
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
@@ -202,6 +208,26 @@ class TestOwnRobot:
         env.step(np.zeros((1, 1, 1), np.float32))
         assert set(env.take_figures()) == {"frame_age/front"}
         env.close()
+
+    def test_recordings_have_the_age_of_every_frame(self, tmp_path: Path) -> None:
+        shared = self.make(front=STEADY)
+        env = make_env("robot", replace(shared.settings, max_episode_steps=4, auto_reset=False))
+        shared.close()
+        assert np.isnan(env.frame_ages()["front"]).all()
+        collector, ages = EpisodeCollector(env, 0, "slide", "everything"), list[float]()
+        while not collector.over:
+            ages.append(float(env.frame_ages()["front"][0]))
+            collector.step(np.zeros((1, 1, 1), np.float32))
+        (episode,) = collector.episodes()
+        features = features_of(env.spec, aged_cameras=list(env.frame_ages()))
+        with DatasetWriter(tmp_path / "set", 20, features) as writer:
+            writer.add(to_columns(episode, env.spec), episode.task)
+        env.close()
+        read = read_lerobot(tmp_path / "set")
+        assert list(read.frame_ages) == ["front"]
+        assert read.frame_ages["front"].tolist() == ages
+        assert all(0 <= age < 60 for age in ages)
+        assert joined([read, read]).chosen([1]).frame_ages["front"].tolist() == ages
 
     def test_two_cameras_of_one_name(self) -> None:
         with pytest.raises(ConfigError, match="two cameras are called `own`"):

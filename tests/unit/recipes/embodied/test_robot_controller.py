@@ -236,6 +236,23 @@ def test_silence_stops_a_moving_arm_within_two_periods(a: Client, b: Client) -> 
     assert a.reply(again.end + 1.5, "state")["stopped"] is None  # silence at rest is none of its business
 
 
+def test_controller_that_was_held_up_blames_itself(controller: Controller, a: Client, b: Client) -> None:
+    controller.looked = 0.0
+    a.acquire(0.0)
+    a.go(0.0, "reset", joints=START.tolist())
+    controller.watch(0.05)
+    controller.watch(3.05)
+    got = b.reply(3.05, "state")
+    assert got["stopped"] == "the controller was held up for 3 s while the arm moved"
+    assert got["still_tick"] <= got["heard_tick"]
+    # What they sent meanwhile is read now: they still hold it, and may reset it.
+    assert got["holder"] == "client 1"
+    a.go(3.06, "reset", joints=START.tolist())
+    for look in np.arange(3.07, 3.3, 0.01):
+        controller.watch(float(look))
+    assert "client 1 sent nothing for 0.1 s" in b.reply(3.3, "state")["stopped"]
+
+
 def test_an_action_that_was_under_way_for_too_long_is_refused(a: Client) -> None:
     now = ready(a)
     clock = a.reply(now, "state")["clock"]

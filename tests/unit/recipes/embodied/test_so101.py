@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-from dataclasses import asdict, dataclass
-from enum import Enum
-from importlib.machinery import ModuleSpec
+from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,8 +13,9 @@ import pytest
 from recipes.embodied.envs.real import so101
 from recipes.embodied.envs.real.driver import open_driver
 from recipes.embodied.envs.real.driver_contract import check_driver
-from recipes.embodied.envs.real.so101 import JOINTS, SO101Driver, SO101Options
+from recipes.embodied.envs.real.so101 import SO101Driver, SO101Options
 from recipes.embodied.interventions.intervention import HandMotion
+from recipes.embodied.robots import so101_bus
 from recipes.embodied.robots.robot_errors import (
     RobotError,
     RobotLinkLostError,
@@ -27,94 +24,15 @@ from recipes.embodied.robots.robot_errors import (
 )
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.plugin_driven import SO101
+from tests.unit.recipes.embodied import fake_motors
 from tests.unit.recipes.embodied.fake_cameras import lacking
-
-
-class MotorNormMode(Enum):
-    DEGREES, RANGE_0_100 = "degrees", "range_0_100"
-
-
-@dataclass
-class MotorCalibration:
-    id: int
-    drive_mode: int
-    homing_offset: int
-    range_min: int
-    range_max: int
-
-
-@dataclass
-class Motor:
-    id: int
-    model: str
-    norm_mode: MotorNormMode
-
-
-HELD = {joint: MotorCalibration(number, 0, 0, 1024, 3072) for number, joint in enumerate(JOINTS, 1)}
-
-
-class FeetechMotorsBus:
-    """Motors that go two thirds of the way to their goals each time they are read.
-
-    Attributes:
-        gone: the cable is torn.
-        jammed: the motors do not move.
-    """
-
-    gone = jammed = False
-    made: list[FeetechMotorsBus]
-
-    def __init__(self, port: str, motors: dict[str, Motor], calibration: Any) -> None:
-        self.port, self.motors, self.calibration = port, motors, calibration
-        self.at = dict.fromkeys(motors, 10.0)
-        self.goal, self.torque, self.connected = dict(self.at), False, False
-        FeetechMotorsBus.made.append(self)
-
-    def connect(self) -> None:
-        if self.port == "/dev/missing":
-            raise ConnectionError("Could not connect on port")
-        self.connected = True
-
-    @property
-    def is_calibrated(self) -> bool:
-        return self.calibration == HELD
-
-    def read_calibration(self) -> Any:
-        return dict(HELD)
-
-    def enable_torque(self) -> None:
-        self.torque = True
-
-    def sync_read(self, name: str, num_retry: int) -> dict[str, float]:
-        if self.gone:
-            raise ConnectionError("no status packet")
-        moves = self.torque and not self.jammed
-        self.at = {joint: at + (self.goal[joint] - at) * 2 / 3 * moves for joint, at in self.at.items()}
-        return dict(self.at)
-
-    def sync_write(self, name: str, goals: dict[str, float]) -> None:
-        if self.gone:
-            raise ConnectionError("no status packet")
-        self.goal = dict(goals)
-
-    def disconnect(self, disable_torque: bool) -> None:
-        self.connected, self.torque = False, self.torque and not disable_torque
+from tests.unit.recipes.embodied.fake_motors import HELD, FeetechMotorsBus
 
 
 @pytest.fixture(autouse=True)
 def _lerobot(monkeypatch: pytest.MonkeyPatch) -> None:
-    FeetechMotorsBus.made = []
-    FeetechMotorsBus.gone = FeetechMotorsBus.jammed = False
+    fake_motors.install(monkeypatch)
     monkeypatch.setattr(SO101Driver, "control_hz", 2000.0)
-    for name, contents in (
-        ("lerobot", {}),
-        ("lerobot.motors", {kind.__name__: kind for kind in (Motor, MotorCalibration, MotorNormMode)}),
-        ("lerobot.motors.feetech", {"FeetechMotorsBus": FeetechMotorsBus}),
-    ):
-        module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None, is_package=True)
-        vars(module).update(contents)
-        monkeypatch.setitem(sys.modules, name, module)
 
 
 def arm(device: str = "/dev/ttyACM0", **more: Any) -> SO101:
@@ -200,10 +118,20 @@ def test_calibration_file(tmp_path: Path) -> None:
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(so101, "missing_modules", lacking("lerobot"))
+    monkeypatch.setattr(so101_bus, "missing_modules", lacking("lerobot"))
     with pytest.raises(ConfigError, match="needs the package `lerobot`") as caught:
         SO101Driver(arm(), SO101Options())
     assert "Python 3.12" in (caught.value.help or "")
+
+
+def test_leader_is_followed_at_the_speed_of_the_arm() -> None:
+    made = driver(noise=0, speed=45)
+    following = made.follow(np.array([90.0, -1.0, 0, 0, 0, 50]))
+    assert following.action == pytest.approx([1, -1, 0, 0, 0, 0])
+    assert following.away["shoulder_pan"] == pytest.approx(90, abs=0.1)
+    # A leader has ranges of its own; the arm goes to the end of its.
+    assert made.follow(np.array([300.0, 0, 0, 0, 0, 50])).away["shoulder_pan"] == pytest.approx(90, abs=0.1)
+    made.close()
 
 
 def test_person_opens_and_closes_the_gripper() -> None:

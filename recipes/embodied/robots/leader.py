@@ -1,0 +1,87 @@
+"""A leader arm: a second SO-101, without torque, whose joints a person moves by hand and the robot's arm follows."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.interventions.intervention import HandMotion, InterventionError, LeaderAction, Steerable
+from recipes.embodied.interventions.person import Controls, PersonSource
+from recipes.embodied.interventions.source_options import LeaderOptions, PersonOptions
+from recipes.embodied.robots.robot_errors import RobotError
+from recipes.embodied.robots.so101_bus import JOINTS, SO101Bus
+from rlinf_core import ConfigError
+
+_TOLD_STEPS: Final = 40  # between two lines about arms that are too far apart
+_log = logging.getLogger("rlinf.robots")
+
+
+class LeaderSource(PersonSource):
+    """Takes over when the leader is moved near the arm's own pose; the arm then follows its joints at its own speed."""
+
+    options_model = LeaderOptions
+    judges = False
+
+    def __init__(self, env: Steerable, options: LeaderOptions) -> None:
+        super().__init__(env, options)
+        self._where = f"leader arm at {options.device}"
+        if env.follow(np.zeros(len(JOINTS)), 0) is None:
+            raise ConfigError(
+                "`source: leader` moves an SO-101, which this robot is not",
+                help="use another source, or give your driver a method `follow`",
+            )
+        try:
+            self._bus = SO101Bus(options.device, options.calibration, self._where)
+            self._bus.hold(False)
+            self._joints = self._seen = self._bus.read()
+        except RobotError as error:
+            raise self._lost(error) from error
+        self._told = 0
+
+    def poll(self) -> Controls:
+        """See `PersonSource`: engaged while the leader moves, and while the arm is on its way to where it stands."""
+        try:
+            self._joints = self._bus.read()
+        except RobotError as error:
+            raise self._lost(error) from error
+        away = self._follow().away
+        moved = bool((np.abs(self._joints - self._seen) > self.options.deadband).any())
+        if moved:
+            self._seen = self._joints
+        if self._engagement.active:
+            behind = any(abs(way) > self.options.deadband for way in away.values())
+            return Controls(engaged=moved or behind)
+        far = {joint: way for joint, way in away.items() if abs(way) > self.options.align}
+        if moved and far:
+            self._tell(far)
+        return Controls(engaged=moved and not far)
+
+    def close(self) -> None:
+        """See `InterventionSource`."""
+        try:
+            self._bus.close()
+        except RobotError as error:
+            _log.warning("%s", error)
+
+    def _engagement_options(self) -> PersonOptions:
+        return PersonOptions(release_steps=self.options.release_steps)
+
+    def _action(self, motion: HandMotion) -> NDArray[np.float32]:
+        return self._follow().action
+
+    def _follow(self) -> LeaderAction:
+        following = self.env.follow(self._joints, 0)
+        assert following is not None  # the source was opened with it
+        return following
+
+    def _tell(self, far: dict[str, float]) -> None:
+        if self._told == 0:
+            ways = ", ".join(f"{joint} by {-way:+.0f}" for joint, way in far.items())
+            _log.warning("%s is too far from the arm's pose to take over; turn it: %s", self._where, ways)
+        self._told = (self._told + 1) % _TOLD_STEPS
+
+    def _lost(self, error: RobotError) -> InterventionError:
+        return InterventionError(error.message, where=self._where, why=error.why, help=error.help)

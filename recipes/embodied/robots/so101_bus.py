@@ -1,0 +1,140 @@
+"""The motors of an SO-101 arm, a follower or a leader, by lerobot's bus of Feetech motors."""
+
+# lerobot is an optional package of interpreters of its own.
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.robots.robot_errors import RobotError, RobotLinkLostError, RobotUnreachableError
+from rlinf_core import ConfigError
+from rlinf_core.process.requirements import missing_modules
+
+JOINTS: Final = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
+_MODEL: Final = "sts3215"
+_STEPS: Final = 4095  # of a turn, as the motors count
+_RETRIES: Final = 2
+T = TypeVar("T")
+
+
+class SO101Bus:
+    """The connected motors of one arm. Positions are degrees from the middle of a range; the gripper's are per cent.
+
+    Args:
+        device: the serial port.
+        calibration: a file of `lerobot-calibrate`; None: what the motors hold.
+        where: the arm and its place, for errors.
+
+    Attributes:
+        low: [6], the lowest position of each joint.
+        high: [6], the highest.
+
+    Raises:
+        ConfigError: lerobot is not installed, or the file is no calibration of this arm.
+        RobotUnreachableError: the port cannot be opened, or other motors answer.
+    """
+
+    def __init__(self, device: str, calibration: str | None, where: str) -> None:
+        self._where = where
+        self._bus = self._asked(lambda: _open_bus(device, calibration), RobotUnreachableError)
+        ranges = [self._bus.calibration[joint] for joint in JOINTS]
+        halves = [(one.range_max - one.range_min) / 2 * 360 / _STEPS for one in ranges]
+        self.low = np.array([*(-half for half in halves[:-1]), 0.0])
+        self.high = np.array([*halves[:-1], 100.0])
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the motors hold the calibration that is used here."""
+        return self._asked(lambda: bool(self._bus.is_calibrated))
+
+    def read(self) -> NDArray[np.float64]:
+        """Return the measured positions [6].
+
+        Raises:
+            RobotLinkLostError: the motors do not answer.
+        """
+        read = self._asked(lambda: self._bus.sync_read("Present_Position", num_retry=_RETRIES))
+        return np.array([float(read[joint]) for joint in JOINTS])
+
+    def write(self, target: NDArray[np.float64]) -> None:
+        """Give the motors their targets [6].
+
+        Raises:
+            RobotLinkLostError: the motors do not answer.
+        """
+        goals = dict(zip(JOINTS, target.tolist(), strict=True))
+        self._asked(lambda: self._bus.sync_write("Goal_Position", goals))
+
+    def hold(self, holds: bool) -> None:
+        """Let the motors hold their targets, or be moved by hand.
+
+        Raises:
+            RobotLinkLostError: the motors do not answer.
+        """
+        self._asked(self._bus.enable_torque if holds else self._bus.disable_torque)
+
+    def close(self) -> None:
+        """Close the port; the motors go on as they are.
+
+        Raises:
+            RobotLinkLostError: the motors do not answer.
+        """
+        self._asked(lambda: self._bus.disconnect(disable_torque=False))
+
+    def _asked(self, call: Callable[[], T], kind: type[RobotError] = RobotLinkLostError) -> T:
+        """Return what the bus answers; raises a `kind` where it does not."""
+        try:
+            return call()
+        except (OSError, RuntimeError) as error:
+            raise kind(
+                "the arm's motors do not answer",
+                where=self._where,
+                why=f"{type(error).__name__}: {error}",
+                help="check power, cable and `device`, and that nothing else uses the port",
+            ) from error
+
+
+def _open_bus(device: str, calibration: str | None) -> Any:
+    """Return the connected bus of an arm, with the calibration of a file, else that of its motors.
+
+    Raises:
+        ConfigError: lerobot is not installed, or the file is no calibration of this arm.
+        OSError: the port cannot be opened, or a motor does not answer.
+        RuntimeError: other motors answer.
+    """
+    if missing_modules(["lerobot"]):
+        raise ConfigError(
+            f"an SO-101 needs the package `lerobot`, which `{sys.executable}` does not have",
+            help="give the node an interpreter of Python 3.12 with `lerobot[feetech]>=0.6,<0.7`",
+        )
+    from lerobot.motors import Motor, MotorCalibration, MotorNormMode
+    from lerobot.motors.feetech import FeetechMotorsBus
+
+    units = [MotorNormMode.DEGREES] * 5 + [MotorNormMode.RANGE_0_100]
+    named = zip(JOINTS, units, strict=True)
+    motors = {joint: Motor(number, _MODEL, unit) for number, (joint, unit) in enumerate(named, start=1)}
+    written: dict[str, Any] | None = None
+    if calibration is not None:
+        try:
+            values = json.loads(Path(calibration).expanduser().read_text(encoding="utf-8"))
+            written = {joint: MotorCalibration(**values[joint]) for joint in JOINTS}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"`{calibration}` is no calibration of an SO-101",
+                why=f"{type(error).__name__}: {error}",
+                help="name the file that `lerobot-calibrate` wrote, or leave it out: the motors hold it, too",
+            ) from error
+    bus = FeetechMotorsBus(port=device, motors=motors, calibration=written)
+    bus.connect()
+    if written is None:
+        bus.calibration = bus.read_calibration()
+    return bus
