@@ -84,7 +84,7 @@ def main() -> int:
         step, shown = adapter_step(env), ""
         if kind == "gymnasium":
             bare = bare_step(task)
-            rounds = [[steps_per_second(each, BARE_CPU_SECONDS) for each in (bare, step)] for _ in range(BARE_ROUNDS)]
+            rounds = [[steps_per_second(take, BARE_CPU_SECONDS) for take in (bare, step)] for _ in range(BARE_ROUNDS)]
             fastest, speed = (max(speeds) for speeds in zip(*rounds, strict=True))
             shown = f" {speed / fastest:8.2f}"
             kept &= task != "CartPole-v1" or speed / fastest >= BARE_GOAL

@@ -29,7 +29,7 @@ _GRACE_SECONDS = 8.0
 _LOG = "up.log"
 # The message of `ray start` when its raylet has not registered after 30 s, a fixed limit of Ray.
 _OWN_LIMIT = "The current node timed out during startup"
-# The message of `ray start` when its raylet has registered; without it, a process that outlived the limit has.
+# The message of `ray start` when its raylet has registered; without it, one that outlives its ports by the limit has.
 _STARTED = "Ray runtime started"
 _OWN_LIMIT_SECONDS = 35.0
 
@@ -161,14 +161,17 @@ def _wait_ready(
 
     Whether the head lists the node is checked on the head.
     """
-    ports, begun, log = request["ports"], time.monotonic(), os.path.join(folder, _LOG)
+    ports, log = request["ports"], os.path.join(folder, _LOG)
+    answers_since = time.monotonic()
     wanted = [ports["gcs"], ports["node_manager"]] if request["head"] else [ports["node_manager"]]
     while True:
         wanted = [port for port in wanted if holdings.answers(address, port) is not None]
         rc = process.poll()
         if rc is not None:
             raise _ended(rc, holdings.tail(log))
-        if not wanted and (_STARTED in holdings.tail(log, lines=200) or time.monotonic() - begun > _OWN_LIMIT_SECONDS):
+        if wanted:
+            answers_since = time.monotonic()
+        elif _STARTED in holdings.tail(log, lines=200) or time.monotonic() - answers_since > _OWN_LIMIT_SECONDS:
             return
         if time.monotonic() > end:
             raise NodeError(

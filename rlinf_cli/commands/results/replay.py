@@ -53,9 +53,7 @@ def replay(
     if output is Output.JSON:
         console.result_json({"schema": "rlinf.replay/1", "item": name, "died": bool(words), "words": words})
     else:
-        console.result(
-            words or f"{kept.kind} {kept.item} did no harm: something else killed the processes"
-        )
+        console.result(words or f"{kept.kind} {kept.item} did no harm: something else killed the processes")
     if words:
         raise typer.Exit(ExitCode.FAILED)
 

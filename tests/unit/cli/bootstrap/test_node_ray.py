@@ -63,7 +63,7 @@ def test_ray_that_gives_up_for_being_slow_is_started_again(request_for: Any) -> 
     assert node_processes.alive(record["process"])
 
 
-def test_ray_that_gives_up_once_its_ports_answer_is_started_again(request_for: Any, tmp_path: Path) -> None:
+def test_ray_that_gives_up_after_it_listens_is_started_again(request_for: Any, tmp_path: Path) -> None:
     gives_up_late = f"{LISTENS}; open_port.accept(); {GIVES_UP}"
     record = node_ray.start(request_for(gives_up_late))
     assert record["started"]
