@@ -32,7 +32,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator =
         The shape of `logprobs`.
 
     Raises:
-        ValueError: the estimator is none of the three.
+        ValueError: the estimator is not one of the three.
     """
     difference = logprobs - ref_logprobs
     if estimator == "k1":

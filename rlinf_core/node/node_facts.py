@@ -84,7 +84,7 @@ _LESS_IN_VAIN: Final = {"RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0", "RAY_event_
 
 
 def ray_environment(owner: str, folder: str, token: str | None) -> dict[str, str]:
-    """Return the variables of a Ray of ours; its token is written into its folder. Without one, nobody proves any."""
+    """Return the variables of a Ray that rlinf starts; its token is written into its folder. None: no token."""
     if token is None:
         return {MARK: owner, "RAY_AUTH_MODE": "disabled", **_STORE_ATTEMPTS, **_LESS_IN_VAIN}
     path = os.path.join(folder, _TOKEN)

@@ -55,7 +55,7 @@ def threads_of_spy(report: Any) -> list[ThreadStack]:
     """Return the threads of a report of `py-spy dump --json`, the main one first.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not such a record.
     """
     try:
         threads = [_spied(thread) for thread in cast("list[Mapping[str, Any]]", report)]
