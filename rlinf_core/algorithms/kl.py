@@ -42,4 +42,4 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator =
     if estimator == "k3":
         log_ratio = (-difference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         return torch.expm1(log_ratio) - log_ratio
-    raise ValueError(f"unknown estimator of a divergence `{estimator}`")
+    raise ValueError(f"unknown divergence estimator `{estimator}`")
