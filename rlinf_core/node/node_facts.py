@@ -62,7 +62,7 @@ def write_private(path: str, text: str) -> None:
 
 
 def make_private(folder: str) -> bool:
-    """Make a folder unless it exists; return whether it is not a link, and only this user may enter it.
+    """Make a folder unless it is there; return whether it is not a link, and only this user may enter it.
 
     Raises:
         OSError: it cannot be made.
@@ -79,12 +79,12 @@ _STORE_ATTEMPTS: Final = {
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
 }
 # An idle Ray takes CPU time for as long as a job runs. Its log monitor looks for new files ten times a second, until
-# there are that many; then each half second. Every process times each of its events, for a file that nobody reads.
+# there are so many; then each half second. Every process times each of its events, for a file that nobody reads.
 _LESS_IN_VAIN: Final = {"RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0", "RAY_event_stats": "0"}
 
 
 def ray_environment(owner: str, folder: str, token: str | None) -> dict[str, str]:
-    """Return the variables of a Ray that rlinf starts; its token is written into its folder. None: no token."""
+    """Return the variables of a Ray of ours; its token is written into its folder. Without one, nobody proves any."""
     if token is None:
         return {MARK: owner, "RAY_AUTH_MODE": "disabled", **_STORE_ATTEMPTS, **_LESS_IN_VAIN}
     path = os.path.join(folder, _TOKEN)
