@@ -41,7 +41,7 @@ class LazyGroup(TyperGroup):
 
     @cached_property
     def offered(self) -> dict[str, EntryPoint]:
-        """The commands of packages, by name; looked up only where a name is none of ours."""
+        """The commands of packages, by name; looked up only for names that are not built in."""
         from rlinf_core.process.entry_points import offered
 
         points = offered(ENTRY_POINT_GROUP)

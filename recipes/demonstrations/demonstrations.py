@@ -106,7 +106,7 @@ class Demonstrations:
 
     @property
     def episodes(self) -> int:
-        """E."""
+        """The number of episodes, E."""
         return len(self.bounds) - 1
 
     @property

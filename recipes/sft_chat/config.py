@@ -114,7 +114,9 @@ class ChatDataConfig(ConfigModel):
         description="JSONL or Parquet files: one path or a list. A row has `messages`, or `prompt` and `completion`,"
         " or `text`.",
     )
-    val_data_paths: FilePaths = Field(default=(), description="The same for evaluation.")
+    val_data_paths: FilePaths = Field(
+        default=(), description="JSONL or Parquet files for evaluation, one path or a list."
+    )
     val_size: NonNegativeInt = Field(
         default=0, description="Rows at the end of the training files that are held out for evaluation; 0: none."
     )

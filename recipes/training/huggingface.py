@@ -97,7 +97,7 @@ def _settings_of(folder: str) -> Iterator[tuple[str, Any]]:
     try:
         pending: list[Any] = [json.loads(read_bounded(Path(folder) / SETTINGS))]
     except (OSError, ValueError, RecursionError):
-        # Whoever reads it next says so.
+        # Its next reader says so.
         return
     while pending:
         part = pending.pop()
@@ -209,10 +209,10 @@ def judging_model(folder: str | None) -> Generator[None, None, None]:
 
 
 def check_folder(folder: str) -> None:
-    """Check that a model folder is there, and holds files alone.
+    """Check that a model folder exists and holds only files.
 
     Raises:
-        ConfigError: it is not, or has a pipe, a socket or a device in it.
+        ConfigError: it does not exist, or has a pipe, a socket or a device in it.
     """
     if not os.path.isdir(folder):
         raise ConfigError(

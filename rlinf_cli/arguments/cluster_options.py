@@ -10,14 +10,14 @@ from rlinf_cli.arguments import completion
 
 NameOption = Annotated[
     str | None,
-    typer.Option("--name", metavar="NAME", help="Of the cluster; by default the file's.", show_default=False),
+    typer.Option("--name", metavar="NAME", help="Name of the cluster; by default the file's.", show_default=False),
 ]
 RecordedName = Annotated[
     str | None,
     typer.Option(
         "--name",
         metavar="NAME",
-        help="Which cluster; by default the one of RLINF_CLUSTER, else the only one.",
+        help="Name of the cluster; by default that of RLINF_CLUSTER, else the only one.",
         show_default=False,
     ),
 ]

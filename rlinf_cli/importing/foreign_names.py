@@ -168,8 +168,9 @@ class _Renamer:
         return list(remaining.values())
 
     def with_moved(self, tree: MappingNode) -> tuple[MappingNode, dict[Path, Path]]:
-        """Return the tree with the keys that other sections have in their places, and where they went. A key of ours
-        that is given as well has to say the same; of a file and an override the override holds.
+        """Return the tree with moved keys in their new sections, and the new path of each.
+
+        Where our key is set as well, the values must agree; an override wins over a file.
         """
         moved: dict[Path, Path] = {}
         for path, target, entry in self.leaving:

@@ -160,7 +160,7 @@ class _Files(ConfigRepository):
             written = entry.key.raw if entry is not None else item.raw if isinstance(item, ScalarNode) else ""
             group = "".join(written.split()[-1:])
             named = [scalar for _, scalar in scalars(entry.value if entry is not None else item)]
-            # A resolver would read the environment of whoever imports the file.
+            # A resolver would read the environment of the importing user.
             texts = all(isinstance(name.value, str) and ":" not in name.raw.partition("${")[2] for name in named)
             is_null = entry is not None and isinstance(entry.value, ScalarNode) and entry.value.value is None
             if not isinstance(listed, SequenceNode) or group[:1] in ("", "@") or not (texts or is_null):

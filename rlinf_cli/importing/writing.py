@@ -56,7 +56,7 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
 
 
 def _is_written(conversion: Conversion, step: KeyDecision) -> bool:
-    """Return whether somebody wrote this key into the imported file: what a script leaves out is verl's default."""
+    """Return whether this key was written in the imported file: what a script leaves out is verl's default."""
     return conversion.file.script is None or step.leaf.node.span.source.kind == "overrides"
 
 

@@ -20,7 +20,7 @@ _WHOSE: Final = ", the memory of this machine; `memory_gib` of a node group or `
 
 
 def memory_text(record: dict[str, Any]) -> str:
-    """Return a line for each component, the sums of nodes, notes, and what there is most of where it does not fit.
+    """Return a line for each component, the sums of nodes, notes, and the largest part where it does not fit.
 
     Args:
         record: the record of `memory_record`.
@@ -48,7 +48,7 @@ def memory_text(record: dict[str, Any]) -> str:
 
 
 def _remedies(record: dict[str, Any]) -> list[str]:
-    """Return which component takes most of what there is too little of, and what makes its parts smaller."""
+    """Return the component that takes most of the scarce memory, and the settings that make its parts smaller."""
     short = [node for node in record["nodes"] if not node["fits"]]
     host = any(node["host_available"] is not None and node["host"] > node["host_available"] for node in short)
     kind, what = ("host", "a node") if host else ("accelerator", "an accelerator")

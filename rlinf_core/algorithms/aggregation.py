@@ -92,7 +92,7 @@ def aggregate(
         A scalar.
 
     Raises:
-        ValueError: `how` is none of them.
+        ValueError: `how` is not one of them.
     """
     if how not in AGGREGATIONS:
         raise ValueError(f"unknown aggregation `{how}`, known: {quoted(AGGREGATIONS)}")

@@ -32,7 +32,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator =
         The shape of `logprobs`.
 
     Raises:
-        ValueError: the estimator is none of the three.
+        ValueError: the estimator is not one of the three.
     """
     difference = logprobs - ref_logprobs
     if estimator == "k1":
@@ -42,4 +42,4 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator =
     if estimator == "k3":
         log_ratio = (-difference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         return torch.expm1(log_ratio) - log_ratio
-    raise ValueError(f"unknown estimator of a divergence `{estimator}`")
+    raise ValueError(f"unknown divergence estimator `{estimator}`")

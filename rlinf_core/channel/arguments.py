@@ -20,7 +20,7 @@ _NO_TEXT: Final = "\u2063"
 
 
 def amount(value: object) -> float | None:
-    """Return what a caller gave as a finite number from 0; None when it is none.
+    """Return an argument as a finite number from 0; None if it is not one.
 
     Whatever is one number will do, as an array or a tensor of one element; text and `10**400` will not.
     """

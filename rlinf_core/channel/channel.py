@@ -106,7 +106,7 @@ class Channel:
 
         Raises:
             InvalidNameError: no channel can have this name.
-            UnknownGroupError: the job declared its groups and channels, and this is none of them.
+            UnknownGroupError: the job declared its groups and channels, and this is not one of them.
             PeerNotFoundError: it was not created in time.
             ChannelError: it is the name of a worker group.
         """

@@ -194,7 +194,7 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
             if self._opening is not None:
                 with self._opening:
                     self._drop_encoded()
-            # Only now: whoever takes the box next asks after this one was withdrawn.
+            # Only now: the next owner of the box asks after this one was withdrawn.
             self._end_in_slot()
         return failed
 

@@ -1,4 +1,4 @@
-"""Work handles whose results are decoded by whoever asks for them."""
+"""Work handles whose results are decoded by the caller."""
 
 from __future__ import annotations
 

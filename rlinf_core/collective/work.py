@@ -83,7 +83,7 @@ class WaitTable:
         return work is not None and work.fail(error)
 
     def fail_task(self, task_key: Hashable, error: BaseException) -> None:
-        """Fail what a thread, by its number, or a task waits in; with None what anybody waits in."""
+        """Fail the operations that a task, or a thread by its number, waits in; all of them for None."""
         for serial, work in self._waiting.copy().items():
             if task_key is None or self.operations.task_key(serial) == task_key:
                 work.fail(error)

@@ -91,10 +91,10 @@ def read_json_object(path: str | os.PathLike[str], most: int = MOST_BYTES) -> di
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder in that of a run, unless it exists.
+    """Make a folder in a run folder, unless it exists.
 
     Raises:
-        OSError: it cannot be made, or a link is there.
+        OSError: it cannot be made, or is a link.
     """
     folder.mkdir(exist_ok=True)
     if folder.is_symlink():
@@ -104,7 +104,7 @@ def make_folder(folder: Path) -> None:
 def create_aside(path: Path, mode: int = 0o666) -> tuple[int, Path]:
     """Create a file of a new name beside `path`, to be renamed to it; return its descriptor and name.
 
-    `mode` is before the process's umask. No file and no link that is there is opened.
+    `mode` is subject to the process's umask. No existing file or link is opened.
 
     Raises:
         OSError: it cannot be made.
@@ -120,8 +120,8 @@ def create_aside(path: Path, mode: int = 0o666) -> tuple[int, Path]:
 def open_below(root: str | os.PathLike[str], name: str, flags: int, mode: int = 0o666) -> int:
     """Open the regular file `name` below the folder `root`; return its descriptor.
 
-    Folders on the way are made. Nothing below `root` may be a link: who received a folder with links in it does not
-    write to where they lead.
+    Folders on the way are made. Nothing below `root` may be a link: a received folder with links in it is not
+    written through.
 
     Args:
         root: an existing folder, which may be reached through links.

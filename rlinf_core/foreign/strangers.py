@@ -1,4 +1,4 @@
-"""Connections before they have proved anything, and the warnings about them. Every listener of ours uses this.
+"""Connections before they have proved anything, and the warnings about them. Every listener of rlinf uses this.
 
 A newcomer is always let in, so a crowd keeps no member out: where there is no room, one that waits makes it.
 

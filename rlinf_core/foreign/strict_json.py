@@ -23,7 +23,7 @@ _LONG: Final = re.compile("[1-9][0-9]{308}")
 
 
 class BadJsonError(ValueError):
-    """The text is not JSON, or holds what nothing of ours can use; the message is a sentence without its subject."""
+    """The text is not JSON, or holds what rlinf cannot use; the message is a sentence without its subject."""
 
 
 def load_json(text: str | bytes, *, non_finite: bool = False, number: Callable[[str], float] = float) -> object:

@@ -32,8 +32,8 @@ class ManagerProcess:
         return "manager"
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run `function(*args)` and return its result. Actors that it creates live as long as the job, whoever the
-        caller."""
+        """Run `function(*args)` and return its result. Actors that it creates live as long as the job, regardless of
+        the caller."""
         return function(*args)
 
     def record(self) -> tuple[str, str, EndpointInfo, float]:

@@ -152,7 +152,7 @@ def save(record: ClusterRecord) -> None:
 
 
 def forget(name: str) -> None:
-    """Remove the record and the token of a cluster that is no more."""
+    """Remove the record and the token of a cluster that no longer exists."""
     for path in (folder() / f"{name}.json", token_file(name)):
         path.unlink(missing_ok=True)
 

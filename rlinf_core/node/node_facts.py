@@ -62,7 +62,7 @@ def write_private(path: str, text: str) -> None:
 
 
 def make_private(folder: str) -> bool:
-    """Make a folder unless it exists; return whether it is not a link, and only this user may enter it.
+    """Make a folder unless it is there; return whether it is not a link, and only this user may enter it.
 
     Raises:
         OSError: it cannot be made.
@@ -79,14 +79,8 @@ _STORE_ATTEMPTS: Final = {
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
 }
 # An idle Ray takes CPU time for as long as a job runs. Its log monitor looks for new files ten times a second, until
-# there are that many; then each half second. Every process times each of its events, for a file that nobody reads.
-# It also reports its calls to the GCS, for a list that nobody asks for, and where the GCS has died waits five seconds
-# for that before it ends.
-_LESS_IN_VAIN: Final = {
-    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
-    "RAY_event_stats": "0",
-    "RAY_task_events_report_interval_ms": "0",
-}
+# there are so many; then each half second. Every process times each of its events, for a file that nobody reads.
+_LESS_IN_VAIN: Final = {"RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0", "RAY_event_stats": "0"}
 
 
 def ray_environment(owner: str, folder: str, token: str | None) -> dict[str, str]:

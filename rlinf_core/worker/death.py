@@ -42,7 +42,7 @@ def took_its_node(error: WorkerDiedError) -> bool:
 
 
 def _end_in(text: str) -> ProcessEnd | None:
-    """Return the end that Ray, or the host of forked processes, reports; None if it is none, or a guess."""
+    """Return the end that Ray, or the host of forked processes, reports; None if there is none, or it is a guess."""
     code = _EXIT_CODE.search(text)
     if code is None or code[1] == "0" or text.startswith(GONE) or _ran_out_of_memory(text):
         return None

@@ -213,7 +213,7 @@ class Worker(Communication):
         """Return the channel of this name, waiting `RLINF_CONNECT_TIMEOUT` while it may still be created.
 
         Raises:
-            UnknownGroupError: the job declared its groups and channels, and this is none of them.
+            UnknownGroupError: the job declared its groups and channels, and this is not one of them.
             PeerNotFoundError: it was not created in time.
             TypeError: no name is given, or two.
         """

@@ -60,7 +60,7 @@ def parse_allowed(text: str) -> AllowedHost:
     """Parse an entry: `HOST`, `*.HOST`, an address or a network, each with an optional scheme and port.
 
     Raises:
-        ValueError: it is none; the text says why.
+        ValueError: it is not valid; the text says why.
     """
     match = _SCHEME.fullmatch(text.strip().lower())
     scheme, rest = (match[1] or "", match[2]) if match else ("", "")

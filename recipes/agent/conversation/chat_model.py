@@ -250,7 +250,7 @@ class Chat:
             MessagesRefused: the model's chat template does not write the messages. They are dropped; what came before
                 stays as it was.
             EngineUnavailable: the engine did not draw the turn. The run has failed, whatever the agent makes of it.
-            RuntimeError: the model is speaking in this conversation; `fork` is for several turns at once.
+            RuntimeError: a reply is already in progress; `fork` is for parallel turns.
         """
         if self._speaking:
             raise RuntimeError("a reply is already in progress in this conversation: use `fork()` for parallel turns")

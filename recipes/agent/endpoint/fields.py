@@ -65,7 +65,7 @@ def text_field(request: Mapping[str, Any], name: str, default: str) -> str:
     """Return a text of a request.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not a text.
     """
     value = request.get(name)
     if value is not None and not isinstance(value, str):
@@ -89,7 +89,7 @@ def whole_number(request: Mapping[str, Any], name: str, most: int | None = None)
     """Return a number from 1 of a request; None where it has none.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not such a number.
     """
     value = request.get(name)
     if value is None or (type(value) is int and 0 < value <= (most or value)):
@@ -119,7 +119,7 @@ def listed(value: Any, name: str) -> list[dict[str, Any]]:
     """Return a list of objects.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not such a list.
     """
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in cast("list[Any]", value)):
         raise bad_request(f"`{name}` must be a list of objects")

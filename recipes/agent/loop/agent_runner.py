@@ -145,10 +145,10 @@ class AgentRunner(ReasoningRunner):
         return metrics
 
 
-_SECONDS: Final = "agent/tool_seconds/"
+_TOOL_SECONDS: Final = "agent/tool_seconds/"
 # Thresholds of a warning: share of a run's time, and seconds.
-_SHARE: Final = 0.5
-_LEAST: Final = 0.1
+_SLOW_SHARE: Final = 0.5
+_SLOW_SECONDS: Final = 0.1
 
 
 class SlowTools:
@@ -165,8 +165,10 @@ class SlowTools:
     def look(self, metrics: Mapping[str, float]) -> None:
         """Look at the metrics of a step."""
         whole = metrics.get("agent/seconds", 0.0)
-        by_tool = {name.removeprefix(_SECONDS): value for name, value in metrics.items() if name.startswith(_SECONDS)}
+        by_tool = {
+            name.removeprefix(_TOOL_SECONDS): value for name, value in metrics.items() if name.startswith(_TOOL_SECONDS)
+        }
         for name, seconds in by_tool.items():
-            if name not in self._warned and seconds >= _LEAST and seconds > _SHARE * whole > 0:
+            if name not in self._warned and seconds >= _SLOW_SECONDS and seconds > _SLOW_SHARE * whole > 0:
                 self._warned.add(name)
                 self._emit(f"agents spend {seconds:.2g} s of the {whole:.2g} s of a run in the tool `{name}`")

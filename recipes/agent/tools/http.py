@@ -174,7 +174,7 @@ def parse_request(text: str) -> HttpRequest:
     """Return the request that a model wrote; an URL alone is a GET.
 
     Raises:
-        ToolError: it is none.
+        ToolError: it is not text.
     """
     line, _, body = text.strip().partition("\n")
     words = line.split()

@@ -31,7 +31,7 @@ class Tool(ABC):
         description: what it does, in a sentence, for the model.
         parameters: JSON Schema of its arguments, for models that call functions in their own form.
         computes: a call does here what its argument says, and nothing else. One that takes too long is the model's
-            fault then, and else that of whoever was asked.
+            fault then, and else that of the responder.
     """
 
     name: str

@@ -12,7 +12,7 @@ def taken_at(device_time: float, arrived: float) -> float:
     """Return when a frame was taken, on `time.monotonic`.
 
     Args:
-        device_time: the moment by the device.
-        arrived: when the frame arrived, which holds where the device's moment is later, or far earlier.
+        device_time: the time by the device's clock.
+        arrived: the arrival time of the frame, used where the device's time is later, or far earlier.
     """
     return device_time if arrived - _OLDEST <= device_time <= arrived else arrived

@@ -35,7 +35,7 @@ class RealsenseCamera(CameraDriver):
             present = [str(device.get_info(rs.camera_info.serial_number)) for device in rs.context().query_devices()]
             raise CameraError(
                 f"camera `{setup.name}` ({setup.serial}) cannot be started",
-                why=f"{error}; RealSense cameras there: {', '.join(present) or 'none'}",
+                why=f"{error}; RealSense cameras present: {', '.join(present) or 'none'}",
                 help=f"check the serial number, and that it has a colour stream of {width}x{height} at"
                 f" {setup.options.fps:g} frames a second",
             ) from error

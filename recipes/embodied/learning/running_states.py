@@ -18,7 +18,7 @@ from rlinf_core import ConfigError
 
 
 def check_running(normalization: Normalization) -> None:
-    """Check that statistics a policy came with may go on running.
+    """Check that statistics a policy came with may keep running.
 
     Raises:
         ConfigError: they are of demonstrations, which its weights were trained with.

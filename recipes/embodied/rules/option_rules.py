@@ -49,9 +49,9 @@ def _check_horizon(config: PolicyJob, report: Report) -> None:
     )
 
 
-_KEY: Path = ("algorithm", "normalize_observations")
+_NORMALIZE: Path = ("algorithm", "normalize_observations")
 # Policies that normalize states before they act, and learn from normalized ones.
-_MODELS = ("mlp_policy", "cnn_policy")
+_NORMALIZING = ("mlp_policy", "cnn_policy")
 
 
 def check_running_statistics(config: EmbodiedConfig, report: Report) -> None:
@@ -59,17 +59,17 @@ def check_running_statistics(config: EmbodiedConfig, report: Report) -> None:
     if not config.algorithm.normalize_observations:
         return
     model, runner = config.actor.model.model_type, config.runner
-    if model not in _MODELS:
+    if model not in _NORMALIZING:
         report(
-            _KEY,
+            _NORMALIZE,
             "conflicting-settings",
             f"`{model}` does not take running statistics of states",
-            f"remove it, or use {' or '.join(f'`{name}`' for name in _MODELS)}",
+            f"remove it, or use {' or '.join(f'`{name}`' for name in _NORMALIZING)}",
             about=[("actor", "model", "model_type")],
         )
     if config.algorithm.bc_weight:
         report(
-            _KEY,
+            _NORMALIZE,
             "conflicting-settings",
             "demonstrations bring their own statistics (`data.normalization`)",
             "remove it, or `algorithm.bc_weight`",
@@ -78,7 +78,7 @@ def check_running_statistics(config: EmbodiedConfig, report: Report) -> None:
     if runner.staleness or runner.weight_sync_interval != 1:
         name = "max_staleness" if runner.staleness else "weight_sync_interval"
         report(
-            _KEY,
+            _NORMALIZE,
             "conflicting-settings",
             f"with `runner.{name}` samples were normalized by older statistics than those that are known",
             f"remove one of the two: `runner.{name}`, or `algorithm.normalize_observations`",

@@ -1,4 +1,4 @@
-"""A judge that looks: a classifier of pictures, trained by `recipe=sft` with `data.target: success`."""
+"""Image-based success classifier, trained by `recipe=sft` with `data.target: success`."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def memory(device: torch.device) -> dict[str, float]:
 
 
 _COMPILERS: Final = ("g++", "clang++")
-_KEY: Final = "actor.model.compile"
+_COMPILE_KEY: Final = "actor.model.compile"
 
 
 def compile_training(policy: nn.Module, methods: Sequence[str], device: torch.device) -> None:
@@ -146,9 +146,9 @@ def compile_training(policy: nn.Module, methods: Sequence[str], device: torch.de
     missing = missing_compiler(device)
     if missing is not None:
         raise ConfigError(
-            f"`{_KEY}: true` needs {missing[0]}, which this machine lacks",
-            where=_KEY,
-            help=f"{missing[1]}, or remove `{_KEY}`",
+            f"`{_COMPILE_KEY}: true` needs {missing[0]}, which this machine lacks",
+            where=_COMPILE_KEY,
+            help=f"{missing[1]}, or remove `{_COMPILE_KEY}`",
         )
     policy.compile()
     for name in methods:

@@ -16,7 +16,7 @@ class TurnRecord(NamedTuple):
     """A turn of a conversation, as a person reads it.
 
     Attributes:
-        who: the task, the model, or a tool; or that a turn of the model was given a reward.
+        who: the author of the turn; `reward` for the reward of a turn of the model.
         text: what was said, or the reward.
         tool: name of the tool.
         seconds: the seconds that the turn took.

@@ -84,7 +84,7 @@ class Request:
         priority: smaller goes first where requests have to wait for room.
         sample_offset: number of the group's first answer, for a request that asks for a part of a group.
         metadata: comes back with every answer.
-        begun: what there is of every answer already, for engines that continue answers.
+        begun: the tokens of every answer so far, for engines that continue answers.
     """
 
     request_id: str

@@ -64,7 +64,7 @@ class LanguageJudgeConfig(ConfigModel):
     )
     template: Text | None = Field(
         default=None,
-        description="What the judge is asked: a text with {prompt}, {text} (the answer) and {answer} (the right one)."
+        description="Prompt of the judge: a text with {prompt}, {text} (the answer) and {answer} (the right one)."
         " Default: a question that fits `verdict`.",
     )
     verdict: Annotated[Text, KnownOrOwn("verdict", VERDICTS)] = Field(

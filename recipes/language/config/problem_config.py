@@ -107,7 +107,8 @@ class LanguageDataConfig(ConfigModel):
         " share of a file among several. Default: generated sums.",
     )
     val_data_paths: FilePaths = Field(
-        default=(), description="The same for evaluation. Default: a held-out part of the training problems."
+        default=(),
+        description="JSONL files for evaluation, one path or a list. Default: a held-out part of the training data.",
     )
     prompt_key: Text = Field(default="prompt", description="Key of the problem text in a line.")
     answer_key: Text = Field(default="answer", description="Key of the correct answer in a line.")

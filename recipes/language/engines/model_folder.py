@@ -89,7 +89,7 @@ class ModelFolder:
         """Check that an adapter is one of this model.
 
         Raises:
-            ValueError: a name is none of an adapter's, or a shape is not the model's.
+            ValueError: a name does not belong to an adapter, or a shape is not the model's.
         """
         adapted_layers(adapter, self._shapes)
 
@@ -97,7 +97,7 @@ class ModelFolder:
         """Return the weights of the folder with an adapter added, one by one, in the precision of the engine.
 
         Raises:
-            ValueError: a name is none of an adapter's, or a shape is not the model's.
+            ValueError: a name does not belong to an adapter, or a shape is not the model's.
         """
         layers = adapted_layers(adapter, self._shapes)
 

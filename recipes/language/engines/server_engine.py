@@ -172,7 +172,7 @@ class ServerEngine(Engine):
     # Steps
 
     def step(self) -> list[Sequence]:
-        """See `Engine`: ask for what there is room for, and return what the server has answered.
+        """See `Engine`: request the answers that fit, and return those of the server.
 
         A request that the server fails is answered by nothing, as long as it has answered others before.
 

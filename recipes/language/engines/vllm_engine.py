@@ -45,7 +45,7 @@ class _Running:
 class VllmEngine(Engine):
     """Generates with vLLM. Its scheduler runs in this process, so that weights can change between two steps.
 
-    Whoever shares a prompt finds it in vLLM's prefix cache, which is emptied when weights change: frozen answers are
+    Answers that share a prompt find it in vLLM's prefix cache, which is emptied when weights change: frozen answers are
     then computed again, under the new weights, up to where they were.
 
     Args:
@@ -200,7 +200,7 @@ class VllmEngine(Engine):
     # Steps
 
     def step(self) -> list[Sequence]:
-        """See `Engine`: begin what there is room for, and let vLLM take a step.
+        """See `Engine`: begin the answers that fit, and let vLLM take a step.
 
         Raises:
             WorkerDiedError: vLLM's engine is dead.

@@ -62,7 +62,7 @@ async def json_body(request: Request) -> dict[str, Any]:
     """Return the JSON object that is the body of a request.
 
     Raises:
-        RequestError: it is none, is too large, or does not arrive in time.
+        RequestError: it is not a JSON object, is too large, or does not arrive in time.
         ClientDisconnect: the client has gone.
     """
     body = await read_body(request)

@@ -26,7 +26,7 @@ _DRIVER: Final = "driver"
 
 
 class Calls:
-    """The calls of one method on the ranks of a group, of which those that failed are made again.
+    """The calls of one method on the ranks of a group, of which failed ones are repeated.
 
     Args:
         group: the group.

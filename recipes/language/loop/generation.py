@@ -120,7 +120,7 @@ class SyncRollouts(PromptService):
         self._asked += prompts
 
     def poll(self) -> list[ScoredGroup]:
-        """See `PromptService`: nothing goes on between two waits."""
+        """See `PromptService`: nothing runs between two waits."""
         return []
 
     def wait(self) -> list[ScoredGroup]:

@@ -21,7 +21,7 @@ _DATA_FILE: Final = "data.json"
 
 
 def save_parts(actor: Any, folder: Path, runner: ModelRunnerConfig, *others: Any) -> None:
-    """Write what `runner.save_format` says.
+    """Write the checkpoint in the format of `runner.save_format`.
 
     Args:
         actor: the group whose model it is.

@@ -18,7 +18,7 @@ class Prompt(NamedTuple):
         temperature: the temperature of the draws; 0 takes the most likely token.
         version: the version of the oldest weights that may draw an answer's tokens.
         shown: whether people may read the answers.
-        begun: whether a checkpoint has brought what there is of the answers already.
+        begun: whether a checkpoint has restored the partial answers.
         set_aside: whether it killed its processes: nothing of it is done, and its answers count as failed.
     """
 

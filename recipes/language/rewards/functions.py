@@ -177,7 +177,7 @@ def _finite(name: str, value: Any) -> float:
     array: Any = value
     shape: tuple[int, ...] = tuple(getattr(array, "shape", ()))
     if math.prod(shape) != 1:
-        raise TypeError(f"`{name}` is an array of the shape {list(shape)}, not a number")
+        raise TypeError(f"`{name}` is an array of shape {list(shape)}, not a number")
     try:
         number = float(array.reshape(()) if shape else array)
     except OverflowError:

@@ -64,7 +64,7 @@ class ProgramTests:
             text: Python; or as JSON a list of such texts, or `{"inputs": [...], "outputs": [...]}`.
 
         Raises:
-            ValueError: it is none of these.
+            ValueError: it is not one of these.
         """
         written = _json(text)
         if isinstance(written, dict):
@@ -180,7 +180,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _json(text: str) -> object:
-    """Return the list or mapping that a text is in JSON; None if it is none."""
+    """Return the list or mapping that a JSON text holds; None if it holds neither."""
     try:
         written = load_json(text)
     except ValueError:
@@ -189,7 +189,7 @@ def _json(text: str) -> object:
 
 
 def _texts(value: object) -> tuple[str, ...] | None:
-    """Return a list of texts; None if it is none."""
+    """Return a value as a list of texts; None if it is not one."""
     if not isinstance(value, list):
         return None
     texts = cast("list[object]", value)

@@ -132,7 +132,7 @@ def _check_model(config: LanguageConfig, report: Report) -> None:
 
 
 def _check_room(config: LanguageConfig, report: Report) -> None:
-    """Report engines that reserve more than there is of the same accelerators."""
+    """Report engines that together reserve more than the memory of the accelerators they share."""
     judge, rollout = config.judge, config.rollout
     reserved = [
         name for name, section in (("judge", judge), ("rollout", rollout)) if section.backend in ("vllm", "sglang")

@@ -1,4 +1,4 @@
-"""Workers that hold an engine: how it gets its weights, and when it rests."""
+"""Workers that hold an engine: loading its weights, and offloading it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class EngineWorker(ComparingWorker):
         """Load the weights that the actor sends, and return their version.
 
         Raises:
-            RLinfError: what the engine holds then is not what was sent.
+            RLinfError: the loaded weights differ from those that were sent.
         """
         self._wake()
         update = self._receive().wait()

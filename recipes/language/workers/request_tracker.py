@@ -132,7 +132,7 @@ class Answering:
         Args:
             orders: the orders from the runner.
             receive: begins to receive weights.
-            keep: takes what there is of the answers, for a checkpoint.
+            keep: takes the partial answers, for a checkpoint.
         """
         stream = EngineStream[Prompt](
             self._engine,

@@ -250,7 +250,7 @@ def _refused(request: Request, error: Exception) -> Response:
 
 
 def _not_written(request: Request, error: Exception) -> Response:
-    LOGGER.warning("a request was not taken: %s", error)
+    LOGGER.warning("a request was rejected: %s", error)
     return JSONResponse({"detail": "the server cannot write its files: try again"}, HTTPStatus.SERVICE_UNAVAILABLE)
 
 

@@ -36,7 +36,7 @@ def whole(fields: Mapping[str, Any], name: str, least: int, most: int, default: 
     """Return an integer of a request.
 
     Raises:
-        RequestError: it is none, or out of bounds.
+        RequestError: it is not an integer, or out of bounds.
     """
     value = fields.get(name)
     value = default if value is None else value
@@ -49,7 +49,7 @@ def number(fields: Mapping[str, Any], name: str, default: float, least: float = 
     """Return a finite number of a request.
 
     Raises:
-        RequestError: it is none, or too small.
+        RequestError: it is not a finite number, or too small.
     """
     value = fields.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
@@ -74,7 +74,7 @@ def mapping(value: Any, name: str) -> dict[str, Any]:
     """Return an object of a request.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not an object.
     """
     if not isinstance(value, dict):
         raise invalid(f"`{name}` must be an object")

@@ -137,7 +137,7 @@ class ServiceState:
         return session
 
     def tidy(self, session: ClientSession) -> None:
-        """Write the journal of a session anew without what is not needed any more, if it has grown much."""
+        """Rewrite the journal of a session without obsolete entries, if it has grown much."""
         if self.journal.has_grown(session.session_id):
             for model in session.models.values():
                 self.points.save_idle(model)

@@ -132,7 +132,7 @@ class SamplerTurns:
         self._ranks = itertools.cycle(range(len(groups)))
 
     def submit(self, drawing: Drawing, promise: Promise) -> None:
-        """Have answers drawn by the rank with the fewest requests."""
+        """Send a request to the rank with the fewest requests."""
         start = next(self._ranks)
         order = [(start + offset) % len(self._groups) for offset in range(len(self._groups))]
         rank = min(order, key=lambda place: len(self._open[place]))

@@ -200,7 +200,7 @@ class CheckpointReader(StorageReader):
 
     Raises:
         OSError: the index cannot be read.
-        ValueError: it is none.
+        ValueError: it is not an index.
     """
 
     def __init__(self, folder: Path) -> None:

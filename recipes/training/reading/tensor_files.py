@@ -86,7 +86,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
         files = {name: _of_file(folder / name) for name in names}
         return {tensor: files[name][tensor] for tensor, name in written["weight_map"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        # Whoever loads the whole of it says what is wrong.
+        # Its loader says what is wrong.
         return None
 
 

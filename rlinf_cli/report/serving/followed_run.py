@@ -127,7 +127,7 @@ class FollowedRun:
             self._looked = time.monotonic()
 
     def _short(self) -> bool:
-        """Return whether metrics and trace are short enough to be read while somebody waits."""
+        """Return whether metrics and trace are short enough to be read while a reader waits."""
         files = (self.folder.metrics_file, self.folder.trace_file)
         return sum(file.stat().st_size for file in files if file.exists()) < _MOST_THOROUGH_BYTES
 

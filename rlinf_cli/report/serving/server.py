@@ -193,7 +193,7 @@ def serve(runs: Sequence[FollowedRun], listener: socket.socket, token: str) -> N
 
 
 def _prepare() -> None:
-    """Compile the pages and pack their script, while somebody opens the address."""
+    """Compile the pages and pack their script, while the address is being opened."""
     compile_templates()
     _packed(chart_script().encode())
 

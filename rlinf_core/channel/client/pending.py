@@ -28,7 +28,7 @@ _VISIBLE_AFTER = 1e-3
 
 
 class Pending:
-    """The pending operations by id. Whoever removes one settles it."""
+    """The pending operations by id. The caller that removes one settles it."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint

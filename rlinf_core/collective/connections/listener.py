@@ -104,7 +104,7 @@ def listen_unix(path: str) -> socket.socket:
 
 
 def listen_tcp(host: str, buffer: int, ports: range | None = None) -> socket.socket:
-    """Listen on a free port at `host`, or at every address where `host` is none of this machine's own (NAT).
+    """Listen on a free port at `host`, or at every address where `host` is not an address of this machine (NAT).
 
     Args:
         buffer: bytes of the kernel's buffer for each direction.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-# A core that was given away for longer was needed by somebody, perhaps by whoever we wait for.
+# A core that was yielded for longer was needed by another process, perhaps the one that we wait for.
 _NEEDED_BY_OTHERS = 15e-6
 
 T = TypeVar("T")

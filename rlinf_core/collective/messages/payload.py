@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CHUNK = 1 << 20
-# Without the interpreter's lock other threads run anyway; whoever takes it back may wait milliseconds for it.
+# Without the interpreter's lock other threads run anyway; taking it back may take milliseconds.
 _UNLOCKED_CHUNK = 64 << 20
 _HUGE_PAGE = 2 << 20
 

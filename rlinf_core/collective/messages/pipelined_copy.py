@@ -1,7 +1,7 @@
 """Pipelined copies: on one host, the receiver of a large tensor copies its beginning while the sender copies the rest.
 
 Two copies, one after the other, are half as fast as one; two at a time, on two cores, nearly as fast. That serves
-`recv_tensor` alone: whoever is given a view needs all of it. A frame goes ahead of the bytes, and a few words follow
+`recv_tensor` alone: the owner of a view needs all of it. A frame goes ahead of the bytes, and a few words follow
 each piece of them, so that waiting, deadlines and deaths are those of any message.
 """
 

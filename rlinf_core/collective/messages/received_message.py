@@ -69,7 +69,7 @@ class ReceivedMessage:
         """Return the object that was sent.
 
         Raises:
-            PayloadError: it cannot be rebuilt in this process; the message is gone all the same.
+            PayloadError: it cannot be rebuilt in this process; the message is consumed either way.
         """
         try:
             buffers: list[memoryview] = self.parts(keep=True)

@@ -40,7 +40,7 @@ class TensorPart(Part):
         tensor = self._tensor
         if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             return None
-        # The part holds the tensor, and whoever uses the view holds the part.
+        # The part holds the tensor, and the user of the view holds the part.
         return memoryview((ctypes.c_ubyte * self.nbytes).from_address(tensor.data_ptr())).cast("B")
 
     def copy_into(self, target: memoryview) -> None:

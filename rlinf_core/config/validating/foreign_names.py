@@ -46,7 +46,7 @@ class ForeignNames(Protocol):
     """A source of foreign names. `annotations` are the types allowed at the key's place."""
 
     def with_our_names(self, model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
-        """Return `tree` with our names, without keys that say what is so anyway. A key that is given by both names is
+        """Return `tree` with our names, without keys that have no effect here. A key that is set under both names is
         reported.
         """
         ...

@@ -55,7 +55,7 @@ def threads_of_spy(report: Any) -> list[ThreadStack]:
     """Return the threads of a report of `py-spy dump --json`, the main one first.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not such a record.
     """
     try:
         threads = [_spied(thread) for thread in cast("list[Mapping[str, Any]]", report)]
@@ -79,7 +79,7 @@ def _line(frame: FrameSummary) -> str:
 
 
 # Threads of the runtime, irrelevant for user code.
-_OURS = ("rlinf-", "ray_", "GCCollect", "PythonGCThread")
+_RUNTIME_THREADS = ("rlinf-", "ray_", "GCCollect", "PythonGCThread")
 
 
 def describe_stacks() -> str:
@@ -90,7 +90,7 @@ def describe_stacks() -> str:
     stacks: list[ThreadStack] = []
     for thread in threads:
         frame = frames.get(thread.ident or 0)
-        if frame is None or (thread.name.startswith(_OURS) and thread.name != "rlinf-async-methods"):
+        if frame is None or (thread.name.startswith(_RUNTIME_THREADS) and thread.name != "rlinf-async-methods"):
             continue
         stacks.append(ThreadStack(thread.name, traceback.extract_stack(frame)))
     return spell(stacks)

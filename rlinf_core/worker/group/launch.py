@@ -70,7 +70,7 @@ class Launch:
         """Return the workers, by rank, from the results of `construct`."""
         incarnation = self._incarnation
         if incarnation is None:
-            raise RuntimeError("asked before construct()")
+            raise RuntimeError("members() was called before construct()")
         return tuple(
             GroupMember(
                 self._base.get_child_address(placement.rank),

@@ -41,7 +41,7 @@ def check_watchers() -> None:
     """Raise if one of them has died.
 
     Raises:
-        WorkerDiedError: its death.
+        WorkerDiedError: one has died; the error names it.
     """
     died = fallen_watcher()
     if died is not None:

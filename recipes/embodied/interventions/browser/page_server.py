@@ -313,7 +313,7 @@ def _asset(name: str, media_type: str) -> Callable[[Request], Awaitable[Response
     return answer
 
 
-_MOST: Final = 32
+_MOST_UNPROVEN: Final = 32
 TOKEN_SECONDS: Final = 10.0  # within which a connection must present the token, or is closed
 
 
@@ -321,7 +321,7 @@ class Entrance:
     """The connections of a server that have not presented the token. Used by one thread."""
 
     def __init__(self) -> None:
-        self._unproven: Unproven[asyncio.Transport] = Unproven(_MOST, seconds=TOKEN_SECONDS)
+        self._unproven: Unproven[asyncio.Transport] = Unproven(_MOST_UNPROVEN, seconds=TOKEN_SECONDS)
 
     def admit(self, transport: asyncio.Transport, now: float) -> None:
         """Admit a connection, and close the oldest one when there are too many."""

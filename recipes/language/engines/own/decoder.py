@@ -38,7 +38,7 @@ class Decoder:
         self.forget()
 
     def forget(self) -> None:
-        """Give up the recorded step: weights have moved, or the cache is another one."""
+        """Drop the recorded step: weights have moved, or the cache was replaced."""
         # The graph stays until the next is recorded, which takes over its memory.
         self._logits: Tensor | None = None
         self._steps = 0

@@ -38,7 +38,7 @@ class MergedAdapter:
         """Merge an adapter, named as peft names it, and return its fingerprint.
 
         Raises:
-            ValueError: a name is none of an adapter's, or a shape is not the model's.
+            ValueError: a name does not belong to an adapter, or a shape is not the model's.
         """
         weights = dict(tensors)
         own: dict[str, Tensor] = self._model.state_dict()
@@ -71,7 +71,7 @@ def adapted_layers(
         shapes: the shapes of the model's weights, by name.
 
     Raises:
-        ValueError: a name is none of an adapter's, or a shape is not the model's.
+        ValueError: a name does not belong to an adapter, or a shape is not the model's.
     """
     layers: dict[str, tuple[Tensor, Tensor]] = {}
     for name, down in adapter.items():

@@ -205,7 +205,7 @@ class Rows:
         return self._sequences(ended)
 
     def _ended(self, candidates: list[int]) -> dict[int, FinishReason]:
-        """Return why rows have ended, by their numbers, of those that have."""
+        """Return the finish reason of each row that has ended, by row number."""
         reasons: dict[int, FinishReason] = {}
         for row, tokens in zip(candidates, self._drawn(self._tokens, candidates), strict=True):
             reason = self._reason(row, tokens)

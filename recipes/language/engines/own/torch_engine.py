@@ -122,7 +122,7 @@ class TorchEngine(Engine):
 
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
-        """See `Engine`: begin what there is room for, then draw one token for every running answer."""
+        """See `Engine`: begin the answers that fit, then draw one token for every running answer."""
         if self._paused:
             return []
         self._check_awake()

@@ -163,7 +163,7 @@ def _runs(text: str, *, bullets: bool = True) -> Iterator[str]:
 
 
 def _end_of_run(chunks: list[str], at: int, *, bullets: bool) -> int:
-    """Return the number of the chunk after the expression that starts with a chunk."""
+    """Return the index of the first chunk after the expression that starts at index `at`."""
     end = at + 1
     while end < len(chunks):
         before, after = chunks[end - 1], chunks[end]

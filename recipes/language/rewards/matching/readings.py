@@ -168,7 +168,7 @@ def _measured(reading: Reading, other: Reading) -> Reading:
 
 
 def as_choice(gold: str) -> Choice | None:
-    """Return the choice that a reference answer is, a single letter from A to J; None if it is none."""
+    """Return a reference answer as a choice, a single letter from A to J; None if it is not one."""
     match = _CHOICE.fullmatch(unwrapped(cleaned(gold))[0])
     if match is None or match.group(4).strip(" .)"):
         return None

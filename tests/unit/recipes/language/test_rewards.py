@@ -232,7 +232,7 @@ def test_array_of_one_number_is_a_reward(functions: str) -> None:
     with Scorer(f"{functions}:of_numpy") as scorer:
         one, two = scorer.score_all([Item(text=text, answer="") for text in ("1", "2")])
     assert (one.reward, one.failure) == (1.0, "")
-    assert two.reason == "TypeError: `reward` is an array of the shape [2], not a number"
+    assert two.reason == "TypeError: `reward` is an array of shape [2], not a number"
 
 
 def test_judge_that_was_away_is_asked_again(functions: str) -> None:
