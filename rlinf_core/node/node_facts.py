@@ -80,13 +80,7 @@ _STORE_ATTEMPTS: Final = {
 }
 # An idle Ray takes CPU time for as long as a job runs. Its log monitor looks for new files ten times a second, until
 # there are so many; then each half second. Every process times each of its events, for a file that nobody reads.
-# It also reports its calls to the GCS, for a list that nobody asks for, and where the GCS has died waits five seconds
-# for that before it ends.
-_LESS_IN_VAIN: Final = {
-    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
-    "RAY_event_stats": "0",
-    "RAY_task_events_report_interval_ms": "0",
-}
+_LESS_IN_VAIN: Final = {"RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0", "RAY_event_stats": "0"}
 
 
 def ray_environment(owner: str, folder: str, token: str | None) -> dict[str, str]:
