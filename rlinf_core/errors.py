@@ -289,3 +289,7 @@ class CheckpointError(RunError):
 
 class ClusterError(RLinfError):
     """The cluster is unreachable or incomplete, or cannot start what was requested."""
+
+
+class RayStartError(ClusterError):
+    """Ray does not start on this machine, as where that is too busy for Ray's time limits."""

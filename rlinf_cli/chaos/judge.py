@@ -110,6 +110,8 @@ def _of_end(outcome: RunEnding, reference: UndisturbedRuns, max_restarts: int) -
         return (RunVerdict.EQUAL if reference.comparable else RunVerdict.RIGHT), ""
     if outcome.code == 0:
         return RunVerdict.WRONG, f"its exit code is 0, and the run is {outcome.status}"
+    if _refused(outcome):
+        return RunVerdict.EXPLAINED, ""
     if not outcome.hit:
         return RunVerdict.WRONG, f"nothing was hit, and it ended with {outcome.code}: {outcome.reason}"
     if len(outcome.hit) <= max_restarts and not any(_may_end(struck) for struck in outcome.hit):
@@ -157,6 +159,13 @@ def _names(struck: Struck, code: str, words: str) -> bool:
             name = struck.victim.removeprefix("child of ")
             lost = code == "node-lost" and fault.target in (Target.RAYLET, Target.RAY_AGENT)
             return lost or name in words or str(fault.target) in words
+
+
+def _refused(outcome: RunEnding) -> bool:
+    """Return whether its last command did not begin and the folder says so: a busy machine starts no Ray in time."""
+    last = outcome.hit[-1:]
+    begun = any(not FAULTS[struck.strike.fault].ends_command for struck in last)
+    return not begun and bool(outcome.why) and outcome.why[-1][0] == "cluster"
 
 
 def _may_end(struck: Struck) -> bool:

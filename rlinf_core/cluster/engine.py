@@ -32,7 +32,7 @@ from rlinf_core.cluster.ray_api import (
     ray_api,
     set_absence,
 )
-from rlinf_core.errors import ClusterError, ProcessEnd, WorkerDiedError
+from rlinf_core.errors import ClusterError, ProcessEnd, RayStartError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.node import attach, node_facts
 from rlinf_core.node.node_processes import MARK, guard
@@ -252,7 +252,7 @@ def _start(namespace: str) -> RayEngine:
             )
     except Exception as error:
         # Ray has no exception type for it; its message names the process that did not start.
-        raise ClusterError(
+        raise RayStartError(
             "Ray does not start on this machine",
             why=str(error).splitlines()[0] if str(error) else type(error).__name__,
             help="a machine that is very busy or short of memory exceeds Ray's time limit: try again later",

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.config.sections.runner import RestartLimit
-from rlinf_core.errors import WorkerDiedError
+from rlinf_core.errors import RayStartError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.recipe import Job, Program
 from rlinf_core.placement.component import ComponentPlacement
@@ -110,7 +110,8 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, limit: RestartLim
     """Return the result of `attempt`. It is called again after a worker's death, once the record was rewound, and when
     nodes have joined again that elastic components do without, which is no restart that counts.
 
-    An exception raised by a worker is not a death: it would recur.
+    An exception raised by a worker is not a death: it would recur. A Ray of its own that does not start is one, but for
+    the first attempt.
 
     Args:
         attempt: launches all workers and runs to the end, from `record.step` on. It must end its workers before
@@ -121,17 +122,22 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, limit: RestartLim
     Raises:
         WorkerGroupError: as raised, or the death of a worker after the last restart.
         WorkerDiedError: the same, of a process that workers depend on.
+        RayStartError: as raised by the first attempt, or by the last one.
     """
     restarts = record.restarts = Restarts(limit)
+    # The component whose death the last restart followed.
+    died: str | None = None
     while True:
         try:
             return attempt()
         except NodesReturned:
             record.go_back()
-        except (WorkerGroupError, WorkerDiedError) as error:
-            cause = death(error)
+        except (WorkerGroupError, WorkerDiedError, RayStartError) as error:
+            # A new Ray that does not start in time, as on a busy machine, counts as one more death of the same.
+            cause = error if isinstance(error, RayStartError) else death(error)
+            died = record.component_of(cause.address) if isinstance(cause, WorkerDiedError) else died
             evidence = record.keep_evidence(error)
-            restart = None if cause is None else restarts.allow(record.component_of(cause.address))
+            restart = None if cause is None or died is None else restarts.allow(died)
             if cause is None or restart is None:
                 raise
             step = record.go_back()

@@ -13,7 +13,7 @@ import pytest
 from rlinf_core import runners
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.sections.runner import LoggerConfig, RestartLimit, RunnerConfig
-from rlinf_core.errors import ChannelClosed, RuntimeFailure, WorkerDiedError
+from rlinf_core.errors import ChannelClosed, RayStartError, RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job
 from rlinf_core.runners import run_program
@@ -117,6 +117,28 @@ def test_there_is_an_end_of_restarts(record: RunRecord, told: list[Event]) -> No
         with_recovery(attempt, record, RestartLimit(max=2))
     assert calls == [0, 0, 0]
     assert [each.restart for each in told if isinstance(each, RunRestarted)] == [1, 2]
+
+
+def test_ray_that_does_not_start_again_is_tried_again(record: RunRecord, told: list[Event]) -> None:
+    failures: list[Exception] = [DEAD, RayStartError("Ray does not start"), RayStartError("Ray does not start")]
+
+    def attempt() -> str:
+        if failures:
+            raise failures.pop(0)
+        return "done"
+
+    assert with_recovery(attempt, record, RestartLimit(max=3)) == "done"
+    reasons = [each.reason for each in told if isinstance(each, RunRestarted)]
+    assert reasons == ["`rollout:0` on node 0 died", "Ray does not start", "Ray does not start"]
+
+
+def test_ray_that_does_not_start_at_first_ends_the_run(record: RunRecord, told: list[Event]) -> None:
+    def attempt() -> None:
+        raise RayStartError("Ray does not start")
+
+    with pytest.raises(RayStartError):
+        with_recovery(attempt, record, RestartLimit(max=3))
+    assert told == []
 
 
 def test_a_checkpoint_says_what_it_was_made_of(record: RunRecord) -> None:

@@ -43,6 +43,7 @@ OTHER = outcome(
 REFERENCE = reference_of(outcome(), OTHER, 5.0)
 BY_CHANCE = reference_of(outcome(), outcome(digests={"2/actor/0.distcp": "b"}), 5.0)
 KILLED = ("killed-by-signal", "`EnvGroup:0` was killed by SIGKILL")
+NO_RAY = ("cluster", "the cluster refused: Ray does not start on this machine")
 FAILED = {"code": 1, "status": "failed", "why": (KILLED,)}
 CASES: dict[str, tuple[dict[str, Any], RunVerdict, str]] = {
     "same": ({}, RunVerdict.EQUAL, ""),
@@ -56,6 +57,12 @@ CASES: dict[str, tuple[dict[str, Any], RunVerdict, str]] = {
     "another named": ({**FAILED, "why": (("died", "`RewardGroup:0` died"),)}, RunVerdict.UNEXPLAINED, "RewardGroup"),
     "nothing named": ({**FAILED, "why": ()}, RunVerdict.UNEXPLAINED, "`rlinf why` says: nothing"),
     "ended by itself": ({**FAILED, "struck": (), "reason": "bad"}, RunVerdict.WRONG, "nothing was hit"),
+    "no Ray at first": ({**FAILED, "struck": (), "why": (NO_RAY,)}, RunVerdict.EXPLAINED, ""),
+    "no Ray later": (
+        {**FAILED, "struck": (struck("kill-driver", "driver"),), "why": (NO_RAY,)},
+        *(RunVerdict.EXPLAINED, ""),
+    ),
+    "no Ray again": ({**FAILED, "why": (NO_RAY,)}, RunVerdict.UNEXPLAINED, "cluster refused"),
     "success of a failure": ({"status": "failed"}, RunVerdict.WRONG, "its exit code is 0, and the run is failed"),
     "hung": ({"code": None, "status": "running"}, RunVerdict.HUNG, "neither went on nor ended"),
     "left": ({"left": ("process 5",)}, RunVerdict.UNCLEAN, "left behind: process 5"),
