@@ -137,12 +137,13 @@ def _of_event(event: RunEvent, bundles: dict[str, Bundle]) -> Incident:
 
 
 def _nodes_after(event: RunEvent, facts: RunFacts) -> tuple[str, ...]:
-    """Return what the restart after an incident found of the nodes."""
+    """Return which nodes the restart after an incident did not find, and who serves instead."""
     if event.kind != run_events.RESTARTED:
         return ()
     later = takewhile(lambda other: other.kind not in _KINDS, facts.story[facts.story.index(event) + 1 :])
-    changed = [other for other in later if other.kind == run_events.NODES]
-    return tuple("; ".join((other.text, *other.details)) for other in changed)
+    # That a node is back has no reason.
+    lost = [other for other in later if other.kind == run_events.NODES and other.details]
+    return tuple("; ".join((other.text, *other.details)) for other in lost)
 
 
 def _of_bundle(bundle: Bundle) -> Incident:

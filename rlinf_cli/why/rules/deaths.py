@@ -108,7 +108,7 @@ def node_lost(incident: Incident) -> RunFinding | None:
         f"the machine of {_named(incident.process)} cannot be reached any more",
         [*incident.nodes, *(line.strip() for line in text.splitlines() if "node" in line or "sign of life" in line)],
         "`rlinf status` and `rlinf doctor` tell which machines answer; look whether it is up, and at its network",
-        *(["`rlinf up FILE` starts it again; its spare serves until the next restart"] if incident.nodes else []),
+        "`rlinf up FILE` starts its Ray again",
     )
 
 

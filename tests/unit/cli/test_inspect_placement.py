@@ -48,6 +48,18 @@ def test_a_node_without_any_process_is_idle(cli: Cli, tmp_path: Path) -> None:
     assert "idle: " in cli("inspect", "placement", path, "--assume", "0").out
 
 
+def test_spares_are_shown_with_the_nodes_that_they_can_serve_as(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "spares.yaml"
+    path.write_text(
+        "cluster:\n  num_nodes: 5\n  spare_nodes: 2\n"
+        "  component_placement: {agent: {node_group: node, placement: all}}\n"
+    )
+    out = cli("inspect", "placement", path, "--assume", "0").out
+    assert "3 nodes · 2 spares · 3 processes" in out
+    assert "spare: nodes 3-4, for nodes 1-2\n" in out
+    assert "idle" not in out
+
+
 def test_hundreds_of_processes_stay_a_few_rows(cli: Cli) -> None:
     arguments = ("inspect", "placement", "hetero18", "--assume", "a800=8", "--assume", "4090=8")
     short = cli(*arguments).out.splitlines()

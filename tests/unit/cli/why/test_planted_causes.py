@@ -387,3 +387,16 @@ def test_solved_problems_are_no_alarm(tmp_path: Path) -> None:
     }
     assert STEPS > 8
     assert diagnosis_of(made_run(tmp_path, solved)).clean
+
+
+@pytest.mark.parametrize(
+    ("details", "code"), [(["node 1 joined and was lost"], "node-lost"), ([], "died")], ids=["lost", "back"]
+)
+def test_lost_node_is_named_with_who_serves_as_it(tmp_path: Path, details: list[str], code: str) -> None:
+    run = made_run(tmp_path)
+    add_failure(run, "`EnvGroup:0` died in `interact`", dead(), ended=False)
+    run_events.append_event(run.path, run_events.NODES, 6, "node 3, a spare, serves as node 1", details)
+    ((_, finding),) = diagnosis_of(run).failures
+    assert finding.code == code
+    named = "node 3, a spare, serves as node 1; node 1 joined and was lost" in finding.evidence
+    assert named is bool(details)
