@@ -66,9 +66,6 @@ CAUSES: Final[dict[str, PlantedCause]] = {
         (*EMBODIED, "actor.optim.lr_scheduler=linear", "actor.optim.total_training_steps=4"),
         *("learning-rate-zero", "fell to 0"),
     ),
-    "large rate": PlantedCause(
-        (*EMBODIED, "algorithm.update_epoch=10", "actor.optim.lr=0.3"), "policy-jumps", "far away from the one"
-    ),
     "no gradient passes": PlantedCause(
         (*EMBODIED, "algorithm.update_epoch=4", "actor.optim.clip_grad=1e-30"), "gradients-clipped-away", "clip_grad"
     ),
