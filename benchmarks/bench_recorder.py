@@ -1,9 +1,10 @@
 """The cost of the flight recorder, which keeps the last operations of every process for `recent.txt`.
 
-It is switched on and off from step to step within one run, in the order on, off, off, on, and so on. The CPU time of
-all worker processes in a step with it is compared with that of its neighbour without it, so that neither differences
-between runs nor slow changes of the machine count. Of those differences the fifth at each end is left out, which other
-programs of the machine make; the mean of the others is given with its standard error.
+It is switched within one run: of each two steps one has it, the first or the second by chance, so that nothing that
+comes at regular intervals is taken for it. The CPU time of all worker processes in a step with it is compared with that
+of its neighbour without it, so that neither differences between runs nor slow changes of the machine count. Of those
+differences the fifth at each end is left out, which other programs of the machine make; the mean of the others is given
+with its standard error.
 
     python benchmarks/bench_recorder.py [--steps 1000]
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import mmap
 import os
+import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +52,7 @@ class Steps:
 
     def __init__(self, flag: mmap.mmap) -> None:
         self._flag = flag
+        self._drawn = random.Random(0)
         self._last: float | None = None
         self.seconds: list[tuple[bool, float]] = []
 
@@ -59,7 +62,7 @@ class Steps:
         now = sum(map(precise_seconds, cpu_pids()))
         if self._last is not None and event.step > _WARM_UP:
             self.seconds.append((bool(self._flag[0]), now - self._last))
-        self._flag[0] = event.step % 4 in (0, 3)
+        self._flag[0] = self._drawn.random() < 0.5 if event.step % 2 == 0 else not self._flag[0]
         self._last = sum(map(precise_seconds, cpu_pids()))
 
 

@@ -41,13 +41,13 @@ def replay(
         names = [known.removesuffix(".json") for known in items]
         help = did_you_mean(name, names) or (f"set aside: {quoted(names)}" if names else "it has set nothing aside")
         raise RLinfError(f"there is no item `{name}`", where=str(folder.path), help=help)
-    used = used_job(str(folder.path), [], log_path)
-    function = used.recipe.load(used.recipe.replay)
-    if function is None or not kept.replay:
+    used = used_job(str(folder.path), [], log_path) if kept.replay else None
+    function = None if used is None else used.recipe.load(used.recipe.replay)
+    if used is None or function is None:
         raise RLinfError(
             f"a {kept.kind} cannot be replayed alone",
             where=f"quarantine/{name}.json",
-            help=f"{kept.kind} {kept.item}: look it up in the data by that number, and train with it alone",
+            help=f"look up {kept.kind} {kept.item} in the data by that number, and train with it alone",
         )
     words = function(used.job, kept, emit=console.message)
     if output is Output.JSON:

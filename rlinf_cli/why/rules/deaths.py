@@ -177,8 +177,8 @@ def _cause(process: FailedProcess) -> list[str]:
 
 def _signal(process: FailedProcess) -> str | None:
     """Return the signal that ended a process, also where only the words of its death name it."""
-    named = _KILLED.match(process.why)
-    return process.signal or (named[1] if named is not None else None)
+    match = _KILLED.match(process.why)
+    return process.signal or (match[1] if match is not None else None)
 
 
 def _memory(incident: Incident) -> list[str]:

@@ -10,6 +10,7 @@ from rlinf_cli.why.finding import FindingKind, RunFinding
 from rlinf_cli.why.incidents import Incident
 
 _VERSION: Final = re.compile(r"the engine's weights of version (\d+) differ")
+_TOOL: Final = re.compile(r"the tool `([^`]+)`: ([^\n]+)")
 _SHOWN: Final = 12
 
 
@@ -78,8 +79,7 @@ def nothing_to_learn(incident: Incident) -> RunFinding | None:
     if "has no samples to learn from" not in text:
         return None
     if "could be scored" in text:
-        what, code = "the reward fails for the answers of a whole step", "reward-fails"
-        do = "score one answer by hand with the same function; `rlinf samples` shows answers with the reasons"
+        code, what, do = _of_answers(text, "the reward fails for the answers of a whole step")
     elif "equal rewards" in text:
         what, code = "all answers to a prompt have the same reward, for every prompt of a step", "groups-equal"
         do = "use other problems, a larger `algorithm.group_size` or a higher temperature, or `filter_groups: false`"
@@ -90,16 +90,34 @@ def nothing_to_learn(incident: Incident) -> RunFinding | None:
 
 
 def rewards_failed(incident: Incident) -> RunFinding | None:
-    """Tell that too many answers could not be scored."""
+    """Tell that too many answers could not be scored, or made."""
     text = incident.text
-    if "could not be scored" not in text and "max_failed_fraction" not in text:
+    if "could not be scored" not in text and not ("answers of" in text and "max_failed_fraction" in text):
+        return None
+    code, what, do = _of_answers(text, "the reward fails for more answers than `runner.max_failed_fraction` allows")
+    return _finding(incident, code, what, _quoted(incident), do)
+
+
+def _of_answers(text: str, otherwise: str) -> tuple[str, str, str]:
+    """Return code, cause and remedy of answers that failed, by the reason of the first one."""
+    tool = _TOOL.search(text)
+    if tool is not None:
+        what = f"the tool `{tool[1]}` fails: {tool[2]}"
+        return "tool-fails", what, "call it by hand; one that takes long needs a longer `agent.tool_timeout`"
+    do = "score one answer by hand with the same function; `rlinf samples` shows answers with the reasons"
+    return "reward-fails", otherwise, do
+
+
+def simulators_failed(incident: Incident) -> RunFinding | None:
+    """Tell that the simulators of too many episodes raised."""
+    if "the simulators of" not in incident.text or "max_failed_fraction" not in incident.text:
         return None
     return _finding(
         incident,
-        "reward-fails",
-        "the reward fails for more answers than `runner.max_failed_fraction` allows",
+        "simulators-fail",
+        "simulators raise in more episodes than `runner.max_failed_fraction` allows",
         _quoted(incident),
-        "score one answer by hand with the same function; `rlinf samples` shows answers with the reasons",
+        "the log of the env worker has environments, action and traceback: look at the line that raised",
     )
 
 
@@ -219,6 +237,7 @@ RULES: Final = (
     weights_not_arrived,
     nothing_to_learn,
     simulator_raised,
+    simulators_failed,
     rewards_failed,
     not_finite,
     deadlock,

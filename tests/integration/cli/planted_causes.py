@@ -11,14 +11,11 @@ EMBODIED: Final = (
     *("env.train.max_episode_steps=10", "env.train.max_steps_per_rollout_epoch=10", "actor.global_batch_size=40"),
     *("actor.model.hidden_dim=16", "algorithm.update_epoch=1", "runner.val_check_interval=-1", "runner.max_steps=12"),
 )
-_LEARNING: Final = (
-    *("actor.model.hidden_dim=32", "actor.model.num_layers=1", "actor.warm_start.steps=2"),
+MATH: Final = (
+    *("math_laptop", "actor.model.hidden_dim=32", "actor.model.num_layers=1", "actor.warm_start.steps=2"),
     *("data.rollout_batch_size=4", "data.val_size=4", "algorithm.group_size=4", "runner.save_format=dcp"),
     *("runner.val_check_interval=-1", "runner.max_steps=12", "actor.optim.lr_warmup_steps=0"),
 )
-MATH: Final = ("math_laptop", *_LEARNING)
-AGENT: Final = ("agent_calculator", *_LEARNING)
-_USES_TOOLS: Final = ("actor.warm_start.steps=100", "actor.warm_start.tool_share=1.0")
 NO_RESTART: Final = "runner.max_restarts=0"
 
 
@@ -66,9 +63,6 @@ CAUSES: Final[dict[str, PlantedCause]] = {
         (*EMBODIED, "actor.optim.lr_scheduler=linear", "actor.optim.total_training_steps=4"),
         *("learning-rate-zero", "fell to 0"),
     ),
-    "large rate": PlantedCause(
-        (*EMBODIED, "algorithm.update_epoch=10", "actor.optim.lr=0.3"), "policy-jumps", "far away from the one"
-    ),
     "no gradient passes": PlantedCause(
         (*EMBODIED, "algorithm.update_epoch=4", "actor.optim.clip_grad=1e-30"), "gradients-clipped-away", "clip_grad"
     ),
@@ -106,8 +100,5 @@ CAUSES: Final[dict[str, PlantedCause]] = {
     "deadly prompt": PlantedCause(
         _reward("by_length", "data.shuffle=false", "runner.max_failed_fraction=0.5"),
         *("items-set-aside", "died of prompt", "dies of a prompt"),
-    ),
-    "tool hangs": PlantedCause(
-        (*AGENT, f"agent.tools=[{FAULTS}:hanging_tool]", "agent.tool_timeout=0.1", *_USES_TOOLS), "tool-fails", "tool"
     ),
 }

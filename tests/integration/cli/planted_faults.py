@@ -171,9 +171,3 @@ def lone_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     if distributed.get_rank() > 0 and _losses > _LOSSES:
         threading.Event().wait()
     return actor_critic(inputs, settings)
-
-
-def hanging_tool(text: str) -> str:
-    """Compute the value of an expression."""
-    threading.Event().wait()
-    return ""

@@ -157,6 +157,18 @@ FAILURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
                "  why: too few answers to 32 prompts could be scored; the first: NameError: x", "RLinfError"),
         "reward-fails", "reward fails",
     ),
+    "tool hangs": (
+        "9 of 16 answers of step 4 failed: error 9",
+        raised("rlinf_core.errors.RunError", "9 of 16 answers of step 4 failed: error 9\n  why: the first: the tool"
+               " `lookup`: no answer within 5 s\n  help: `runner.max_failed_fraction` of them may fail", "RLinfError"),
+        "tool-fails", "the tool `lookup` fails: no answer within 5 s",
+    ),
+    "simulators fail": (
+        "the simulators of 7 episodes failed, and 1 episodes ended",
+        raised("rlinf_core.errors.RunError", "the simulators of 7 episodes failed, and 1 episodes ended\n"
+               "  help: mend the simulator; `runner.max_failed_fraction` of the episodes may fail", "RLinfError"),
+        "simulators-fail", "simulators raise",
+    ),
     "NaN": (
         "`ActorGroup:0` failed in `run_training`",
         raised("recipes.training.finite.NonFiniteError", "`gradient of actor.0.weight` is nan", "RLinfError"),
