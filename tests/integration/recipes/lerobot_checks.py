@@ -14,8 +14,12 @@ import pytest
 import torch
 from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 
+from recipes.demonstrations.lerobot.set_info import Feature
+from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.models.flow.flow_matching import FlowSde
 from recipes.embodied.models.flow.real_time_chunking import guided, overlap_weights
 from recipes.embodied.models.policy_folder import save_policy
@@ -184,6 +188,36 @@ def check_real_time() -> None:
         print("real time", most, away)
 
 
+def check_windows(folder: Path) -> None:
+    """Windows of demonstrations are those of lerobot's `delta_timestamps`, at both ends of an episode, too."""
+    from lerobot_sets import LeRobotDataset
+
+    features = {
+        name: Feature("float32", (size,)) for name, size in (("observation.state", STATES), ("action", ACTIONS))
+    }
+    random = np.random.default_rng(0)
+    with DatasetWriter(folder, 10, features) as writer:
+        for length in (4, 7):
+            columns = {
+                name: random.normal(size=(length, *of.shape)).astype(np.float32) for name, of in features.items()
+            }
+            writer.add(columns, "reach")
+    spec = EnvSpec(STATES, ACTIONS, low=(None,) * ACTIONS, high=(None,) * ACTIONS)
+    ours = ImitationData(DemonstrationsConfig.model_validate({"train_data_paths": str(folder)}), spec, CHUNK)
+    steps, horizon = 3, 6
+    seen, wanted = list(range(1 - steps, 1)), list(range(1 - steps, 1 - steps + horizon))
+    deltas = {name: [step / 10 for step in of] for name, of in (("observation.state", seen), ("action", wanted))}
+    theirs: Any = LeRobotDataset("local/set", root=folder, delta_timestamps=deltas)
+    observations, actions, valid = ours.rows(np.arange(len(ours)), horizon, wanted[0], steps)
+    states = np.concatenate((observations["past.states"], observations["states"][:, None]), axis=1)
+    for row in range(len(ours)):
+        item = theirs[row]
+        assert np.array_equal(item["observation.state"], states[row]), row
+        assert np.array_equal(item["action"], actions[row]), row
+        assert np.array_equal(item["action_is_pad"], ~valid[row]), row
+    print("windows", len(ours))
+
+
 def check_refusals(folder: Path) -> None:
     for kind, message, model in (
         ("act", "dim_modle", {"options": {"config": {"dim_modle": 3}}}),
@@ -212,4 +246,5 @@ if __name__ == "__main__":
         check_folder(name, made / name)
     check_density()
     check_real_time()
+    check_windows(made / "set")
     check_refusals(made / "act")
