@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
@@ -109,6 +109,32 @@ class JudgeConfig(ConfigModel):
     )
 
 
+class InferenceConfig(ConfigModel):
+    """The time that a policy takes to compute a chunk of actions, emulated."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("guidance",),
+            lambda inference, sizes: inference.chunking != "real_time",
+            "nothing is guided: `chunking` is not real_time",
+            "remove it, or write `chunking: real_time`",
+            because=("chunking",),
+        ),
+    )
+
+    delay: NonNegativeInt = Field(
+        default=0, description="Steps of control that pass from an observation to the actions that answer it."
+    )
+    chunking: Literal["wait", "switch", "real_time"] = Field(
+        default="wait",
+        description="What the arm does meanwhile: wait (it stands still), switch (the rest of the chunk before, then"
+        " the new one), real_time (the same, and the new chunk continues the one before, arXiv 2506.07339).",
+    )
+    guidance: PositiveFloat = Field(
+        default=5.0, description="Largest strength with which real_time draws a chunk to the one before, beta."
+    )
+
+
 class EnvironmentConfig(ConfigModel):
     """Environments of one kind."""
 
@@ -193,6 +219,10 @@ class EnvironmentConfig(ConfigModel):
     )
     judge: JudgeConfig = Field(
         default_factory=JudgeConfig, description="Judge of episodes: source, options. Default: the environment."
+    )
+    inference: InferenceConfig = Field(
+        default_factory=InferenceConfig,
+        description="Emulated delay of the policy in evaluations and `rlinf play`: delay, chunking, guidance.",
     )
 
 

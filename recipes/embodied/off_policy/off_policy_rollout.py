@@ -36,9 +36,9 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
         self._random = before < self._random_steps
         super().generate(step, attempt)
 
-    def _act(self, inputs: Inputs, *, greedy: bool) -> PolicyOutput:
-        output = super()._act(inputs, greedy=greedy)
-        if greedy or not self._random:
+    def _act(self, inputs: Inputs) -> PolicyOutput:
+        output = super()._act(inputs)
+        if not self._random:
             return output
         drawn = torch.rand(output.actions.shape, device=output.actions.device) * 2 - 1
         return PolicyOutput(drawn, output.logprobs, None)

@@ -20,6 +20,7 @@ from recipes.embodied.loop.worker_layout import actor_ranks, make_routes, trajec
 from recipes.embodied.models.base_policy import BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.registry import make_model
+from recipes.embodied.workers.delayed_inference import DelayedInference
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.host_memory import keep_freed_memory, release_host_memory
 from recipes.training.seeding import Purpose, derive_seed
@@ -117,6 +118,8 @@ class MultiStepRolloutWorker(ComparingWorker):
         shares = {stage: share for stage, share in shares.items() if share}
         buffers: dict[int, RolloutBuffer] = {}
         finished: dict[int, RolloutChunks] = {}
+        inference = self._config.env.eval.inference
+        acting = {stage: DelayedInference(policy, inference) for stage in shares} if not training else {}
         # The env workers say in their first messages how many chunks follow; their last answer needs no action.
         chunk = chunks = 0
         while shares and chunk <= chunks:
@@ -128,11 +131,15 @@ class MultiStepRolloutWorker(ComparingWorker):
                     buffers[stage] = RolloutBuffer(chunks, self._version)
                 with self.worker_timer("rollout/policy"), computing(self._config.actor, self.torch_device):
                     inputs = policy.prepare(message["observations"])
-                    output = self._act(inputs, greedy=not training) if chunk < chunks else None
-                if output is not None:
-                    self._answer(peers, policy.to_env(output.actions))
+                    acts = chunk < chunks
+                    output = self._act(inputs) if acts and training else None
+                    actions = acting[stage].act(inputs, _begun(message)) if acts and not training else None
+                if actions is not None:
+                    self._answer(peers, actions)
                 if not training:
                     continue
+                if output is not None:
+                    self._answer(peers, policy.to_env(output.actions))
                 # What follows is written down while the environments step.
                 buffer = buffers[stage]
                 if chunk:
@@ -146,8 +153,8 @@ class MultiStepRolloutWorker(ComparingWorker):
             chunk += 1
         return finished
 
-    def _act(self, inputs: Inputs, *, greedy: bool) -> PolicyOutput:
-        return output_in_float32(self.policy.act(inputs, greedy=greedy))
+    def _act(self, inputs: Inputs) -> PolicyOutput:
+        return output_in_float32(self.policy.act(inputs))
 
     def _add_outcome(self, buffer: RolloutBuffer, step: int, message: dict[str, Any], following: Inputs) -> None:
         """Record the result of a step; `following` are the observations after it."""
@@ -185,3 +192,10 @@ class MultiStepRolloutWorker(ComparingWorker):
         if self._policy is None:
             raise RuntimeError("used before init_worker()")
         return self._policy
+
+
+def _begun(message: dict[str, Any]) -> NDArray[np.bool_] | None:
+    """Return the environments whose episode has just begun, bool [n]; None: none but by a reset of all."""
+    if "terminations" not in message:
+        return None
+    return (message["terminations"] | message["truncations"]).any(axis=1)

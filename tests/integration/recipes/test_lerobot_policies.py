@@ -34,7 +34,7 @@ actor:
 runner: {{max_steps: 2, val_check_interval: 2, save_interval: 2}}
 """
 ACT = "{dim_model: 32, n_heads: 2, dim_feedforward: 64, n_encoder_layers: 1, use_vae: false}"
-DIFFUSION = "{down_dims: [16, 32], n_groups: 4, num_train_timesteps: 5}"
+DIFFUSION = "{n_obs_steps: 2, down_dims: [16, 32], n_groups: 4, num_train_timesteps: 5}"
 DATA = "data: {train_data_paths: ../demonstrations, batches_per_step: 4}\n"
 ROLLOUTS = ", total_num_envs: 8, max_steps_per_rollout_epoch: 16"
 

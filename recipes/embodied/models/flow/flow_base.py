@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.flow.flow_matching import FlowSde, OneStepSde, Velocity, flow_matching_losses
+from recipes.embodied.models.flow.real_time_chunking import guided
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -83,6 +84,12 @@ class FlowMatchingPolicy(BasePolicy):
             return PolicyOutput(self.sde.follow(velocity, zero), None, self.values_of(seen, inputs))
         record, logprobs = self.sde.draw(velocity, zero, generator)
         return PolicyOutput(_flat(record), self._carried_out(logprobs), self.values_of(seen, inputs))
+
+    @torch.no_grad()
+    def continued(self, inputs: Inputs, target: Tensor, weights: Tensor, most: float) -> Tensor:
+        """Return chunks [n, H, M] of the greedy flow that continue others; see `real_time_chunking.guided`."""
+        velocity = guided(self.velocity_of(self.see(inputs), inputs), target, weights, most)
+        return self.sde.follow(velocity, torch.zeros_like(target))
 
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
         """See `BasePolicy`."""
