@@ -145,7 +145,8 @@ def check_stopped_by_us(rig: Rig, holder: Holder, began: float) -> dict[str, Any
     rig.server.run(1.0)
     report = rig.server.report()
     assert report["errors"] == []
-    assert report["command"] - began <= DECIDES, (began, report)
+    # An arm at rest is left there until the lease ends.
+    assert min(report["command"], report["still"]) - began <= DECIDES, (began, report)
     check_named(refusal_of(rig.arm), rig.arm, f"process {holder.process.pid}")
     return report
 
