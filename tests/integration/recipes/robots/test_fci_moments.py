@@ -159,8 +159,12 @@ def check_stopped_by_itself(rig: Rig, holder: Holder, number: signal.Signals) ->
         causes = ("the controller closed the connection", "reset by peer")
     else:
         # Of a reset that is under way a holder hears in the end what the arm did meanwhile.
-        reasons = ("communication_constraints_violation", "the controller was held up", "the controller closed")
-        causes = ("no response within", *reasons)
+        causes = (
+            "no response within",
+            "the controller was held up",
+            "the controller closed",
+            "the arm ended its motion",
+        )
         if holder.of("moved") and holder.kind == "client":
             until(lambda: holder.of("ended"), "what the holder is told", 60)
         rig.controller.send_signal(signal.SIGCONT)
