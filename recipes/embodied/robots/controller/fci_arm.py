@@ -32,10 +32,11 @@ LIBRARY: Final = ((0, 4), (0, 5))
 ARMS: Final = {10: "Franka Research 3", 5: "Franka Emika Panda"}
 CONNECT_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 3.0
-# Joint limits of the Research 3 by its data sheet, in radians, and the distance that franka-rs keeps from them.
+# Joint limits of the Research 3 by its data sheet, in radians, and the distance from them at which franka-rs refuses a
+# target.
 _RESEARCH_3_MIN = np.array([-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159])
 _RESEARCH_3_MAX = np.array([2.7437, 1.7837, 2.9007, -0.1518, 2.8065, 4.5169, 3.0159])
-_MARGIN = 0.03
+_MARGIN = 0.05
 # The target leads a held arm by no more than what an action of 1 covers in this time.
 _LEAD = 0.6 * ACTION_VELOCITY[:, 0]
 _DEVIATION = 10.0  # radians from where a loop began; our own limits are narrower

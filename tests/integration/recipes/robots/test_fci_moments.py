@@ -145,7 +145,8 @@ def check_stopped_by_us(rig: Rig, holder: Holder, began: float) -> dict[str, Any
     rig.server.run(1.0)
     report = rig.server.report()
     assert report["errors"] == []
-    assert report["command"] - began <= DECIDES, (began, report)
+    # An arm at rest is left there until the lease ends.
+    assert min(report["command"], report["still"]) - began <= DECIDES, (began, report)
     check_named(refusal_of(rig.arm), rig.arm, f"process {holder.process.pid}")
     return report
 
@@ -158,8 +159,12 @@ def check_stopped_by_itself(rig: Rig, holder: Holder, number: signal.Signals) ->
         causes = ("the controller closed the connection", "reset by peer")
     else:
         # Of a reset that is under way a holder hears in the end what the arm did meanwhile.
-        reasons = ("communication_constraints_violation", "the controller was held up", "the controller closed")
-        causes = ("no response within", *reasons)
+        causes = (
+            "no response within",
+            "the controller was held up",
+            "the controller closed",
+            "the arm ended its motion",
+        )
         if holder.of("moved") and holder.kind == "client":
             until(lambda: holder.of("ended"), "what the holder is told", 60)
         rig.controller.send_signal(signal.SIGCONT)
