@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster import cluster as module
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.cluster.membership import NodeMember
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, EnvironmentVariableError
 from rlinf_core.topology import ClusterTopology, NodeInfo
@@ -88,25 +86,3 @@ def test_worker_that_leaves_its_cluster_stays_connected(monkeypatch: pytest.Monk
     with cluster:
         pass
     assert (ended, entered) == (["groups"], [])
-
-
-@pytest.mark.parametrize("seconds", [20, 90, 600])
-def test_a_busy_node_is_waited_for_and_a_lost_one_is_told(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    class RayError(Exception):
-        pass
-
-    def get(reference: str, timeout: float) -> str:
-        if seconds > timeout:
-            raise TimeoutError
-        return reference
-
-    errors = SimpleNamespace(RayError=RayError, RayTaskError=KeyError, RuntimeEnvSetupError=KeyError)
-    errors.WorkerCrashedError = KeyError
-    monkeypatch.setattr(module, "ray_api", lambda: SimpleNamespace(get=get, exceptions=errors))
-    monkeypatch.setenv("RLINF_CONNECT_TIMEOUT", "10")
-    cluster = object.__new__(Cluster)
-    if seconds < 100:
-        assert cluster._answer("facts", NodeMember("id", "10.0.0.2"), 0.0) == "facts"
-    else:
-        with pytest.raises(ClusterError, match=r"the node at 10\.0\.0\.2 has not answered since"):
-            cluster._answer("facts", NodeMember("id", "10.0.0.2"), 0.0)

@@ -52,3 +52,24 @@ def test_the_remedy_fits_the_cause(monkeypatch: pytest.MonkeyPatch, error: str, 
     with pytest.raises(ClusterError, match=message) as caught:
         answer(None, NODE, 1.8e9)
     assert help in (caught.value.help or "")
+
+
+@pytest.mark.parametrize("seconds", [20, 90, 600])
+def test_a_busy_node_is_waited_for_and_a_lost_one_is_told(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    class RayError(Exception):
+        pass
+
+    def get(reference: str, timeout: float) -> str:
+        if seconds > timeout:
+            raise TimeoutError
+        return reference
+
+    errors = SimpleNamespace(RayError=RayError, RayTaskError=KeyError, RuntimeEnvSetupError=KeyError)
+    errors.WorkerCrashedError = KeyError
+    monkeypatch.setattr(module, "ray_api", lambda: SimpleNamespace(get=get, exceptions=errors))
+    monkeypatch.setenv("RLINF_CONNECT_TIMEOUT", "10")
+    if seconds < 100:
+        assert answer("facts", NodeMember("id", "10.0.0.2"), 0.0) == "facts"
+    else:
+        with pytest.raises(ClusterError, match=r"the node at 10\.0\.0\.2 has not answered since"):
+            answer("facts", NodeMember("id", "10.0.0.2"), 0.0)
