@@ -116,11 +116,12 @@ def nothing_is_clipped(facts: RunFacts) -> RunFinding | None:
 
 def entropy_collapsed(facts: RunFacts) -> RunFinding | None:
     """Find a policy that draws the same answers always, though they are not good."""
-    # A step without samples has an entropy of 0.
-    entropies = facts.column(_ENTROPY).without(0.0)
+    # A step without samples has an entropy of 0, and tells nothing.
+    every = facts.column(_ENTROPY)
+    entropies = every.without(0.0)
     since = entropies.since(0.0, _NO_ENTROPY)
     # An entropy below 0 is that of a continuous action.
-    if since is None or min(entropies.values) < 0 or entropies.steps[-1] - since + 1 < _STEPS:
+    if since is None or min(entropies.values) < 0 or every.steps[-1] - since + 1 < _STEPS:
         return None
     begin = entropies.values[0]
     if begin < max(_NO_ENTROPY, _FALL * entropies.values[-1]) or _does_well(facts, since):
