@@ -110,8 +110,8 @@ _FAULT_FIGURES: Final = (
         " their CPU time",
     ),
     (
-        "the same, on and off in turn within one run",
-        "CPU seconds with / without: embodied 16.6 / 16.3 (58,800 operations), math 5.74 / 5.78 (8,800); one run each",
+        "the same, by chance in one of each two steps of a run",
+        "of the workers' CPU time +0.16 ± 0.62 % (`benchmarks/bench_recorder.py`, 600 pairs of steps at a load of 40)",
     ),
     (
         "the same, pairs of runs with and without",

@@ -11,6 +11,7 @@ from rlinf_cli.why.incidents import Incident
 
 _VERSION: Final = re.compile(r"the engine's weights of version (\d+) differ")
 _TOOL: Final = re.compile(r"the tool `([^`]+)`: ([^\n]+)")
+_FIRST: Final = re.compile(r"the first: ([^\n]+)")
 _SHOWN: Final = 12
 
 
@@ -105,7 +106,8 @@ def _of_answers(text: str, otherwise: str) -> tuple[str, str, str]:
         what = f"the tool `{tool[1]}` fails: {tool[2]}"
         return "tool-fails", what, "call it by hand; one that takes long needs a longer `agent.tool_timeout`"
     do = "score one answer by hand with the same function; `rlinf samples` shows answers with the reasons"
-    return "reward-fails", otherwise, do
+    first = _FIRST.search(text)
+    return "reward-fails", otherwise if first is None else f"{otherwise}: {first[1]}", do
 
 
 def simulators_failed(incident: Incident) -> RunFinding | None:

@@ -9,6 +9,7 @@ from rlinf_cli.why.finding import FindingKind, RunFinding
 
 _STEPS: Final = 5
 _MANY_STEPS: Final = 10
+_STALE_STEPS: Final = 15
 _CLIPPED: Final = "train/actor/clip_fraction"
 _KL: Final = "train/actor/approx_kl"
 _ENTROPY: Final = "train/actor/entropy"
@@ -115,11 +116,12 @@ def nothing_is_clipped(facts: RunFacts) -> RunFinding | None:
 
 def entropy_collapsed(facts: RunFacts) -> RunFinding | None:
     """Find a policy that draws the same answers always, though they are not good."""
-    # A step without samples has an entropy of 0.
-    entropies = facts.column(_ENTROPY).without(0.0)
+    # A step without samples has an entropy of 0, and tells nothing.
+    every = facts.column(_ENTROPY)
+    entropies = every.without(0.0)
     since = entropies.since(0.0, _NO_ENTROPY)
     # An entropy below 0 is that of a continuous action.
-    if since is None or min(entropies.values) < 0 or entropies.steps[-1] - since + 1 < _STEPS:
+    if since is None or min(entropies.values) < 0 or every.steps[-1] - since + 1 < _STEPS:
         return None
     begin = entropies.values[0]
     if begin < max(_NO_ENTROPY, _FALL * entropies.values[-1]) or _does_well(facts, since):
@@ -141,12 +143,12 @@ def entropy_collapsed(facts: RunFacts) -> RunFinding | None:
 
 
 def staleness_at_bound(facts: RunFacts) -> RunFinding | None:
-    """Find that all samples are as old as they may be."""
+    """Find that all samples are as old as they may be in a run whose rewards do not rise meanwhile."""
     bound = facts.number("runner.max_staleness") or 0
     ages = facts.column("rollout/staleness_mean", "rollout/staleness")
     since = ages.since(bound - 0.01, float("inf"))
     # With a bound of 1 it is so in every run whose rollouts go on during training.
-    if bound < 2 or since is None or ages.steps[-1] - since + 1 < _MANY_STEPS:
+    if bound < 2 or since is None or ages.steps[-1] - since + 1 < _STALE_STEPS or _rises(facts, since):
         return None
     return RunFinding(
         FindingKind.LEARNING,
@@ -160,6 +162,17 @@ def staleness_at_bound(facts: RunFacts) -> RunFinding | None:
         ),
         step=since,
     )
+
+
+def _rises(facts: RunFacts, since: int) -> bool:
+    """Return whether rewards are higher in the last third of the steps since one than in the first third."""
+    rewards = facts.column("rollout/correct", "rollout/reward", "env/success_once", "env/return")
+    values = [value for at, value in zip(rewards.steps, rewards.values, strict=True) if at >= since]
+    third = len(values) // 3
+    if not third:
+        return False
+    before, after = sum(values[:third]) / third, sum(values[-third:]) / third
+    return after - before > _BETTER * max(abs(before), abs(after))
 
 
 def _does_well(facts: RunFacts, since: int) -> bool:

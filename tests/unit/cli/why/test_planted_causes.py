@@ -74,7 +74,8 @@ LEARNING: dict[str, tuple[dict[str, Metric], str, str, int | None]] = {
         "", "entropy-collapsed", 8,
     ),
     "staleness at its bound": (
-        {"rollout/staleness_mean": 4.0}, "runner: {max_staleness: 4}\n", "staleness-at-bound", 1,
+        {"rollout/staleness_mean": 4.0, "rollout/correct": 0.3}, "runner: {max_staleness: 4}\n",
+        "staleness-at-bound", 1,
     ),
     "loss is NaN": ({"train/actor/policy_loss": after(6, math.nan, 0.1)}, "", "not-finite", 6),
     "updates skipped": ({"train/actor/skipped_updates": after(6, 4.0, 0.0)}, "", "updates-skipped", 6),
@@ -363,6 +364,10 @@ def test_item_comes_before_the_deaths_that_it_caused(tmp_path: Path) -> None:
     assert len(first.followed) == 3
     assert "`rlinf replay episode-18-17`" in first.do[0]
     assert diagnosis.learning == []
+
+
+def test_stale_samples_of_a_run_that_learns_are_no_alarm(tmp_path: Path) -> None:
+    assert codes_of(made_run(tmp_path, {"rollout/staleness_mean": 4.0}, "runner: {max_staleness: 4}\n")) == []
 
 
 def test_step_without_samples_is_no_collapse(tmp_path: Path) -> None:
