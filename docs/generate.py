@@ -83,6 +83,23 @@ _FAULT_FIGURES: Final = (
         " mended since",
     ),
     (
+        "the same with up to ten faults each, at a load of 20 to 100",
+        "41 faults in 11 runs. embodied: 3 equal, 1 judged hung while it launched; SAC on an arm: 1 equal, 1 with equal"
+        " weights but other settings of the critics' optimizer, 1 without Ray; rollouts ahead: 1 that a restart without"
+        " Ray ended; math: 1 that says why; sft_chat: 1 equal, 1 without Ray when it was to go on; agent, math"
+        " asynchronous: none. Of the five that are not right one kind is repeated since the mends, that of the arm",
+    ),
+    (
+        "bugs that these showed, mended since",
+        "settings of an optimizer's group without weights, lost when a run of SAC goes on; a restart whose Ray does not"
+        " start within Ray's 30 s, which ended the run; in `rlinf chaos`, a slow launch judged as hung, and a command"
+        " whose Ray does not start at first judged as wrong",
+    ),
+    (
+        "from `kill -9` of `gcs_server` until a driver says so, by a warning with its name / has ended its Ray",
+        "0.2 s / 7.5 s, of which Ray's own shutdown waits 5 s to send reports of tasks to it; load 25 to 40",
+    ),
+    (
         "simulation, 10,000 seeds of each scenario",
         "all right; seconds of CPU for a thousand: channel 1.1, manager 1.6, plan of prompts 0.6, tasks of agents 0.4;"
         " 31 of 31 planted races detected within 400 seeds",
