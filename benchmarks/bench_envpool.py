@@ -3,8 +3,8 @@
     RLINF_ENVPOOL_PYTHON=/opt/venv/envpool/bin/python python benchmarks/bench_envpool.py
 
 The interpreter that the variable names needs both packages: `pip install 'envpool>=1.2.5,<2' metaworld`. 16
-environments of a task take turns, with the same actions, in one thread. The bare package is stepped in a loop, without checks. The
-goal is 1.8 of it; exits with 1 when a task misses that.
+environments of a task take turns, with the same actions, in one thread. The bare package is stepped in a loop, without
+checks. The goal is 1.8 of it; exits with 1 when a task misses that.
 """
 
 from __future__ import annotations
