@@ -142,7 +142,7 @@ class Reader:
             row[STATES] = np.concatenate(vectors) if len(vectors) > 1 else vectors[0]
         return row
 
-    def together(self, observations: Sequence[Any]) -> Observation | None:
+    def together(self, observations: Sequence[Any] | NDArray[Any]) -> Observation | None:
         """Return n observations of the space in new arrays [n, ...], in a fraction of the time of one by one.
 
         Returns:
