@@ -50,7 +50,7 @@ def steps_per_second(step: Callable[[], Any], seconds: float = CPU_SECONDS) -> f
 def adapter_step(env: VectorEnv) -> Callable[[], Any]:
     """Return a function that carries out one random action in every environment."""
     env.reset()
-    actions = cycle([random_actions(env.spec, NUM_ENVS, seed) for seed in range(BATCHES)])
+    actions = cycle([random_actions(env.spec, NUM_ENVS, seed=seed) for seed in range(BATCHES)])
     return lambda: env.step(next(actions))
 
 
@@ -84,7 +84,7 @@ def main() -> int:
         step, shown = adapter_step(env), ""
         if kind == "gymnasium":
             bare = bare_step(task)
-            rounds = [[steps_per_second(take, BARE_CPU_SECONDS) for take in (bare, step)] for _ in range(BARE_ROUNDS)]
+            rounds = [[steps_per_second(way, BARE_CPU_SECONDS) for way in (bare, step)] for _ in range(BARE_ROUNDS)]
             fastest, speed = (max(speeds) for speeds in zip(*rounds, strict=True))
             shown = f" {speed / fastest:8.2f}"
             kept &= task != "CartPole-v1" or speed / fastest >= BARE_GOAL

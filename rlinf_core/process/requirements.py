@@ -22,6 +22,7 @@ _REQUIREMENTS: Final = {
     "mcp": "mcp>=2,<3",
     "mlflow": "mlflow-skinny>=3,<4",
     "mujoco": "mujoco>=3.3,<5",
+    "envpool": "envpool>=1.2.5,<2",
     "panda_gym": "panda-gym>=3.0.7,<4",
     "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http>=1.30,<2",
     "opentelemetry.sdk": "opentelemetry-sdk>=1.30,<2",

@@ -124,6 +124,13 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
         observes=None,
         max_episode_steps=None,
     ),
+    "envpool": EnvType(
+        f"{_SIMULATORS}.envpool_env:EnvpoolEnv",
+        module="envpool",
+        observes=None,
+        max_episode_steps=None,
+    ),
+    "gym_hil": _simulator("gym_hil", "GymHilEnv", "gym_hil/PandaPickCube-v0", install="gym-hil", control_hz=10.0),
     "libero": _simulator("libero", "LiberoEnv", "libero_spatial", action_size=7, control_hz=20.0),
     "metaworld": _simulator("metaworld", "MetaworldEnv", "reach-v3", action_size=4, control_hz=80.0),
     "robosuite": _simulator("robosuite", "RobosuiteEnv", "Lift"),

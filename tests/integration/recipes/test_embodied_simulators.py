@@ -1,7 +1,7 @@
 """Real simulators, each in an interpreter of its own, by the command that people type.
 
 `RLINF_LIBERO_PYTHON`, `RLINF_METAWORLD_PYTHON`, `RLINF_ROBOSUITE_PYTHON` and `RLINF_GYMNASIUM_ROBOTICS_PYTHON` name the
-interpreters: `rlinf env setup` makes them, see docs/simulators.md.
+interpreters: `rlinf env setup` makes them, see docs/simulators.md. `RLINF_GYM_HIL_PYTHON` names one with gym-hil.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.embodied.interpreters.locked_venvs import Made, lines_of, probe, simulators
+from recipes.embodied.interpreters.locked_venvs import Made, lines_of, probe
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(2400)]
 
@@ -23,6 +23,7 @@ TASKS = {
     "metaworld": "reach-v3",
     "robosuite": "Lift",
     "gymnasium_robotics": "FetchReachDense-v4",
+    "gym_hil": "gym_hil/PandaPickCube-v0",
 }
 # Run in the simulator's interpreter: the promises of an environment, on few steps, and the sizes of what is observed.
 CONTRACT = """
@@ -50,7 +51,7 @@ def renderer_of(env_type: str, python: Path) -> str:
     raise AssertionError(f"no image: {found}")
 
 
-@pytest.mark.parametrize("env_type", simulators())
+@pytest.mark.parametrize("env_type", TASKS)
 def test_the_promises_of_environments_are_kept(env_type: str) -> None:
     command = [str(python_of(env_type)), "-P", "-c", CONTRACT, env_type, TASKS[env_type]]
     ended = subprocess.run(command, capture_output=True, text=True)
@@ -58,7 +59,7 @@ def test_the_promises_of_environments_are_kept(env_type: str) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("env_type", simulators())
+@pytest.mark.parametrize("env_type", TASKS)
 def test_it_trains_apart_from_the_actor(env_type: str, tmp_path: Path) -> None:
     python = python_of(env_type)
     made = Made(env_type, python, {}, renderer_of(env_type, python))

@@ -8,8 +8,6 @@ from contextlib import suppress
 from copy import copy
 from typing import Any, Final
 
-import numpy as np
-
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
 from recipes.embodied.envs.repeating import MOST_REPEATED, FaultLog, RaisedTwiceError, RepeatingSimulator
 
@@ -73,7 +71,8 @@ class RepeatingSimulation(RepeatingSimulator):
         """Add an action to the record; return its outcome, a failed one where the episode is left out."""
         if self._lost:
             return _FAILED
-        self.past.append((action if isinstance(action, np.generic) else copy(action), *outcome[:4]))
+        kept: Any = copy(action)
+        self.past.append((kept, *outcome[:4]))
         return outcome
 
     def observe(self) -> Row:

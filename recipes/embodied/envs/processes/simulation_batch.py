@@ -30,6 +30,10 @@ from recipes.embodied.envs.processes.simulator import (
 from recipes.embodied.envs.repeating import MOST_REPEATED, FaultLog
 
 
+def _ignore(row: int, operation: str) -> None:
+    """Report nothing."""
+
+
 class SimulationBatch:
     """Simulations of one process, one after another.
 
@@ -51,7 +55,7 @@ class SimulationBatch:
         self._faults = faults = FaultLog()
         # The class whose results are checked together; None: one by one.
         self._cheap = kind if alive is None and issubclass(kind, CheapSimulation) else None
-        reports = alive or (lambda row, operation: None)
+        reports = alive or _ignore
         self._members: list[RepeatingSimulation] = []
         try:
             for row, task in enumerate(tasks):
@@ -77,7 +81,7 @@ class SimulationBatch:
         self._changed = set(self._every)
         # Of simulations that had no fault: those themselves, and the steps that were checked together and are not in
         # the members' records, as actions and what they led to; how many steps there were, and the first of each
-        self._first = self.simulations
+        self._first: list[Any] = self.simulations
         self._steps: deque[tuple[Any, RawSteps]] = deque(maxlen=MOST_REPEATED + 1)
         self._count = 0
         self._begun = [0] * len(tasks)

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import FloatArray, Observation, native_actions
@@ -141,7 +142,7 @@ class Reader:
             row[STATES] = np.concatenate(vectors) if len(vectors) > 1 else vectors[0]
         return row
 
-    def together(self, observations: Sequence[Any]) -> Observation | None:
+    def together(self, observations: Sequence[Any] | NDArray[Any]) -> Observation | None:
         """Return n observations of the space in new arrays [n, ...], in a fraction of the time of one by one.
 
         Returns:
@@ -156,6 +157,23 @@ class Reader:
         if states.shape[1:] != self._plain or states.dtype.kind not in "fiub":
             return None
         return {STATES: states.astype(np.float32, copy=False)}
+
+    def batch(self, space: spaces.Space[Any], observation: Any) -> Observation:
+        """Return what a vector of environments observes as arrays [n, ...]; log the first number out of its bounds.
+
+        Args:
+            space: the space of observations of the vector.
+            observation: one of it.
+
+        Raises:
+            ConfigError: an observation in it is not of the space of one environment.
+        """
+        seen = self.together(observation) if isinstance(observation, np.ndarray) else None
+        if seen is None:
+            rows = [self(row) for row in iterate(space, observation)]
+            seen = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        self.check_bounds(seen)
+        return seen
 
     def check_bounds(self, observations: Observation) -> None:
         """Log the first number of some observations [n, ...] that is out of its bounds; once for a task."""

@@ -12,7 +12,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
@@ -102,12 +101,7 @@ class GymnasiumVectorEnv(BatchedEnv):
             raise
 
     def _read(self, observation: Any) -> Observation:
-        seen = self._reads.together(observation) if isinstance(observation, np.ndarray) else None
-        if seen is None:
-            rows = [self._reads(row) for row in iterate(self._env.observation_space, observation)]
-            seen = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-        self._reads.check_bounds(seen)
-        return seen
+        return self._reads.batch(self._env.observation_space, observation)
 
     def close(self) -> None:
         """Close the environments."""

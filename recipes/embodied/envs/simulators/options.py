@@ -141,6 +141,17 @@ class GymnasiumRoboticsOptions(SimulatorOptions):
     arguments: dict[str, object] = Field(default_factory=dict)
 
 
+class GymHilOptions(SimulatorOptions):
+    """Options of `gym_hil`.
+
+    Attributes:
+        cameras: `main` is the camera at the front.
+        arguments: further arguments of the environment, as in `{reward_type: dense, random_block_position: true}`.
+    """
+
+    arguments: dict[str, object] = Field(default_factory=dict)
+
+
 class ManiskillOptions(SimulatorOptions):
     """Options of `maniskill`.
 

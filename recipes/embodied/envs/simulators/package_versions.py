@@ -15,6 +15,8 @@ DISTRIBUTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "robosuite": ("robosuite", "mujoco"),
     "gymnasium_robotics": ("gymnasium-robotics", "mujoco"),
     "maniskill": ("mani_skill", "sapien"),
+    "envpool": ("envpool",),
+    "gym_hil": ("gym-hil", "mujoco"),
     "gymnasium": ("gymnasium", "mujoco"),
     "gymnasium_vector": ("gymnasium", "mujoco"),
     "panda_gym": ("panda-gym", "pybullet"),

@@ -1,0 +1,123 @@
+"""EnvPool: tasks of Meta-World, MuJoCo Playground, Gymnasium and others, stepped together by C++ threads."""
+
+# EnvPool is an optional package: the checker of types runs without it.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
+from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
+from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer
+from recipes.embodied.envs.simulators.gymnasium_steps import checked_batch_step, checked_reset
+from recipes.embodied.envs.simulators.packages import imported, unknown_task
+from recipes.embodied.envs.starts import Starts
+from rlinf_core import ConfigError
+
+# Meta-World never ends an episode by itself, so that its episodes can go on after success.
+_NEVER_ENDS: Final = "MetaWorld/"
+# The limit of steps is kept by `VectorEnv`.
+_NO_LIMIT: Final = 2**31 - 1
+# Options that this adapter sets.
+_OWN: Final = ("num_envs", "batch_size", "seed", "env_seed", "env_type", "max_episode_steps", "gym_reset_return_info")
+
+
+class EnvpoolEnv(BatchedEnv):
+    """`task` is an id of EnvPool (`MetaWorld/Reach-v3`, `Ant-v5`, ...), `options` are arguments of `envpool.make`.
+
+    EnvPool seeds an environment when it is made, and no later. A reset of all therefore makes them anew, each with the
+    seed of its start; the further episodes follow from that seed. Members of a group have one seed.
+
+    EnvPool would reset an environment by the step after its last one. Here each is reset before that, so that no step
+    is lost and the last observation of an episode is seen.
+
+    Success is what a task reports as `success` or `is_success`, and ends the episode.
+    """
+
+    def __init__(self, settings: EnvSettings) -> None:
+        if settings.task is None:
+            raise ConfigError("`env_type: envpool` needs a task", help="add `task: MetaWorld/Reach-v3`, or another id")
+        self.ends = not settings.task.startswith(_NEVER_ENDS)
+        super().__init__(settings)
+        self._envpool = imported("envpool", "envpool")
+        self._task, self._options = settings.task, {"num_threads": 1, **settings.options}
+        known = self._envpool.list_all_envs()
+        if self._task not in known:
+            raise unknown_task("envpool", self._task, known)
+        own = next((name for name in _OWN if name in self._options), None)
+        if own is not None:
+            raise ConfigError(
+                f"the option `{own}` of EnvPool is set by `env_type: envpool` itself",
+                where="env.options",
+                help="write `total_num_envs`, `seed` or `max_episode_steps` of the same section",
+            )
+        try:
+            spec = self._envpool.make_spec(self._task, **self._options)
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ConfigError(f"`{self._task}` cannot be made: {error}", where="env.options") from error
+        self.default_max_episode_steps = spec.config.max_episode_steps
+        self._reads = Reader(self._task, spec.observation_space)
+        self._writes = Writer(self._task, spec.action_space)
+        self._single = spec.observation_space
+        self._space = batch_space(self._single, settings.num_envs)
+        self._pool: Any = None
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The specification by the task's spaces."""
+        reads, writes = self._reads, self._writes
+        return EnvSpec(
+            reads.state_size,
+            writes.size,
+            writes.num_choices,
+            reads.cameras,
+            low=writes.low,
+            high=writes.high,
+            whole=writes.whole,
+        )
+
+    def _start(self, rows: IntArray, starts: Starts) -> None:
+        if len(rows) == self.num_envs and not self._episodes.episode.any():
+            self.close()
+        super()._start(rows, starts)
+
+    def _begin_rows(self, mask: BoolArray, seeds: IntArray) -> Observation:
+        if self._pool is None:
+            self._pool = self._envpool.make(
+                self._task,
+                env_type="gymnasium",
+                num_envs=self.num_envs,
+                env_seed=seeds.tolist(),
+                max_episode_steps=_NO_LIMIT,
+                **self._options,
+            )
+            return self._read(checked_reset(self._task, self._pool.reset()))
+        rows = np.flatnonzero(mask).astype(np.int32)
+        begun = self._reads.batch(
+            batch_space(self._single, len(rows)), checked_reset(self._task, self._pool.reset(rows))
+        )
+        seen = {name: array.copy() for name, array in self._seen.items()}
+        for name, array in begun.items():
+            seen[name][rows] = array
+        return seen
+
+    def _step_all(self, actions: NDArray[Any]) -> BatchStep:
+        result = self._pool.step(np.asarray(self._writes(actions)))
+        seen, rewards, terminated, truncated, successes = checked_batch_step(self._task, result, self.num_envs)
+        if successes is not None:
+            terminated |= successes
+        return BatchStep(self._read(seen), rewards, terminated, truncated, successes)
+
+    def _read(self, observation: Any) -> Observation:
+        return self._reads.batch(self._space, observation)
+
+    def close(self) -> None:
+        """Close the environments."""
+        pool, self._pool = getattr(self, "_pool", None), None
+        if pool is not None:
+            pool.close()
