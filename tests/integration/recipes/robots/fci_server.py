@@ -33,7 +33,7 @@ class Record:
     def __init__(self) -> None:
         self.now = self.command = self.moved = 0.0
         self.speed = self.fastest = 0.0
-        self.places: deque[Any] = deque([np.zeros(7)], maxlen=WINDOW + 1)
+        self.places: deque[Any] = deque(maxlen=WINDOW + 1)
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
         errors = [index for index, error in enumerate(server.robot_state.state["errors"]) if error]
         report: dict[str, Any] = {"now": record.now, "command": record.command, "still": record.moved}
         report |= {"speed": record.speed, "fastest": record.fastest, "errors": errors}
-        report["joints"] = record.places[-1].tolist()
+        report["joints"] = record.places[-1].tolist() if record.places else []
         print(json.dumps(report), flush=True)
         record.fastest = record.speed
 
