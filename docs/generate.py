@@ -138,7 +138,7 @@ def _faults() -> str:
     ]
     parts += [
         "\n## As measured\n",
-        "On two cores beside other work, at a load of 13 to 30: seconds are above those of a quiet machine.\n",
+        "On two cores beside other work, at a load of 13 to 30 where no other is named. A quiet machine is faster.\n",
         "| what | figure |",
         "|---|---|",
         *(f"| {what} | {figure} |" for what, figure in _FAULT_FIGURES),

@@ -13,8 +13,8 @@ from rlinf_core.runners.suspects import Suspects
 class SuspectedEpisodes:
     """The episodes of a run that simulator processes died of, over all its attempts.
 
-    A simulator process tells which environment it was at. Environments in an env worker's own process do not: the
-    deaths of that are nobody's.
+    A simulator process reports which environment it was at. An env worker that steps environments itself does not: its
+    death is charged to no episode.
 
     Args:
         record: the record of the run, which keeps them.
@@ -31,11 +31,11 @@ class SuspectedEpisodes:
         return len(self._suspects.set_aside)
 
     def known_in(self, layout: Layout) -> Layout:
-        """Return a layout that tells env workers of them."""
+        """Return a layout with the starts that env workers leave out."""
         return layout._replace(suspects=self._died or bool(self.count), set_aside=self._suspects.set_aside)
 
     def died(self, error: BaseException, step: int) -> None:
-        """Note the episodes that processes died of, of whose deaths a failure in a step tells."""
+        """Count the deaths in a failed step, and set an episode aside at its third."""
         for cause in all_deaths(error).values():
             episode = cause.episode if isinstance(cause, SimulatorDiedError) else None
             if episode is None:

@@ -15,7 +15,7 @@ from recipes.embodied.robots.robot_errors import RobotError
 from recipes.embodied.robots.so101_bus import JOINTS, SO101Bus
 from rlinf_core import ConfigError
 
-_TOLD_STEPS: Final = 40  # between two lines about arms that are too far apart
+_WARNING_STEPS: Final = 40  # between two lines about arms that are too far apart
 _log = logging.getLogger("rlinf.robots")
 
 
@@ -39,7 +39,7 @@ class LeaderSource(PersonSource):
             self._joints = self._seen = self._bus.read()
         except RobotError as error:
             raise self._lost(error) from error
-        self._told = 0
+        self._unwarned_steps = 0
 
     def poll(self) -> Controls:
         """See `PersonSource`: engaged while the leader moves, and while the arm is on its way to where it stands."""
@@ -56,7 +56,7 @@ class LeaderSource(PersonSource):
             return Controls(engaged=moved or behind)
         far = {joint: way for joint, way in away.items() if abs(way) > self.options.align}
         if moved and far:
-            self._tell(far)
+            self._warn(far)
         return Controls(engaged=moved and not far)
 
     def close(self) -> None:
@@ -77,11 +77,11 @@ class LeaderSource(PersonSource):
         assert following is not None  # the source was opened with it
         return following
 
-    def _tell(self, far: dict[str, float]) -> None:
-        if self._told == 0:
+    def _warn(self, far: dict[str, float]) -> None:
+        if self._unwarned_steps == 0:
             ways = ", ".join(f"{joint} by {-way:+.0f}" for joint, way in far.items())
             _log.warning("%s is too far from the arm's pose to take over; turn it: %s", self._where, ways)
-        self._told = (self._told + 1) % _TOLD_STEPS
+        self._unwarned_steps = (self._unwarned_steps + 1) % _WARNING_STEPS
 
     def _lost(self, error: RobotError) -> InterventionError:
         return InterventionError(error.message, where=self._where, why=error.why, help=error.help)
