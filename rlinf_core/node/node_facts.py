@@ -80,7 +80,12 @@ _STORE_ATTEMPTS: Final = {
 }
 # An idle Ray takes CPU time for as long as a job runs. Its log monitor looks for new files ten times a second, until
 # there are so many; then each half second. Every process times each of its events, for a file that nobody reads.
-_LESS_IN_VAIN: Final = {"RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0", "RAY_event_stats": "0"}
+# At its end a process reports its tasks to the GCS, for which it waits five seconds where the GCS has died.
+_LESS_IN_VAIN: Final = {
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
+    "RAY_event_stats": "0",
+    "RAY_task_events_shutdown_flush_timeout_ms": "500",
+}
 
 
 def ray_environment(owner: str, folder: str, token: str | None) -> dict[str, str]:
