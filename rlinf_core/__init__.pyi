@@ -57,6 +57,7 @@ from rlinf_core.errors import MismatchError as MismatchError
 from rlinf_core.errors import PayloadError as PayloadError
 from rlinf_core.errors import PeerNotFoundError as PeerNotFoundError
 from rlinf_core.errors import PlacementError as PlacementError
+from rlinf_core.errors import RayStartError as RayStartError
 from rlinf_core.errors import RemoteError as RemoteError
 from rlinf_core.errors import RLinfError as RLinfError
 from rlinf_core.errors import RunError as RunError

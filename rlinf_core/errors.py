@@ -6,6 +6,7 @@
       InvalidNameError                also ValueError
       EnvironmentVariableError        also ValueError
       ClusterError                    the cluster is unreachable, or cannot start what was requested
+        RayStartError
       RunError                        a run folder cannot be written, read or found
         CheckpointError
       WorkerGroupError                also ExceptionGroup: a call failed on some ranks (in `failures`)

@@ -220,10 +220,6 @@ class EnvironmentConfig(ConfigModel):
     judge: JudgeConfig = Field(
         default_factory=JudgeConfig, description="Judge of episodes: source, options. Default: the environment."
     )
-    inference: InferenceConfig = Field(
-        default_factory=InferenceConfig,
-        description="Emulated delay of the policy in evaluations and `rlinf play`: delay, chunking, guidance.",
-    )
 
 
 class RecordedEnvironmentConfig(EnvironmentConfig):
@@ -251,18 +247,27 @@ class TrainEnvironmentConfig(RecordedEnvironmentConfig):
     )
 
 
+class EvalEnvironmentConfig(EnvironmentConfig):
+    """Environments of evaluations."""
+
+    inference: InferenceConfig = Field(
+        default_factory=InferenceConfig,
+        description="Emulated delay of the policy in evaluations and `rlinf play`: delay, chunking, guidance.",
+    )
+
+
 # What an evaluation decides for itself; everything else it takes from `env.train` where it says nothing.
 _EVAL_OWN = {"rollout_epoch": 1, "group_size": 1}
 
 
-def _as_in_training(evaluation: EnvironmentConfig, info: ValidationInfo) -> EnvironmentConfig:
+def _as_in_training(evaluation: EvalEnvironmentConfig, info: ValidationInfo) -> EvalEnvironmentConfig:
     # A wrong `env.train` has been reported; the evaluation is then judged by itself.
     train: EnvironmentConfig = info.data.get("train") or EnvironmentConfig()
     own = {name: getattr(evaluation, name) for name in evaluation.model_fields_set}
     seed = {"seed": (train.seed + EVAL_SEED_OFFSET) % 2**32}
     values = {name: getattr(train, name) for name in EnvironmentConfig.model_fields}
     # What counts as given is what the file gives to the evaluation itself.
-    return EnvironmentConfig.model_construct(set(own), **{**values, **_EVAL_OWN, **seed, **own})
+    return EvalEnvironmentConfig.model_construct(set(own), **{**values, **_EVAL_OWN, **seed, **own})
 
 
 class EnvSection(ConfigModel):
@@ -275,8 +280,8 @@ class EnvSection(ConfigModel):
         default_factory=RecordedEnvironmentConfig,
         description="Environments that `rlinf record` records in, and what `env.eval` leaves out.",
     )
-    eval: Annotated[EnvironmentConfig, AfterValidator(_as_in_training)] = Field(
-        default_factory=EnvironmentConfig,
+    eval: Annotated[EvalEnvironmentConfig, AfterValidator(_as_in_training)] = Field(
+        default_factory=EvalEnvironmentConfig,
         validate_default=True,
         description="Evaluation environments. Keys left out are as in `env.train`, except `seed`, `rollout_epoch` (1)"
         " and `group_size` (1).",

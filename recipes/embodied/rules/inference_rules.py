@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from recipes.embodied.config import EmbodiedConfig, PolicyJob
+from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_types import is_robot
 from recipes.embodied.models.folder_facts import published_horizon
-from recipes.sections.checks import Report, blame
+from recipes.sections.checks import Report
 from rlinf_core.config.tree import Path
 
-_TRAIN: Final[Path] = ("env", "train", "inference")
 _EVAL: Final[Path] = ("env", "eval", "inference")
 _MODEL: Final[Path] = ("actor", "model", "model_type")
 # By flow matching, with a horizon that may be longer than what is carried out.
@@ -18,22 +17,13 @@ _FLOWS: Final = ("flow_policy", "pi0", "pi05", "smolvla")
 
 
 def check_inference(config: PolicyJob, report: Report) -> None:
-    """Report a delay where training acts, and one that the policy cannot bridge."""
-    train, inference = config.env.train, config.env.eval.inference
-    learns = isinstance(config, EmbodiedConfig) and not config.runner.only_eval
-    if learns and train.inference.model_fields_set:
-        report(
-            _TRAIN,
-            "conflicting-settings",
-            "training cannot act with a delay: the log-probabilities of a chunk would count actions that another one"
-            " was carried out in place of",
-            "write it as `env.eval.inference`; evaluations and `rlinf play` read it",
-        )
+    """Report a delay that the policy cannot bridge, and one of a robot."""
+    inference = config.env.eval.inference
     if (inference.delay or inference.chunking != "wait") and is_robot(config.env.eval.env_type):
-        report(_EVAL, "conflicting-settings", "a robot's delay is real, and not emulated", "remove it", about=[_TRAIN])
+        report(_EVAL, "conflicting-settings", "a robot's delay is real, and not emulated", "remove it")
     if inference.chunking == "wait":
         return
-    model, at = config.actor.model, blame(config, (*_EVAL, "chunking"), (*_TRAIN, "chunking"))
+    model, at = config.actor.model, (*_EVAL, "chunking")
     if model.model_type not in _FLOWS and ":" not in model.model_type:
         report(
             at,
@@ -57,7 +47,7 @@ def check_inference(config: PolicyJob, report: Report) -> None:
     executed = model.num_action_chunks
     if isinstance(horizon, int) and inference.delay > (most := max(0, min(executed, horizon - executed))):
         report(
-            blame(config, (*_EVAL, "delay"), (*_TRAIN, "delay")),
+            (*_EVAL, "delay"),
             "conflicting-settings",
             f"a delay of {inference.delay} steps is too long: the policy looks once meanwhile, and the arm goes on with"
             f" the chunk before, of whose {horizon} actions {executed} are carried out by then",

@@ -32,7 +32,7 @@ def test_unknown_item_is_refused_with_those_there_are(cli: Run, folder: Path) ->
 def test_item_that_needs_its_engine_is_refused(cli: Run, folder: Path) -> None:
     ended = cli("replay", "quarantine/prompt-8.json", str(folder))
     assert ended.code == 1
-    assert "a prompt cannot be done again alone" in ended.err
+    assert "a prompt cannot be replayed alone" in ended.err
     assert "look up prompt 8 in the data" in ended.err
 
 

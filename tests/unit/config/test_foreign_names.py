@@ -273,7 +273,7 @@ class TestModelDir:
         ("weight_syncer: {type: patch}\n", "weight_syncer", "weight_sync_interval"),
         ("actor: {fsdp_config: {strategy: fsdp2}}\n", "strategy", "sharding_strategy"),
         ("actor: {fsdp_config: {mixed_precision: {buffer_dtype: fp32}}}\n", "buffer_dtype", "param_dtype"),
-        ("actor: {model: {action_dim: 7}}\n", "action_dim", "the environment tells"),
+        ("actor: {model: {action_dim: 7}}\n", "action_dim", "the environment defines"),
     ],
 )
 def test_keys_of_others_are_answered(text: str, underlined: str, words: str) -> None:

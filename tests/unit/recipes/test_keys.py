@@ -63,6 +63,10 @@ LANGUAGE: Final[tuple[tuple[str, ...], ...]] = (
 )
 # Further files of each recipe, overrides of its shortest configuration, in which keys of special cases have an effect.
 PROFILED: Final = ("runner.profiler.first_step=2",)
+DELAYED: Final = (
+    "actor.model={model_type: flow_policy, num_action_chunks: 4, options: {action_horizon: 9}}",
+    "env.eval.inference={chunking: real_time, delay: 2}",
+)
 SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "embodied": (
         *POLICY,
@@ -73,8 +77,9 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("algorithm.loss_type=iql", SAC[1]),
         (OWN_LOSS,),
         PROFILED,
+        DELAYED,
     ),
-    "sft": (*POLICY, PROFILED),
+    "sft": (*POLICY, PROFILED, DELAYED),
     "sft_chat": (
         PROFILED,
         ("actor.model.is_lora=true", "runner.logger.logger_backends=[tensorboard]"),

@@ -8,7 +8,7 @@ from rlinf_core import Recipe
 from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from tests.unit.recipes.typed_recipes import RECIPES
 
-_NO_PARTS = {"name", "summary", "default_config", "training_data", "variants"}
+_NO_PARTS = {"name", "summary", "default_config", "training_data", "variants", "elastic"}
 
 
 def test_all_recipes_are_typed() -> None:

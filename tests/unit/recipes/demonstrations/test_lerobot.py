@@ -219,7 +219,7 @@ def test_an_episode_does_not_go_on_after_it_is_done(tmp_path: Path, done: int, r
         writer.add(rows, "pick it up")
         writer.add(episode(1, 3), "pick it up")
 
-    with pytest.raises(DatasetError, match="its episode goes on") if refused else nullcontext():
+    with pytest.raises(DatasetError, match="its episode continues") if refused else nullcontext():
         assert read_lerobot(tmp_path / "set").episodes == 2
 
 

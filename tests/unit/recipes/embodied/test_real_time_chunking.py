@@ -137,7 +137,7 @@ REAL_TIME = "inference={chunking: real_time, delay: 2}"
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ((MODEL, f"env.train.{REAL_TIME}"), "training cannot act with a delay"),
+        ((MODEL, f"env.train.{REAL_TIME}"), "unknown key `inference` in `env.train`"),
         ((f"env.eval.{REAL_TIME}",), "`mlp_policy` is none"),
         ((MODEL, "env.eval.inference={chunking: switch, delay: 5}"), "a delay of 5 steps is too long"),
         ((MODEL, f"env.eval.{REAL_TIME}"), None),

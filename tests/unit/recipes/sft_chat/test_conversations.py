@@ -87,7 +87,7 @@ def test_texts_become_messages_on_demand(tmp_path: Path) -> None:
         ({"prompt": "<image>a", "completion": "b", "image": "a.png"}, "media in `image`", "remove the row"),
         ({"system": "Be brief.", "messages": turns("a", "b")}, "`system` is no message", "as the first message"),
         ({"system_prompt": "Be brief.", "prompt": "a", "completion": "b"}, "is no message", "as the first message"),
-        ({"messages": turns("a", "b"), "chat_template_kwargs": {"x": 1}}, "of its own", "`data.chat_template_kwargs`"),
+        ({"messages": turns("a", "b"), "chat_template_kwargs": {"x": 1}}, "has its own", "`data.chat_template_kwargs`"),
         ({"messages": [*turns("a"), weighted("b", 0.5)]}, "`weight` of message 1 is `0.5`", "write 0 or 1"),
         ({"messages": [*turns("a"), weighted("b", 0)]}, "no assistant message to train on", "remove the row"),
         ({"messages": [*turns("a"), {**turns("b")[0], "train": False}]}, "`train: False`", "`weight: 0`"),

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest
-from recipes.agent.endpoint import ChatEndpoint, serve
-from recipes.agent.endpoint import limits as gate
+from recipes.agent.endpoint import ChatEndpoint, serve, server
 from recipes.language.listening import limits
 from tests.unit.recipes.agent.endpoint.asking import model, post, posted, with_endpoint
 
@@ -192,7 +191,7 @@ class Waits:
 
 
 def test_requests_beyond_the_limit_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "MOST_REQUESTS", 1)
+    monkeypatch.setattr(server, "MOST_REQUESTS", 1)
     llm: Any = model()
 
     async def act(endpoint: ChatEndpoint) -> tuple[Any, Any]:
