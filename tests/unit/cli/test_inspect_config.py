@@ -132,7 +132,11 @@ def test_json_keeps_text_that_looks_like_a_number(cli: Cli, tmp_path: Path) -> N
     config = json.loads(ended.out, parse_constant=pytest.fail)["config"]
     groups = config["cluster"]["node_groups"]
     assert groups[0]["label"] == "007"
-    assert config["cluster"]["component_placement"]["actor,rollout"]["node_group"] == "007"
+    assert config["cluster"]["component_placement"]["actor,rollout"] == {
+        "node_group": "007",
+        "placement": 0,
+        "elastic": False,
+    }
     assert groups[0]["env_configs"][0]["env_vars"] == [{"A": "1.50"}, {"B": "0x10"}, {"C": "true"}]
     assert groups[1]["hardware"]["configs"][0]["camera_serials"] == ["0123456789", "81e3"]
     assert config["env"]["train"]["options"] == {"x": ".inf", "y": 0.5}
