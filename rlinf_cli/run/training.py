@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_cli.arguments.options import Output
 from rlinf_cli.console import console
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Recipe
     from rlinf_core.runners.storage.run_folder import RunFolder
+
+# Seconds that the end of a run waits for room in its folder, and between two tries.
+_ROOM_SECONDS: Final = 10.0
+_ROOM_PAUSE: Final = 0.25
 
 
 def run(job: Job, recipe: Recipe, output: Output) -> ExitCode:
@@ -374,14 +378,22 @@ class Training:
             console.message(f"run the same command with `{place}` to resume from the last checkpoint")
 
     def _end(self, status: str, reason: str = "") -> RLinfError | None:
-        """Write the end status and the last finished step; return the error that prevents it, if any."""
-        try:
-            if self._progress.started is not None:
-                self._folder.update(step=self._progress.step)
-            self._folder.end(status, reason)
-        except RLinfError as error:
-            return error
-        return None
+        """Write the end status and the last finished step; return the error that prevents it, if any.
+
+        A file system without room may have some again in seconds: why the run ended is worth a wait.
+        """
+        deadline = time.monotonic() + _ROOM_SECONDS
+        while True:
+            try:
+                if self._progress.started is not None:
+                    self._folder.update(step=self._progress.step)
+                self._folder.end(status, reason)
+            except RLinfError as error:
+                if not _lacks_room(error) or time.monotonic() > deadline:
+                    return error
+                time.sleep(_ROOM_PAUSE)
+            else:
+                return None
 
     def _end_as_can_be(self, status: str, reason: str) -> None:
         """Do the same, but only log a failure: it must not hide why the run ended."""
@@ -436,3 +448,9 @@ def _leave_cluster() -> BaseException | None:
         return None
     unseen = engine.disconnect()
     return unseen[0] if unseen else None
+
+
+def _lacks_room(error: RLinfError) -> bool:
+    from rlinf_core.runners.metrics import NO_ROOM
+
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM

@@ -14,7 +14,7 @@ from rlinf_core.cluster import engine
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.config.tree import to_data
-from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RunError
+from rlinf_core.errors import CheckpointError, CommunicationTimeoutError, RLinfError, RunError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Listener
@@ -344,6 +344,11 @@ class RunRecord:
         try:
             write(work)
             path = store.commit(step, manifest._replace(in_flight=in_flight()))
+        except OSError as error:
+            store.abandon(step)
+            raise CheckpointError(
+                "the checkpoint cannot be written", where=str(work.parent), why=error.strerror or str(error)
+            ) from error
         except Exception:
             store.abandon(step)
             raise

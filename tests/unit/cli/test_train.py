@@ -337,6 +337,23 @@ class TestAFailure:
         assert "Input/output error" in ended.err
         assert contract("train", ended.out)["status"] == "failed"
 
+    def test_is_recorded_once_there_is_room_again(
+        self, cli: Cli, contract: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kept, tries = durable.write_whole, [1, 2]
+
+        def write_whole(path: Path, text: str, **options: Any) -> None:
+            if '"failed"' in text and tries:
+                tries.pop()
+                raise OSError(27, "File too large")
+            kept(path, text, **options)
+
+        monkeypatch.setattr(durable, "write_whole", write_whole)
+        ended = cli("train", "recipe=fake", "fake.fail=bug", "-q", "--output", "json")
+        assert (ended.code, tries) == (1, [])
+        assert "could not be recorded" not in ended.err
+        assert last_run().state.status == "failed"
+
     def test_of_the_log_is_told_once(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         def emit(handler: logging.FileHandler, record: logging.LogRecord) -> None:
             try:

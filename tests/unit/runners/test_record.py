@@ -12,6 +12,7 @@ from rlinf_core.cluster import engine
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.seats import NodeChange
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
+from rlinf_core.errors import CheckpointError
 from rlinf_core.runners import events, record
 from rlinf_core.runners.events import Event
 from rlinf_core.runners.metrics import MetricsWriter
@@ -37,8 +38,9 @@ def test_half_a_checkpoint_is_not_left_on_a_full_disk(run: RunRecord) -> None:
         (path / "weights").write_text("half")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(CheckpointError, match="cannot be written") as caught:
         run.save(1, write, weight_version=1, world_sizes={})
+    assert caught.value.why == "No space left on device"
     assert list(run.folder.checkpoints.folder.iterdir()) == []
 
 
