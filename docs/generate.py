@@ -92,7 +92,7 @@ _FAULT_FIGURES: Final = (
     (
         "the same with up to eight faults each, at a load of 2 to 6",
         "129 faults in 36 runs. Synchronous jobs: 12 equal, 10 that say why; asynchronous ones: 5 right, 4 that say"
-        " why. Five did not say why, all by seed 4002, which leaves no room for files where a checkpoint is due: mended,"
+        " why. Five did not say why, all by seed 4002 that leaves no room for files where a checkpoint is due: mended,"
         " and that seed says why in all seven jobs since",
     ),
     (
