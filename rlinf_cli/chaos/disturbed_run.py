@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import resource
-import select
 import signal
 import subprocess
 import time
@@ -21,6 +20,7 @@ from rlinf_cli.chaos.started_run import PAUSE, StartedRun
 from rlinf_cli.chaos.strike_plan import Strike, StrikePlan
 from rlinf_cli.console.subcommands import COMMAND
 from rlinf_cli.why.facts import RunFacts, read_facts
+from rlinf_core.node.process_end import has_ended
 from rlinf_core.node.process_identity import send
 from rlinf_core.runners.storage import run_events
 
@@ -216,11 +216,6 @@ def without_room(pid: int) -> Generator[None, None, None]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
-
-
-def has_ended(handle: int) -> bool:
-    """Return whether the process of a handle has ended."""
-    return bool(select.select([handle], [], [], 0)[0])
 
 
 def flip_bit(path: Path) -> None:

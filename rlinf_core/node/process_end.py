@@ -77,9 +77,17 @@ class EndWatch:
         return f"{group.kills - watched.kills} killed for memory in the control group {group.path} meanwhile"
 
 
+def has_ended(descriptor: int) -> bool:
+    """Return whether the process of a pidfd has ended."""
+    # Beside many peers a descriptor may be beyond 1,023, which `select` does not take.
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def wait_status(descriptor: int) -> int | None:
     """Return the status, as of `os.wait`, of the process of a pidfd; None while it is not known."""
-    if not select.select([descriptor], [], [], 0)[0]:
+    if not has_ended(descriptor):
         return None
     info = bytearray(_INFO.pack(_EXIT, 0, *[0] * 12))
     try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from rlinf_core.node.process_end import has_ended
 from rlinf_core.node.process_identity import ProcessIdentity, UnprovenProcessError, identity_here, opened
 from rlinf_core.node.stacks import stack_signal
 from rlinf_core.node.stacks.stack_signal import NoAnswerError
@@ -166,7 +166,7 @@ def _spied(process: ProcessIdentity, native: bool, seconds: float) -> list[Threa
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
         except subprocess.TimeoutExpired:
             raise NoAnswerError(f"py-spy did not end within {seconds:.1f} s") from None
-        if select.select([handle], [], [], 0)[0]:
+        if has_ended(handle):
             raise ProcessLookupError
     if done.returncode != 0:
         raise NoAnswerError(f"py-spy: {_why(done.stderr)}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,7 +15,7 @@ import pytest
 from rlinf_core.errors import ProcessEnd
 from rlinf_core.node.control_group import own_group
 from rlinf_core.node.kernel_log import memory_kill
-from rlinf_core.node.process_end import EndWatch
+from rlinf_core.node.process_end import EndWatch, has_ended
 from tests.kernel import KEEPS_ENDS
 
 KEPT = pytest.mark.skipif(not KEEPS_ENDS, reason="the kernel does not keep how a process ended")
@@ -35,6 +38,24 @@ def test_signal_is_named_once_the_parent_has_collected_it() -> None:
     assert end == ProcessEnd("SIGKILL", None, None)
     ends.drop("env:0")
     assert ends.end("env:0") is None
+
+
+def test_end_is_seen_by_a_descriptor_beyond_1023() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 2048), hard), hard))
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    pidfd = os.pidfd_open(process.pid)
+    high = fcntl.fcntl(pidfd, fcntl.F_DUPFD, 1500)
+    try:
+        assert not has_ended(high)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert has_ended(high)
+    finally:
+        os.close(pidfd)
+        os.close(high)
+        process.communicate()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_end_in_words_says_what_is_known() -> None:
