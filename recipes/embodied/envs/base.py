@@ -1,7 +1,9 @@
 """The interface of batched environments: what a subclass implements, and what is the same for all of them.
 
 Its one reason to change is the contract between an environment and the loop. Its parts are elsewhere: counters of
-episodes and how a transition counts (`running`), starts, values that are not finite, repeating where one raises.
+episodes and how a transition counts (`running`), starts, values that are not finite, repeating where one raises, and
+observations of steps before (`history`). What is left is long because a subclass may change so much: most of its lines
+are methods of one line with their documentation.
 
 An environment holds `num_envs` copies of a task and steps them together. `VectorEnv` does what is the same for all of
 them: it ends episodes, starts new ones, and reports those that ended. An environment of your own is a subclass with

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
 from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
-from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer
+from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer, spec_of
 from recipes.embodied.envs.simulators.gymnasium_steps import checked_batch_step, checked_reset
 from recipes.embodied.envs.simulators.packages import imported, unknown_task
 from recipes.embodied.envs.starts import Starts
@@ -70,16 +70,7 @@ class EnvpoolEnv(BatchedEnv):
     @property
     def spec(self) -> EnvSpec:
         """The specification by the task's spaces."""
-        reads, writes = self._reads, self._writes
-        return EnvSpec(
-            reads.state_size,
-            writes.size,
-            writes.num_choices,
-            reads.cameras,
-            low=writes.low,
-            high=writes.high,
-            whole=writes.whole,
-        )
+        return spec_of(self._reads, self._writes)
 
     def _start(self, rows: IntArray, starts: Starts) -> None:
         if len(rows) == self.num_envs and not self._episodes.episode.any():

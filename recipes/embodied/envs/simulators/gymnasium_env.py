@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import CheapSimulation, Outcome, RawSteps, Row, Start
-from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer
+from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer, spec_of
 from recipes.embodied.envs.simulators.gymnasium_steps import checked_reset, checked_step, checked_together
 from rlinf_core import ConfigError
 
@@ -65,16 +65,7 @@ class GymnasiumSimulation(CheapSimulation):
     @property
     def spec(self) -> EnvSpec:
         """From the spaces of the environment."""
-        return EnvSpec(
-            state_size=self._reads.state_size,
-            action_size=self._writes.size,
-            num_choices=self._writes.num_choices,
-            cameras=self._reads.cameras,
-            has_instructions=self._reads.instruction is not None,
-            low=self._writes.low,
-            high=self._writes.high,
-            whole=self._writes.whole,
-        )
+        return spec_of(self._reads, self._writes)
 
     def reset(self, start: Start) -> None:
         """See `Simulation`."""

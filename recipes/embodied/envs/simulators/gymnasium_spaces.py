@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.env_spec import FloatArray, Observation, native_actions
+from recipes.embodied.envs.env_spec import EnvSpec, FloatArray, Observation, native_actions
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, MAIN_CAMERA, STATES, image_key
 from recipes.embodied.envs.processes.simulator import Row
 from rlinf_core import ConfigError
@@ -377,6 +377,20 @@ def _vector(space: spaces.Space[Any], value: Any) -> FloatArray:
         vector[int(np.asarray(value).reshape(())) - int(space.start)] = 1
         return vector
     return np.array(value, np.float32).reshape(-1)
+
+
+def spec_of(reads: Reader, writes: Writer) -> EnvSpec:
+    """Return the specification by the spaces of a task."""
+    return EnvSpec(
+        state_size=reads.state_size,
+        action_size=writes.size,
+        num_choices=writes.num_choices,
+        cameras=reads.cameras,
+        has_instructions=reads.instruction is not None,
+        low=writes.low,
+        high=writes.high,
+        whole=writes.whole,
+    )
 
 
 def _not_understood(task: str, what: str) -> ConfigError:

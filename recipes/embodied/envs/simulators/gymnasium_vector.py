@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
 from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
 from recipes.embodied.envs.simulators.gymnasium_env import cannot_be_made, registered
-from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer
+from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer, spec_of
 from recipes.embodied.envs.simulators.gymnasium_steps import CheckedEnv, checked_batch_step, checked_reset
 from recipes.embodied.envs.simulators.repeating_env import RepeatingEnv, left_out
 from rlinf_core import ConfigError, RLinfError
@@ -65,17 +65,7 @@ class GymnasiumVectorEnv(BatchedEnv):
     @property
     def spec(self) -> EnvSpec:
         """From the spaces of the environment."""
-        reads, writes = self._reads, self._writes
-        return EnvSpec(
-            reads.state_size,
-            writes.size,
-            writes.num_choices,
-            reads.cameras,
-            reads.instruction is not None,
-            writes.low,
-            writes.high,
-            writes.whole,
-        )
+        return spec_of(self._reads, self._writes)
 
     def _begin_rows(self, mask: BoolArray, seeds: IntArray) -> Observation:
         # Without a mask an environment that has never begun would be read.
