@@ -278,3 +278,38 @@ def _raise(code: ExitCode) -> NoReturn:
     if code is ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     raise SystemExit(code)
+
+
+@contextmanager
+def signals_held() -> Generator[Callable[[], None], None, None]:
+    """Hold terminating signals within the block, until the yielded function is called.
+
+    A run can be found and stopped (`rlinf stop`) once its folder exists. Without handlers it would die at that point
+    and leave the status `running` forever.
+    """
+    command_signals.check()
+    came: list[int] = []
+    released = False
+    earlier: dict[signal.Signals, Any] = {}
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    def release() -> None:
+        nonlocal released
+        released = True
+        if came:
+            signal.raise_signal(came.pop(0))
+
+    for number in ENDING_SIGNALS:
+        # Ignored signals, as under nohup, stay ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            earlier[number] = signal.signal(number, remember)
+    try:
+        yield release
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        # A signal after the end of the run has no effect.
+        if not released:
+            release()

@@ -6,16 +6,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from rlinf_cli.arguments.options import Output
 from rlinf_cli.console import console
-from rlinf_cli.console.interrupts import ENDING_SIGNALS, SAVING_SECONDS, STEP_SECONDS, Interrupts, command_signals
+from rlinf_cli.console.interrupts import SAVING_SECONDS, STEP_SECONDS, Interrupts, signals_held
 from rlinf_cli.exit_codes import ExitCode, code_of
 from rlinf_cli.file.findings import without_effect
+from rlinf_cli.run.end_record import record_end
 from rlinf_core.errors import RLinfError
 from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.process.signal_mask import sigterm_deferred
@@ -32,16 +33,11 @@ from rlinf_core.runners.storage.run_status import RunStatus
 if TYPE_CHECKING:
     import logging
     from pathlib import Path
-    from types import FrameType
 
     from rlinf_cli.live.view import View
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Recipe
     from rlinf_core.runners.storage.run_folder import RunFolder
-
-# Seconds that the end of a run waits for room in its folder, and between two tries.
-_ROOM_SECONDS: Final = 10.0
-_ROOM_PAUSE: Final = 0.25
 
 
 def run(job: Job, recipe: Recipe, output: Output) -> ExitCode:
@@ -92,41 +88,6 @@ def _run_settled(job: Job, recipe: Recipe, settle: Any) -> ExitCode:
         # Progress goes to the driver's log; this output is for everything else, and the final summary.
         console.verbosity.quiet = True
         return Training(job, recipe, folder, Output.TEXT).run(release)
-
-
-@contextmanager
-def signals_held() -> Generator[Callable[[], None], None, None]:
-    """Hold terminating signals within the block, until the yielded function is called.
-
-    A run can be found and stopped (`rlinf stop`) once its folder exists. Without handlers it would die at that point
-    and leave the status `running` forever.
-    """
-    command_signals.check()
-    came: list[int] = []
-    released = False
-    earlier: dict[signal.Signals, Any] = {}
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-
-    def release() -> None:
-        nonlocal released
-        released = True
-        if came:
-            signal.raise_signal(came.pop(0))
-
-    for number in ENDING_SIGNALS:
-        # Ignored signals, as under nohup, stay ignored.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            earlier[number] = signal.signal(number, remember)
-    try:
-        yield release
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
-        # A signal after the end of the run has no effect.
-        if not released:
-            release()
 
 
 def make_folder(job: Job, recipe: Recipe) -> RunFolder:
@@ -377,27 +338,13 @@ class Training:
             place = f"runner.resume_dir={shown(self._folder.path)}"
             console.message(f"run the same command with `{place}` to resume from the last checkpoint")
 
-    def _end(self, status: str, reason: str = "") -> RLinfError | None:
-        """Write the end status and the last finished step; return the error that prevents it, if any.
+    def _end(self, status: str, reason: str = "", *, at_once: bool = False) -> RLinfError | None:
+        step = None if self._progress.started is None else self._progress.step
+        return record_end(self._folder, step, status, reason, at_once=at_once)
 
-        A file system without room may have some again in seconds: why the run ended is worth a wait.
-        """
-        deadline = time.monotonic() + _ROOM_SECONDS
-        while True:
-            try:
-                if self._progress.started is not None:
-                    self._folder.update(step=self._progress.step)
-                self._folder.end(status, reason)
-            except RLinfError as error:
-                if not _lacks_room(error) or time.monotonic() > deadline:
-                    return error
-                time.sleep(_ROOM_PAUSE)
-            else:
-                return None
-
-    def _end_as_can_be(self, status: str, reason: str) -> None:
-        """Do the same, but only log a failure: it must not hide why the run ended."""
-        error = self._end(status, reason)
+    def _end_as_can_be(self, status: str, reason: str, *, at_once: bool = False) -> None:
+        """Record the end, but only log a failure: it must not hide why the run ended."""
+        error = self._end(status, reason, at_once=at_once)
         if error is not None:
             console.error(f"the end of the run could not be recorded in {self._folder.path}: {error.why}")
 
@@ -423,7 +370,7 @@ class Training:
             # The live view hides the cursor.
             os.write(2, b"\x1b[?25h")
         reason = _reason_of_end(code)
-        self._end_as_can_be(RunStatus.INTERRUPTED, reason)
+        self._end_as_can_be(RunStatus.INTERRUPTED, reason, at_once=True)
         if not console.verbosity.quiet:
             text = f"{reason} after step {self._progress.step}; the run folder is {escaped(str(self._folder.path))}\n"
             os.write(2, text.encode(errors="backslashreplace"))
@@ -448,9 +395,3 @@ def _leave_cluster() -> BaseException | None:
         return None
     unseen = engine.disconnect()
     return unseen[0] if unseen else None
-
-
-def _lacks_room(error: RLinfError) -> bool:
-    from rlinf_core.runners.metrics import NO_ROOM
-
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM

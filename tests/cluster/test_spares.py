@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.hosts import Hosts
-from tests.waiting import until
+from tests.cluster.started_run import started_run
 
 pytestmark = [pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -66,20 +66,9 @@ class Four:
         command = [sys.executable, "-m", "rlinf_cli", "train", str(self.file), f"runner.logger.log_path={runs}"]
         options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         process = self.hosts.control.spawn([*command, *overrides], env=self._env, **options)
-        try:
-            saved = "*/checkpoints/global_step_*/manifest.json"
-            until(
-                lambda: process.poll() is not None or any(runs.glob(saved)),
-                "the first checkpoint",
-                seconds=600,
-            )
-            assert process.poll() is None, process.communicate()[0]
-            (folder,) = runs.iterdir()
-            yield process, folder
-        finally:
-            process.kill()
-            if process.stdout is not None and not process.stdout.closed:
-                process.communicate()
+        saved = "*/checkpoints/global_step_*/manifest.json"
+        with started_run(process, runs, lambda: any(runs.glob(saved)), "the first checkpoint", seconds=600) as run:
+            yield run
 
 
 @pytest.fixture(scope="module")

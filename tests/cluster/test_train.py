@@ -13,6 +13,7 @@ import pytest
 
 from tests.cluster import seer
 from tests.cluster.hosts import Hosts
+from tests.cluster.started_run import started_run
 from tests.waiting import until
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(900)]
@@ -80,19 +81,12 @@ class Three:
         env = {"XDG_STATE_HOME": str(self.folder / "state")}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         process = self.hosts.control.spawn([*command, f"runner.logger.log_path={runs}"], env=env, **options)
-        try:
-            until(
-                lambda: process.poll() is not None or any(file.stat().st_size for file in runs.glob("*/metrics.jsonl")),
-                "the first step",
-                seconds=200,
-            )
-            assert process.poll() is None, process.communicate()[0]
-            (folder,) = runs.iterdir()
-            yield process, folder
-        finally:
-            process.kill()
-            if process.stdout is not None and not process.stdout.closed:
-                process.communicate()
+
+        def has_stepped() -> bool:
+            return any(file.stat().st_size for file in runs.glob("*/metrics.jsonl"))
+
+        with started_run(process, runs, has_stepped, "the first step", seconds=200) as run:
+            yield run
 
     def train(self, *overrides: str) -> Path:
         """Return the folder of a run that went to its end."""

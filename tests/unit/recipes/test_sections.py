@@ -162,7 +162,8 @@ class TestEnv:
         given = {"total_num_envs": 3, "max_episode_steps": 500}
         own = {"seed": 7 + EVAL_SEED_OFFSET, "rollout_epoch": 1, "group_size": 1}
         common = {name: value for name, value in section.train.model_dump().items() if name != "intervention"}
-        assert section.eval.model_dump(exclude={"inference"}) == {**common, **own, **given}
+        inference = {"delay": 0, "chunking": "wait", "guidance": 5.0}
+        assert section.eval.model_dump() == {**common, **own, **given, "inference": inference}
         assert section.eval.model_fields_set == set(given)
 
     def test_an_evaluation_that_nobody_mentions(self) -> None:
