@@ -31,8 +31,10 @@ LOGGER = logging.getLogger("rlinf")
 _GRACE_SECONDS = 0.5
 # Seconds to wait for the failures of deadlocked workers before the caller's own.
 _CONSEQUENCE_SECONDS = 2.0
-# Seconds between checks whether a wait was cancelled, or one of several calls failed.
+# Seconds between checks whether a wait was cancelled, or one of many calls failed.
 _SLICE_SECONDS = 0.25
+# Pending results so few that each wakes those who wait for all: a failure among them is noticed at once.
+_FEW_RESULTS = 8
 # A wait is logged first after this many seconds, then at every doubling.
 _FIRST_WORD_SECONDS = 60.0
 
@@ -392,9 +394,10 @@ def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
         check_call()
         check_watchers()
         stopped.look(current_client())
-        # All at once, to avoid a wake-up for each; a failure is noticed after one slice at the latest.
+        # Many at once, to avoid a wake-up for each; a failure is then noticed after one slice at the latest.
+        wanted = 1 if len(pending) <= _FEW_RESULTS else len(pending)
         seconds = deadline.sooner(_SLICE_SECONDS).remaining()
-        _, pending = ray.wait(references, num_returns=len(references), timeout=seconds, fetch_local=False)
+        _, pending = ray.wait(pending, num_returns=wanted, timeout=seconds, fetch_local=False)
         if pending and any(handle.failed for handle in handles):
             break
     results: list[list[Any]] = []
