@@ -2,7 +2,7 @@
 
 Workers are killed with -9 in the midst of a step. "One start" is the launch and preparation of one such process, alone,
 in the same session. The restart is that after the death of an actor, which cannot be started again alone, with a
-checkpoint after every step.
+checkpoint after every step. What a snapshot costs is measured in a run that takes one as often as it may.
 
     python benchmarks/bench_recovery.py [embodied|math|agent] [--rounds 3]
 """
@@ -34,7 +34,7 @@ from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_program import run_job
 from rlinf_core.runners.storage.run_folder import RunFolder
 
-GOAL_SECONDS, GOAL_RATIO = 4.0, 1.5
+GOAL_SECONDS, GOAL_RATIO, GOAL_PERCENT = 4.0, 1.5, 1.0
 # Of each recipe: its program, its file, who is killed alone, and in what of the file a step takes about a second.
 RECIPES = {
     "embodied": ("recipes.embodied.program", "laptop", ("env", "rollout"), ()),
@@ -43,6 +43,8 @@ RECIPES = {
 }
 # Steps before the first death, and between two deaths.
 _STEPS = 2
+# Steps of a run with snapshots.
+_SNAPSHOT_STEPS = 60
 
 
 class Recovery(NamedTuple):
@@ -152,6 +154,49 @@ def prepared_with(runner: Any, component: str) -> tuple[Any, ...]:
     return (recovery._layout,)
 
 
+def snapshots() -> Iterator[Result]:
+    """Measure what share of a run its snapshots take, where each is saved as soon as it may."""
+    module, file, _, overrides = RECIPES["embodied"]
+    program: Any = importlib.import_module(module)
+    began: list[float] = []
+    saved: list[float] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, events.StepFinished):
+            began.append(time.monotonic())
+
+    def launch(config: Any, cluster: Cluster, record: RunRecord) -> Any:
+        runner = program.launch(config, cluster, record)
+        save = runner.save_checkpoint
+
+        def timed(step: int | None = None, *, snapshot: bool = False) -> None:
+            start = time.monotonic()
+            save(step, snapshot=snapshot)
+            if snapshot:
+                saved.append(time.monotonic() - start)
+
+        runner.save_checkpoint = timed
+        return runner
+
+    with tempfile.TemporaryDirectory() as folder:
+        job = load_job(
+            file,
+            (
+                *(f"runner.logger.log_path={folder}", f"runner.max_steps={_SNAPSHOT_STEPS}"),
+                *("runner.snapshot_interval=1s", "runner.save_interval=1000", "runner.val_check_interval=-1"),
+                *overrides,
+            ),
+            environ={},
+        )
+        job.raise_if_bad()
+        config: Any = job.config
+        run_job(job, RunFolder.create(config.runner, config.recipe), note, launch)
+    share = 100 * sum(saved) / (began[-1] - began[0])
+    measured = f"{len(saved)} of {median(saved):.2f} s in {began[-1] - began[0]:.0f} s" if saved else "none was saved"
+    met = bool(saved) and share < GOAL_PERCENT
+    yield Result("embodied: snapshots, of the time", measured, f"{share:.2f} %", f"< {GOAL_PERCENT:g} %", met)
+
+
 def results(recipe: str, rounds: int) -> Iterator[Result]:
     """Measure one recipe."""
     with tempfile.TemporaryDirectory() as folder:
@@ -168,6 +213,8 @@ def results(recipe: str, rounds: int) -> Iterator[Result]:
         share = f"one start: {starts[component]:.1f} s"
         yield Result(f"{name}, by one start", share, f"{ratio:.2f}x", f"<= {GOAL_RATIO:g}x", ratio <= GOAL_RATIO)
         yield Result(f"{recipe}: finished steps done again", f"{len(own)} deaths", str(again), "0", not again)
+    if recipe == "embodied":
+        yield from snapshots()
 
 
 def main() -> int:

@@ -1,8 +1,10 @@
-"""Workers of the recipe embodied whose flight recorder a flag switches; see `bench_recorder`."""
+"""Workers of the recipes embodied and math whose flight recorder a flag switches; see `bench_recorder`."""
 
 from __future__ import annotations
 
 import mmap
+import os
+import threading
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -10,16 +12,24 @@ from typing import Any, Final
 from recipes.embodied.workers.actor_worker import EmbodiedFSDPActor
 from recipes.embodied.workers.env_worker import EnvWorker
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
+from recipes.language.workers.actor_worker import LanguageActor
+from recipes.language.workers.reward_worker import RewardWorker
+from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from rlinf_core.process.inflight_ops import InflightOps
 
 # A file in the folder of runs, whose first byte says whether the recorder is on.
 FLAG: Final = "flag"
+# Files beside it, one for each process: the number of its thread that answers the manager.
+SUPERVISED: Final = "supervised-"
 
 
 def switchable(config: Any) -> None:
     """Let the recorder of this process follow the flag."""
-    with Path(config.runner.logger.log_path, FLAG).open("r+b") as file:
+    folder = Path(config.runner.logger.log_path)
+    with Path(folder, FLAG).open("r+b") as file:
         flag = mmap.mmap(file.fileno(), 1)
+    threads = [str(thread.native_id) for thread in threading.enumerate() if thread.name == "rlinf-control"]
+    Path(folder, f"{SUPERVISED}{os.getpid()}").write_text(" ".join(threads), encoding="ascii")
     end = InflightOps.end
 
     def unrecorded(self: Any, serial: int) -> None:
@@ -55,6 +65,30 @@ class SwitchedRollout(MultiStepRolloutWorker):
 
 class SwitchedEnv(EnvWorker):
     """Steps environments."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        switchable(config)
+
+
+class SwitchedLanguageActor(LanguageActor):
+    """Trains a language model."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        switchable(config)
+
+
+class SwitchedLanguageRollout(LanguageRolloutWorker):
+    """Answers prompts."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        switchable(config)
+
+
+class SwitchedReward(RewardWorker):
+    """Scores answers."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
