@@ -99,7 +99,7 @@ class Steps:
 
     Args:
         flag: its first byte says whether the recorder is on.
-        folder: that of the files of `SUPERVISED`.
+        folder: the folder with the files of `SUPERVISED`.
         last: the last step.
 
     Attributes:

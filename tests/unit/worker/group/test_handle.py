@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import ray.exceptions
 
-from rlinf_core.failures import WorkerGroupError
 from rlinf_core.address import WorkerAddress
+from rlinf_core.failures import WorkerGroupError
 from rlinf_core.worker.group import handle as module
 from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle, wait_together
 
