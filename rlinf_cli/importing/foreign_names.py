@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from pydantic import BaseModel
 
+from rlinf_core.config.composing.merge import merge
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.tree import (
     Entry,
@@ -82,7 +83,7 @@ def names_of(section: type[BaseModel]) -> SectionNames:
 
 
 def with_our_names(model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
-    """Return `tree` with aliases renamed. A key given under both names is reported; an override wins over a file."""
+    """Return `tree` with aliases renamed; see `ForeignNames`."""
     renamer = _Renamer(diagnostics)
     renamed = renamer.mapping(tree, [model], ())
     renamed, moved = renamer.with_moved(renamed)
@@ -162,15 +163,17 @@ class _Renamer:
             entry, twin = remaining.get(other), remaining.get(ours)
             if entry is None or twin is None:
                 continue
-            if _is_override(twin) == _is_override(entry):
+            if _layer(twin) == _layer(entry):
                 self._report_both(entry, twin, (*path, other))
-            del remaining[ours if _is_override(entry) and not _is_override(twin) else other]
+            earlier, later = (twin, entry) if _layer(entry) > _layer(twin) else (entry, twin)
+            del remaining[earlier.key.raw]
+            remaining[later.key.raw] = Entry(later.key, merge(earlier.value, later.value))
         return list(remaining.values())
 
     def with_moved(self, tree: MappingNode) -> tuple[MappingNode, dict[Path, Path]]:
         """Return the tree with moved keys in their new sections, and the new path of each.
 
-        Where our key is set as well, the values must agree; an override wins over a file.
+        Where our key is set as well in the same text, the values must agree; of two texts the later one wins.
         """
         moved: dict[Path, Path] = {}
         for path, target, entry in self.leaving:
@@ -179,10 +182,10 @@ class _Renamer:
                 continue
             parent = find(tree, target[:-1])
             twin = parent.entry(str(target[-1])) if isinstance(parent, MappingNode) else None
-            if twin is None or (_is_override(entry) and not _is_override(twin)):
+            if twin is None or _layer(entry) > _layer(twin):
                 key = ScalarNode(entry.key.span, str(target[-1]), str(target[-1]), entry.key.plain)
                 tree = _put(tree, target, Entry(key, entry.value))
-            elif _is_override(twin) == _is_override(entry) and to_data(twin.value) != to_data(entry.value):
+            elif _layer(twin) == _layer(entry) and to_data(twin.value) != to_data(entry.value):
                 name = format_path(target)
                 self.diagnostics.error(
                     "duplicate-key",
@@ -265,8 +268,8 @@ def _says(written: Any, expected: object, tree: MappingNode) -> bool:
     return bool(written == expected)
 
 
-def _is_override(entry: Entry) -> bool:
-    return entry.key.span.source.kind == "overrides"
+def _layer(entry: Entry) -> tuple[float, ...]:
+    return entry.key.span.source.layer
 
 
 def _below(annotations: list[object], segment: str | int) -> list[object]:

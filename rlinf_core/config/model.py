@@ -29,8 +29,7 @@ class NoEffect:
         help: the remedy.
         because: the keys that cause it. The first one that the file sets is reported with its line.
         severity: the severity, for a value that differs from the default; a written default is at most a note. An error
-            requests
-        something that does not exist (`not-available`).
+            is for what does not exist (`not-available`).
     """
 
     keys: tuple[str, ...]

@@ -5,13 +5,16 @@ A `SourceText` is a file, standard input, or the arguments of a command. A `Span
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 OVERRIDES_NAME = "<overrides>"
 STDIN_NAME = "<stdin>"
+# The last number of a file's layer: its bases have 0, 1, ... there.
+_OWN: Final = math.inf
 
 
 class Position(NamedTuple):
@@ -26,11 +29,25 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SourceText:
-    """A text with its display name. Of kind "overrides", every line is a command-line argument."""
+    """A text with its display name. Of kind "overrides", every line is a command-line argument.
+
+    Attributes:
+        own_layer: the layer of a file, see `layer`.
+    """
 
     name: str
     text: str = field(repr=False)
     kind: Literal["file", "stdin", "overrides"] = "file"
+    own_layer: tuple[float, ...] = field(default=(_OWN,), repr=False)
+
+    @property
+    def layer(self) -> tuple[float, ...]:
+        """The place among the texts of a composed configuration; the values of a greater one win."""
+        return (_OWN, _OWN) if self.kind == "overrides" else self.own_layer
+
+    def as_base(self, of: SourceText, index: int) -> SourceText:
+        """Return this text as the base number `index` of another one."""
+        return replace(self, own_layer=(*of.own_layer[:-1], index, _OWN))
 
     @cached_property
     def _line_starts(self) -> list[int]:

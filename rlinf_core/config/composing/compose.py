@@ -122,7 +122,7 @@ class _Loader:
         if entry is None:
             return tree
         named = self._named(entry)
-        bases = [self._base(scalar, source, path) for scalar, path in named or ()]
+        bases = [self._base(scalar, source, path, index) for index, (scalar, path) in enumerate(named or ())]
         if named is None or any(base is None for base in bases):
             return None
         own = MappingNode(tree.span, tuple(entry for entry in tree.entries if entry.key.raw != EXTENDS))
@@ -151,7 +151,7 @@ class _Loader:
                 named.append((item, path))
         return named if len(named) == len(items) else None
 
-    def _base(self, scalar: ScalarNode, source: SourceText, path: Path) -> MappingNode | None:
+    def _base(self, scalar: ScalarNode, source: SourceText, path: Path, index: int) -> MappingNode | None:
         name = self._locate(scalar, source)
         if name is None:
             self._report_missing(scalar, source, path)
@@ -168,7 +168,7 @@ class _Loader:
             self.diagnostics.error("extends-cycle", message, scalar.span, path, "merge some of them")
             return None
         if real not in self.done:
-            self.done[real] = self._load(name, real, scalar, path)
+            self.done[real] = self._load(name, real, scalar, path, source, index)
         return self.done[real]
 
     def _locate(self, scalar: ScalarNode, source: SourceText) -> str | None:
@@ -179,16 +179,19 @@ class _Loader:
         elsewhere = self.find_base(scalar.raw, source.name) if self.find_base else None
         return elsewhere or (beside if exists else None)
 
-    def _load(self, name: str, real: str, scalar: ScalarNode, path: Path) -> MappingNode | None:
+    def _load(
+        self, name: str, real: str, scalar: ScalarNode, path: Path, of: SourceText, index: int
+    ) -> MappingNode | None:
         reports = Diagnostics()
-        source = load_source(name, reports)
-        if source is None:
+        text = load_source(name, reports)
+        if text is None:
             # The finding must show the line with `extends` that names the file.
             for problem in reports:
                 message = f"the base `{name}` cannot be read: {problem.message}"
                 self.diagnostics.error("base-unreadable", message, scalar.span, path, problem.help)
             return None
         self.diagnostics.extend(reports)
+        source = text.as_base(of, index)
         self.sources.append(source)
         tree = read(source, self.diagnostics)
         if tree is None:

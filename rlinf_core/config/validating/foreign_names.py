@@ -46,8 +46,9 @@ class ForeignNames(Protocol):
     """A source of foreign names. `annotations` are the types allowed at the key's place."""
 
     def with_our_names(self, model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
-        """Return `tree` with our names, without keys that have no effect here. A key that is set under both names is
-        reported.
+        """Return `tree` with our names, without keys that have no effect here.
+
+        A key that one file sets under both names is reported. Of a file and its base, or an override, the later wins.
         """
         ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Iterator
+from pathlib import Path as FilePath
 
 import pytest
 from pydantic import BaseModel
@@ -13,12 +14,14 @@ from rlinf_cli.file.json_schema import json_schema
 from rlinf_cli.importing import foreign_names
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_cli.lint.no_effect import NO_EFFECT
+from rlinf_core.config.composing.compose import compose
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.tree import MappingNode, Path, to_data
 from rlinf_core.config.validating.model_fields import sections, written_fields
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.validating.validation import validate
+from rlinf_core.config.yaml.reader import load_source
 from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from rlinf_core.job.load import ClusterFile
 from rlinf_core.scalars import Float, Int, Text
@@ -112,6 +115,21 @@ def test_an_override_wins_over_a_file_by_either_name(text: str, argument: str) -
     )  # fmt: skip
     assert [each.message for each in job.diagnostics] == []
     assert job.config.actor.optim.clip_grad == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("base", "own"), [("rate: 1", "learning_rate: 2"), ("learning_rate: 1", "rate: 2")])
+def test_file_wins_over_its_base_by_either_name(base: str, own: str, tmp_path: FilePath) -> None:
+    first, middle, last = (tmp_path / name for name in ("first.yaml", "middle.yaml", "last.yaml"))
+    first.write_text(f"part: {{optim: {{{own}}}, others: [{{rate: 5}}]}}\n", encoding="utf-8")
+    middle.write_text(f"extends: first.yaml\npart: {{optim: {{{base}}}}}\n", encoding="utf-8")
+    last.write_text(f"extends: middle.yaml\npiece: {{optim: {{{own}}}}}\n", encoding="utf-8")
+    found = Diagnostics()
+    composed = compose(load_source(str(last), found), (), found, environ={})
+    assert composed is not None
+    model = validate(File, composed.tree, found).model
+    assert [diagnostic.message for diagnostic in found] == []
+    assert model is not None
+    assert (model.part.optim.rate, [part.rate for part in model.part.others]) == (2, [5])
 
 
 def test_secrets_and_broken_references_survive_renaming(tree_of: TreeOf) -> None:

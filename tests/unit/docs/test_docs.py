@@ -16,6 +16,7 @@ from rlinf_core.config.render import render_text
 REPOSITORY = Path(__file__).parents[3]
 WRITTEN = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 LINK = re.compile(r"\[[^\]]+\]\((?!https?://|#)([^)#]+)")
+ANCHOR = re.compile(r"\[[^\]]+\]\((?!https?://)([^)#]*)#([^)]+)\)")
 CLUSTER_FILE = re.compile(r"^```yaml\n(cluster:\n.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -40,6 +41,21 @@ def test_links_lead_somewhere(page: Path) -> None:
         link for link in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / link.strip()).exists()
     ]
     assert not broken
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as the site makes them, and those that it sets itself."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = [re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
+    slugs = {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+    return slugs | set(re.findall(r'id="([^"]+)"', text))
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_anchors_of_links_exist(page: Path) -> None:
+    links = ANCHOR.findall(page.read_text(encoding="utf-8"))
+    targets = [(page.parent / file if file else page, anchor) for file, anchor in links]
+    assert [anchor for target, anchor in targets if target.suffix == ".md" and anchor not in anchors(target)] == []
 
 
 def pages_of_nav(entries: Any) -> list[str]:
