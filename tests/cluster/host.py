@@ -95,14 +95,18 @@ class Host:
         finally:
             self.link("up")
 
+    def argv(self, argv: Sequence[str]) -> list[str]:
+        """Return the same command, run there past ssh."""
+        return ["nsenter", "-t", str(self.pid), "-n", "-m", "-u", "-i", "-p", "--", *argv]
+
     def run(self, argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command on it, past ssh."""
         settings: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "timeout": 60, **options}
-        return subprocess.run([*self._enter(), *argv], env=self._environment(), **settings)
+        return subprocess.run(self.argv(argv), env=self._environment(), **settings)
 
     def spawn(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """Start a command on it, past ssh; it ends with the host at the latest."""
-        return subprocess.Popen([*self._enter(), *argv], env=self._environment(), text=True, **options)
+        return subprocess.Popen(self.argv(argv), env=self._environment(), text=True, **options)
 
     def sh(self, script: str) -> str:
         """Return what a shell script prints that runs on it."""
@@ -178,9 +182,6 @@ class Host:
         listed = self.sh("ps -eo pid=,args= --no-headers").splitlines()
         pairs = (line.split(None, 1) for line in listed if line.strip())
         return {int(pid): args for pid, args in pairs if not args.startswith(("sshd:", SSHD, "ps -eo", "sh -ec"))}
-
-    def _enter(self) -> list[str]:
-        return ["nsenter", "-t", str(self.pid), "-n", "-m", "-u", "-i", "-p", "--"]
 
     def _environment(self) -> dict[str, str]:
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

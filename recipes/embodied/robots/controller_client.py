@@ -61,9 +61,6 @@ class FrankaClient:
             more.
         heartbeat: seconds after which the controller takes the arm from a holder that has gone silent.
 
-    Attributes:
-        interruptions: how often a reset was stopped because this process was silent for too long, and went on.
-
     Raises:
         RobotUnreachableError: nothing answers there in time, or something else does.
     """
@@ -76,7 +73,6 @@ class FrankaClient:
         self._workspace = arm.workspace
         self._followed: tuple[float, float] | None = None  # the clock of the last reply, and when it came
         self._seconds, self._heartbeat = seconds, heartbeat
-        self.interruptions = 0
         self._ids = itertools.count(1)
         self._writing = threading.Lock()
         self._rest = b""
@@ -163,7 +159,6 @@ class FrankaClient:
                 # This process was delayed, not dead: the arm continues from where it stopped.
                 if time.monotonic() >= until:
                     raise
-                self.interruptions += 1
                 _log.warning("%s; resuming", error)
 
     def move(self, deltas: Sequence[float] | NDArray[np.floating], close_gripper: bool | None = None) -> ArmState:
@@ -301,7 +296,7 @@ class FrankaClient:
                     raise TimeoutError
                 received = self._socket.recv(MAX_LINE)
                 if not received:
-                    raise ConnectionResetError("the controller closed the connection")
+                    raise ConnectionResetError
                 self._rest += received
             line, _, self._rest = self._rest.partition(b"\n")
             reply = decode(line)
@@ -356,4 +351,6 @@ def holder_name() -> str:
 def _reason(error: OSError, seconds: float) -> str:
     if isinstance(error, TimeoutError):
         return f"no response within {seconds:g} s"
+    if isinstance(error, BrokenPipeError | ConnectionResetError):
+        return "the controller closed the connection"
     return error.strerror or str(error)

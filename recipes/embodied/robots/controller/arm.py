@@ -17,6 +17,15 @@ _CLIPPED = 1e-9  # radians
 RESET_SPEED = 0.25  # share of the published joint velocities at which the arm goes to its start
 
 
+def period_end(last: float, now: float, period: float = CONTROL_SECONDS) -> float:
+    """Return the end of the control period that an action at `now` belongs to.
+
+    One that comes soon after the period that ended at `last` belongs to the next one, so periods have one length,
+    however long a policy thinks.
+    """
+    return (last if 0 <= now - last < period / 2 else now) + period
+
+
 class Arm(ABC):
     """Seven joints and a gripper that follow a target. Times are monotonic seconds. Used by one thread.
 

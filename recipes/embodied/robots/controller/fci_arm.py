@@ -19,9 +19,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.robots.controller.arm import RESET_SPEED, Arm
+from recipes.embodied.robots.controller.arm import RESET_SPEED, Arm, period_end
 from recipes.embodied.robots.controller.worker_thread import WorkerThread
-from recipes.embodied.robots.franka_arm import ACTION_VELOCITY, CONTROL_SECONDS
+from recipes.embodied.robots.franka_arm import ACTION_VELOCITY
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX
 from recipes.embodied.robots.robot_errors import RobotCheckError, RobotUnreachableError
 from rlinf_core.process.requirements import install_command
@@ -199,9 +199,7 @@ class FciArm(Arm):
             loop.move_to(goal)
         except (self._error, ValueError) as error:
             raise ValueError(str(error)) from None
-        # An action that comes soon after the last period belongs to the next one, so periods have one length.
-        begin = self._end if 0 <= now - self._end < CONTROL_SECONDS / 2 else now
-        self._set, self._end = now, begin + CONTROL_SECONDS
+        self._set, self._end = now, period_end(self._end, now)
         return self._end
 
     def _limited(self, goal: NDArray[np.float64], now: float) -> NDArray[np.float64]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.robots.controller.arm import Arm
+from recipes.embodied.robots.controller.arm import Arm, period_end
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
-from recipes.embodied.robots.franka_kinematics import HOME
+from recipes.embodied.robots.franka_kinematics import HOME, VELOCITY_MAX
 
 
 class SimulatedArm(Arm):
@@ -60,7 +60,10 @@ class SimulatedArm(Arm):
         self.stopped = self.stopped or reason
 
     def _follow(self, goal: NDArray[np.float64], now: float) -> float:
-        return self._go(goal, CONTROL_SECONDS, now)
+        least = float((np.abs(goal - self.joints(now)) / VELOCITY_MAX).max())
+        left = (period_end(self._end, now, CONTROL_SECONDS / self._speed) - now) * self._speed
+        # A late action is made up for, but no joint is faster than it can be.
+        return self._go(goal, max(left, least), now)
 
     def _go(self, goal: NDArray[np.float64], seconds: float, now: float) -> float:
         self._from, self._to = self.joints(now), goal

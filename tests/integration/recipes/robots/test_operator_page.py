@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipes.embodied.cameras.camera import CameraView
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.interventions.registry import open_source
@@ -54,6 +55,20 @@ class SteeredRun:
             self.steps.append((bool(result.interventions[0, 0]), float(np.abs(result.executed[0, 0, :7]).max())))
             if result.dones.any():
                 self.ended.append((float(result.rewards.sum()), bool(result.failed is not None)))
+
+    def show_more(self) -> None:
+        """Add cameras of other shapes, one with a long name, one that has taken no picture for some time."""
+        views, began = self._env.views, time.monotonic()
+        more = {"front_left_of_the_table": (720, 1280), "wrist": (480, 640), "side": (640, 480)}
+
+        def all_views(row: int) -> list[CameraView]:
+            added = [
+                CameraView(name, np.zeros((*size, 3), np.uint8), began if name == "side" else time.monotonic())
+                for name, size in more.items()
+            ]
+            return [*views(row), *added]
+
+        self._env.views = all_views
 
     def acts(self) -> bool:
         return self.steps[-1][0]
@@ -186,8 +201,13 @@ def test_link_that_returns_is_taken_up_again(browser: Any, run: SteeredRun) -> N
     assert run.acts()
 
 
+@pytest.mark.parametrize("cameras", [1, 4])
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (390, "dark"), (1024, "dark"), (1600, "light")])
-def test_page_has_no_fault(browser: Any, run: SteeredRun, tmp_path: Path, width: int, scheme: str) -> None:
+def test_page_has_no_fault(
+    browser: Any, run: SteeredRun, tmp_path: Path, width: int, scheme: str, cameras: int
+) -> None:
+    if cameras > 1:
+        run.show_more()
     axe_playwright_python = pytest.importorskip("axe_playwright_python")
     axe = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
     complaints: list[str] = []
@@ -201,6 +221,11 @@ def test_page_has_no_fault(browser: Any, run: SteeredRun, tmp_path: Path, width:
     )
     page.keyboard.down("Shift")
     page.wait_for_selector("#status.you")
+    until(lambda: page.locator("#cameras img").count() == cameras, "all cameras")
+    if cameras > 1:
+        page.wait_for_selector("figure.old:has([title=side])")
+        bottom = page.evaluate("Math.max(...[...document.images].map((image) => image.getBoundingClientRect().bottom))")
+        assert bottom < 800  # all are on the screen at once
     page.evaluate(axe)
     faults = [(fault["id"], fault["nodes"][0]["html"]) for fault in page.evaluate("axe.run()")["violations"]]
     assert faults == []

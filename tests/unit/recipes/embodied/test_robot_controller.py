@@ -219,6 +219,20 @@ def test_an_arm_keeps_its_limits(moves: list[list[float]]) -> None:
         np.testing.assert_allclose(half, (before + after) / 2, atol=1e-12)
 
 
+def test_periods_of_a_simulated_arm_have_one_length() -> None:
+    arm = SimulatedArm()
+    now = arm.reset(HOME, 0.0)
+    half = np.full(7, 0.5) * VELOCITY_MAX * CONTROL_SECONDS
+    first = arm.move(half, None, now)
+    second = arm.move(half, None, first + 0.004)
+    assert second == pytest.approx(first + CONTROL_SECONDS)
+    np.testing.assert_array_equal(arm.joints(second), arm.target(second))
+    # What was late is made up for, but not faster than a joint can be.
+    assert arm.move(-2 * half, None, second + 0.004) == pytest.approx(second + 0.004 + CONTROL_SECONDS)
+    late = arm.move(half, None, 1.0)
+    assert late == pytest.approx(1.0 + CONTROL_SECONDS)
+
+
 def test_silence_stops_a_moving_arm_within_two_periods(a: Client, b: Client) -> None:
     now = ready(a)
     motion = a.go(now, "reset", joints=START.tolist())

@@ -33,9 +33,11 @@ function send() {
 
 // A gamepad of the standard layout: the right shoulder button enables.
 function readPad() {
-  const pad = [...navigator.getGamepads()].find((one) => one && one.connected && one.mapping === "standard");
+  const pads = navigator.getGamepads ? [...navigator.getGamepads()] : [];
+  const pad = pads.find((one) => one && one.connected && one.mapping === "standard");
   $("gamepad").textContent = pad ? `Gamepad: ${pad.id.slice(0, 60)}; hold the right shoulder button to steer.`
-    : "No gamepad: connect one and press a button of it.";
+    : isSecureContext ? "No gamepad: connect one and press a button of it."
+    : "No gamepad: browsers give one only to a page on this computer. Open this page through the tunnel.";
   if (!pad || document.hidden || !document.hasFocus()) { padDown.clear(); return { axes: null, enabled: false }; }
   for (const [index, name] of Object.entries(PAD_PRESSES)) {
     const down = pad.buttons[index].pressed;
@@ -96,10 +98,13 @@ function draw(data) {
   let view = cameras.get(head.camera);
   if (!view) {
     const figure = document.createElement("figure"), image = document.createElement("img"), caption = document.createElement("figcaption");
+    const name = document.createElement("span"), age = document.createElement("span");
     image.alt = `Picture of camera ${head.camera}`;
+    name.textContent = name.title = head.camera;
+    caption.append(name, age);
     figure.append(image, caption);
     $("cameras").append(figure);
-    cameras.set(head.camera, view = { figure, image, caption, name: head.camera, url: "" });
+    cameras.set(head.camera, view = { figure, image, told: age, url: "" });
   }
   const url = URL.createObjectURL(new Blob([new Uint8Array(data, 4 + size)], { type: "image/jpeg" }));
   const from = socket;
@@ -114,7 +119,8 @@ function draw(data) {
 
 function tellAge(view) {
   const age = view.age + (performance.now() - view.came) / 1000, old = age > OLD;
-  view.caption.textContent = `${view.name}: ${age < 10 ? Math.round(1000 * age) + " ms" : Math.round(age) + " s"} old${old ? " – not live" : ""}`;
+  const text = age < 1 ? `${Math.round(1000 * age)} ms` : `${age.toFixed(age < 10 ? 1 : 0)} s`;
+  view.told.textContent = `${text} old${old ? " – not live" : ""}`;
   view.figure.classList.toggle("old", old);
 }
 setInterval(() => cameras.forEach((view) => { if (view.came) tellAge(view); }), AGE_PERIOD);
