@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.debug.held_up import spell_standing, suspected
-from rlinf_cli.debug.job_stacks import job_processes
 from rlinf_core.address import WorkerAddress
+from rlinf_core.manager.inspection.held_up import spell_standing, suspected
+from rlinf_core.manager.inspection.job_stacks import job_processes
 from rlinf_core.manager.manager_messages import JobSnapshot, ProcessAnswer, ReadStacks
 from rlinf_core.manager.worker_registry import Life, WorkerRecord
 from rlinf_core.node.stacks.process_stacks import ProcessStacks
@@ -39,7 +39,8 @@ def lines(answers: Mapping[str, ProcessAnswer | None], driver: ProcessAnswer | N
     def read(question: ReadStacks) -> list[ProcessStacks]:
         return [ProcessStacks(11, 0, "ray::env", "py-spy", OWN, "")] if question.own else []
 
-    return spell_standing(job, job_processes(job, list(suspected(job)), native=False, remotely=read))
+    processes = job_processes(job, list(suspected(job)), native=False, remotely=read)
+    return [standing.how for standing in spell_standing(job, processes)]
 
 
 def test_method_that_never_ends_is_named_with_its_frame() -> None:
