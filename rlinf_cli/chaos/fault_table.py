@@ -1,5 +1,5 @@
 """The table of faults that `rlinf chaos` plants: one row a fault, read by the planner, the injector, the judge and the
-docs."""
+docs; and that of standstills and links, which tests plant, for the docs."""
 
 from __future__ import annotations
 
@@ -97,6 +97,60 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
     ),
     "fill-actor": PlantedFault(Deed.FILL, Target.ACTOR, 1, "the run ends with the reason where a checkpoint is due"),
 }
+
+
+class Standstill(NamedTuple):
+    """A fault that ends no process, or a link.
+
+    Attributes:
+        fault: what happens.
+        reported: what the driver says of it.
+        seconds: the time until then, as measured.
+        lost: what is lost.
+        test: the test that shows it, in `tests/`.
+    """
+
+    fault: str
+    reported: str
+    seconds: str
+    lost: str
+    test: str
+
+
+_WHY: Final = "integration/cli/test_why_causes.py::test_process_that_holds_a_run_up_is_named"
+_CUTS: Final = "cluster/test_link_cuts.py"
+_HOLDS: Final = "nothing if it goes on; `runner.on_hang: restart` ends it, which costs what its death costs"
+STANDSTILLS: Final[Sequence[Standstill]] = (
+    Standstill("a worker is stopped (SIGSTOP)", "its name", "2.8 (load 12)", _HOLDS, _WHY),
+    Standstill("a worker is a zombie", "its name", "not measured", _HOLDS, _WHY),
+    Standstill("an environment hangs", "the worker, its method and frame", "7 (load 13)", _HOLDS, _WHY),
+    Standstill("native code holds the interpreter's lock", "the worker and its frame", "11 (load 19)", _HOLDS, _WHY),
+    Standstill("a reply is lost", "the worker that does not run what is waited for", "not measured", _HOLDS, _WHY),
+    Standstill(
+        "a rank enters no all-reduce", "that rank, its frame, and those that wait", "not measured", _HOLDS, _WHY
+    ),
+    Standstill(
+        "the link of a node, or between two nodes, is cut for 4 s",
+        "nothing: messages are on their way",
+        "-",
+        "nothing",
+        f"{_CUTS}::test_link_cut_for_seconds_is_waited_for",
+    ),
+    Standstill(
+        "the link between two nodes is cut for ever",
+        "a node that does not answer",
+        "16 (load 13)",
+        "as where that node is lost",
+        f"{_CUTS}::test_link_cut_for_ever_is_named_with_its_node",
+    ),
+    Standstill(
+        "the node of an elastic component goes, and comes back",
+        "the node, who goes on without it, and that it is back",
+        "-",
+        "the step whose checkpoint was being written; nothing when it is back",
+        "cluster/test_spares.py::test_elastic_node_goes_and_comes_back_twice",
+    ),
+)
 
 
 def chosen_faults(names: Sequence[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from rlinf_cli.why.facts import RunFacts
-from rlinf_core.runners.step_clock import NO_STEP, SLOW, STEPS
+from rlinf_core.runners.step_clock import FIRST_LOOK, NO_STEP, SLOW, STEPS
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.evidence import FAILURE, FOLDER, Bundle, FailedProcess
 from rlinf_core.runners.storage.run_events import RunEvent
@@ -19,9 +19,6 @@ STALLED: Final = "stalled"
 _ENDS: Final = (run_events.FAILED, run_events.INTERRUPTED)
 _KINDS: Final = (run_events.RESTARTED, run_events.RELAUNCHED, *_ENDS)
 _STATE: Final = "run.json"
-# Seconds without a step after which processes that cannot go on are named, and after which others are.
-_LEAST_QUIET: Final = 2.0
-SURE_AFTER: Final = 5.0
 # Words of the driver's warnings about waits.
 _WAITS: Final = ("is stopped", "waiting for", " waits ", "deadlock", NO_STEP)
 
@@ -108,7 +105,7 @@ def seconds_without_step(facts: RunFacts) -> float | None:
     if facts.status != RunStatus.RUNNING or len(facts.moments) < 2:
         return None
     quiet = facts.looked - max(facts.moments[-1], *(event.time for event in facts.story), 0.0)
-    return quiet if quiet >= max(_LEAST_QUIET, SLOW * _usual_seconds(facts)) else None
+    return quiet if quiet >= max(FIRST_LOOK, SLOW * _usual_seconds(facts)) else None
 
 
 def _usual_seconds(facts: RunFacts) -> float:

@@ -15,14 +15,12 @@ from rlinf_core.manager.manager_messages import Inspect, JobSnapshot, ReadStacks
 from rlinf_core.node.stacks.process_stacks import SECONDS, ProcessStacks
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.restarts import Restarts
-from rlinf_core.runners.step_clock import GIVEN_UP, NO_STEP, StepClock
+from rlinf_core.runners.step_clock import FIRST_LOOK, GIVEN_UP, NO_STEP, SURE_AFTER, StepClock
 from rlinf_core.waiting import spell_seconds
 from rlinf_core.worker.group.worker_group import WorkerGroup, end_worker
 
 LOGGER = logging.getLogger("rlinf")
-# Seconds without a step after which processes that cannot go on are named, others are looked at, and one is ended.
-_FIRST_LOOK: Final = 2.0
-_SURE_AFTER: Final = 6.0
+# Seconds without a step after which the holder is ended.
 _END_AFTER: Final = 10.0
 # Seconds between two looks, or this share of those without a step.
 _LOOK_EVERY: Final = 1.0
@@ -35,7 +33,7 @@ OnHang: TypeAlias = Literal["restart", "fail", "wait"]
 class HangWatch:
     """A thread of the driver that looks for who holds up a run whose steps take much longer than before.
 
-    It names a worker that cannot go on, as a zombie, after 2 s without a step, and any other one after 6 s, where
+    It names a worker that cannot go on, as a zombie, after 2 s without a step, and any other one after 5 s, where
     nothing moves. It says so again whenever the time has doubled, and ends one after 10 s at least.
 
     Args:
@@ -78,7 +76,7 @@ class HangWatch:
         quiet = 0.0
         while not self._ended.wait(max(_LOOK_EVERY, _SHARE * quiet)):
             client, quiet = current_client(), self._clock.quiet()
-            if client is not None and quiet >= _FIRST_LOOK:
+            if client is not None and quiet >= FIRST_LOOK:
                 try:
                     self.look(OwnJob(client), quiet)
                 except (RLinfError, OSError):
@@ -87,7 +85,7 @@ class HangWatch:
     def look(self, job: JobSource, quiet: float) -> None:
         """Name who holds up the run, `quiet` seconds after its last step, and end it where that is due."""
         last = self._clock.last
-        standing = held_up(job, certain_only=quiet < _SURE_AFTER)
+        standing = held_up(job, certain_only=quiet < SURE_AFTER)
         if not standing or any(one.is_debugged for one in standing) or self._clock.last != last or self._ended.is_set():
             return
         quiet = self._clock.quiet()

@@ -11,6 +11,9 @@ from typing import Final
 # A step that takes so many times the usual one may never end; the usual one is the median of so many.
 SLOW: Final = 5.0
 STEPS: Final = 20
+# Seconds without a step after which processes that cannot go on are named, and after which others are.
+FIRST_LOOK: Final = 2.0
+SURE_AFTER: Final = 5.0
 # Words of the warnings about a run that finishes no steps.
 NO_STEP: Final = "no step has finished"
 # The first words of the cause of a death that ends a standstill.

@@ -46,9 +46,9 @@ def why(
     from rlinf_cli.runs.run_lookup import find_run
     from rlinf_cli.why.diagnosis import diagnose
     from rlinf_cli.why.facts import read_facts
-    from rlinf_cli.why.incidents import SURE_AFTER, seconds_without_step
+    from rlinf_cli.why.incidents import seconds_without_step
     from rlinf_cli.why.why_page import why_record, why_text
-    from rlinf_core.runners.step_clock import NO_STEP
+    from rlinf_core.runners.step_clock import NO_STEP, SURE_AFTER
 
     folder = find_run(run, log_path)
     facts = read_facts(folder)

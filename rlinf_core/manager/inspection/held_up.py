@@ -81,10 +81,11 @@ def held_up(source: JobSource, *, certain_only: bool = False) -> list[Standing]:
         return certain
     before = _used(first)
     time.sleep(_PAUSE)
-    second = source.snapshot(stacks=False)
+    second = source.snapshot(stacks=True)
     if _moved(first, second) or _worked(before, _used(second)):
         return []
-    second = answers_of_both(second, source.snapshot(stacks=True))
+    if first.answers.keys() - second.answers.keys():
+        second = answers_of_both(source.snapshot(stacks=True), second)
     names = [name for name in suspected(second) if name in second.peers]
     return spell_standing(second, job_processes(second, names, native=False, remotely=source.read_stacks))
 

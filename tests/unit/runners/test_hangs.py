@@ -63,7 +63,7 @@ def test_holder_is_named_and_again_when_the_time_doubled(
 ) -> None:
     hung = Hung(monkeypatch, "wait", ENV)
     with caplog.at_level(logging.WARNING, "rlinf"):
-        for seconds in (5.5, 8, 11, 15.9, 16.1):
+        for seconds in (4.9, 8, 11, 15.9, 16.1):
             hung.look(seconds)
     words = f"{ENV.how}; no step has finished for"
     assert caplog.messages == [f"{words} {time}, the last ones took 1 s each" for time in ("8.0 s", "16 s")]
