@@ -38,9 +38,20 @@ def trio(hosts: Hosts) -> Iterator[RayHosts]:
 def job(trio: RayHosts, hosts: Hosts) -> Iterator[Any]:
     """A driver with a worker on each host."""
     with ray_hosts.driver(trio, hosts["trainer0"], _SCRIPT) as made:
-        made.call("join", len(NAMES))
+        until(lambda: has_joined(made), "the head's own node", 120, 1.0)
         made.call("launch", [0, 1, 2])
         yield made
+
+
+def has_joined(job: Any) -> bool:
+    """Return whether the driver has joined: on a busy machine the head's port is there long before its node."""
+    try:
+        job.call("join", len(NAMES))
+    except AssertionError as error:
+        if "no node is alive" not in str(error):
+            raise
+        return False
+    return True
 
 
 def begin(job: Any, trio: RayHosts, name: str, one: int, other: int) -> Path:

@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 
 # Seconds between two looks, and of a processor that a process may use between them and still stand.
 _PAUSE: Final = 1.0
-_IDLE: Final = 0.1
+_IDLE: Final = 0.05
 _FRAME: Final = re.compile(r'^\s*File "(.+)", (?:line (\d+), )?in (.+)$')
 # Frames of libraries: the code that called them is named, where there is any.
 _LIBRARIES: Final = ("/site-packages/", "/lib/python", "/rlinf_core/", "<frozen ")
 # Calls in which a rank waits for the others.
 _COLLECTIVE: Final = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/")
-# States of proc_pid_stat(5) in which no method of a process goes on, and in which it waits for a disk.
+# States of proc_pid_stat(5) in which no method of a process goes on, and in which it runs, waits for a processor, as on
+# a busy machine, or for a disk.
 _STOPPED: Final = frozenset("Tt")
 _ZOMBIE: Final = "Z"
-_AT_DISK: Final = "D"
+_AT_WORK: Final = frozenset("RD")
 
 
 class JobSource(Protocol):
@@ -211,7 +212,7 @@ def _moved(first: JobSnapshot, second: JobSnapshot) -> bool:
 
 def _used(job: JobSnapshot) -> Mapping[str, float]:
     """Return the seconds of a processor that the suspects of this machine have used, each with the processes that it
-    started; infinite while one waits for a disk."""
+    started; infinite while one may run or waits for a disk."""
     suspects = [name for name in suspected(job) if _is_here(job, name)]
     others = [peer.info.pid for peer in job.peers.values()]
     pids = {name: job.peers[name].info.pid for name in suspects}
@@ -245,7 +246,7 @@ def _seconds(pid: int) -> float:
     fields = _stat(pid)
     if len(fields) <= 12:
         return 0.0
-    return float("inf") if fields[0] == _AT_DISK else sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return float("inf") if fields[0] in _AT_WORK else sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def _spell(names: Iterable[str]) -> str:
