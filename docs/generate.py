@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from typer.main import get_command
 
-from rlinf_cli.chaos.fault_table import FAULTS
+from rlinf_cli.chaos.fault_table import FAULTS, STANDSTILLS
 from rlinf_cli.codes import Code, Example, codes_by_stage
 from rlinf_cli.file.field_docs import FieldDoc, describe
 from rlinf_cli.main import app
@@ -145,6 +145,12 @@ def _faults() -> str:
         *(f"| {target} | {' | '.join(cells.get((target, deed), '') for deed in columns)} |" for target in rows),
     ]
     parts += [
+        "\n## Standstills and links\n",
+        "Faults that end no process. A worker that holds up the run is named by the driver and by `rlinf why`. Seconds"
+        " are those from the last finished step until the driver's warning.\n",
+        "| what happens | what is reported | seconds | what is lost | shown by |",
+        "|---|---|---|---|---|",
+        *(f"| {' | '.join(row[:-1])} | `tests/{row.test}` |" for row in STANDSTILLS),
         "\n## As measured\n",
         "On two cores beside other work, at a load of 13 to 30 where no other is named. A quiet machine is faster.\n",
         "| what | figure |",

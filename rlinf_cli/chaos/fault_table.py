@@ -1,5 +1,5 @@
 """The table of faults that `rlinf chaos` plants: one row a fault, read by the planner, the injector, the judge and the
-docs."""
+docs; and that of standstills and links, which tests plant, for the docs."""
 
 from __future__ import annotations
 
@@ -97,6 +97,54 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
     ),
     "fill-actor": PlantedFault(Deed.FILL, Target.ACTOR, 1, "the run ends with the reason where a checkpoint is due"),
 }
+
+
+class Standstill(NamedTuple):
+    """A fault that ends no process, or a link.
+
+    Attributes:
+        fault: what happens.
+        reported: what the driver says of it.
+        seconds: the time until then, as measured.
+        lost: what is lost.
+        test: the test that shows it, in `tests/`.
+    """
+
+    fault: str
+    reported: str
+    seconds: str
+    lost: str
+    test: str
+
+
+_WHY: Final = "integration/cli/test_why_causes.py::test_process_that_holds_a_run_up_is_named"
+_ENDED: Final = "integration/runtime/test_hangs.py::test_holder_is_named_and_ended"
+_REPLY: Final = "unit/manager/inspection/test_held_up.py::test_lost_reply_is_that_of_an_idle_worker"
+_HOLDS: Final = "nothing if it goes on; `runner.on_hang: restart` ends it, which costs what its death costs"
+STANDSTILLS: Final[Sequence[Standstill]] = (
+    Standstill("a worker is stopped (SIGSTOP)", "its name", "2.8 (load 12)", _HOLDS, _WHY),
+    Standstill("a worker is a zombie", "its name", "not measured", _HOLDS, _ENDED),
+    Standstill("an environment hangs", "the worker, its method and frame", "7 (load 13)", _HOLDS, _WHY),
+    Standstill("native code holds the interpreter's lock", "the worker and its frame", "11 (load 19)", _HOLDS, _WHY),
+    Standstill("a reply is lost", "the worker that does not run what is waited for", "not measured", _HOLDS, _REPLY),
+    Standstill(
+        "a rank enters no all-reduce", "that rank, its frame, and those that wait", "not measured", _HOLDS, _WHY
+    ),
+    Standstill(
+        "the link of a node is cut for 4 s",
+        "nothing: messages are on their way",
+        "-",
+        "nothing",
+        "cluster/test_link_cuts.py::test_link_cut_for_seconds_is_waited_for",
+    ),
+    Standstill(
+        "the link of a node is cut for ever",
+        "the node, whose host no longer answers",
+        "16 (load 13)",
+        "as where that node is lost",
+        "cluster/test_runtime_netns.py::test_a_vanished_host_is_named_with_its_node",
+    ),
+)
 
 
 def chosen_faults(names: Sequence[str]) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ class RunFacts:
         driver_end: what this machine knows of a driver that vanished: its restart, the kernel's lines.
         warnings: the warnings in the driver's log after the last finished step.
         quarantined: the items that were set aside, by file.
-        held_up: the processes that hold up an active run, see `rlinf_cli.debug.held_up`; empty if not asked for.
+        held_up: the processes that hold up an active run, see `rlinf_core.manager.inspection`; empty if not asked for.
     """
 
     path: Path

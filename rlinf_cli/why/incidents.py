@@ -8,6 +8,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from rlinf_cli.why.facts import RunFacts
+from rlinf_core.runners.step_clock import FIRST_LOOK, NO_STEP, SLOW, STEPS
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.evidence import FAILURE, FOLDER, Bundle, FailedProcess
 from rlinf_core.runners.storage.run_events import RunEvent
@@ -18,12 +19,8 @@ STALLED: Final = "stalled"
 _ENDS: Final = (run_events.FAILED, run_events.INTERRUPTED)
 _KINDS: Final = (run_events.RESTARTED, run_events.RELAUNCHED, *_ENDS)
 _STATE: Final = "run.json"
-# A step that takes so many times the usual one, and at least this long in seconds, may never end.
-_SLOW: Final = 5.0
-_LEAST_QUIET: Final = 8.0
-_STEPS: Final = 20
 # Words of the driver's warnings about waits.
-_WAITS: Final = ("is stopped", "waiting for", " waits ", "deadlock")
+_WAITS: Final = ("is stopped", "waiting for", " waits ", "deadlock", NO_STEP)
 
 
 class Incident(NamedTuple):
@@ -108,11 +105,11 @@ def seconds_without_step(facts: RunFacts) -> float | None:
     if facts.status != RunStatus.RUNNING or len(facts.moments) < 2:
         return None
     quiet = facts.looked - max(facts.moments[-1], *(event.time for event in facts.story), 0.0)
-    return quiet if quiet >= max(_LEAST_QUIET, _SLOW * _usual_seconds(facts)) else None
+    return quiet if quiet >= max(FIRST_LOOK, SLOW * _usual_seconds(facts)) else None
 
 
 def _usual_seconds(facts: RunFacts) -> float:
-    return median(after - before for before, after in pairwise(facts.moments[-_STEPS:]))
+    return median(after - before for before, after in pairwise(facts.moments[-STEPS:]))
 
 
 def _standstill(facts: RunFacts) -> Incident | None:
@@ -122,7 +119,7 @@ def _standstill(facts: RunFacts) -> Incident | None:
     waits = facts.held_up or [line for line in facts.warnings if any(word in line for word in _WAITS)][::-1]
     if quiet is None or not waits:
         return None
-    what = f"no step has finished for {quiet:.0f} s; the last ones took {_usual_seconds(facts):.2g} s each"
+    what = f"{NO_STEP} for {quiet:.0f} s; the last ones took {_usual_seconds(facts):.2g} s each"
     source = "asked of the run's processes" if facts.held_up else "logs/driver/rank_0.log"
     return Incident(STALLED, what, source, facts.looked - quiet, facts.step, lines=tuple(waits))
 

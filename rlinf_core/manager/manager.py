@@ -133,7 +133,7 @@ class Manager:
         self._retry_pending()
 
     def _take_exit_reason(self, stream: PeerStream, reason: m.ExitReason) -> None:
-        peer = self._peers.get(stream.peer)
+        peer = self._peers.get(reason.name or stream.peer)
         if peer is not None:
             peer.exit_reason = reason.cause
 

@@ -106,6 +106,7 @@ class ManagerClient(Resolver):
         self._warned: set[int] = set()
         self._failures: dict[int, Exception] = {}
         self._deaths: dict[str, m.Died] = {}
+        self._ends_given: dict[tuple[str, int], str] = {}
         self._news = threading.Condition()
         self._next_report = 0.0
         self._long_waits = LongWaits()
@@ -145,6 +146,16 @@ class ManagerClient(Resolver):
         """Report why this process is about to end deliberately."""
         with suppress(RuntimeFailure):
             self.request(m.ExitReason(cause), _CAUSE_SECONDS)
+
+    def will_end(self, name: str, incarnation: int, cause: str) -> None:
+        """Report why a worker is about to be ended by this process, which hears of its end before the manager may."""
+        self._ends_given[name, incarnation] = cause
+        with suppress(RuntimeFailure):
+            self.request(m.ExitReason(cause, name), _CAUSE_SECONDS)
+
+    def given_end(self, name: str, incarnation: int) -> str | None:
+        """Return why this process has ended a worker; None where it has not."""
+        return self._ends_given.get((name, incarnation))
 
     def request(
         self,

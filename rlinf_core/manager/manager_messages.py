@@ -55,9 +55,11 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class ExitReason:
-    """Why a process is about to end deliberately. Answered, so that it does not end before this is known."""
+    """Why the sender, or the process `name`, is about to be ended deliberately. Answered, so that this is known before
+    it ends."""
 
     cause: str
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

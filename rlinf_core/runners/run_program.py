@@ -124,7 +124,7 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, limit: RestartLim
         WorkerDiedError: the same, of a process that workers depend on.
         RayStartError: as raised by the first attempt, or by the last one.
     """
-    restarts = record.restarts = Restarts(limit)
+    record.restarts = Restarts(limit)
     # The component whose death the last restart followed.
     died: str | None = None
     while True:
@@ -137,7 +137,7 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, limit: RestartLim
             cause = error if isinstance(error, RayStartError) else death(error)
             died = record.component_of(cause.address) if isinstance(cause, WorkerDiedError) else died
             evidence = record.keep_evidence(error)
-            restart = None if cause is None or died is None else restarts.allow(died)
+            restart = None if cause is None or died is None else record.restarts.allow(died)
             if cause is None or restart is None:
                 raise
             step = record.go_back()

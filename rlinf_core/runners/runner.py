@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 
 from rlinf_core.errors import CheckpointError
 from rlinf_core.runners import events
+from rlinf_core.runners.hangs import HangWatch
 from rlinf_core.runners.profiled_steps import ProfiledSteps
 from rlinf_core.runners.record import RunConfig, RunRecord
 from rlinf_core.runners.restarts import NodesReturned
@@ -127,11 +128,11 @@ class Runner(ABC):
 
     def run(self) -> None:
         """Train to the end, or evaluate once with `only_eval`."""
-        with self._closing_after_failure():
-            self._run()
+        with self._closing_after_failure(), HangWatch(self.config.on_hang, self.groups, self.record) as hangs:
+            self._run(hangs)
         self._close_record()
 
-    def _run(self) -> None:
+    def _run(self, hangs: HangWatch) -> None:
         record, last = self.record, self.last_step
         if self.config.save_interval != NEVER and self.keeps_state:
             self._snapshots = SnapshotSchedule(self.config.snapshot_seconds)
@@ -159,6 +160,7 @@ class Runner(ABC):
                 if self.config.save_on_interrupt and record.has_unsaved(step):
                     self.save_checkpoint(step)
                 raise
+            hangs.finished()
             if step != last and record.nodes_returned:
                 self._take_nodes_back(step)
             if step == record.first_step:

@@ -99,6 +99,16 @@ class Host:
         """Return the same command, run there past ssh."""
         return ["nsenter", "-t", str(self.pid), "-n", "-m", "-u", "-i", "-p", "--", *argv]
 
+    @contextlib.contextmanager
+    def apart_from(self, other: Host) -> Iterator[None]:
+        """Packets between it and another host vanish, nobody is told; both reach all others."""
+        ports = (self._port, other._port)
+        self._network.on_switch(*(f"link set {port} type bridge_slave isolated on" for port in ports))
+        try:
+            yield
+        finally:
+            self._network.on_switch(*(f"link set {port} type bridge_slave isolated off" for port in ports))
+
     def run(self, argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command on it, past ssh."""
         settings: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "timeout": 60, **options}

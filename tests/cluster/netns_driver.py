@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from rlinf_core import Cluster, NodePlacementStrategy, Worker, WorkerDiedError, WorkerGroup, WorkerGroupError
@@ -27,6 +28,23 @@ class Peer(Worker):
             assert got["size"] == size
             sums.append(float(got["tensor"].sum()))
         return sums
+
+    def rally(self, peer: int, leads: bool, folder: str) -> tuple[int, float]:
+        """Pass messages to and fro with a peer until the file `stop` is there; return how often, and the longest turn
+        in seconds."""
+        turns, longest, more = 0, 0.0, True
+        while more:
+            began = time.monotonic()
+            if leads:
+                more = not Path(folder, "stop").exists()
+                self.send(more, "peer", peer)
+                self.recv("peer", peer)
+            else:
+                more = self.recv("peer", peer)
+                self.send(more, "peer", peer)
+            turns, longest = turns + 1, max(longest, time.monotonic() - began)
+            Path(folder, "begun").touch()
+        return turns, longest
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -59,6 +77,15 @@ def launch(nodes: list[int]) -> list[Any]:
 
 def exchange(one: int, other: int, sizes: list[int]) -> list[Any]:
     return group.execute_on(one, other).exchange.scatter([other, one], [sizes, sizes]).wait(timeout=100)
+
+
+def rally(one: int, other: int, folder: str) -> list[Any]:
+    """Return how often each of two workers had a message of the other and the longest turn, or what each failed of."""
+    handle = group.execute_on(one, other).rally.scatter([other, one], [True, False], [folder, folder])
+    try:
+        return handle.wait(timeout=100)
+    except WorkerGroupError as caught:
+        return [f"{type(error).__name__}: {error}" for error in caught.exceptions]
 
 
 def say(rank: int, text: str) -> None:

@@ -1,9 +1,11 @@
-"""A node is lost while a job runs over four machines: the spare serves in its place, and the results stay equal."""
+"""Nodes are lost while a job runs over four machines: a spare serves in the place of one, with equal results; without
+spares an elastic component goes on with fewer processes, which come back with their node."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +14,11 @@ from typing import Any
 
 import pytest
 
+from rlinf_core.runners.storage import run_events
+from rlinf_core.runners.storage.run_events import RunEvent, read_story
 from tests.cluster.hosts import Hosts
 from tests.cluster.started_run import started_run
+from tests.waiting import until
 
 pytestmark = [pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -104,3 +109,61 @@ def test_spare_serves_as_the_host_that_is_lost(four: Four) -> None:
     assert "a spare, serves" not in done.stderr
     undisturbed = Path(json.loads(done.stdout)["folder"])
     assert learned(disturbed) == learned(undisturbed)
+
+
+ELASTIC = (
+    *("cluster.spare_nodes=0", "cluster.component_placement.env={node_group: sim, placement: all, elastic: true}"),
+    *("env.train.total_num_envs=24", "actor.global_batch_size=240", "runner.max_steps=-1", "runner.save_interval=1"),
+)
+
+
+class Steps:
+    """The finished steps of a run that goes on, as they are seen."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.last = 0
+
+    def until_event(self, text: str, after: int) -> RunEvent:
+        """Return the first event of the nodes with this text that follows `after` others, once a step has followed."""
+        seen: list[RunEvent] = []
+
+        def look() -> bool:
+            step = max(self.numbers(), default=0)
+            events = [event for event in read_story(self.run) if event.kind == run_events.NODES]
+            seen[:] = [event for event in events[after:] if text in event.text]
+            # Read before the events: it had finished before one that is not there yet.
+            self.last = self.last if seen else max(self.last, step)
+            return bool(seen) and step > seen[0].step
+
+        until(look, text, 600, 0.1)
+        return seen[0]
+
+    def numbers(self) -> list[int]:
+        """Return the steps that the run has kept."""
+        lines = (self.run / "metrics.jsonl").read_text().splitlines(keepends=True)
+        return [int(json.loads(line)["step"]) for line in lines if line.endswith("\n")]
+
+
+def test_elastic_node_goes_and_comes_back_twice(four: Four) -> None:
+    address = four.hosts["render0"].address
+    with four.training("elastic", *ELASTIC) as (process, run):
+        steps = Steps(run)
+        for turn in range(2):
+            four.hosts["render0"].kill()
+            lost = steps.until_event("`env` goes on without node 1", 2 * turn)
+            assert address in lost.details[0]
+            # But for the step whose checkpoint was being written.
+            assert lost.step >= steps.last - 1
+            four.hosts["render0"].restart()
+            four.up()
+            back = steps.until_event("node 1 is back", 2 * turn + 1)
+            assert back.step >= steps.last
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=600)
+    assert process.returncode == 143, out
+    story = read_story(run)
+    assert len([event for event in story if event.kind == run_events.RESTARTED]) == 2
+    numbers = steps.numbers()
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert "env: 3 processes" in out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from rlinf_cli.arguments.options import LogPath, Output, OutputOption, Quiet, Ru
 from rlinf_cli.console import console
 from rlinf_cli.lazy import command
 from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH
+
+if TYPE_CHECKING:
+    from rlinf_core.runners.storage.run_folder import RunFolder
 
 
 def why(
@@ -38,7 +41,6 @@ def why(
     """
     from dataclasses import replace
 
-    from rlinf_cli.debug.held_up import held_up
     from rlinf_cli.exit_codes import ExitCode
     from rlinf_cli.live.run_summary import shown
     from rlinf_cli.runs.run_lookup import find_run
@@ -46,11 +48,14 @@ def why(
     from rlinf_cli.why.facts import read_facts
     from rlinf_cli.why.incidents import seconds_without_step
     from rlinf_cli.why.why_page import why_record, why_text
+    from rlinf_core.runners.step_clock import NO_STEP, SURE_AFTER
 
     folder = find_run(run, log_path)
     facts = read_facts(folder)
-    if seconds_without_step(facts) is not None:
-        facts = replace(facts, held_up=held_up(folder))
+    quiet = seconds_without_step(facts)
+    # The driver may have looked already.
+    if quiet is not None and not any(NO_STEP in line for line in facts.warnings):
+        facts = replace(facts, held_up=_held_up(folder, certain_only=quiet < SURE_AFTER))
     diagnosis = diagnose(facts)
     record = why_record(diagnosis)
     text = why_text(diagnosis, shown(folder.path))
@@ -69,6 +74,20 @@ def why(
             console.message(f"bundle: {shown(bundle)}; look through it before you publish it")
     if not diagnosis.clean:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _held_up(folder: RunFolder, *, certain_only: bool) -> list[str]:
+    """Return the processes that hold up an active run, in words; none of a run of another machine, or whose manager
+    does not answer."""
+    from rlinf_cli.bootstrap.inspection import Inspector, job_of
+    from rlinf_core.errors import RLinfError
+    from rlinf_core.manager.inspection.held_up import held_up
+
+    try:
+        with Inspector(job_of(folder)) as inspector:
+            return [standing.how for standing in held_up(inspector, certain_only=certain_only)]
+    except (RLinfError, OSError):
+        return []
 
 
 app = command(

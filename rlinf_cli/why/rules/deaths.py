@@ -7,6 +7,7 @@ from typing import Final
 
 from rlinf_cli.why.finding import FindingKind, RunFinding
 from rlinf_cli.why.incidents import Incident
+from rlinf_core.runners.step_clock import GIVEN_UP
 from rlinf_core.runners.storage.evidence import FailedProcess
 
 _CRASHES: Final = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE"})
@@ -62,6 +63,22 @@ def killed(incident: Incident) -> RunFinding | None:
             *_memory(incident),
         ],
         f"somebody or something on its machine sent it {signal}: a person, a scheduler, a watchdog of memory",
+    )
+
+
+def hung(incident: Incident) -> RunFinding | None:
+    """Name a worker that was ended because it held up the run."""
+    process = incident.process
+    cause = "" if process is None or not process.died else process.why
+    if process is None or GIVEN_UP not in cause:
+        return None
+    return _finding(
+        incident,
+        "hung",
+        f"{_named(process)} held up the run, and was ended",
+        [cause],
+        "look at the frame that it names: what it waits for there did not come; `stacks.txt` in the evidence has the"
+        " stacks of the others",
     )
 
 
@@ -142,7 +159,7 @@ def died(incident: Incident) -> RunFinding | None:
     )
 
 
-RULES: Final = (out_of_memory, of_ray, simulator_died, crashed, killed, exited, node_lost, died)
+RULES: Final = (out_of_memory, of_ray, simulator_died, hung, crashed, killed, exited, node_lost, died)
 
 
 def _finding(incident: Incident, code: str, what: str, evidence: list[str], *do: str) -> RunFinding:

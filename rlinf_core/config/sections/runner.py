@@ -148,6 +148,7 @@ class RunnerConfig(RunSettings):
             (
                 *("max_epochs", "max_steps", "val_check_interval", "val_before_train"),
                 *("save_interval", "snapshot_interval", "save_on_interrupt", "keep_checkpoints", "profiler"),
+                "on_hang",
             ),
             lambda runner, sizes: runner.only_eval,
             "`only_eval` evaluates once and trains nothing",
@@ -218,6 +219,12 @@ class RunnerConfig(RunSettings):
         default=None, description="Profile workers over a few training steps. Default: none."
     )
     only_eval: Bool = Field(default=False, description="Evaluate once and train nothing.")
+    on_hang: Literal["restart", "fail", "wait"] = Field(
+        default="wait",
+        description="A worker that holds up the run: no step has finished for five times as long as usual and for 10 s"
+        " at least, and nothing moves. It is named in any case; restart also ends it, which is a death that"
+        " `max_restarts` counts; fail ends it and the run.",
+    )
     on_nonfinite: Literal["stop", "skip"] = Field(
         default="stop",
         description="A NaN or infinity in a loss, a gradient, a reward or an observation: stop ends the run with an"

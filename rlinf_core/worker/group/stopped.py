@@ -17,14 +17,14 @@ from rlinf_core.manager.manager_messages import Inspect, JobSnapshot
 from rlinf_core.node.node_processes import MARK, processes_of
 
 LOGGER = logging.getLogger("rlinf.job")
-_FIRST_LOOK: Final = 5.0
+_FIRST_LOOK: Final = 2.0
 _SNAPSHOT_SECONDS: Final = 2.0
 # Of proc_pid_stat(5): stopped by a signal, stopped by a tracer.
 _STOPPED: Final = frozenset("Tt")
 
 
 class StoppedWatch:
-    """A look for stopped processes during one wait, after 5 s and then at growing intervals."""
+    """A look for stopped processes during one wait, after 2 s and then at growing intervals."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()

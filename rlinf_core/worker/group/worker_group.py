@@ -390,6 +390,19 @@ class WorkerGroup(Generic[W]):
         raise_unseen(self._end(_SHUTDOWN_SECONDS), instead_of=error)
 
 
+def end_worker(group: WorkerGroup[Any], rank: int, cause: str) -> None:
+    """Kill a worker, whatever it does; those who wait for it get its death with this cause.
+
+    Raises:
+        RuntimeFailure: the group is not running.
+    """
+    member = next(member for member in group._running if member.address.rank == rank)  # pyright: ignore[reportPrivateUsage] - this module's own
+    client = current_client()
+    if client is not None:
+        client.will_end(str(member.address), member.incarnation, cause)
+    kill([member.actor])
+
+
 def launch_together(
     cluster: Cluster, groups: Mapping[WorkerGroup[Any], PlacementStrategy | None], channels: Sequence[str] = ()
 ) -> list[Channel]:

@@ -48,6 +48,7 @@ CAUSES: Final[dict[str, PlantedCause]] = {
     "killed": PlantedCause(env_job("killed", NO_RESTART), "killed-by-signal", "was killed by SIGKILL"),
     "crashed": PlantedCause(env_job("crash", NO_RESTART), "crashed", "crashed in native code: SIGSEGV"),
     "exit": PlantedCause(env_job("exit", NO_RESTART), "exited", "ended itself with exit code 3"),
+    "given up": PlantedCause(env_job("hangs", "runner.on_hang=fail"), "hung", "held up the run, and was ended"),
     "exception": PlantedCause(env_job("broken"), "simulator-raises", "raised KeyError: 'joint' at "),
     "no memory": PlantedCause(env_job("memory"), "host-memory", "more memory"),
     "blind": PlantedCause(env_job("blind"), "observations-constant", "without seeing"),

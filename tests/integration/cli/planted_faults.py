@@ -89,6 +89,8 @@ class FaultyEnv(VectorEnv):
                 threading.Event().wait()
             case "locked":
                 hold_a_lock()
+            case "lost reply":
+                lose_the_reply()
             case "zombie":
                 # The main thread ends, and with it the answer; the process lives on.
                 ctypes.CDLL(None).pthread_exit(None)
@@ -120,6 +122,17 @@ def hold_a_lock() -> None:
     lock = ctypes.create_string_buffer(128)
     library.pthread_mutex_lock(lock)
     library.pthread_mutex_lock(lock)
+
+
+def lose_the_reply() -> None:
+    """Have the answer of the method that runs never leave, after the method has ended."""
+    from rlinf_core.worker.calls import Timed
+
+    def never(self: Timed, protocol: int) -> str:
+        threading.Event().wait()
+        return ""
+
+    Timed.__reduce_ex__ = never  # type: ignore[method-assign]
 
 
 def raising(text: str, answer: str) -> float:

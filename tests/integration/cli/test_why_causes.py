@@ -19,6 +19,7 @@ from rlinf_cli.chaos.fault_table import Target
 from rlinf_cli.chaos.run_processes import RunProcesses
 from rlinf_cli.why.diagnosis import SET_ASIDE
 from rlinf_core.node.process_identity import identity_here, send
+from rlinf_core.runners.step_clock import NO_STEP
 from rlinf_core.runners.storage.evidence import FOLDER, MOST_BYTES
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.integration.cli.planted_causes import CAUSES, EMBODIED, FAULTS, MATH, NO_RESTART, WORKERS, env_job
@@ -128,6 +129,7 @@ STANDING: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "hangs": (env_job("hangs"), ("`EnvGroup:0` (pid ", "runs `interact`", "planted_faults.py", " in _fail")),
     "locked in C": (env_job("locked"), ("`EnvGroup:0` (pid ", "holds the interpreter's lock", " in hold_a_lock")),
     "zombie": (env_job("zombie"), ("`EnvGroup:0` (pid ", "is a zombie")),
+    "lost reply": (env_job("lost reply"), ("`EnvGroup:0` (pid ", "does not run the method", "its reply is lost")),
     "enters no all-reduce": (
         (*EMBODIED, f"algorithm.loss_type={FAULTS}:lone_loss", TWO_ACTORS),
         ("`ActorGroup:1` (pid ", " in lone_loss", "`ActorGroup:0` waits for it in a collective operation"),
@@ -210,6 +212,7 @@ def test_damaged_checkpoint_is_named(home: Path) -> None:
     assert "damaged" in trained.stderr
 
 
+# Each five times.
 GOOD: dict[str, tuple[str, ...]] = {
     "embodied": EMBODIED,
     "shipped environment": ("laptop", *EMBODIED[2:], "env.train.task=reach"),
@@ -224,8 +227,28 @@ GOOD: dict[str, tuple[str, ...]] = {
 }
 
 
+# Words of a driver's warnings that name somebody.
+ALARMS = (NO_STEP, "is stopped", "is a zombie", "deadlock", "does not answer")
+
+
+@pytest.fixture(scope="module")
+def load() -> Iterator[None]:
+    """Twice as many busy processes as there are processors."""
+    count = 2 * len(os.sched_getaffinity(0))
+    busy = [subprocess.Popen([sys.executable, "-I", "-S", "-c", "while True: pass"]) for _ in range(count)]
+    yield
+    for process in busy:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("turn", range(5))
 @pytest.mark.parametrize("job", GOOD)
-def test_good_run_has_no_cause(home: Path, job: str) -> None:
+def test_good_run_under_load_has_no_cause(home: Path, load: None, job: str, turn: int) -> None:
     trained = rlinf("train", *GOOD[job])
-    assert trained.returncode == 0, trained.stderr
+    assert trained.returncode == 0, (turn, trained.stderr)
     assert causes() == []
+    run = RunFolder.latest("runs")
+    assert run is not None
+    log = run.log_file("driver", 0).read_text()
+    assert [line for line in log.splitlines() if any(word in line for word in ALARMS)] == []

@@ -114,7 +114,7 @@ def only_error(handle: WorkerGroupHandle[Any], timeout: float = 20) -> Exception
 
 def until_it_waits(cluster: Cluster, name: str) -> None:
     """Return when the worker is in an operation."""
-    from rlinf_cli.render.job_workers import views
+    from rlinf_core.manager.inspection.job_workers import views
     from rlinf_core.manager.manager_messages import Inspect
 
     def waits() -> bool:

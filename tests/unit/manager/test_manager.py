@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rlinf_cli.render.job_workers import views
 from rlinf_core.address import WorkerAddress
 from rlinf_core.context import Session
 from rlinf_core.errors import (
@@ -19,6 +18,7 @@ from rlinf_core.errors import (
     UnknownGroupError,
     WorkerDiedError,
 )
+from rlinf_core.manager.inspection.job_workers import views
 from rlinf_core.manager.manager_client import ManagerClient
 from rlinf_core.manager.manager_messages import CloseGroup, Declare, Dismiss, Inspect, JobSnapshot
 from rlinf_core.manager.manager_process import ManagerProcess

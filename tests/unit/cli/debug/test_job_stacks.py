@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from rlinf_cli.debug.job_stacks import answers_of_both, helper_for, job_processes, waits_at_breakpoint
 from rlinf_cli.debug.stack_report import stacks_record, stacks_text
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import RuntimeFailure
+from rlinf_core.manager.inspection.job_stacks import answers_of_both, helper_for, job_processes, waits_at_breakpoint
 from rlinf_core.manager.manager_messages import Hello, JobSnapshot, ProcessAnswer, ReadStacks
 from rlinf_core.manager.worker_registry import Life, WorkerRecord
 from rlinf_core.node.process_identity import ProcessIdentity

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from rlinf_cli.debug.held_up import spell_standing, suspected
-from rlinf_cli.debug.job_stacks import job_processes
 from rlinf_core.address import WorkerAddress
+from rlinf_core.manager.inspection import held_up
+from rlinf_core.manager.inspection.held_up import spell_standing, suspected
+from rlinf_core.manager.inspection.job_stacks import job_processes
 from rlinf_core.manager.manager_messages import JobSnapshot, ProcessAnswer, ReadStacks
 from rlinf_core.manager.worker_registry import Life, WorkerRecord
 from rlinf_core.node.stacks.process_stacks import ProcessStacks
 from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
 from tests.unit.cli.debug.test_job_stacks import hello
+from tests.waiting import until
 
 CALLED = 'thread MainThread:\n  File "/rlinf_core/worker/calls.py", line 5, in call'
 OWN = f'{CALLED}\n  File "/home/me/env.py", line 12, in step'
@@ -39,7 +43,8 @@ def lines(answers: Mapping[str, ProcessAnswer | None], driver: ProcessAnswer | N
     def read(question: ReadStacks) -> list[ProcessStacks]:
         return [ProcessStacks(11, 0, "ray::env", "py-spy", OWN, "")] if question.own else []
 
-    return spell_standing(job, job_processes(job, list(suspected(job)), native=False, remotely=read))
+    processes = job_processes(job, list(suspected(job)), native=False, remotely=read)
+    return [standing.how for standing in spell_standing(job, processes)]
 
 
 def test_method_that_never_ends_is_named_with_its_frame() -> None:
@@ -61,6 +66,18 @@ def test_rank_outside_of_a_collective_is_named_first() -> None:
         "`actor:1` (pid 11) runs `interact` for 12 s, at /home/me/env.py:12 in step;"
         " `actor:0` waits for it in a collective operation"
     ]
+
+
+def test_process_that_may_run_does_not_stand() -> None:
+    """On a busy machine it may have got no processor between two looks."""
+    assert held_up._seconds(os.getpid()) == float("inf")
+    with subprocess.Popen(["sleep", "600"]) as sleeper:
+        until(lambda: held_up._seconds(sleeper.pid) < float("inf"), "sleep")
+        first = {"env:0": held_up._seconds(sleeper.pid)}
+        assert not held_up._worked(first, {"env:0": held_up._seconds(sleeper.pid)})
+        assert held_up._worked(first, {"env:0": float("inf")})
+        assert held_up._worked({"env:0": float("inf")}, first)
+        sleeper.kill()
 
 
 @pytest.mark.parametrize("called", [True, False])

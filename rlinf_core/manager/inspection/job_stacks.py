@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rlinf_cli.render.job_workers import WorkerView, views
 from rlinf_core.config.secrets import mask_text
 from rlinf_core.errors import RLinfError
+from rlinf_core.manager.inspection.job_workers import WorkerView, views
 from rlinf_core.manager.manager_messages import Hello, JobSnapshot, ReadStacks
 from rlinf_core.node.process_identity import Presence, UnprovenProcessError, look
 from rlinf_core.node.stacks.process_stacks import NOT_PYTHON, ProcessStacks, StackRequest, read_stacks

@@ -1,4 +1,4 @@
-"""The processes that hold up an active run now, with their frames, asked of its manager."""
+"""The processes that hold up a job: those that wait for no other one while nothing moves, with their frames."""
 
 from __future__ import annotations
 
@@ -7,74 +7,107 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from rlinf_cli.debug.job_stacks import JobProcess, answers_of_both, job_processes
-from rlinf_core.errors import RLinfError
+from rlinf_core.manager.inspection.job_stacks import (
+    JobProcess,
+    answers_of_both,
+    job_processes,
+    waits_at_breakpoint,
+)
+from rlinf_core.manager.worker_registry import Life
 from rlinf_core.node.process_identity import Presence, look
+from rlinf_core.node.stacks.process_stacks import ProcessStacks, children_of
 from rlinf_core.waiting import RUNNING, OperationKind, spell_seconds
 
 if TYPE_CHECKING:
-    from rlinf_core.manager.manager_messages import JobSnapshot, ProcessAnswer
-    from rlinf_core.runners.storage.run_folder import RunFolder
+    from rlinf_core.manager.manager_messages import JobSnapshot, ProcessAnswer, ReadStacks
 
 # Seconds between two looks, and of a processor that a process may use between them and still stand.
 _PAUSE: Final = 1.0
-_IDLE: Final = 0.1
+_IDLE: Final = 0.05
 _FRAME: Final = re.compile(r'^\s*File "(.+)", (?:line (\d+), )?in (.+)$')
 # Frames of libraries: the code that called them is named, where there is any.
 _LIBRARIES: Final = ("/site-packages/", "/lib/python", "/rlinf_core/", "<frozen ")
 # Calls in which a rank waits for the others.
 _COLLECTIVE: Final = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/")
+# States of proc_pid_stat(5) in which no method of a process goes on, and in which it runs, waits for a processor, as on
+# a busy machine, or for a disk.
+_STOPPED: Final = frozenset("Tt")
+_ZOMBIE: Final = "Z"
+_AT_WORK: Final = frozenset("RD")
 
 
-class _Standing(NamedTuple):
+class JobSource(Protocol):
+    """The source of what the processes of a job do."""
+
+    def snapshot(self, *, stacks: bool) -> JobSnapshot: ...
+    def read_stacks(self, question: ReadStacks) -> list[ProcessStacks]: ...
+
+
+class Standing(NamedTuple):
     """A process that waits for no other one.
 
     Attributes:
+        name: its address.
         how: what it does, in words.
         in_collective: whether it waits for other ranks, which may be those that hold it up.
+        is_debugged: whether it waits at a breakpoint.
     """
 
     name: str
     how: str
     in_collective: bool = False
+    is_debugged: bool = False
 
 
-def held_up(folder: RunFolder) -> list[str]:
-    """Return the processes that hold up an active run, one line each, the likeliest first; none while any moves.
+def held_up(source: JobSource, *, certain_only: bool = False) -> list[Standing]:
+    """Return the processes that hold up a job, the likeliest first; none while any moves or is launched.
 
-    Two looks decide, a second apart: a run is held up if no operation began or ended between them, and the processes
-    that run a method used no processor. A run of another machine, or whose manager does not answer, has none.
+    Two looks decide, a second apart: a job is held up if no operation of a worker began or ended between them, and the
+    processes that run a method, with those that they started, used no processor and no disk. One that is stopped, or
+    whose main thread has ended, is named at the first look.
+
+    Args:
+        source: the job.
+        certain_only: look once.
+
+    Raises:
+        RLinfError: the job does not answer.
+        OSError: a process cannot be read.
     """
-    from rlinf_cli.bootstrap.inspection import Inspector, job_of
-
-    try:
-        with Inspector(job_of(folder)) as inspector:
-            first = inspector.snapshot(stacks=False)
-            before = _used(first)
-            time.sleep(_PAUSE)
-            second = inspector.snapshot(stacks=True)
-            if _moved(first, second) or _worked(before, _used(second)):
-                return []
-            if len(second.answers) < len(second.peers):
-                second = answers_of_both(inspector.snapshot(stacks=True), second)
-            names = [name for name in suspected(second) if name in second.peers]
-            processes = job_processes(second, names, native=False, remotely=inspector.read_stacks)
-    except (RLinfError, OSError):
+    first = source.snapshot(stacks=False)
+    certain = stopped_for_good(first)
+    if certain or certain_only or any(worker.life is Life.LAUNCHING for worker in first.workers.values()):
+        return certain
+    before = _used(first)
+    time.sleep(_PAUSE)
+    second = source.snapshot(stacks=True)
+    if _moved(first, second) or _worked(before, _used(second)):
         return []
-    return spell_standing(second, processes)
+    if first.answers.keys() - second.answers.keys():
+        second = answers_of_both(source.snapshot(stacks=True), second)
+    names = [name for name in suspected(second) if name in second.peers]
+    return spell_standing(second, job_processes(second, names, native=False, remotely=source.read_stacks))
 
 
-def spell_standing(job: JobSnapshot, processes: Sequence[JobProcess]) -> list[str]:
-    """Return how each of `suspected` stands, in words; those that wait in a collective operation for others last."""
+def stopped_for_good(job: JobSnapshot) -> list[Standing]:
+    """Return the workers of this machine that a signal has stopped, or that are zombies."""
+    suspects = [name for name in suspected(job) if _is_here(job, name)]
+    standing = [_no_longer_runs(name, job.peers[name].info.pid) for name in suspects]
+    return [one for one in standing if one is not None]
+
+
+def spell_standing(job: JobSnapshot, processes: Sequence[JobProcess]) -> list[Standing]:
+    """Return how each of `suspected` stands; those that wait in a collective operation for others only without any
+    other."""
     standing = [_standing(job, process) for process in processes]
     # Where some ranks wait in a collective operation, the others have not entered it.
     entered = [one for one in standing if one.in_collective]
     others = [one for one in standing if not one.in_collective]
     verb = "wait" if len(entered) > 1 else "waits"
     waiting = f"; {_spell(one.name for one in entered)} {verb} for it in a collective operation" if entered else ""
-    return [f"{one.how}{waiting}" for one in others] or [one.how for one in entered]
+    return [one._replace(how=f"{one.how}{waiting}") for one in others] or entered
 
 
 def suspected(job: JobSnapshot) -> Iterator[str]:
@@ -91,19 +124,27 @@ def _current(answer: ProcessAnswer) -> OperationKind | None:
     return attached[-1].kind if attached else None
 
 
-def _standing(job: JobSnapshot, process: JobProcess) -> _Standing:
+def _no_longer_runs(name: str, pid: int | None) -> Standing | None:
+    state = _state(pid)
+    if state in _STOPPED:
+        return Standing(name, f"`{name}` (pid {pid}) is stopped, as by SIGSTOP; `kill -CONT {pid}` lets it go on")
+    if state == _ZOMBIE:
+        words = "is a zombie: its main thread has ended, so that its methods never end"
+        return Standing(name, f"`{name}` (pid {pid}) {words}")
+    return None
+
+
+def _standing(job: JobSnapshot, process: JobProcess) -> Standing:
     """Return what a process does, in words, with the innermost frame of its own code."""
     view = process.view
     place = f"`{view.name}` (pid {view.pid})" if view.pid is not None else f"`{view.name}`"
-    state = _state(view.pid) if _is_here(job, view.name) else ""
     answer = job.answers.get(view.name)
-    if state in ("T", "t"):
-        return _Standing(view.name, f"{place} is stopped, as by SIGSTOP; `kill -CONT {view.pid}` lets it go on")
-    if state == "Z":
-        return _Standing(view.name, f"{place} is a zombie: its main thread has ended, so that its methods never end")
+    certain = _no_longer_runs(view.name, view.pid) if _is_here(job, view.name) else None
+    if certain is not None:
+        return certain
     if answer is not None and not answer.publication.operations:
         quiet = spell_seconds(answer.publication.quiet)
-        return _Standing(
+        return Standing(
             view.name,
             f"{place} does not run the method that is waited for, and has done nothing for {quiet}: the thread that"
             " ran it ended, or its reply is lost",
@@ -113,13 +154,14 @@ def _standing(job: JobSnapshot, process: JobProcess) -> _Standing:
     at = f", at {frame}" if frame else ""
     below = f"; its process {child.pid} is at {_innermost(child.stacks)}" if child is not None else ""
     if answer is None:
-        return _Standing(
+        return Standing(
             view.name,
             f"{place} does not answer: native code holds the interpreter's lock{at or _reason(process)}{below}",
         )
     since = f" for {spell_seconds(view.since)}" if view.since is not None else ""
     collective = any(part in process.stacks for part in _COLLECTIVE) and not _own_frame_is_last(process.stacks)
-    return _Standing(view.name, f"{place} {view.doing}{since}{at}{below}", collective)
+    debugged = waits_at_breakpoint(job, view.name) is not None
+    return Standing(view.name, f"{place} {view.doing}{since}{at}{below}", collective, debugged)
 
 
 def _reason(process: JobProcess) -> str:
@@ -161,20 +203,26 @@ def _innermost(stacks: str) -> str:
 
 
 def _moved(first: JobSnapshot, second: JobSnapshot) -> bool:
-    """Return whether any operation began or ended, or a process came or went."""
+    """Return whether any operation of a worker began or ended, or a process came or went."""
     if first.peers.keys() != second.peers.keys():
         return True
-    both = first.answers.keys() & second.answers.keys()
+    both = first.workers.keys() & first.answers.keys() & second.answers.keys()
     return any(first.answers[name].publication.progress != second.answers[name].publication.progress for name in both)
 
 
 def _used(job: JobSnapshot) -> Mapping[str, float]:
-    """Return the seconds of a processor that each process of this machine has used that may hold the others up."""
-    return {name: _seconds(job.peers[name].info.pid) for name in suspected(job) if _is_here(job, name)}
+    """Return the seconds of a processor that the suspects of this machine have used, each with the processes that it
+    started; infinite while one may run or waits for a disk."""
+    suspects = [name for name in suspected(job) if _is_here(job, name)]
+    others = [peer.info.pid for peer in job.peers.values()]
+    pids = {name: job.peers[name].info.pid for name in suspects}
+    return {
+        name: sum(map(_seconds, [pid, *(child for child, _ in children_of(pid, others))])) for name, pid in pids.items()
+    }
 
 
 def _worked(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
-    return any(after[name] - before[name] > _IDLE for name in before.keys() & after.keys())
+    return any(not abs(after[name] - before[name]) <= _IDLE for name in before.keys() & after.keys())
 
 
 def _is_here(job: JobSnapshot, name: str) -> bool:
@@ -196,7 +244,9 @@ def _state(pid: int | None) -> str:
 
 def _seconds(pid: int) -> float:
     fields = _stat(pid)
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0
+    if len(fields) <= 12:
+        return 0.0
+    return float("inf") if fields[0] in _AT_WORK else sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def _spell(names: Iterable[str]) -> str:

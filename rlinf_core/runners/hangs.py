@@ -1,0 +1,124 @@
+"""Standstills of a run: the worker that holds it up is named, and ended where `runner.on_hang` says so."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Self, TypeAlias, cast
+
+from rlinf_core.config.sections.runner import RestartLimit
+from rlinf_core.errors import RLinfError
+from rlinf_core.manager.inspection.held_up import JobSource, Standing, held_up
+from rlinf_core.manager.manager_client import ManagerClient, current_client
+from rlinf_core.manager.manager_messages import Inspect, JobSnapshot, ReadStacks
+from rlinf_core.node.stacks.process_stacks import SECONDS, ProcessStacks
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.restarts import Restarts
+from rlinf_core.runners.step_clock import FIRST_LOOK, GIVEN_UP, NO_STEP, SURE_AFTER, StepClock
+from rlinf_core.waiting import spell_seconds
+from rlinf_core.worker.group.worker_group import WorkerGroup, end_worker
+
+LOGGER = logging.getLogger("rlinf")
+# Seconds without a step after which the holder is ended.
+_END_AFTER: Final = 10.0
+# Seconds between two looks, or this share of those without a step.
+_LOOK_EVERY: Final = 1.0
+_SHARE: Final = 0.05
+_ANSWER_SECONDS: Final = 3.0
+
+OnHang: TypeAlias = Literal["restart", "fail", "wait"]
+
+
+class HangWatch:
+    """A thread of the driver that looks for who holds up a run whose steps take much longer than before.
+
+    It names a worker that cannot go on, as a zombie, after 2 s without a step, and any other one after 5 s, where
+    nothing moves. It says so again whenever the time has doubled, and ends one after 10 s at least.
+
+    Args:
+        on_hang: what becomes of the worker: `restart` ends it, as a death would; `fail` ends it and the run; `wait`
+            names it only.
+        groups: the worker groups by component.
+        record: the record of the run.
+        clock: the clock of its steps.
+    """
+
+    def __init__(
+        self,
+        on_hang: OnHang,
+        groups: Mapping[str, WorkerGroup[Any]],
+        record: RunRecord,
+        clock: StepClock | None = None,
+    ) -> None:
+        self._on_hang = on_hang
+        self._groups = {group.worker_group_name: group for group in groups.values()}
+        self._record = record
+        self._clock = StepClock() if clock is None else clock
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rlinf-hang-watch", daemon=True)
+        # The last step when somebody was named, and the seconds without one after which it is said again.
+        self._named: tuple[float | None, float] = (None, 0.0)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A look that is under way ends by itself, and does nothing any more.
+        self._ended.set()
+
+    def finished(self) -> None:
+        """Note that a step has finished, with all that follows it."""
+        self._clock.finished()
+
+    def _run(self) -> None:
+        quiet = 0.0
+        while not self._ended.wait(max(_LOOK_EVERY, _SHARE * quiet)):
+            client, quiet = current_client(), self._clock.quiet()
+            if client is not None and quiet >= FIRST_LOOK:
+                try:
+                    self.look(OwnJob(client), quiet)
+                except (RLinfError, OSError):
+                    continue  # the manager or a process has ended, which others tell of
+
+    def look(self, job: JobSource, quiet: float) -> None:
+        """Name who holds up the run, `quiet` seconds after its last step, and end it where that is due."""
+        last = self._clock.last
+        standing = held_up(job, certain_only=quiet < SURE_AFTER)
+        if not standing or any(one.is_debugged for one in standing) or self._clock.last != last or self._ended.is_set():
+            return
+        quiet = self._clock.quiet()
+        who = "; ".join(one.how for one in standing)
+        words = f"{who}; {NO_STEP} for {spell_seconds(quiet)}, the last ones took {self._clock.usual:.2g} s each"
+        before, again = self._named
+        if before != last or quiet >= again:
+            self._named = (last, 2 * quiet)
+            LOGGER.warning("%s", words)
+        if self._on_hang != "wait" and quiet >= _END_AFTER:
+            self._end(standing[0], words)
+
+    def _end(self, standing: Standing, words: str) -> None:
+        name, _, rank = standing.name.rpartition(":")
+        if name not in self._groups:
+            return
+        if self._on_hang == "fail":
+            self._record.restarts = Restarts(RestartLimit(max=0))
+        LOGGER.warning("`%s` is ended, for %s %s`", standing.name, GIVEN_UP, self._on_hang)
+        end_worker(self._groups[name], int(rank), f"{GIVEN_UP} {self._on_hang}` ended it: {words}")
+        self._clock.start_again()
+
+
+class OwnJob:
+    """The job of this driver, as `held_up` looks at it."""
+
+    def __init__(self, client: ManagerClient) -> None:
+        self._client = client
+
+    def snapshot(self, *, stacks: bool) -> JobSnapshot:
+        """See `JobSource`."""
+        return cast("JobSnapshot", self._client.request(Inspect(stacks), _ANSWER_SECONDS))
+
+    def read_stacks(self, question: ReadStacks) -> list[ProcessStacks]:
+        """See `JobSource`."""
+        return cast("list[ProcessStacks]", self._client.request(question, SECONDS + _ANSWER_SECONDS))

@@ -1,0 +1,62 @@
+"""The time that steps take, and how long one is waited for."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import Final
+
+# A step that takes so many times the usual one may never end; the usual one is the median of so many.
+SLOW: Final = 5.0
+STEPS: Final = 20
+# Seconds without a step after which processes that cannot go on are named, and after which others are.
+FIRST_LOOK: Final = 2.0
+SURE_AFTER: Final = 5.0
+# Words of the warnings about a run that finishes no steps.
+NO_STEP: Final = "no step has finished"
+# The first words of the cause of a death that ends a standstill.
+GIVEN_UP: Final = "`runner.on_hang:"
+
+
+class StepClock:
+    """The time since the last step of a run, against what its steps take.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: float | None = None
+        self._durations: deque[float] = deque(maxlen=STEPS)
+
+    def finished(self) -> None:
+        """Note that a step has finished, with all that follows it."""
+        now = self._clock()
+        if self._last is not None:
+            self._durations.append(now - self._last)
+        self._last = now
+
+    def start_again(self) -> None:
+        """Note that the step begins again: its duration says nothing of others."""
+        self._last = self._clock()
+
+    @property
+    def usual(self) -> float | None:
+        """The seconds that a step takes; None while that is not known."""
+        return median(self._durations) if self._durations else None
+
+    @property
+    def last(self) -> float | None:
+        """When the last step finished."""
+        return self._last
+
+    def quiet(self) -> float:
+        """Return the seconds since the last step, or 0 while these are no more than steps may take."""
+        usual = self.usual
+        if self._last is None or usual is None:
+            return 0.0
+        quiet = self._clock() - self._last
+        return quiet if quiet >= SLOW * usual else 0.0
