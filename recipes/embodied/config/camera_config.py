@@ -160,3 +160,13 @@ class RobotEnvOptions(BaseModel):
         return {
             name: next(left, None) if camera.takes_serial else camera.serial for name, camera in self.cameras.items()
         }
+
+
+class FrankaRobotOptions(RobotEnvOptions):
+    """Options of a Franka arm.
+
+    Attributes:
+        point_in_states: whether the states tell where the point to reach is; without, a policy has to see it.
+    """
+
+    point_in_states: bool = True
