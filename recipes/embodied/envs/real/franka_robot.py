@@ -53,6 +53,7 @@ SPEC = EnvSpec(REACH_STATES, REACH_ACTIONS, has_instructions=True)
 # Seconds to wait for an arm: a run that starts again finds it held by workers that are just ending.
 LEASE_PATIENCE = 10.0
 LATE_IN_A_ROW = 10
+LEAD_SCALE = 0.3  # radians, which bring leads to the size of 1
 _SAME = 1e-4  # of an action, by which what was carried out may differ by rounding alone
 _log = logging.getLogger("rlinf.robots")
 
@@ -125,6 +126,7 @@ class FrankaRobotEnv(VectorEnv):
                 help="write them in `env.train.options` alone",
             )
         size = REACH_STATES if options.point_in_states else OWN_STATES
+        size += len(HOME) if options.lead_in_states else 0
         self._spec = replace(SPEC, state_size=size, cameras=options.shapes)
         self._arm.users.add(id(self))
         self._joints = HOME[:, None].copy()
@@ -137,7 +139,7 @@ class FrankaRobotEnv(VectorEnv):
 
     @property
     def spec(self) -> EnvSpec:
-        """16 states or, without the point, 10; 7 actions, and the cameras of the options."""
+        """16 states or, without the point, 10, and 7 more with the lead; 7 actions, and the cameras of the options."""
         return self._spec
 
     def close(self) -> None:
@@ -223,8 +225,12 @@ class FrankaRobotEnv(VectorEnv):
         write_arm_states(states.T, self._joints, self._hand, self._target)
         total, count = self._state_ages
         self._state_ages = (total + time.monotonic() - self._arm.scene.measured, count + 1)
-        own = states[:, : self._spec.state_size]
-        return {"states": own, **self._pictures(), "instructions": np.full(1, REACH_INSTRUCTION)}
+        if not self._arm.options.point_in_states:
+            states = states[:, :OWN_STATES]
+        if self._arm.options.lead_in_states:
+            lead = (self._accepted[:, None] - self._joints) / LEAD_SCALE
+            states = np.concatenate((states, lead.T.astype(np.float32)), axis=1)
+        return {"states": states, **self._pictures(), "instructions": np.full(1, REACH_INSTRUCTION)}
 
     def _pictures(self) -> Observation:
         """Return the newest frame of each camera.

@@ -165,9 +165,10 @@ class TestArm:
     def test_point_can_be_left_to_the_pictures(self, arm: Franka) -> None:
         arm = arm.model_copy(update={"camera_serials": ()})
         settings = EnvSettings(num_envs=1, hardware=(arm,), seed=3)
-        env: Any = make_env("franka_robot", replace(settings, options={"point_in_states": False}))
-        assert env.spec.state_size == 10
-        own = env.reset()["states"]
+        options = {"point_in_states": False, "lead_in_states": True}
+        env: Any = make_env("franka_robot", replace(settings, options=options))
+        assert env.spec.state_size == 17
+        own = env.reset()["states"][:, :10]
         env.close()
         whole: Any = make_env("franka_robot", settings)
         np.testing.assert_allclose(whole.reset()["states"][:, :10], own, atol=1e-6)
