@@ -160,3 +160,16 @@ class RobotEnvOptions(BaseModel):
         return {
             name: next(left, None) if camera.takes_serial else camera.serial for name, camera in self.cameras.items()
         }
+
+
+class FrankaRobotOptions(RobotEnvOptions):
+    """Options of a Franka arm.
+
+    Attributes:
+        point_in_states: whether the states tell where the point to reach is; without, a policy has to see it.
+        lead_in_states: whether they tell, at their end, how far the target of each joint is ahead of it. An arm with
+            mass is up to half a second behind, and what follows depends on that.
+    """
+
+    point_in_states: bool = True
+    lead_in_states: bool = False

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 _FOLDER: Final = "recipes.embodied.envs"
 _SIMULATORS: Final = f"{_FOLDER}.simulators"
 _ROBOT_OPTIONS: Final = "recipes.embodied.config.camera_config:RobotEnvOptions"
+_FRANKA_OPTIONS: Final = "recipes.embodied.config.camera_config:FrankaRobotOptions"
 # Type of hardware of environments that a robot's own `driver` moves, whatever type it is declared as.
 DRIVEN: Final = "Robot"
 
@@ -101,7 +102,7 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
         f"{_FOLDER}.real.franka_robot:FrankaRobotEnv",
         ("reach",),
         robot="Franka",
-        options=_ROBOT_OPTIONS,
+        options=_FRANKA_OPTIONS,
         action_size=7,
     ),
     "robot": EnvType(

@@ -30,6 +30,7 @@ HOME_NOISE = 0.1  # radians by which the arm starts away from its home, at most
 _SHARES_OF_NOISE = (1, 0.5, 0.25, 0)
 REACH_RADIUS = 0.05
 REACH_STATES, REACH_ACTIONS = 16, 7
+OWN_STATES = 10  # of the arm alone: joints and hand, which come first
 GRIPPER_THRESHOLD = 0.5  # number of an action above which the gripper closes; below its negative it opens
 REACH_INSTRUCTION = "move the hand to the marked point"
 # Scales that bring observations to the size of 1.

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pydantic import ValidationError
 
 from recipes.embodied.config.camera_config import CAMERA_SOURCES, RobotEnvOptions
-from recipes.embodied.config.env_types import is_robot
+from recipes.embodied.config.env_types import ENV_TYPES, is_robot
 from recipes.sections.checks import Report
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core import RobotUnit, Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import missing_modules
+from rlinf_core.registry import import_target
 
 if TYPE_CHECKING:
     from recipes.embodied.config import PolicyJob
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
 
 def robot_options(environments: EnvironmentConfig) -> RobotEnvOptions | None:
     """Return the options of a robot's environments; None where they are wrong, or the environments move no robot."""
+    kind = environments.env_type
+    if not is_robot(kind):
+        return None
+    model = cast("type[RobotEnvOptions]", import_target(ENV_TYPES[kind].options or "", "options"))
     try:
-        return RobotEnvOptions.model_validate(environments.options) if is_robot(environments.env_type) else None
+        return model.model_validate(environments.options)
     except ValidationError:
         return None
 

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from recipes.embodied.cameras.camera import ArmScene, CameraError, CameraView
 from recipes.embodied.cameras.camera_set import CameraSet
-from recipes.embodied.config.camera_config import RobotEnvOptions
+from recipes.embodied.config.camera_config import FrankaRobotOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.envs.franka.experts import move_toward
 from recipes.embodied.envs.franka.scene_camera import drawn
 from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.envs.real.assigned_robot import own_robot
@@ -27,6 +28,7 @@ from recipes.embodied.interventions.intervention import HandMotion
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
+    OWN_STATES,
     REACH_ACTIONS,
     REACH_INSTRUCTION,
     REACH_STATES,
@@ -51,6 +53,7 @@ SPEC = EnvSpec(REACH_STATES, REACH_ACTIONS, has_instructions=True)
 # Seconds to wait for an arm: a run that starts again finds it held by workers that are just ending.
 LEASE_PATIENCE = 10.0
 LATE_IN_A_ROW = 10
+LEAD_SCALE = 0.3  # radians, which bring leads to the size of 1
 _SAME = 1e-4  # of an action, by which what was carried out may differ by rounding alone
 _log = logging.getLogger("rlinf.robots")
 
@@ -58,7 +61,7 @@ _log = logging.getLogger("rlinf.robots")
 class _SharedArm:
     """The connection of this process to one arm and its cameras, and the environment that moved it last."""
 
-    def __init__(self, arm: Franka, options: RobotEnvOptions) -> None:
+    def __init__(self, arm: Franka, options: FrankaRobotOptions) -> None:
         self.arm, self.options, self.client = arm, options, FrankaClient(arm)
         self.cameras: CameraSet | None = None
         try:
@@ -102,14 +105,14 @@ class FrankaRobotEnv(VectorEnv):
     An action that was under way for too long is not carried out, and told; `LATE_IN_A_ROW` of them end the run.
     """
 
-    options_model = RobotEnvOptions
+    options_model = FrankaRobotOptions
     alters_actions = True
     paces_itself = True
 
     def __init__(self, settings: EnvSettings) -> None:
         super().__init__(settings)
         check_task("franka_robot", settings.task or "reach", TASKS, {})
-        options = cast("RobotEnvOptions", checked_options(type(self), settings.options, "env.train.options"))
+        options = cast("FrankaRobotOptions", checked_options(type(self), settings.options, "env.train.options"))
         arm = own_robot(settings, Franka, env_type="franka_robot", hardware="Franka", noun="arm")
         points_within(arm.workspace)
         self._key = (arm.robot_ip, arm.robot_port)
@@ -118,11 +121,13 @@ class FrankaRobotEnv(VectorEnv):
         self._arm = _arms[self._key]
         if self._arm.options != options:
             raise ConfigError(
-                "training and evaluation have different cameras on one arm",
+                "training and evaluation have different options of one arm",
                 where=self._arm.client.where,
-                help="write `cameras` in `env.train.options` alone",
+                help="write them in `env.train.options` alone",
             )
-        self._spec = replace(SPEC, cameras=options.shapes)
+        size = REACH_STATES if options.point_in_states else OWN_STATES
+        size += len(HOME) if options.lead_in_states else 0
+        self._spec = replace(SPEC, state_size=size, cameras=options.shapes)
         self._arm.users.add(id(self))
         self._joints = HOME[:, None].copy()
         self._accepted = HOME.copy()
@@ -134,7 +139,7 @@ class FrankaRobotEnv(VectorEnv):
 
     @property
     def spec(self) -> EnvSpec:
-        """16 states, 7 actions, and the cameras of the options."""
+        """16 states or, without the point, 10, and 7 more with the lead; 7 actions, and the cameras of the options."""
         return self._spec
 
     def close(self) -> None:
@@ -207,6 +212,10 @@ class FrankaRobotEnv(VectorEnv):
         states, self._state_ages = self._state_ages, (0.0, 0)
         return {"state_age": states, **{f"frame_age/{camera}": age for camera, age in ages.items()}}
 
+    def expert(self) -> FloatArray:
+        """See `VectorEnv`: the arm's target goes straight to the point, and waits there until the arm has followed."""
+        return move_toward(self._accepted[:, None], self._target).T.astype(np.float32)
+
     def steer(self, motion: HandMotion, row: int) -> FloatArray:
         """See `VectorEnv`: the motion of the hand, by the arm's kinematics."""
         return steered(self._joints[:, 0], motion, grips=False)
@@ -216,6 +225,11 @@ class FrankaRobotEnv(VectorEnv):
         write_arm_states(states.T, self._joints, self._hand, self._target)
         total, count = self._state_ages
         self._state_ages = (total + time.monotonic() - self._arm.scene.measured, count + 1)
+        if not self._arm.options.point_in_states:
+            states = states[:, :OWN_STATES]
+        if self._arm.options.lead_in_states:
+            lead = (self._accepted[:, None] - self._joints) / LEAD_SCALE
+            states = np.concatenate((states, lead.T.astype(np.float32)), axis=1)
         return {"states": states, **self._pictures(), "instructions": np.full(1, REACH_INSTRUCTION)}
 
     def _pictures(self) -> Observation:

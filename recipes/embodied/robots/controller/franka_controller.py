@@ -49,10 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=standard.realtime,
         help="whether a kernel without real-time scheduling is refused (default: enforce)",
     )
+    parser.add_argument(
+        "--elbow",
+        type=float,
+        default=standard.elbow,
+        help="smallest angle of joint 4, in radians; folded further, the arm may touch itself, which is a reflex"
+        f" (default: {standard.elbow:g})",
+    )
     parser.add_argument("--no-gripper", action="store_true", help="the arm has no Franka Hand")
     chosen = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    options = FciOptions(chosen.fraction, chosen.torque, chosen.force, chosen.realtime, not chosen.no_gripper)
+    options = FciOptions(
+        chosen.fraction, chosen.torque, chosen.force, chosen.realtime, not chosen.no_gripper, chosen.elbow
+    )
     try:
         arm = connect_arm(chosen.fci, options)
     except RobotError as error:

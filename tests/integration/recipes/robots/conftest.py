@@ -38,9 +38,15 @@ def start_arm() -> Iterator[StartArm]:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def patient(request: pytest.FixtureRequest) -> bool:
+    """Whether the server overlooks lost cycles; a test asks for it by its parameter."""
+    return bool(getattr(request, "param", False))
+
+
+@pytest.fixture
+def server(patient: bool) -> Iterator[Server]:
     """A server of Franka's control interface."""
-    made = Server(own_address())
+    made = Server(own_address(), patient=patient)
     yield made
     made.end()
 

@@ -35,13 +35,13 @@ NEEDS_FCI = [
 
 
 class Server:
-    """The server of the interface, in a process of its own."""
+    """The server of the interface, in a process of its own; a `patient` one overlooks lost cycles."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, patient: bool = False) -> None:
         self.address = address
         program = Path(__file__).with_name("fci_server.py")
         self.process = subprocess.Popen(
-            [PYTHON, str(program), address],
+            [PYTHON, str(program), address, *(["patient"] if patient else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -61,6 +61,7 @@ def test_limits_are_set_in_the_arm_when_it_is_connected(arm: FciArm) -> None:
     assert robot().calls == []
     assert (made.low >= JOINT_MIN).all()
     assert (made.high <= JOINT_MAX).all()
+    assert made.low[3] == FciOptions().elbow
 
 
 def test_a_reset_recovers_and_goes_slowly(arm: FciArm) -> None:

@@ -162,6 +162,27 @@ class TestArm:
         env.close()
         assert Steady.made[0].closed
 
+    def test_point_can_be_left_to_the_pictures(self, arm: Franka) -> None:
+        arm = arm.model_copy(update={"camera_serials": ()})
+        settings = EnvSettings(num_envs=1, hardware=(arm,), seed=3)
+        options = {"point_in_states": False, "lead_in_states": True}
+        env: Any = make_env("franka_robot", replace(settings, options=options))
+        assert env.spec.state_size == 17
+        own = env.reset()["states"][:, :10]
+        env.close()
+        whole: Any = make_env("franka_robot", settings)
+        np.testing.assert_allclose(whole.reset()["states"][:, :10], own, atol=1e-6)
+        whole.close()
+
+    def test_expert_reaches_the_point(self, arm: Franka) -> None:
+        arm = arm.model_copy(update={"camera_serials": ()})
+        settings = EnvSettings(num_envs=1, hardware=(arm,), max_episode_steps=20)
+        env: Any = make_env("franka_robot", settings)
+        env.reset()
+        ends = [bool(env.step(env.expert()[:, None]).terminations.any()) for _ in range(20)]
+        assert any(ends)
+        env.close()
+
     def test_frozen_camera_stops_the_arm(self, arm: Franka) -> None:
         env = seen_by(arm, side={**STEADY, "max_age": 0.3})
         env.reset()
@@ -176,7 +197,7 @@ class TestArm:
     def test_training_and_evaluation_share_cameras(self, arm: Franka) -> None:
         train, evaluation = seen_by(arm), seen_by(arm)
         assert len(Steady.made) == 1
-        with pytest.raises(ConfigError, match="different cameras on one arm"):
+        with pytest.raises(ConfigError, match="different options of one arm"):
             seen_by(arm, scene=DRAWING)
         train.close()
         assert not Steady.made[0].closed
