@@ -147,7 +147,7 @@ class MultiStepRolloutWorker(ComparingWorker):
                     if FAILED in message:
                         buffer.leave_out(chunk - 1, message[FAILED])
                 if output is not None:
-                    buffer.add_action(chunk, inputs, output)
+                    buffer.add_action(chunk, policy.recorded(inputs), output)
                 else:
                     finished[stage] = buffer.finish(self._last_values(inputs))
             chunk += 1

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from recipes.embodied.config.model_options import LerobotOptions
+from recipes.embodied.config.model_options import DETERMINISTIC_SCHEDULER, NOISE_LEROBOT, LerobotOptions
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.training.huggingface import check_folder, first_line
 from rlinf_core import ConfigError
@@ -208,6 +208,11 @@ def _check_steps(shape: Any, executed: int, folder: str | None) -> None:
             where=where,
             help=f"write `num_action_chunks: {selected}` or less",
         )
+
+
+def is_steerable(shape: Any) -> bool:
+    """Return whether actions are a function of the noise that sampling begins with, which can be chosen."""
+    return shape.type in NOISE_LEROBOT and shape.noise_scheduler_type == DETERMINISTIC_SCHEDULER
 
 
 def observed_indices(shape: Any) -> list[int]:
