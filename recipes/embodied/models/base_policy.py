@@ -159,6 +159,10 @@ class BasePolicy(nn.Module, ABC):
             help="export it with `--format safetensors`, which `load_policy` reads, or implement `greedy`",
         )
 
+    def predicted(self, inputs: Inputs) -> Tensor:
+        """Return the likeliest actions of the whole horizon, [n, H, ...], as `to_env` takes a part of them."""
+        return self.act(inputs, greedy=True).actions
+
     @abstractmethod
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
         """Evaluate actions [n, C, D] that `act` drew, with gradients."""

@@ -119,7 +119,8 @@ class MultiStepRolloutWorker(ComparingWorker):
         buffers: dict[int, RolloutBuffer] = {}
         finished: dict[int, RolloutChunks] = {}
         inference = self._config.env.eval.inference
-        acting = {stage: DelayedInference(policy, inference) for stage in shares} if not training else {}
+        executed = self._config.actor.model.num_action_chunks
+        acting = {stage: DelayedInference(policy, inference, executed) for stage in shares} if not training else {}
         # The env workers say in their first messages how many chunks follow; their last answer needs no action.
         chunk = chunks = 0
         while shares and chunk <= chunks:

@@ -183,6 +183,11 @@ class LerobotPolicy(BasePolicy):
         """See `BasePolicy`."""
         return self._selected(inputs, 0, noise=noise)
 
+    @torch.no_grad()
+    def predicted(self, inputs: Inputs) -> Tensor:
+        """See `BasePolicy`: of ACT the whole chunk, of others what is carried out."""
+        return self._chunk(inputs)[0] if self.has_density else super().predicted(inputs)
+
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
         """See `BasePolicy`."""
         mean, values = self._predicted(inputs)
@@ -252,7 +257,12 @@ class LerobotPolicy(BasePolicy):
         return {name: values[:, step] if _is_seen(name) else values for name, values in inputs.items()}
 
     def _predicted(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """Return the mean [n, C, A] of an ACT's actions, and values [n, 1] of what its encoder made of observations.
+        """Return the mean [n, C, A] of an ACT's actions that are carried out, and values; see `_chunk`."""
+        chunk, values = self._chunk(inputs)
+        return chunk[:, : self._executed], values
+
+    def _chunk(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """Return the chunk [n, H, A] of an ACT, and values [n, 1] of what its encoder made of observations.
 
         Without dropout: log-probabilities of the same actions are the same.
         """
@@ -271,7 +281,7 @@ class LerobotPolicy(BasePolicy):
         finally:
             handle.remove()
         values = None if self.critic is None else self.critic(encoded[0].mean(dim=0))
-        return chunk[:, : self._executed], values
+        return chunk, values
 
 
 def _network(shape: Any, folder: str | None) -> Any:
