@@ -71,6 +71,7 @@ DELAYED: Final = (
     "actor.model={model_type: flow_policy, num_action_chunks: 4, options: {action_horizon: 9}}",
     "env.eval.inference={chunking: real_time, delay: 2}",
 )
+ENSEMBLE: Final = (DELAYED[0], "env.eval.inference.chunking=ensemble")
 SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "embodied": (
         *POLICY,
@@ -83,6 +84,7 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         (OWN_LOSS,),
         PROFILED,
         DELAYED,
+        ENSEMBLE,
     ),
     "sft": (*POLICY, PROFILED, DELAYED),
     "sft_chat": (
