@@ -86,7 +86,7 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         DELAYED,
         ENSEMBLE,
     ),
-    "sft": (*POLICY, PROFILED, DELAYED),
+    "sft": (*POLICY, PROFILED, DELAYED, ENSEMBLE),
     "sft_chat": (
         PROFILED,
         ("actor.model.is_lora=true", "runner.logger.logger_backends=[tensorboard]"),
