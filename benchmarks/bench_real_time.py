@@ -86,7 +86,8 @@ def solved(policy: Any, episodes: int, chunking: str, delay: int) -> float:
     simulation, wins = simulator(1), 0
     for number in range(episodes):
         simulation.reset(Start(seed=1000 + number, number=number))
-        acting = DelayedInference(policy, InferenceConfig.model_validate({"chunking": chunking, "delay": delay}))
+        config = InferenceConfig.model_validate({"chunking": chunking, "delay": delay})
+        acting = DelayedInference(policy, config, policy.shape[0])
         step, done = 0, False
         while step < STEPS and not done:
             for action in acting.act(policy.prepare({"states": simulation.observe()["states"][None]}))[0]:

@@ -23,14 +23,15 @@ from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import is_simulator
 from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.config.model_options import MODEL_OPTIONS
-from recipes.embodied.config.off_policy_config import IMPLICIT_LOSS, buffer_sizes, is_off_policy
+from recipes.embodied.config.off_policy_config import IMPLICIT_LOSS, NOISE_LOSS, buffer_sizes, is_off_policy
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.learning.policy_precision import acting_type
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.off_policy.sources import transition_spec
+from recipes.embodied.models.small.steered_policy import SteeredPolicy
+from recipes.embodied.off_policy.sources import learned_spec, transition_spec
 from recipes.training.memory_parts import (
     FORWARD,
     PLAIN,
@@ -278,8 +279,12 @@ def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[dict
 
     Critics have gradients, two moments and target networks; replay buffers are as full as they get.
     """
-    settings, columns = config.algorithm.off_policy, transition_spec(spec)
+    settings = config.algorithm.off_policy
     with torch.device("meta"):
+        if config.algorithm.loss_type == NOISE_LOSS:
+            steered = make_model(config.actor.model, spec)
+            spec = learned_spec(spec, steered.action_size if isinstance(steered, SteeredPolicy) else spec.action_size)
+        columns = transition_spec(spec)
         width = config.actor.model.hidden_dim
         layers, norm = settings.critic_layers, settings.critic_norm
         judges_states = config.algorithm.loss_type == IMPLICIT_LOSS

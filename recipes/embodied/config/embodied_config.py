@@ -81,7 +81,8 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
         default="actor_critic",
         description="Loss. actor_critic: policy and value loss; actor: policy loss only; sac or td3: action critics"
         " trained from a replay buffer; td3_bc: the same on demonstrations, whose actions it also imitates; iql:"
-        " demonstrations, of whose actions better ones weigh more; or `package.module:name`.",
+        " demonstrations, of whose actions better ones weigh more; dsrl: sac on the noise of a frozen diffusion or flow"
+        " policy; or `package.module:name`.",
     )
     update_epoch: Count = 6
     filter_rewards: Bool = Field(
@@ -139,7 +140,8 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
     )
     off_policy: OffPolicyConfig = Field(
         default_factory=OffPolicyConfig,
-        description="Settings of `loss_type: sac`, `td3`, `td3_bc` and `iql`: replay buffer, critics, update ratios.",
+        description="Settings of `loss_type: sac`, `td3`, `td3_bc`, `iql` and `dsrl`: replay buffer, critics, update"
+        " ratios.",
     )
 
 

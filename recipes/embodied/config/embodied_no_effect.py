@@ -24,7 +24,7 @@ from rlinf_core import NoEffect, Severity
 from rlinf_core.config.model import WorldSizes
 
 # Policies without a model of transformers in them.
-SMALL_MODELS: Final = ("mlp_policy", "cnn_policy", "flow_policy", "squashed_policy")
+SMALL_MODELS: Final = ("mlp_policy", "cnn_policy", "flow_policy", "squashed_policy", "steered_policy")
 # The components that evaluate in recipe `sft`.
 _EVALUATING: Final = ("rollout", "env")
 

@@ -13,6 +13,7 @@ from rlinf_core import (
     Bool,
     ConfigModel,
     Count,
+    Float,
     NoEffect,
     NonNegativeInt,
     OptionalPath,
@@ -114,6 +115,13 @@ class InferenceConfig(ConfigModel):
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
+            ("ensemble_coefficient",),
+            lambda inference, sizes: inference.chunking != "ensemble",
+            "no predictions are averaged: `chunking` is not ensemble",
+            "remove it, or write `chunking: ensemble`",
+            because=("chunking",),
+        ),
+        NoEffect(
             ("guidance",),
             lambda inference, sizes: inference.chunking != "real_time",
             "nothing is guided: `chunking` is not real_time",
@@ -125,13 +133,17 @@ class InferenceConfig(ConfigModel):
     delay: NonNegativeInt = Field(
         default=0, description="Steps of control that pass from an observation to the actions that answer it."
     )
-    chunking: Literal["wait", "switch", "real_time"] = Field(
+    chunking: Literal["wait", "switch", "real_time", "ensemble"] = Field(
         default="wait",
         description="What the arm does meanwhile: wait (it stands still), switch (the rest of the chunk before, then"
-        " the new one), real_time (the same, and the new chunk continues the one before, arXiv 2506.07339).",
+        " the new one), real_time (the same, and the new chunk continues the one before, arXiv 2506.07339); or,"
+        " without delay, ensemble (each action is a mean over the chunks that predict it, arXiv 2304.13705).",
     )
     guidance: PositiveFloat = Field(
         default=5.0, description="Largest strength with which real_time draws a chunk to the one before, beta."
+    )
+    ensemble_coefficient: Float = Field(
+        default=0.01, description="Decay (m) of ensemble: the i-th oldest prediction of a step weighs exp(-m i)."
     )
 
 
@@ -252,7 +264,8 @@ class EvalEnvironmentConfig(EnvironmentConfig):
 
     inference: InferenceConfig = Field(
         default_factory=InferenceConfig,
-        description="Emulated delay of the policy in evaluations and `rlinf play`: delay, chunking, guidance.",
+        description="Emulated delay of the policy in evaluations and `rlinf play`, and temporal ensembling: delay,"
+        " chunking, guidance.",
     )
 
 

@@ -72,6 +72,23 @@ class SquashedOptions(_Options):
     exploration_noise: Annotated[float, Field(gt=0)] | None = None
 
 
+class SteeredOptions(_Options):
+    """Options of `steered_policy`.
+
+    Attributes:
+        policy: the policy in `model_path` that is steered, by keys of `actor.model`: `model_type`, `hidden_dim`,
+            `options`; by default as a folder of `rlinf export` says.
+        noise_bound: largest size of a number of the noise.
+        repeats_noise: whether all actions of a chunk begin with the same noise, so that less of it is chosen.
+        num_layers: hidden layers of the policy that chooses the noise.
+    """
+
+    policy: dict[str, Any] = Field(default_factory=dict)
+    noise_bound: Annotated[float, Field(gt=0)] = 1.5
+    repeats_noise: bool = False
+    num_layers: _Count = 2
+
+
 class FlowVlaOptions(_Options):
     """Options of the vision-language-action models by flow matching.
 
@@ -203,10 +220,14 @@ class LerobotOptions(_Options):
 
 # Types of lerobot that have a density of actions here, which rewards train.
 RANDOM_LEROBOT: Final = ("act",)
+# Those whose actions come from noise alone, and the sampler with which they do.
+NOISE_LEROBOT: Final = ("diffusion",)
+DETERMINISTIC_SCHEDULER: Final = "DDIM"
 # By `model_type`; the others of the recipe have none.
 MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "flow_policy": FlowOptions,
     "squashed_policy": SquashedOptions,
+    "steered_policy": SteeredOptions,
     "vlm_policy": VlmOptions,
     "pi0": Pi0Options,
     "pi05": Pi05Options,

@@ -1,4 +1,4 @@
-"""`algorithm.off_policy`: the replay buffer, the critics and the pace of `loss_type: sac`, `td3`, `td3_bc`, `iql`."""
+"""`algorithm.off_policy`: the replay buffer, the critics and the pace of `OFF_POLICY_LOSSES`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pydantic import Field
 from rlinf_core import Bool, ConfigModel, Count, Float, Fraction, NoEffect, NonNegativeInt, OptionalPath, PositiveFloat
 
 # Values of `algorithm.loss_type` that learn from a replay buffer.
-OFF_POLICY_LOSSES: Final = ("sac", "td3", "td3_bc", "iql")
+OFF_POLICY_LOSSES: Final = ("sac", "td3", "td3_bc", "iql", "dsrl")
 DETERMINISTIC_LOSSES: Final = ("td3", "td3_bc")
 CLONING_LOSS: Final = "td3_bc"
 IMPLICIT_LOSS: Final = "iql"
-ENTROPY_LOSS: Final = "sac"
+# Whose action is the noise that a frozen policy begins with.
+NOISE_LOSS: Final = "dsrl"
+ENTROPY_LOSSES: Final = ("sac", NOISE_LOSS)
 # Those that learn from recorded transitions alone.
 RECORDED_LOSSES: Final = (CLONING_LOSS, IMPLICIT_LOSS)
 DEFAULT_BATCH: Final = 256
@@ -178,6 +180,11 @@ class OffPolicyConfig(ConfigModel):
     advantage_scale: PositiveFloat = Field(
         default=3.0,
         description="Inverse temperature (beta) of `loss_type: iql`: recorded actions weigh exp(beta * advantage).",
+    )
+    noise_aliasing: Bool = Field(
+        default=False,
+        description="Learn values of actions, and of noise from those, with `loss_type: dsrl` (DSRL-NA): fewer steps,"
+        " but every update runs the frozen policy twice. Else values of noise alone (DSRL-SAC).",
     )
     replay: ReplayConfig = Field(
         default_factory=ReplayConfig, description="The replay buffer: capacity, prioritized, demonstrations_share."

@@ -7,8 +7,9 @@ from typing import Any, Final
 from recipes.embodied.config.off_policy_config import (
     CLONING_LOSS,
     DETERMINISTIC_LOSSES,
-    ENTROPY_LOSS,
+    ENTROPY_LOSSES,
     IMPLICIT_LOSS,
+    NOISE_LOSS,
     RECORDED_LOSSES,
     is_off_policy,
 )
@@ -58,7 +59,7 @@ OFF_POLICY: Final = (
             f"algorithm.off_policy.{name}"
             for name in ("temperature", "learn_temperature", "target_entropy", "entropy_in_target", "policy_values")
         ),
-        lambda config, sizes: config.algorithm.loss_type != ENTROPY_LOSS,
+        lambda config, sizes: config.algorithm.loss_type not in ENTROPY_LOSSES,
         lambda config: f"entropy has no weight in `loss_type: {config.algorithm.loss_type}`",
         "remove it, or write `loss_type: sac`",
         because=("algorithm.loss_type",),
@@ -85,6 +86,13 @@ OFF_POLICY: Final = (
         because=("algorithm.loss_type",),
     ),
     NoEffect(
+        ("algorithm.off_policy.noise_aliasing",),
+        lambda config, sizes: config.algorithm.loss_type != NOISE_LOSS,
+        lambda config: f"`loss_type: {config.algorithm.loss_type}` chooses actions, and no noise",
+        f"remove it, or write `loss_type: {NOISE_LOSS}`",
+        because=("algorithm.loss_type",),
+    ),
+    NoEffect(
         ("algorithm.off_policy.critics_in_target",),
         lambda config, sizes: config.algorithm.loss_type == IMPLICIT_LOSS,
         f"targets of `loss_type: {IMPLICIT_LOSS}` are values of states",
@@ -105,7 +113,7 @@ OFF_POLICY: Final = (
     NoEffect(
         ("algorithm.off_policy.target_rate",),
         lambda config, sizes: (
-            config.algorithm.off_policy.critic_norm == "batch" and config.algorithm.loss_type == "sac"
+            config.algorithm.off_policy.critic_norm == "batch" and config.algorithm.loss_type in ENTROPY_LOSSES
         ),
         "`critic_norm: batch` needs no target networks",
         because=("algorithm.off_policy.critic_norm",),

@@ -35,9 +35,9 @@ class EmbodiedModelConfig(ModelConfig):
     model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES, instead=OTHER_MODELS)] = Field(
         default="mlp_policy",
         description="Policy: mlp_policy (states), cnn_policy (images), flow_policy (both, by flow matching),"
-        " squashed_policy (either, for SAC and TD3), vlm_policy, openvla, openvla_oft, pi0, pi05 and smolvla"
-        " (images and an instruction), lerobot (ACT, diffusion and other policies of lerobot), or"
-        " `package.module:Class`, a subclass of BasePolicy.",
+        " squashed_policy (either, for SAC and TD3), steered_policy (a trained one by diffusion or flow, for DSRL),"
+        " vlm_policy, openvla, openvla_oft, pi0, pi05 and smolvla (images and an instruction), lerobot (ACT,"
+        " diffusion and other policies of lerobot), or `package.module:Class`, a subclass of BasePolicy.",
     )
     options: dict[str, Data] = Field(
         default_factory=dict[str, Any],

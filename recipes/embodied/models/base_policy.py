@@ -79,6 +79,7 @@ class BasePolicy(nn.Module, ABC):
 
     Attributes:
         loads_model_path: whether the constructor itself loads other folders than those of saved policies.
+        loads_policies: whether it also loads saved policies of other kinds.
         normalization: the normalization of states and actions, saved with the weights; a policy that uses it says so in
             `prepare`, `to_env` and `from_env`.
         horizon: actions that it predicts together, where they are more than the C that are carried out;
@@ -87,12 +88,16 @@ class BasePolicy(nn.Module, ABC):
             predicts actions of the past, too.
         observed_steps: T, observations in a row that it acts by; `prepare` is given those before the present one as
             `past.NAME` [n, T - 1, ...], oldest first.
+        noise_shape: the shape of the noise that sampling begins with, for each observation; None: actions do not come
+            from such noise alone.
     """
 
     horizon: int = 0
     first_action: int = 0
     observed_steps: int = 1
+    noise_shape: tuple[int, int] | None = None
     loads_model_path: ClassVar[bool] = True
+    loads_policies: ClassVar[bool] = False
     normalization: Normalization = Normalization()
 
     @property
@@ -112,6 +117,10 @@ class BasePolicy(nn.Module, ABC):
             if array.dtype.kind in "fiub"
         }
 
+    def recorded(self, inputs: Inputs) -> Inputs:
+        """Return those of the inputs that training needs again; by default all of them."""
+        return inputs
+
     @abstractmethod
     def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
         """Draw actions, without gradients.
@@ -121,6 +130,14 @@ class BasePolicy(nn.Module, ABC):
             greedy: take the likeliest action, for evaluations.
             generator: source of randomness; None: torch's own.
         """
+
+    def from_noise(self, inputs: Inputs, noise: Tensor) -> Tensor:
+        """Return the actions [n, ...], as `to_env` takes them, to which noise [n, *noise_shape] leads; no gradients.
+
+        Raises:
+            ValueError: the policy has no `noise_shape`.
+        """
+        raise ValueError(f"actions of a `{type(self).__name__}` do not come from noise alone")
 
     def greedy(self, observations: Inputs) -> Tensor:
         """Return the likeliest actions [n, C, A] of observations as they are, by tensor operations alone.
@@ -141,6 +158,10 @@ class BasePolicy(nn.Module, ABC):
             why="it has no `greedy`",
             help="export it with `--format safetensors`, which `load_policy` reads, or implement `greedy`",
         )
+
+    def predicted(self, inputs: Inputs) -> Tensor:
+        """Return the likeliest actions of the whole horizon, [n, H, ...], as `to_env` takes a part of them."""
+        return self.act(inputs, greedy=True).actions
 
     @abstractmethod
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from pydantic import ValidationError
+
+from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.embodied_no_effect import SMALL_MODELS
 from recipes.sections.checks import Report
 from recipes.sections.imports import runs_in_this_interpreter
@@ -23,7 +26,7 @@ from rlinf_core import ConfigError, Severity
 from rlinf_core.config.tree import Path
 
 if TYPE_CHECKING:
-    from recipes.embodied.config import EmbodiedModelConfig, PolicyJob
+    from recipes.embodied.config import PolicyJob
     from recipes.embodied.envs.env_spec import EnvSpec
 
 # Of a policy that was saved, and of a checkpoint of a run, which has weights of another form besides.
@@ -31,6 +34,9 @@ DESCRIPTION: Final = "policy.json"
 WEIGHTS: Final = "model.safetensors"
 STATISTICS: Final = "normalization.json"
 SHARDS: Final = "actor"
+# Of a policy that steers another: the section `actor.model` of that one.
+FROZEN: Final = "frozen.json"
+STEERED: Final = "steered_policy"
 # What config.json may call a folder's architecture, as `model_type` in transformers' words or `type` in lerobot's.
 # `vlm_policy` takes those with one picture to one row of `pixel_values`, and a causal language model behind a
 # projection.
@@ -68,7 +74,7 @@ def check_model_folder(config: PolicyJob, report: Report) -> None:
             severity=Severity.WARNING,
         )
         return
-    fault = fault_of_policy(config.actor.model.model_type, folder)
+    fault = fault_of_policy(_kind_of_folder(config.actor.model), folder)
     if fault is not None:
         report(_MODEL, "unusable-path", *fault)
 
@@ -83,7 +89,7 @@ def require_model_folder(config: PolicyJob) -> None:
     if folder is None or not runs_in_this_interpreter(config, "actor"):
         return
     require_folder(folder, "the folder of a model")
-    fault = fault_of_policy(config.actor.model.model_type, folder)
+    fault = fault_of_policy(_kind_of_folder(config.actor.model), folder)
     if fault is not None:
         raise ConfigError(fault.message, help=fault.help)
 
@@ -140,6 +146,57 @@ def _fault_of_kind(model_type: str, folder: FilePath) -> FolderFault | None:
     )
 
 
+def saved_type(folder: str | None) -> str | None:
+    """Return the `model_type` of a policy that `save_policy` wrote to a folder; None: it wrote none."""
+    if folder is None:
+        return None
+    kind = _section(FilePath(folder), "model").get("model_type")
+    return kind if isinstance(kind, str) else None
+
+
+def frozen_section(model: EmbodiedModelConfig) -> EmbodiedModelConfig:
+    """Return the section `actor.model` of the policy that a `steered_policy` steers: what its options say, and else its
+    folder.
+
+    Raises:
+        ConfigError: no folder is named, or the two do not make a section.
+    """
+    if model.model_path is None:
+        raise ConfigError(
+            f"`{STEERED}` steers a trained policy, and none is named",
+            where="actor.model.model_path",
+            help="name the folder of one by diffusion or flow matching, such as of `rlinf export RUN`",
+        )
+    folder = FilePath(model.model_path)
+    # As the file has them, or checked.
+    options: Any = model.options
+    written: dict[str, Any] = options.policy if hasattr(options, "policy") else options.get("policy", {})
+    said = read_object(folder / FROZEN) or _section(folder, "model")
+    values: dict[str, Any] = {
+        **said,
+        **written,
+        "model_path": model.model_path,
+        "num_action_chunks": model.num_action_chunks,
+    }
+    try:
+        return EmbodiedModelConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(
+            f"the policy in `{folder}` cannot be steered",
+            where=".".join(("actor.model.options.policy", *map(str, first["loc"]))),
+            why=first["msg"],
+            help="`options.policy` has the keys of `actor.model`",
+        ) from None
+
+
+def _kind_of_folder(model: EmbodiedModelConfig) -> str:
+    """Return the `model_type` of the policy that `model_path` is to hold: of one that steers another, the other one."""
+    if model.model_type != STEERED or saved_type(model.model_path) == STEERED:
+        return model.model_type
+    return frozen_section(model).model_type
+
+
 def published_horizon(folder: str) -> int | None:
     """Return the number of actions that the model of a published folder predicts together; None: it is not said."""
     about = read_object(FilePath(folder) / SETTINGS)
@@ -158,6 +215,8 @@ def lerobot_type(model: EmbodiedModelConfig) -> str | None:
 def observed_steps(model: EmbodiedModelConfig) -> int:
     """Return the number of observations in a row that a policy acts by, as its options or its folder say; 1 of all but
     lerobot's."""
+    if model.model_type == STEERED and model.model_path is not None:
+        model = frozen_section(model)
     if model.model_type != "lerobot":
         return 1
     overrides = model.options.get("config")

@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from recipes.embodied.models.folder_facts import saved_type
 from recipes.embodied.models.policy_folder import is_policy_folder, load_normalization, load_weights
 from recipes.training.reading.finite_weights import require_finite
 from recipes.training.without_memory import are_shapes_only
@@ -23,6 +24,7 @@ _MODELS: Registry[type[BasePolicy]] = Registry(
         "cnn_policy": "recipes.embodied.models.small.cnn_policy:CnnPolicy",
         "flow_policy": "recipes.embodied.models.flow.flow_policy:FlowPolicy",
         "squashed_policy": "recipes.embodied.models.small.squashed_policy:SquashedPolicy",
+        "steered_policy": "recipes.embodied.models.small.steered_policy:SteeredPolicy",
         "vlm_policy": "recipes.embodied.models.vla.vlm_policy:VlmPolicy",
         "pi0": "recipes.embodied.models.vla.pi0_policy:Pi0Policy",
         "pi05": "recipes.embodied.models.vla.pi05_policy:Pi05Policy",
@@ -47,10 +49,11 @@ def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
     Raises:
         ConfigError: there is no such model, or it does not fit the environment.
     """
-    class_ = _MODELS.get(config.model_type)
-    options = checked_options(class_, config.options, "actor.model.options")
-    policy = class_(config.model_copy(update={"options": options}), spec)
-    if config.model_path is not None and is_policy_folder(config.model_path):
+    policy = built_policy(config, spec)
+    class_ = type(policy)
+    if config.model_path is not None and class_.loads_policies and saved_type(config.model_path) != config.model_type:
+        pass  # the constructor has loaded it
+    elif config.model_path is not None and is_policy_folder(config.model_path):
         if not are_shapes_only():
             load_weights(policy, config.model_path)
         policy.normalization = load_normalization(config.model_path, spec)
@@ -65,6 +68,17 @@ def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
     if config.trainable:
         _freeze(policy, config.trainable)
     return policy
+
+
+def built_policy(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
+    """Return a policy as its constructor makes it, without the weights of a folder of `save_policy`; see `make_model`.
+
+    Raises:
+        ConfigError: there is no such model, or it does not fit the environment.
+    """
+    class_ = _MODELS.get(config.model_type)
+    options = checked_options(class_, config.options, "actor.model.options")
+    return class_(config.model_copy(update={"options": options}), spec)
 
 
 def _freeze(policy: BasePolicy, patterns: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.config.off_policy_config import OffPolicyConfig
+from recipes.embodied.envs.env_spec import Observation
 from recipes.embodied.models.base_policy import BasePolicy, Inputs
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
@@ -50,18 +51,20 @@ class TransitionTensors:
     weights: Tensor
 
     @classmethod
-    def of(cls, batch: ReplayBatch, policy: BasePolicy, device: torch.device) -> TransitionTensors:
-        """Return a batch on a device, its observations as the policy prepares them."""
+    def of(
+        cls, batch: ReplayBatch, prepare: Callable[[Observation], Inputs], device: torch.device
+    ) -> TransitionTensors:
+        """Return a batch on a device, its observations as `prepare` makes them."""
 
         def moved(array: NDArray[Any]) -> Tensor:
             return torch.from_numpy(array).to(device)  # pyright: ignore[reportUnknownMemberType]
 
         return cls(
-            policy.prepare(batch.observations),
+            prepare(batch.observations),
             moved(batch.actions),
             moved(batch.rewards),
             moved(batch.discounts),
-            policy.prepare(batch.next_observations),
+            prepare(batch.next_observations),
             moved(batch.weights),
         )
 
@@ -103,7 +106,7 @@ class OffPolicyLearner:
         self._config, self._deterministic = config, deterministic
         self._clones, self._implicit = clones, implicit
         self._strategy = policy.strategy
-        self._policy, self._critics = _policy_of(policy), _critics_of(critics)
+        self._policy, self._critics = _policy_of(policy), critics_of(critics)
         device = next(self._policy.parameters()).device
         # CrossQ has no target networks; only TD3 has a target policy.
         self._target_critics = None if config.critic_norm == "batch" else _frozen_copy(self._critics)
@@ -126,6 +129,10 @@ class OffPolicyLearner:
             for trained in (policy, critics)
         )
         self.updates = 0
+
+    def prepare(self, observations: Observation) -> Inputs:
+        """Return observations of a replay buffer as the policy and the critics take them."""
+        return BasePolicy.prepare(self._policy, observations)
 
     def update(self, batch: TransitionTensors, step: int, figures: Figures, critic_figures: Figures) -> Tensor:
         """Update the critics, and in every `policy_interval`-th update the policy and the temperature.
@@ -238,7 +245,7 @@ class OffPolicyLearner:
                 chosen = self._policy(part.inputs, part.actions[:, None]).logprobs.sum(dim=(1, 2))
                 return advantage_weighted_loss(chosen, self._advantages(part), self._config.advantage_scale)
             actions, logprobs = self._policy.sample(part.inputs)
-            values = self._critics(part.inputs, actions)
+            values = self._values_of_choice(part.inputs, actions)
             if self._clones:
                 return cloning_policy_loss(values, actions, part.actions, self._config.cloning_scale)
             if logprobs is None:
@@ -250,6 +257,10 @@ class OffPolicyLearner:
             self._policy_updater.update([batch], loss, step, figures)
         if logprobs_of_parts and self._config.learn_temperature:
             self._update_temperature(logprobs_of_parts[-1])
+
+    def _values_of_choice(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        """Return what critics say of what the policy chooses, [E, n], with gradients through it."""
+        return self._critics(inputs, actions)
 
     def _update_temperature(self, logprobs: Tensor) -> None:
         self._temperature_optimizer.zero_grad()
@@ -299,7 +310,8 @@ def _policy_of(state: TrainingState) -> SquashedPolicy:
     return state.policy
 
 
-def _critics_of(state: TrainingState) -> Critics:
+def critics_of(state: TrainingState) -> Critics:
+    """Return the critics that a state trains."""
     if not isinstance(state.policy, Critics):
         raise TypeError(f"off-policy learning needs Critics, not a {type(state.policy).__name__}")
     return state.policy

@@ -18,9 +18,10 @@ from recipes.embodied.config.off_policy_config import (
     DEFAULT_BATCH,
     DEMONSTRATIONS,
     DETERMINISTIC_LOSSES,
-    ENTROPY_LOSS,
+    ENTROPY_LOSSES,
     IMPLICIT_LOSS,
     INTERVENTIONS,
+    NOISE_LOSS,
     ONLINE,
     RECORDED_LOSSES,
     buffer_sizes,
@@ -31,15 +32,19 @@ from recipes.embodied.learning.trajectory import RolloutChunks, joined
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.checkpoint_weights import load_trained
 from recipes.embodied.models.critics import Critics
+from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_normalization, write_description
 from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.critic_learner import OffPolicyLearner, TransitionTensors
+from recipes.embodied.off_policy.noise_aliasing import NoiseAliasedLearner
 from recipes.embodied.off_policy.sources import (
     add_recording,
     add_steps,
     demonstrations_buffer,
     fitting_data,
     intervened,
+    learned_spec,
     transition_spec,
     transition_steps,
 )
@@ -56,6 +61,7 @@ from rlinf_core import CheckpointError
 
 # In a checkpoint: the weights of critics, what belongs to no rank, and the buffer of each rank.
 CRITIC: Final = "critic"
+NOISE_CRITIC: Final = "noise_critic"
 REPLAY: Final = "replay"
 _STATE: Final = "off_policy.pt"
 
@@ -73,22 +79,34 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         # Of recorded actions alone: what the policy does meanwhile is for its figures.
         loss_type = self._config.algorithm.loss_type
         self._records_alone, implicit = loss_type in RECORDED_LOSSES, loss_type == IMPLICIT_LOSS
-        self._has_entropy = loss_type == ENTROPY_LOSS
+        self._has_entropy = loss_type in ENTROPY_LOSSES
         torch.manual_seed(derive_seed(config.seed, Purpose.WEIGHTS))
         policy = make_model(config.model, spec).to(self.torch_device)
         if config.checkpoint_load_path is not None:
             load_trained(policy, config.model, spec, config.checkpoint_load_path)
         width = config.model.hidden_dim
         layers, norm = settings.critic_layers, settings.critic_norm
-        critics = Critics(spec, settings.critics, width, layers, norm, judges_states=implicit)
-        critics.to(self.torch_device).eval()
         self._prepare(layout, spec, policy)
-        self._critics = self._training_state(critics, CRITIC)
+        size = policy.action_size if isinstance(policy, SquashedPolicy) else spec.action_size
+        self._judges, self._action_part = {CRITIC: size}, slice(size)
+        aliases = loss_type == NOISE_LOSS and settings.noise_aliasing
+        if aliases:
+            executed = config.model.num_action_chunks * spec.action_size
+            self._judges, self._action_part = {CRITIC: executed, NOISE_CRITIC: size}, slice(size, size + executed)
+        self._critics = {
+            name: self._training_state(
+                Critics(learned_spec(spec, count), settings.critics, width, layers, norm, judges_states=implicit)
+                .to(self.torch_device)
+                .eval(),
+                name,
+            )
+            for name, count in self._judges.items()
+        }
         optim = config.optim
-        self._learner = OffPolicyLearner(
+        self._learner = (NoiseAliasedLearner if aliases else OffPolicyLearner)(
             settings,
             self._state,
-            self._critics,
+            *self._critics.values(),
             deterministic=loss_type in DETERMINISTIC_LOSSES,
             clones=loss_type == CLONING_LOSS,
             implicit=implicit,
@@ -96,7 +114,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             clip_grad=optim.clip_grad,
             skip_nonfinite=self._config.runner.on_nonfinite == "skip",
         )
-        self._mixture = self._buffers(spec)
+        self._mixture = self._buffers(learned_spec(spec, self._judges[CRITIC]))
         self._seen = self._learned = 0
         # The last step whose rollout is in the buffer.
         self._added: int | None = None
@@ -166,14 +184,14 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         self._arrived = self._helped = 0
         lanes = self._mixture.buffers[ONLINE].lanes
         for chunks in split_passes(pieces, config.env.train.rollout_epoch, lanes):
-            steps = transition_steps(chunks)
+            steps = transition_steps(chunks, self._action_part)
             if self._recorder is not None:
                 self._recorder.append(steps)
             add_steps(self._mixture.buffers[ONLINE], steps)
             if INTERVENTIONS in self._mixture.buffers:
                 self._helped += add_steps(self._mixture.buffers[INTERVENTIONS], intervened(steps))
             # Rows that do not count are counted all the same, so that all ranks take equally many updates.
-            self._arrived += steps["valid"].size * self._routes.actors
+            self._arrived += steps["valid"].size * config.actor.model.num_action_chunks * self._routes.actors
         self._seen += self._arrived
         self._added = self._step
         return staleness
@@ -209,20 +227,22 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         torch.manual_seed(seed)
         random = np.random.default_rng(seed)
         rate = self._state.apply_settings(step, config.runner.last_step)
-        self._critics.apply_settings(step, config.runner.last_step)
+        for critics in self._critics.values():
+            critics.apply_settings(step, config.runner.last_step)
         allowed = int(settings.update_to_data * (self._seen - settings.learning_starts) + 1e-9)
         updates = max(0, allowed - self._learner.updates) if self._seen >= settings.learning_starts else 0
         share = (config.actor.global_batch_size or DEFAULT_BATCH) // self._world_size
         policy_figures, critic_figures, began = Figures(), Figures(), time.perf_counter()
         for _ in range(updates):
             batch = self._mixture.sample(share, random, settings.n_steps, config.algorithm.gamma)
-            tensors = TransitionTensors.of(batch, self._policy, self.torch_device)
+            tensors = TransitionTensors.of(batch, self._learner.prepare, self.torch_device)
             errors = self._learner.update(tensors, step, policy_figures, critic_figures)
             if settings.replay.prioritized:
                 self._mixture.update_priorities(batch, errors.cpu().numpy())
         self._learner.check_weights(f"step {step}")
         self._state.version += 1
-        self._critics.version += 1
+        for critics in self._critics.values():
+            critics.version += 1
         skipped = policy_figures.skipped + critic_figures.skipped
         if skipped:
             self.log_warning(SKIPPED, step, skipped)
@@ -243,7 +263,8 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
     def save_checkpoint(self, folder: str) -> None:
         """Write weights, optimizers, temperature and buffers into a folder that every rank sees."""
         self._state.save(folder)
-        self._critics.save(folder)
+        for critics in self._critics.values():
+            critics.save(folder)
         path = Path(folder)
         (path / REPLAY).mkdir(exist_ok=True)
         files = path / REPLAY / str(self._rank)
@@ -255,6 +276,8 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         if self._rank == 0:
             torch.save(self._learner.state(), path / _STATE)
             write_description(path, self._config.actor.model, self._spec, self._policy.normalization)
+            if self._policy.normalization != Normalization():
+                self._policy.normalization.save(path)
 
     def load_checkpoint(self, folder: str) -> int:
         """Load a checkpoint of `save_checkpoint`, by the same number of ranks.
@@ -276,7 +299,8 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
                 help="resume with the same number of actors, or start a new run with `actor.checkpoint_load_path`",
             )
         self._state.load(folder)
-        self._critics.load(folder)
+        for critics in self._critics.values():
+            critics.load(folder)
         self._policy.normalization = load_normalization(folder, self._spec)
         self._learner.load_state(_read_state(path / _STATE))
         with np.load(path / REPLAY / f"{self._rank}.npz", allow_pickle=False) as file:

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config.off_policy_config import NOISE_LOSS
 from recipes.embodied.learning.trajectory import RolloutBuffer
 from recipes.embodied.loop.env_messages import EXECUTED, INTERVENTIONS
 from recipes.embodied.loop.worker_layout import make_routes
 from recipes.embodied.models.base_policy import Inputs, PolicyOutput
+from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 
 # Prefix of the names, among the steps of `RolloutChunks`, of observations after a step.
@@ -25,6 +27,7 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
     def __init__(self, config: EmbodiedConfig) -> None:
         super().__init__(config)
         self._random_steps = config.algorithm.off_policy.random_steps
+        self._steers = config.algorithm.loss_type == NOISE_LOSS
 
     def generate(self, step: int | None = None, attempt: int = 0) -> None:
         """See `MultiStepRolloutWorker`."""
@@ -37,14 +40,15 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
         super().generate(step, attempt)
 
     def _act(self, inputs: Inputs) -> PolicyOutput:
-        output = super()._act(inputs)
-        if not self._random:
-            return output
-        drawn = torch.rand(output.actions.shape, device=output.actions.device) * 2 - 1
-        return PolicyOutput(drawn, output.logprobs, None)
+        if self._random and isinstance(self.policy, SquashedPolicy):
+            return self.policy.random(inputs)
+        return super()._act(inputs)
 
     def _add_outcome(self, buffer: RolloutBuffer, step: int, message: dict[str, Any], following: Inputs) -> None:
-        record_step(buffer, step, message, self._following(message, following))
+        if self._steers:
+            # The noise was as it was drawn, whatever became of the actions.
+            message = {name: array for name, array in message.items() if name != EXECUTED}
+        record_step(buffer, step, message, self.policy.recorded(self._following(message, following)))
 
     def _last_values(self, inputs: Inputs) -> None:
         return None
@@ -55,7 +59,8 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
             # No episode was cut off, and of one that terminated nothing follows.
             return inputs
         finals = self.policy.prepare(message["final_observations"])
-        ended = torch.from_numpy(message["truncations"] | message["terminations"])[:, -1]  # pyright: ignore[reportUnknownMemberType]
+        # An episode may have ended within a chunk, whose rest was not carried out.
+        ended = torch.from_numpy(message["truncations"] | message["terminations"]).any(dim=1)  # pyright: ignore[reportUnknownMemberType]
         return {name: _chosen(ended, finals[name], tensor) for name, tensor in inputs.items()}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from recipes.embodied.config.data_config import DemonstrationsConfig
 
+_ALL: Final = slice(None)
 _LOGGER = logging.getLogger(__name__)
 # Arrays [T, B, ...] of T steps of B environments; observations before and after a step by these prefixes.
 Steps = dict[str, NDArray[Any]]
@@ -40,21 +42,46 @@ _BEFORE, _AFTER = "observations/", "next_observations/"
 _ACTIONS, _REWARDS, _ENDS, _CUTS, _VALID = "actions", "rewards", "terminations", "truncations", "valid"
 
 
+def learned_spec(spec: EnvSpec, action_size: int) -> EnvSpec:
+    """Return the spec of an environment with actions of another size, from -1 to 1."""
+    return spec if action_size == spec.action_size else replace(spec, action_size=action_size, low=None, high=None)
+
+
 def transition_spec(spec: EnvSpec) -> TransitionSpec:
     """Return the columns of an environment's transitions."""
     return TransitionSpec.of(spec.observations, (spec.action_size, "float32"))
 
 
-def transition_steps(chunks: RolloutChunks) -> Steps:
-    """Return the steps of a rollout as arrays; each chunk is one action."""
+def transition_steps(chunks: RolloutChunks, learned: slice = _ALL) -> Steps:
+    """Return the steps of a rollout as arrays, each of a whole chunk: with the sum of its rewards.
+
+    Args:
+        chunks: the rollout.
+        learned: which numbers of what the policy drew are the action that is learned.
+    """
     steps = {f"{_BEFORE}{name}": tensor.numpy() for name, tensor in chunks.inputs.items()}
     for name, step in chunks.steps.items():
         if name.startswith(NEXT):
             steps[f"{_AFTER}{name.removeprefix(NEXT)}"] = step.numpy()
-    for name in (_ACTIONS, _REWARDS, _ENDS, _CUTS, _VALID, INTERVENTIONS):
-        if name in chunks.steps:
-            steps[name] = chunks.steps[name][:, :, 0].numpy()
-    return steps
+    rewards: NDArray[np.float32] = chunks.steps[_REWARDS].numpy()
+    ends, cuts, valid = _flags(chunks, _ENDS), _flags(chunks, _CUTS), _flags(chunks, _VALID)
+    done = ends | cuts
+    # What an episode's end left of its chunk was not carried out; anything else that does not count spoils the chunk.
+    left = np.cumsum(done, axis=2) - done > 0
+    of_chunks: Steps = {
+        _ACTIONS: chunks.steps[_ACTIONS][:, :, 0, learned].numpy(),
+        _REWARDS: np.where(valid, rewards, 0).sum(axis=2, dtype=np.float32),
+        _ENDS: np.any(ends, axis=2),
+        _CUTS: np.any(cuts, axis=2),
+        _VALID: valid[:, :, 0] & np.all(valid | left, axis=2),
+    }
+    if INTERVENTIONS in chunks.steps:
+        of_chunks[INTERVENTIONS] = chunks.steps[INTERVENTIONS][:, :, 0].numpy()
+    return steps | of_chunks
+
+
+def _flags(chunks: RolloutChunks, name: str) -> NDArray[np.bool_]:
+    return chunks.steps[name].numpy()
 
 
 def intervened(steps: Steps) -> Steps:

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any, Final
 
 from recipes.embodied.config.intervention_types import NONE
+from recipes.embodied.config.model_options import DETERMINISTIC_SCHEDULER, NOISE_LEROBOT
 from recipes.embodied.config.off_policy_config import (
     DEFAULT_BATCH,
     DETERMINISTIC_LOSSES,
     IMPLICIT_LOSS,
+    NOISE_LOSS,
     RECORDED_LOSSES,
 )
+from recipes.embodied.models.folder_facts import (
+    SETTINGS,
+    STEERED,
+    frozen_section,
+    lerobot_type,
+    observed_steps,
+    read_object,
+)
 from recipes.sections.checks import Report, WorldSizes, blame
+from rlinf_core import ConfigError
 from rlinf_core.config.tree import Path
 
 if TYPE_CHECKING:
-    from recipes.embodied.config import EmbodiedConfig
+    from recipes.embodied.config import EmbodiedConfig, EmbodiedModelConfig
 
 POLICY: Final = "squashed_policy"
+# By flow matching or diffusion, whose noise can be chosen.
+_STEERABLE: Final = ("flow_policy", "pi0", "pi05", "smolvla", "lerobot")
+# Those that read an instruction.
+_READERS: Final = ("pi0", "pi05", "smolvla")
+_FOLDER: Final[Path] = ("actor", "model", "model_path")
 _LOSS: Final[Path] = ("algorithm", "loss_type")
 
 
@@ -121,6 +138,9 @@ def _check_memory(config: EmbodiedConfig, report: Report) -> None:
 
 def _check_policy(config: EmbodiedConfig, report: Report) -> None:
     model, loss = config.actor.model, config.algorithm.loss_type
+    if loss == NOISE_LOSS:
+        _check_steered(config, report)
+        return
     kind: Path = ("actor", "model", "model_type")
     if model.model_type != POLICY:
         report(
@@ -154,3 +174,71 @@ def _check_policy(config: EmbodiedConfig, report: Report) -> None:
     if loss == "sac" and noise is not None:
         message = "`loss_type: sac` learns how much to explore; `exploration_noise` would fix it"
         report(at, "conflicting-settings", message, "remove it, or write `loss_type: td3`", about=[_LOSS])
+
+
+def _check_steered(config: EmbodiedConfig, report: Report) -> None:
+    """Require a policy whose noise can be chosen, and steps of which the noise is known."""
+    model = config.actor.model
+    if model.model_type != STEERED:
+        report(
+            blame(config, ("actor", "model", "model_type"), _LOSS),
+            "conflicting-settings",
+            f"`loss_type: {NOISE_LOSS}` chooses the noise of a frozen policy, as `{STEERED}` does, but `model_type` is"
+            f" `{model.model_type}`",
+            f"write `actor.model.model_type: {STEERED}`, and the folder of the frozen policy as `model_path`",
+        )
+        return
+    for path, is_set, what in (
+        (("data", "train_data_paths"), bool(config.data.train_data_paths), "demonstrations"),
+        (("env", "train", "intervention", "source"), config.env.train.intervention.source != NONE, "interventions"),
+    ):
+        if is_set:
+            report(
+                path,
+                "conflicting-settings",
+                f"`loss_type: {NOISE_LOSS}` learns from noise, which is not known of {what}",
+                "remove it; recipe `sft` trains the frozen policy by demonstrations before",
+                about=[_LOSS],
+            )
+    try:
+        frozen = frozen_section(model)
+    except ConfigError as error:
+        report(_FOLDER, "missing-key" if model.model_path is None else "bad-value", error.message, error.help or "")
+        return
+    if frozen.model_type not in _STEERABLE and ":" not in frozen.model_type:
+        report(
+            _FOLDER,
+            "conflicting-settings",
+            f"`loss_type: {NOISE_LOSS}` needs a policy that begins with noise, and the `{frozen.model_type}` in"
+            f" `{frozen.model_path}` does not",
+            f"name one of {', '.join(f'`{name}`' for name in _STEERABLE)}; if the folder is of another library, write"
+            " its `options: {policy: {model_type: ...}}`",
+            about=[_LOSS, ("actor", "model", "options", "policy")],
+        )
+    if frozen.model_type == "lerobot":
+        _check_sampler(frozen, report)
+    aliasing: Path = ("algorithm", "off_policy", "noise_aliasing")
+    if config.algorithm.off_policy.noise_aliasing and (frozen.model_type in _READERS or observed_steps(frozen) > 1):
+        report(
+            aliasing,
+            "conflicting-settings",
+            "`noise_aliasing` runs the frozen policy on observations of the replay buffer, which has no instructions"
+            " and none of earlier steps",
+            "remove it",
+            about=[_FOLDER],
+        )
+
+
+def _check_sampler(frozen: EmbodiedModelConfig, report: Report) -> None:
+    """Report a policy of lerobot whose actions are no function of the noise that they begin with."""
+    kind, key = lerobot_type(frozen), "noise_scheduler_type"
+    written: dict[str, Any] = frozen.options.get("config") or {}
+    settings = {**read_object(FilePath(str(frozen.model_path)) / SETTINGS), **written}
+    if kind is None or (kind in NOISE_LEROBOT and settings.get(key) == DETERMINISTIC_SCHEDULER):
+        return
+    if kind in NOISE_LEROBOT:
+        message = f"its sampler, `{settings.get(key)}`, draws more noise at each step"
+        remedy = f"write `options: {{policy: {{options: {{config: {{{key}: {DETERMINISTIC_SCHEDULER}}}}}}}}}`"
+    else:
+        message, remedy = "its actions do not come from noise alone", "use lerobot's `diffusion`, or `flow_policy`"
+    report(_FOLDER, "conflicting-settings", f"lerobot's `{kind}` cannot be steered: {message}", remedy, about=[_LOSS])

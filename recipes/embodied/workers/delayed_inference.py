@@ -12,6 +12,7 @@ from torch import Tensor
 from recipes.embodied.learning.policy_precision import output_in_float32
 from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
 from recipes.embodied.models.flow.real_time_chunking import overlap_weights
+from recipes.embodied.workers.temporal_ensembling import TemporalEnsemble
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -23,20 +24,26 @@ class DelayedInference:
     """Greedy actions of a policy, of which each chunk is carried out d steps after its observation.
 
     Meanwhile the arm stands still (`wait`), or goes on with the chunk before: then the policy looks again after C
-    steps, d of which carry out that chunk. The first chunk of an episode is there when it begins.
+    steps, d of which carry out that chunk. The first chunk of an episode is there when it begins. Without delay actions
+    may be means over the chunks that predict them.
 
     Args:
         policy: the policy.
         config: the section `env.eval.inference`.
+        executed: C, `actor.model.num_action_chunks`.
 
     Raises:
         ConfigError: the policy predicts too few actions, or is none by flow matching.
     """
 
-    def __init__(self, policy: BasePolicy, config: InferenceConfig) -> None:
+    def __init__(self, policy: BasePolicy, config: InferenceConfig, executed: int) -> None:
         self._policy, self._config = policy, config
         self._flow: FlowMatchingPolicy | None = None
         self._before: Tensor | None = None
+        self._ensemble: TemporalEnsemble | None = None
+        if config.chunking == "ensemble":
+            self._ensemble = TemporalEnsemble(executed, config.ensemble_coefficient)
+            return
         if config.chunking == "wait":
             return
         if not isinstance(policy, FlowMatchingPolicy):
@@ -62,6 +69,9 @@ class DelayedInference:
             inputs: the inputs of `prepare`.
             begun: bool [n], environments whose episode has just begun; None: none but the first time.
         """
+        if self._ensemble is not None:
+            chunk = self._policy.predicted(inputs).float()
+            return self._policy.to_env(self._ensemble.add(chunk, begun))
         if self._flow is None:
             return self._after_waiting(inputs)
         chunk = self._next_chunk(self._flow, inputs, begun)

@@ -119,7 +119,8 @@ class MultiStepRolloutWorker(ComparingWorker):
         buffers: dict[int, RolloutBuffer] = {}
         finished: dict[int, RolloutChunks] = {}
         inference = self._config.env.eval.inference
-        acting = {stage: DelayedInference(policy, inference) for stage in shares} if not training else {}
+        executed = self._config.actor.model.num_action_chunks
+        acting = {stage: DelayedInference(policy, inference, executed) for stage in shares} if not training else {}
         # The env workers say in their first messages how many chunks follow; their last answer needs no action.
         chunk = chunks = 0
         while shares and chunk <= chunks:
@@ -147,7 +148,7 @@ class MultiStepRolloutWorker(ComparingWorker):
                     if FAILED in message:
                         buffer.leave_out(chunk - 1, message[FAILED])
                 if output is not None:
-                    buffer.add_action(chunk, inputs, output)
+                    buffer.add_action(chunk, policy.recorded(inputs), output)
                 else:
                     finished[stage] = buffer.finish(self._last_values(inputs))
             chunk += 1

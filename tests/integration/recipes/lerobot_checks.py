@@ -24,6 +24,7 @@ from recipes.embodied.models.flow.flow_matching import FlowSde
 from recipes.embodied.models.flow.real_time_chunking import guided, overlap_weights
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
+from recipes.embodied.workers.temporal_ensembling import TemporalEnsemble
 from rlinf_core.errors import ConfigError
 
 N, CHUNK, STATES, ACTIONS, ROWS = 3, 4, 5, 2, 40
@@ -74,6 +75,41 @@ def batch_of(kind: str) -> dict[str, Any]:
     seen = observed(kind)
     pictures = torch.from_numpy(seen["images.main"]).permute(0, 3, 1, 2).float() / 255
     return {"observation.state": torch.from_numpy(seen["states"]), "observation.images.main": pictures}
+
+
+def check_ensemble() -> None:
+    """Average chunks of 30 steps by lerobot's own class of ACT, and by ours."""
+    from lerobot.policies.act.modeling_act import ACTTemporalEnsembler
+
+    chunks = torch.randn(30, N, 8, ACTIONS, generator=torch.Generator().manual_seed(0))
+    for coefficient in (0.01, 0.0, -0.2):
+        theirs, ours = ACTTemporalEnsembler(coefficient, 8), TemporalEnsemble(1, coefficient)
+        for chunk in chunks:
+            away = (theirs.update(chunk.clone()) - ours.add(chunk)[:, 0]).abs().max()
+            assert away < 1e-6, (coefficient, away)
+
+
+def check_steering(folder: Path) -> None:
+    """Choose the noise of a DDIM diffusion policy: the same actions as by lerobot's `noise`."""
+    torch.manual_seed(0)
+    options = {"config": {**SIZES["diffusion"], "noise_scheduler_type": "DDIM", "num_inference_steps": 3}}
+    model, spec = config_of("diffusion", options=options), spec_of("diffusion")
+    policy: Any = make_model(model, spec)
+    policy.normalization = policy.normalization_of(*rows())
+    save_policy(policy, model, spec, folder)
+    section = {"model_type": "steered_policy", "model_path": str(folder), "num_action_chunks": CHUNK}
+    steered: Any = make_model(EmbodiedModelConfig.model_validate(section), spec)
+    output = steered.act(steered.prepare(observed("diffusion")), greedy=True)
+    noise = 1.5 * output.actions[:, 0, : steered.action_size].view(N, 8, ACTIONS)
+
+    theirs: Any = get_policy_class("diffusion").from_pretrained(folder, local_files_only=True)
+    pre, post = make_pre_post_processors(theirs.config, pretrained_path=str(folder))
+    theirs.eval()
+    theirs.reset()
+    made = pre(batch_of("diffusion"))
+    chunk = torch.stack([post(theirs.select_action(dict(made), noise=noise)) for _ in range(CHUNK)], dim=1).numpy()
+    away = np.abs(steered.to_env(output.actions) - chunk).max()
+    assert away < 1e-4, away
 
 
 def check_folder(kind: str, folder: Path) -> None:
@@ -246,5 +282,7 @@ if __name__ == "__main__":
         check_folder(name, made / name)
     check_density()
     check_real_time()
+    check_ensemble()
+    check_steering(made / "steered")
     check_windows(made / "set")
     check_refusals(made / "act")

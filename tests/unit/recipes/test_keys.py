@@ -23,6 +23,10 @@ from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from rlinf_core.job.recipe import Recipe
 
 SAC: Final = ("algorithm.loss_type=sac", "actor.model.model_type=squashed_policy")
+DSRL: Final = (
+    *("algorithm.loss_type=dsrl", "actor.model.model_type=steered_policy", "actor.model.model_path=/flow"),
+    "actor.model.options.policy={model_type: flow_policy}",
+)
 OWN_LOSS: Final = "algorithm.loss_type=tests.unit.recipes.embodied.test_learner:root_of_zero"
 # In files of both recipes of policies, and of both of language models.
 POLICY: Final[tuple[tuple[str, ...], ...]] = (
@@ -67,10 +71,12 @@ DELAYED: Final = (
     "actor.model={model_type: flow_policy, num_action_chunks: 4, options: {action_horizon: 9}}",
     "env.eval.inference={chunking: real_time, delay: 2}",
 )
+ENSEMBLE: Final = (DELAYED[0], "env.eval.inference.chunking=ensemble")
 SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "embodied": (
         *POLICY,
         (*SAC, "env.train.intervention.source=scripted"),
+        DSRL,
         (*SAC, "algorithm.off_policy.replay={prioritized: true, memory_gib: 1, spill_path: /tmp}"),
         ("algorithm.loss_type=td3", SAC[1], "actor.model.options.exploration_noise=0.1"),
         ("algorithm.loss_type=td3_bc", SAC[1], "actor.model.options.exploration_noise=0.1"),
@@ -78,8 +84,9 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         (OWN_LOSS,),
         PROFILED,
         DELAYED,
+        ENSEMBLE,
     ),
-    "sft": (*POLICY, PROFILED, DELAYED),
+    "sft": (*POLICY, PROFILED, DELAYED, ENSEMBLE),
     "sft_chat": (
         PROFILED,
         ("actor.model.is_lora=true", "runner.logger.logger_backends=[tensorboard]"),

@@ -46,6 +46,7 @@ class FlowMatchingPolicy(BasePolicy):
         self.shape = shape
         self._width = shape[1] if width is None else width
         self.horizon = shape[0] if horizon is None else horizon
+        self.noise_shape = (self.horizon, self._width)
 
     @abstractmethod
     def see(self, inputs: Inputs) -> Any:
@@ -84,6 +85,11 @@ class FlowMatchingPolicy(BasePolicy):
             return PolicyOutput(self.sde.follow(velocity, zero), None, self.values_of(seen, inputs))
         record, logprobs = self.sde.draw(velocity, zero, generator)
         return PolicyOutput(_flat(record), self._carried_out(logprobs), self.values_of(seen, inputs))
+
+    @torch.no_grad()
+    def from_noise(self, inputs: Inputs, noise: Tensor) -> Tensor:
+        """See `BasePolicy`: the end of the flow from that noise, [n, H, M]."""
+        return self.sde.follow(self.velocity_of(self.see(inputs), inputs), noise)
 
     @torch.no_grad()
     def continued(self, inputs: Inputs, target: Tensor, weights: Tensor, most: float) -> Tensor:

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from recipes.embodied.config.model_options import LerobotOptions
+from recipes.embodied.config.model_options import DETERMINISTIC_SCHEDULER, NOISE_LEROBOT, LerobotOptions
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.training.huggingface import check_folder, first_line
 from rlinf_core import ConfigError
@@ -198,7 +198,8 @@ def _check_steps(shape: Any, executed: int, folder: str | None) -> None:
             "the policy averages actions of several observations (`temporal_ensemble_coeff`)",
             where=where,
             why="here each observation is answered by itself",
-            help="write `actor.model.options.config: {temporal_ensemble_coeff: null}`",
+            help="write `actor.model.options.config: {temporal_ensemble_coeff: null}`, and to evaluate so"
+            " `env.eval.inference: {chunking: ensemble, ensemble_coefficient: 0.01}`",
         )
     ahead = len(indices) + indices[0]
     selected = min(ahead, getattr(shape, "n_action_steps", getattr(shape, "action_chunk_size", ahead)))
@@ -208,6 +209,11 @@ def _check_steps(shape: Any, executed: int, folder: str | None) -> None:
             where=where,
             help=f"write `num_action_chunks: {selected}` or less",
         )
+
+
+def is_steerable(shape: Any) -> bool:
+    """Return whether actions are a function of the noise that sampling begins with, which can be chosen."""
+    return shape.type in NOISE_LEROBOT and shape.noise_scheduler_type == DETERMINISTIC_SCHEDULER
 
 
 def observed_indices(shape: Any) -> list[int]:

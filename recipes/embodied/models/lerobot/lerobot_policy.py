@@ -33,6 +33,7 @@ from recipes.embodied.models.lerobot.lerobot_config import (
     STATE,
     cameras_of,
     check_sizes,
+    is_steerable,
     policy_config,
     reason_of,
     require_lerobot,
@@ -82,6 +83,8 @@ class LerobotPolicy(BasePolicy):
         self.first_action = int(shape.action_delta_indices[0])
         self.observed_steps = int(shape.n_obs_steps)
         self._executed = config.num_action_chunks
+        if is_steerable(shape):
+            self.noise_shape = (self.horizon, spec.action_size)
         self.has_density = shape.type in RANDOM_LEROBOT
         self.log_std: nn.Parameter | None = None
         self.critic: nn.Module | None = None
@@ -175,6 +178,16 @@ class LerobotPolicy(BasePolicy):
         logprobs = -noise.square() / 2 - deviation - _LOG_SQRT_TAU
         return PolicyOutput(mean + deviation.exp() * noise, logprobs, values)
 
+    @torch.no_grad()
+    def from_noise(self, inputs: Inputs, noise: Tensor) -> Tensor:
+        """See `BasePolicy`."""
+        return self._selected(inputs, 0, noise=noise)
+
+    @torch.no_grad()
+    def predicted(self, inputs: Inputs) -> Tensor:
+        """See `BasePolicy`: of ACT the whole chunk, of others what is carried out."""
+        return self._chunk(inputs)[0] if self.has_density else super().predicted(inputs)
+
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
         """See `BasePolicy`."""
         mean, values = self._predicted(inputs)
@@ -222,7 +235,7 @@ class LerobotPolicy(BasePolicy):
             )
         return np.concatenate((past, present[:, None]), axis=1)
 
-    def _selected(self, inputs: Inputs, seed: int) -> Tensor:
+    def _selected(self, inputs: Inputs, seed: int, **options: Tensor) -> Tensor:
         """Return the actions [n, C, A] that lerobot selects one by one, of a single look at the observation."""
         base = self.base
         self.eval()
@@ -235,7 +248,7 @@ class LerobotPolicy(BasePolicy):
                 base.select_action(self._at(batch, step))
             torch.manual_seed(seed)
             batch = self._at(batch, -1)
-            return torch.stack([base.select_action(dict(batch)) for _ in range(self._executed)], dim=1)
+            return torch.stack([base.select_action(dict(batch), **options) for _ in range(self._executed)], dim=1)
 
     def _at(self, inputs: Inputs, step: int) -> Inputs:
         """Return inputs with one of the observations in a row."""
@@ -244,7 +257,12 @@ class LerobotPolicy(BasePolicy):
         return {name: values[:, step] if _is_seen(name) else values for name, values in inputs.items()}
 
     def _predicted(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """Return the mean [n, C, A] of an ACT's actions, and values [n, 1] of what its encoder made of observations.
+        """Return the mean [n, C, A] of an ACT's actions that are carried out, and values; see `_chunk`."""
+        chunk, values = self._chunk(inputs)
+        return chunk[:, : self._executed], values
+
+    def _chunk(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """Return the chunk [n, H, A] of an ACT, and values [n, 1] of what its encoder made of observations.
 
         Without dropout: log-probabilities of the same actions are the same.
         """
@@ -263,7 +281,7 @@ class LerobotPolicy(BasePolicy):
         finally:
             handle.remove()
         values = None if self.critic is None else self.critic(encoded[0].mean(dim=0))
-        return chunk[:, : self._executed], values
+        return chunk, values
 
 
 def _network(shape: Any, folder: str | None) -> Any:

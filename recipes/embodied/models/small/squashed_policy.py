@@ -103,6 +103,12 @@ class SquashedPolicy(BasePolicy):
         u = mean + log_std.exp() * noise
         return u.tanh(), (-noise.square() / 2 - log_std - _LOG_SQRT_TAU - _log_slope(u)).sum(dim=-1)
 
+    def random(self, inputs: Inputs) -> PolicyOutput:
+        """Return actions that depend on no weights, with which a run may begin: evenly from -1 to 1."""
+        like = next(iter(inputs.values()))
+        drawn = torch.rand(len(like), 1, self.action_size, device=like.device) * 2 - 1
+        return PolicyOutput(drawn, torch.zeros_like(drawn), None)
+
     @torch.no_grad()
     def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
         """See `BasePolicy`."""

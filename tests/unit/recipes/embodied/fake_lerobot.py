@@ -101,7 +101,13 @@ class Drawn(FakeConfig):
     type = "drawn"
 
 
-FakeConfig.kinds = {"act": Act, "drawn": Drawn}
+@dataclass
+class Diffusion(FakeConfig):
+    type: ClassVar[str] = "diffusion"
+    noise_scheduler_type: str = "DDPM"
+
+
+FakeConfig.kinds = {"act": Act, "drawn": Drawn, "diffusion": Diffusion}
 
 
 def encode(config: FakeConfig) -> dict[str, Any]:
@@ -136,7 +142,9 @@ class FakeModel(nn.Module):
 
 
 class FakePolicy(nn.Module):
-    """A policy with lerobot's interface; of the kind `drawn` it adds noise to what it selects."""
+    """A policy with lerobot's interface; but for `act` it adds noise to what it selects, `diffusion` also what is
+    given.
+    """
 
     def __init__(self, config: FakeConfig) -> None:
         super().__init__()
@@ -162,14 +170,18 @@ class FakePolicy(nn.Module):
         return away.mean(), {}
 
     @torch.no_grad()
-    def select_action(self, batch: dict[str, Tensor]) -> Tensor:
+    def select_action(self, batch: dict[str, Tensor], noise: Tensor | None = None) -> Tensor:
         seen, chosen = self._queues[STATE], self._queues[ACTION]
         seen.extend([batch[STATE]] * (1 if seen else self.config.n_obs_steps))
         if not chosen:
             chunk = self.model({STATE: torch.stack(list(seen), dim=1)})[0]
-            noise = torch.randn_like(chunk) if self.config.type == "drawn" else 0
+            drawn = torch.randn_like(chunk) if self.config.type != "act" else torch.zeros(())
             first = self.config.n_obs_steps - 1
-            chosen.extend((chunk + noise)[:, first : first + self.config.n_action_steps].unbind(dim=1))
+            chosen.extend(
+                (chunk + (drawn if noise is None else noise))[:, first : first + self.config.n_action_steps].unbind(
+                    dim=1
+                )
+            )
         return chosen.popleft()
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from rlinf_cli.lint.load import load_with_lint
 
@@ -57,3 +62,35 @@ def test_td3_bc_has_no_share_of_demonstrations() -> None:
     assert any(code == "no-effect" and "learns from demonstrations alone" in message for code, message in reported)
     other = told("algorithm.off_policy.cloning_scale=3")
     assert any(code == "no-effect" and "does not imitate" in message for code, message in other)
+
+
+DSRL = ("actor.model.model_type=steered_policy", "algorithm.loss_type=dsrl")
+
+
+def steering(folder: Path, kind: str, *overrides: str) -> list[str]:
+    """Return what is said of a job that steers a policy of some kind, which was saved to a folder."""
+    (folder / "policy.json").write_text(json.dumps({"model": {"model_type": kind}}))
+    save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
+    overrides = (*DSRL, f"actor.model.model_path={folder}", *overrides)
+    return [each.message for each in load_with_lint("laptop", overrides, environ={}).diagnostics]
+
+
+def test_dsrl_takes_policies_that_begin_with_noise(tmp_path: Path) -> None:
+    assert steering(tmp_path, "flow_policy", "algorithm.off_policy.noise_aliasing=true") == []
+    (said,) = steering(tmp_path, "mlp_policy")
+    assert "needs a policy that begins with noise, and the `mlp_policy` in" in said
+    assert any("chooses the noise of a frozen policy" in message for _, message in told("algorithm.loss_type=dsrl"))
+    assert any("none is named" in message for _, message in told(*DSRL))
+
+
+def test_dsrl_knows_no_noise_of_recorded_steps(tmp_path: Path) -> None:
+    source = "env.train.intervention={source: scripted, options: {probability: 0.1, shortest: 2, longest: 5}}"
+    assert any("not known of interventions" in message for message in steering(tmp_path, "flow_policy", source))
+
+
+def test_a_sampler_that_draws_more_noise_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"type": "diffusion", "noise_scheduler_type": "DDPM"}))
+    drawn = [message for message in steering(tmp_path, "lerobot") if "cannot be steered" in message]
+    assert ["draws more noise at each step" in message for message in drawn] == [True]
+    sampler = "actor.model.options={policy: {options: {config: {noise_scheduler_type: DDIM}}}}"
+    assert not [message for message in steering(tmp_path, "lerobot", sampler) if "cannot be steered" in message]

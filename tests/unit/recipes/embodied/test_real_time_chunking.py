@@ -34,7 +34,7 @@ def policy_of(**options: Any) -> Any:
 
 
 def inference(policy: Any, **config: Any) -> DelayedInference:
-    return DelayedInference(policy, InferenceConfig.model_validate({"delay": DELAY, **config}))
+    return DelayedInference(policy, InferenceConfig.model_validate({"delay": DELAY, **config}), policy.shape[0])
 
 
 def inputs(policy: Any, seed: int) -> Any:

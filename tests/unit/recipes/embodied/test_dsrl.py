@@ -1,0 +1,170 @@
+"""Updates of DSRL on a frozen flow, against the algorithms written out, and its transitions of whole chunks."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig
+from recipes.embodied.config.off_policy_config import OffPolicyConfig
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.learning.trajectory import RolloutChunks
+from recipes.embodied.models.critics import Critics
+from recipes.embodied.models.policy_folder import save_policy
+from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.small.steered_policy import SteeredPolicy
+from recipes.embodied.off_policy.critic_learner import OffPolicyLearner, TransitionTensors
+from recipes.embodied.off_policy.noise_aliasing import NoiseAliasedLearner
+from recipes.embodied.off_policy.sources import learned_spec, transition_steps
+from recipes.sections.actor import FsdpConfig
+from recipes.training.state.training_state import TrainingState
+from recipes.training.updater import Figures
+
+SPEC, CHUNK, N, BOUND = EnvSpec(3, 1), 2, 6, 2.0
+TEMPERATURE = 0.2
+
+
+class Learning:
+    """A learner of noise with everything that it trains."""
+
+    def __init__(self, folder: Path, *, aliases: bool = False, **keys: Any) -> None:
+        torch.manual_seed(0)
+        flow = EmbodiedModelConfig(model_type="flow_policy", hidden_dim=16, num_action_chunks=CHUNK)
+        frozen = make_model(flow, SPEC)
+        with torch.no_grad():
+            for weight in frozen.parameters():
+                weight.mul_(2)  # so that noise makes a difference
+        save_policy(frozen, flow, SPEC, folder / "flow")
+        section = EmbodiedModelConfig(
+            model_type="steered_policy",
+            model_path=str(folder / "flow"),
+            num_action_chunks=CHUNK,
+            options={"noise_bound": BOUND},
+        )
+        policy = make_model(section, SPEC)
+        assert isinstance(policy, SteeredPolicy)
+        self.policy = policy
+        sizes = [CHUNK, policy.action_size] if aliases else [policy.action_size]
+        self.critics = [Critics(learned_spec(SPEC, size), 2, 32).eval() for size in sizes]
+        optim, names = EmbodiedOptimConfig(lr=3e-3, adam_eps=1e-8), ("actor", "critic", "noise_critic")
+        states = [
+            TrainingState(module, optim, FsdpConfig(), rank=0, world_size=1, device=torch.device("cpu"), component=name)
+            for name, module in zip(names, [policy, *self.critics], strict=False)
+        ]
+        config = OffPolicyConfig.model_validate({"temperature": TEMPERATURE, **keys})
+        kind: Any = NoiseAliasedLearner if aliases else OffPolicyLearner
+        self.learner = kind(config, *states, deterministic=False, temperature_lr=3e-3)
+        self.figures, self.critic_figures = Figures(), Figures()
+
+    def update(self, batch: TransitionTensors) -> None:
+        self.learner.update(batch, 1, self.figures, self.critic_figures)
+
+    def batch(self, states: torch.Tensor, actions: torch.Tensor, rewards: torch.Tensor) -> TransitionTensors:
+        """Return transitions half of which end, into the same states in reverse order."""
+        inputs, after = (self.learner.prepare({"states": rows.numpy()}) for rows in (states, states.flip(0)))
+        discounts = torch.full((len(states),), 0.9) * (torch.arange(len(states)) % 2)
+        return TransitionTensors(inputs, actions, rewards, discounts, after, torch.ones(len(states)))
+
+
+def drawn(policy: SteeredPolicy, states: torch.Tensor, normal: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Return noise for one state, in units of the bound, and its log-probability by the change of variables."""
+    hidden = policy.layers(states)
+    mean, log_std = policy.mean(hidden), policy.log_std(hidden)  # pyright: ignore[reportOptionalCall]
+    noise = torch.tanh(mean + log_std.exp() * normal)
+    density = torch.distributions.Normal(mean, log_std.exp()).log_prob(mean + log_std.exp() * normal)
+    return noise, float((density - torch.log(1 - noise.double().square())).sum())
+
+
+@pytest.mark.parametrize("aliases", [False, True])
+def test_an_update_equals_the_algorithm_written_out(aliases: bool, tmp_path: Path) -> None:
+    made = Learning(tmp_path, aliases=aliases)
+    policy, critics = made.policy, [copy.deepcopy(each) for each in made.critics]
+    weights = copy.deepcopy(policy.state_dict())
+    states, rewards = torch.randn(N, 3), torch.randn(N)
+    actions = torch.rand(N, CHUNK) * 2 - 1
+    batch = made.batch(states, actions, rewards)
+    before = copy.deepcopy(policy)
+    torch.manual_seed(7)
+    made.update(batch)
+    # The same normal numbers, in the order in which they are drawn.
+    torch.manual_seed(7)
+    of_next = torch.empty(N, policy.action_size).normal_()
+    of_aliases = torch.randn(N, policy.action_size) if aliases else None
+    of_policy = torch.empty(N, policy.action_size).normal_()
+    critic_loss = noise_loss = policy_loss = 0.0
+    with torch.no_grad():
+        for row in range(N):
+            seen = {"states": states[row : row + 1]}
+            frozen = before.frozen.prepare({"states": states[N - 1 - row : N - row].numpy()})
+            noise, logprob = drawn(before, states[N - 1 - row : N - row], of_next[row])
+            chunk = before.frozen.from_noise(frozen, BOUND * noise.view(1, CHUNK, 1))
+            judged = chunk.flatten(1) if aliases else noise
+            following = float(critics[0]({"states": states[N - 1 - row : N - row]}, judged).min())
+            discount = 0.9 * (row % 2)
+            target = float(rewards[row]) + discount * (following - TEMPERATURE * logprob)
+            for value in critics[0](seen, actions[row : row + 1])[:, 0].tolist():
+                critic_loss += (value - target) ** 2 / 2 / N
+            # Policy and noise critics follow the critics' step.
+            if of_aliases is not None:
+                alias = (of_aliases[row : row + 1] / BOUND).clamp(-1, 1)
+                own = before.frozen.prepare({"states": states[row : row + 1].numpy()})
+                led = before.frozen.from_noise(own, BOUND * alias.view(1, CHUNK, 1)).flatten(1)
+                truth = float(made.critics[0](seen, led).min())
+                for value in critics[1](seen, alias)[:, 0].tolist():
+                    noise_loss += (value - truth) ** 2 / 2 / N
+            noise, logprob = drawn(before, states[row : row + 1], of_policy[row])
+            policy_loss += (TEMPERATURE * logprob - float(made.critics[-1](seen, noise).min())) / N
+    means = made.critic_figures.means()
+    assert means["critic/loss"] == pytest.approx(critic_loss, rel=1e-4)
+    assert made.figures.means()["actor/policy_loss"] == pytest.approx(policy_loss, rel=1e-3)
+    assert means.get("critic/noise_loss", 0.0) == pytest.approx(noise_loss, rel=1e-4)
+    for name, weight in policy.state_dict().items():
+        assert torch.equal(weight, weights[name]) == name.startswith("frozen."), name
+
+
+@pytest.mark.parametrize("aliases", [False, True])
+def test_it_finds_the_noise_of_the_best_action(aliases: bool, tmp_path: Path) -> None:
+    """Transitions that end at once; the reward is how far the first action is up."""
+    made = Learning(tmp_path, aliases=aliases, temperature=0.02, learn_temperature=False)
+    policy, states = made.policy, torch.randn(64, 3)
+
+    def mean(output: Any) -> float:
+        return float(policy.to_env(output.actions)[:, 0].mean())
+
+    inputs = policy.prepare({"states": states.numpy()})
+    frozen = mean(policy.random(inputs))
+    for _ in range(50):
+        output = policy.random(inputs).actions[:, 0]
+        noise, chunk = output.split([policy.action_size, CHUNK], dim=1)
+        batch = made.batch(states, chunk if aliases else noise, chunk[:, 0])
+        batch.discounts.zero_()
+        made.update(batch)
+    best = policy.carried_out(inputs, torch.tensor([[1.0, 0.0]]).expand(64, 2))[:, 0]
+    worst = policy.carried_out(inputs, torch.tensor([[-1.0, 0.0]]).expand(64, 2))[:, 0]
+    reached = mean(policy.act(inputs, greedy=True))
+    assert reached > frozen + 0.3 * abs(float((best - worst).mean())), (frozen, reached, best.mean(), worst.mean())
+    assert math.isfinite(float(made.learner.temperature))
+
+
+def test_a_chunk_is_one_step_with_the_sum_of_its_rewards() -> None:
+    """Three chunks of three actions: whole, ended by its second action, and with an action that does not count."""
+    flags = torch.zeros(3, 1, 3, dtype=torch.bool)
+    ends, valid = flags.clone(), ~flags
+    ends[1, 0, 1], valid[1, 0, 2], valid[2, 0, 1] = True, False, False
+    steps = {
+        "actions": torch.arange(15.0).view(3, 1, 1, 5),
+        "rewards": torch.tensor([1.0, 2.0, 4.0]).expand(3, 1, 3),
+        "terminations": ends,
+        "truncations": flags,
+        "valid": valid,
+    }
+    made = transition_steps(RolloutChunks(0, 0, {}, steps, None), slice(3, 5))
+    assert made["rewards"][:2, 0].tolist() == [7.0, 3.0]
+    assert made["terminations"][:, 0].tolist() == [False, True, False]
+    assert made["valid"][:, 0].tolist() == [True, True, False]
+    assert made["actions"][1, 0].tolist() == [8.0, 9.0]
