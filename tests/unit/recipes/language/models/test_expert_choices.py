@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +71,7 @@ def disturb(model: Any, scale: float = 0.3) -> Any:
 
 
 @contextmanager
-def observed_experts(model: Any) -> Iterator[list[Tensor]]:
+def observed_experts(model: Any) -> Generator[list[Tensor]]:
     """Collect the experts that layers of a model compute with, int64 [T, k] each."""
     seen: list[Tensor] = []
     experts = [module for module in model.modules() if type(module).__name__.endswith("Experts")]
