@@ -14,6 +14,7 @@ from recipes.language.config import LanguageConfig, LanguageRunnerConfig
 from recipes.language.config.language_no_effect import DISTILS, LANGUAGE, distils
 from recipes.language.config.problem_config import MathDataConfig, MathRewardConfig
 from recipes.language.rules.job_rules import check_job
+from recipes.language.rules.replay_rules import check_router_replay
 from recipes.sections.checks import Report, WorldSizes, blame
 from rlinf_core import NoEffect, StepsOrNever
 
@@ -44,6 +45,7 @@ class MathConfig(LanguageConfig):
 def check(config: MathConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report inconsistent settings of this recipe."""
     check_job(config, COMPONENTS, world_sizes, report)
+    check_router_replay(config, report)
     _check_lengths(config, report)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "aborted"]
 
@@ -102,6 +102,21 @@ class Request:
         return self.prompt + self.begun.tokens
 
 
+class ExpertRecord(NamedTuple):
+    """The experts that routers chose for the tokens of an answer, for `actor.router_replay`.
+
+    Attributes:
+        layers: the number of layers, those without experts included.
+        chosen: the experts that a token gets.
+        data: int16 [tokens, layers, chosen] in the order of memory: of prompt and answer, but for the last token, which
+            no layer has seen.
+    """
+
+    layers: int
+    chosen: int
+    data: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequence:
     """An answer.
@@ -122,6 +137,7 @@ class Sequence:
         rewards: the reward of each token, of each token, part of the answer's reward that came before its end; empty:
             none.
         failure: why the engine gave no whole answer, where that is not a fault of the policy's; it is `aborted` then.
+        experts: the experts of its tokens; None: not recorded.
     """
 
     request_id: str
@@ -136,6 +152,7 @@ class Sequence:
     trained: tuple[bool, ...] = ()
     rewards: tuple[float, ...] = ()
     failure: str = ""
+    experts: ExpertRecord | None = None
 
     @property
     def failed(self) -> bool:

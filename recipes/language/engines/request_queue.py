@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from recipes.language.answers.sequences import FinishReason, Request, Sequence
+from recipes.language.answers.sequences import ExpertRecord, FinishReason, Request, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Answer:
         versions: tuple[int, ...] = (),
         finish_reason: FinishReason = "aborted",
         failure: str = "",
+        experts: ExpertRecord | None = None,
     ) -> Sequence:
         """Return the answer as it comes back."""
         return Sequence(
@@ -59,6 +60,7 @@ class Answer:
             seconds=time.monotonic() - self.since,
             metadata=self.request.metadata,
             failure=failure,
+            experts=experts,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,12 +26,15 @@ class PackedRow:
         plan: attention within the sequences; has the positions.
         predictors: int64 [A], the position in the row whose output predicts each answer token, answer by answer.
         targets: int64 [A], the answer tokens.
+        experts: int16 [T, layers, k], see `RolloutBatch`; None: not recorded. A shared prompt has those of its first
+            answer.
     """
 
     tokens: Tensor
     plan: PackedPlan
     predictors: Tensor
     targets: Tensor
+    experts: Tensor | None = None
 
 
 def pack(batch: RolloutBatch, *, share_prompts: bool = True, device: torch.device | str = "cpu") -> PackedRow:
@@ -43,19 +47,20 @@ def pack(batch: RolloutBatch, *, share_prompts: bool = True, device: torch.devic
         device: the device of the result.
     """
     tokens = integers(batch.tokens)
-    rows: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    rows: list[_Sequence] = []
     start = 0
     for length, prompt in zip(integers(batch.lengths), integers(batch.prompt_lengths), strict=True):
-        rows.append((tuple(tokens[start : start + prompt]), tuple(tokens[start + prompt : start + length])))
+        first, end = start + prompt, start + length
+        rows.append(_Sequence(tuple(tokens[start:first]), tuple(tokens[first:end]), start))
         start += length
     writer = _Row()
     if share_prompts:
         _shared(rows, writer)
     else:
-        for number, (prompt, answer) in enumerate(rows):
-            segment = writer.add(prompt + answer[:-1], NO_PARENT)
+        for number, (prompt, answer, start) in enumerate(rows):
+            segment = writer.add(prompt + answer[:-1], NO_PARENT, start)
             writer.predict(number, answer, segment, len(prompt) - 1)
-    return writer.row(device)
+    return writer.row(batch.experts, device)
 
 
 def packed_tokens(batch: RolloutBatch, rows: Sequence[int], *, share_prompts: bool) -> int:
@@ -69,20 +74,38 @@ def packed_tokens(batch: RolloutBatch, rows: Sequence[int], *, share_prompts: bo
     return sum({prompts[row] for row in rows}) + sum(lengths[row] - prompts[row] for row in rows)
 
 
+class _Sequence(NamedTuple):
+    """A sequence of a batch.
+
+    Attributes:
+        prompt, answer: its tokens.
+        start: place of the first of them among the tokens of the batch.
+    """
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    start: int
+
+
 class _Row:
     """A packed row that is being written."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        # Of each segment, the place of its first token in the batch.
+        self._sources: list[int] = []
         self.segments: list[Segment] = []
         self._answers: dict[int, tuple[list[int], tuple[int, ...]]] = {}
 
-    def add(self, tokens: Sequence[int], parent: int) -> int:
-        """Append a segment and return its number; one without tokens is its parent."""
+    def add(self, tokens: Sequence[int], parent: int, source: int) -> int:
+        """Append a segment, whose tokens begin at `source` in the batch, and return its number; one without tokens is
+        its parent.
+        """
         if not tokens:
             return parent
         self.segments.append(Segment(len(self.tokens), len(tokens), parent))
         self.tokens += tokens
+        self._sources.append(source)
         return len(self.segments) - 1
 
     def predict(self, number: int, answer: tuple[int, ...], segment: int, first: int) -> None:
@@ -98,8 +121,8 @@ class _Row:
             positions += range(start, start + len(answer) - 1)
         self._answers[number] = (positions[: len(answer)], answer)
 
-    def row(self, device: torch.device | str) -> PackedRow:
-        """Return the row."""
+    def row(self, experts: Tensor, device: torch.device | str) -> PackedRow:
+        """Return the row, with its part of the `experts` of the batch."""
         predictors = [position for number in sorted(self._answers) for position in self._answers[number][0]]
         targets = [token for number in sorted(self._answers) for token in self._answers[number][1]]
         return PackedRow(
@@ -107,28 +130,33 @@ class _Row:
             PackedPlan(self.segments, device),
             torch.tensor(predictors, dtype=torch.int64, device=device),
             torch.tensor(targets, dtype=torch.int64, device=device),
+            self._experts(experts).to(device) if experts.shape[1] else None,
         )
 
+    def _experts(self, experts: Tensor) -> Tensor:
+        parts = zip(self._sources, self.segments, strict=True)
+        return torch.cat([experts[source : source + segment.length] for source, segment in parts])
 
-def _shared(rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], writer: _Row) -> None:
+
+def _shared(rows: Sequence[_Sequence], writer: _Row) -> None:
     """Pack sequences as a tree: the common prefix of all prompts, then each prompt, then its answers."""
     members: dict[tuple[int, ...], list[int]] = {}
-    for number, (prompt, _) in enumerate(rows):
-        members.setdefault(prompt, []).append(number)
+    for number, row in enumerate(rows):
+        members.setdefault(row.prompt, []).append(number)
     common = common_prefix(list(members))
-    root = writer.add(next(iter(members))[:common], NO_PARENT) if common else NO_PARENT
+    root = writer.add(rows[0].prompt[:common], NO_PARENT, rows[0].start) if common else NO_PARENT
     for prompt, numbers in members.items():
-        own = prompt[common:]
+        own, start = prompt[common:], rows[numbers[0]].start
         if len(numbers) == 1:
-            answer = rows[numbers[0]][1]
-            segment = writer.add(own + answer[:-1], root)
+            answer = rows[numbers[0]].answer
+            segment = writer.add(own + answer[:-1], root, start + common)
             writer.predict(numbers[0], answer, segment, len(own) - 1)
             continue
-        stem = writer.add(own, root)
+        stem = writer.add(own, root, start + common)
         last = writer.segments[stem].start + len(own) - 1
         for number in numbers:
-            answer = rows[number][1]
-            writer.predict_after(number, answer, last, writer.add(answer[:-1], stem))
+            answer = rows[number].answer
+            writer.predict_after(number, answer, last, writer.add(answer[:-1], stem, rows[number].start + len(prompt)))
 
 
 def common_prefix(prompts: Sequence[tuple[int, ...]]) -> int:

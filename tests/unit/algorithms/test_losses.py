@@ -319,6 +319,38 @@ def test_gspo_equals_a_loop_over_sequences_with_its_gradient(seed: int) -> None:
     assert 0 < found.metrics["actor/clip_fraction"].item() < 1
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_gmpo_equals_a_loop_over_sequences_with_its_gradient(seed: int) -> None:
+    b = replace(batch(seed, tokens=6), entropy=None, ref_logprobs=None)
+    assert b.mask is not None
+    b.mask[:, 0] = True
+    scores = torch.randn(8, generator=torch.Generator().manual_seed(seed)).double()
+    settings = replace(SETTINGS, loss_agg_func="seq-mean-token-mean", clip_ratio_low=0.2, clip_ratio_high=0.3)
+    losses = torch.zeros(8, dtype=torch.float64)
+    clipped = counted = 0
+    for i in range(8):
+        product, count = torch.ones((), dtype=torch.float64), 0
+        for t in range(6):
+            if b.mask[i, t]:
+                # Eq. 4: the minimum of both with the sign of the advantage before them.
+                ratio, sign = (b.logprobs[i, t] - b.old_logprobs[i, t]).exp(), float(scores[i].sign())
+                near = ratio.clamp(math.exp(-0.2), math.exp(0.3))
+                least = sign * torch.min(sign * ratio, sign * near)
+                product, count = product * least, count + 1
+                clipped += int(least.item() != ratio.item())
+        losses[i] = -scores[i] * product ** (1 / count)
+        counted += count
+    (expected,) = torch.autograd.grad(losses.mean(), b.logprobs)
+
+    result = gmpo(replace(b, advantages=scores), settings)
+
+    assert result.loss.item() == pytest.approx(losses.mean().item(), abs=1e-9)
+    (gradient,) = torch.autograd.grad(result.loss, b.logprobs)
+    torch.testing.assert_close(gradient, expected, atol=1e-9, rtol=1e-9)
+    assert 0 < clipped < counted
+    assert result.metrics["actor/clip_fraction"].item() == pytest.approx(clipped / counted, abs=1e-6)
+
+
 def test_metrics_of_parts_add_up_to_those_of_the_whole() -> None:
     b = replace(batch(3), behaviour_logprobs=batch(4).old_logprobs)
     assert b.mask is not None

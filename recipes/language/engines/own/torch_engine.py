@@ -20,12 +20,15 @@ from recipes.language.engines.own.kv_cache import KvCache, NewRow
 from recipes.language.engines.own.kv_prompts import Tokens
 from recipes.language.engines.own.merged_adapter import MergedAdapter
 from recipes.language.engines.own.prefill import PackedContexts, PrefillPlan, SharedPrefix
+from recipes.language.engines.own.row_choices import RowChoices
 from recipes.language.engines.own.rows import Rows
 from recipes.language.engines.request_queue import Answer, RequestQueue
 from recipes.language.engines.sampling import draw
 from recipes.language.models.attention import PackedPlan, longest_exact, use_plans
+from recipes.language.models.expert_choices import ExpertChoices, use_choices
 from recipes.language.models.fingerprint import Fingerprint
 from recipes.language.models.packing import MIN_SHARED, common_prefix
+from recipes.language.models.policy import decoder_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,6 +58,7 @@ class TorchEngine(Engine):
         seed: added to that of every request.
         graphs: whether a GPU repeats decoding steps from a CUDA graph.
         min_saved: copies of a prompt's tokens that storing it once for several answers must save.
+        records_experts: whether answers come with the experts that routers chose, for a model that has some.
     """
 
     continues: ClassVar[bool] = True
@@ -72,6 +76,7 @@ class TorchEngine(Engine):
         seed: int = 0,
         graphs: bool = True,
         min_saved: int = MIN_SAVED,
+        records_experts: bool = False,
     ) -> None:
         use_plans(model)
         self._model = model.eval()
@@ -83,9 +88,10 @@ class TorchEngine(Engine):
         self._min_saved = min_saved
         self._seed = seed
         self._cache = KvCache(cache_shape(model))
-        self._decoder = Decoder(model, graphs=graphs)
+        self._experts = use_choices(model, decoder_layers(model)) if records_experts else None
+        self._decoder = Decoder(model, graphs=graphs, experts=self._experts)
         self._prefix = SharedPrefix()
-        self._rows = Rows(model.device, self._stop_token_ids, decode)
+        self._rows = self._no_rows()
         self._adapter = MergedAdapter(model, adapter_scale)
         text = model.config.get_text_config()
         positions = longest_exact(text) or int(getattr(text, "max_position_embeddings", 0))
@@ -101,6 +107,11 @@ class TorchEngine(Engine):
         self._shapes: dict[str, torch.Size] = {}
         self._version = 0
         self._generated = self._prefilled = self._prompted = 0
+
+    def _no_rows(self) -> Rows:
+        sizes, device = self._experts, self._cache.shape.device
+        choices = None if sizes is None else RowChoices(sizes.layers, sizes.chosen, device)
+        return Rows(device, self._stop_token_ids, self._decode, choices)
 
     # Requests
 
@@ -216,6 +227,8 @@ class TorchEngine(Engine):
         plan = PrefillPlan(
             PackedPlan(packed.segments, device), self._cache.shape.layers, self._prefix if is_known else None
         )
+        if self._experts is not None:
+            plan.choices = ExpertChoices(self._experts)
         logits = self._model(
             input_ids=torch.tensor([packed.tokens[known:]], device=device),
             position_ids=plan.positions,
@@ -227,7 +240,9 @@ class TorchEngine(Engine):
             self._prefix = plan.prefix(common)
         which = [packed.numbers[context] for context in contexts]
         positions = packed.positions()
-        self._rows.add(answers, self._seed)
+        experts = plan.experts()
+        recorded = [experts[place] for place in positions] if self._experts is not None else []
+        self._rows.add(answers, self._seed, [recorded[number] for number in which] if recorded else ())
         self._cache.add(plan.keys, plan.values, [row for _, row in wave], [positions[number] for number in which])
         self._prefilled += len(packed.tokens) - known
         self._prompted += sum(map(len, contexts))
@@ -251,7 +266,10 @@ class TorchEngine(Engine):
             return []
         if self._rows.ended * self._ended_share >= self._rows.count:
             self._leave_out_ended()
-        return self._draw(self._decoder.logits(self._rows.newest, self._cache), first=0)
+        logits = self._decoder.logits(self._rows.newest, self._cache)
+        if self._experts is not None:
+            self._rows.put_experts(self._decoder.chosen)
+        return self._draw(logits, first=0)
 
     def _draw(self, logits: Tensor, first: int) -> list[Sequence]:
         """Draw a token for each row from `first` on, and return the answers that it ends."""
@@ -387,7 +405,7 @@ class TorchEngine(Engine):
     def stop(self) -> None:
         """See `Engine`."""
         self._queue.abort()
-        self._rows = Rows(self._cache.shape.device, self._stop_token_ids, self._decode)
+        self._rows = self._no_rows()
         self._cache = KvCache(self._cache.shape)
         self._decoder.forget()
         self._prefix = SharedPrefix()
