@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.training.arrays import Array
+
 QUANTILES: Final[Mapping[str, float]] = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 # By name: mean, std, min, max, count and quantiles. Of numbers [D], of pictures [3, 1, 1] with values from 0 to 1.
-Statistics: TypeAlias = dict[str, NDArray[Any]]
+Statistics: TypeAlias = dict[str, Array]
 
 
-def of_numbers(rows: NDArray[Any]) -> Statistics:
+def of_numbers(rows: Array) -> Statistics:
     """Return statistics of rows [N, ...], elementwise; with the population standard deviation."""
     values = rows.astype(np.float64).reshape(len(rows), *(rows.shape[1:] or (1,)))
     quantiles = np.quantile(values, list(QUANTILES.values()), axis=0)

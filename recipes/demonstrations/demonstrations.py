@@ -14,6 +14,7 @@ from recipes.demonstrations.column_statistics import Statistics
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.names import Flip
 from recipes.demonstrations.shape import DatasetShape, check_alike
+from recipes.training.arrays import Array
 
 Rows = NDArray[np.int64]
 Number = TypeVar("Number", np.uint8, np.float32)
@@ -84,7 +85,7 @@ class Demonstrations:
     where: str
     fps: float | None
     bounds: Rows
-    actions: NDArray[Any]
+    actions: Array
     states: NDArray[np.float32] | None
     cameras: Mapping[str, Camera]
     tasks: tuple[str, ...]
@@ -156,7 +157,7 @@ class Demonstrations:
         rows = np.concatenate(spans) if spans else np.zeros(0, np.int64)
         place = self.place
 
-        def of(column: NDArray[Any] | None) -> Any:
+        def of(column: Array | None) -> Any:
             return None if column is None else column[rows]
 
         return replace(
@@ -195,7 +196,7 @@ class FlippedCamera(Camera):
         return flipped(self._camera.read(rows), self._flip)
 
 
-def _placed(place: Callable[[int], str], rows: NDArray[Any]) -> Callable[[int], str]:
+def _placed(place: Callable[[int], str], rows: Array) -> Callable[[int], str]:
     """Return the positions of some rows, by their number among them."""
 
     def of(row: int) -> str:
@@ -270,7 +271,7 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
     )
 
 
-def _all(columns: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+def _all(columns: Sequence[Array | None]) -> Array | None:
     """Concatenate columns; None if a data set lacks the column."""
     present = [column for column in columns if column is not None]
     return np.concatenate(present) if len(present) == len(columns) else None

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.names import MODES
+from recipes.training.arrays import Array
 
 
-def truths(values: NDArray[Any], name: str, place: Callable[[int], str]) -> NDArray[np.bool_]:
+def truths(values: Array, name: str, place: Callable[[int], str]) -> NDArray[np.bool_]:
     """Return a column as bool [N].
 
     Args:

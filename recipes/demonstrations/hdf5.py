@@ -15,6 +15,7 @@ from recipes.demonstrations.demonstrations import Camera, Demonstrations, Rows
 from recipes.demonstrations.flags import truths
 from recipes.demonstrations.hdf5_contents import check_contents, check_numbers
 from recipes.demonstrations.names import Flip, Role, column_of, is_depth
+from recipes.training.arrays import Array
 from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
 # What makes up the states where nothing else is said: of LIBERO, of robomimic with a Panda, of Isaac Lab.
@@ -223,12 +224,12 @@ class _File:
         check_numbers(demo[key], self._where)
         return demo[key]
 
-    def _rows(self, role: Role, names: Sequence[str], lengths: Mapping[str, int]) -> NDArray[Any] | None:
+    def _rows(self, role: Role, names: Sequence[str], lengths: Mapping[str, int]) -> Array | None:
         """Return a scalar column over all demonstrations; None if no demonstration has it."""
         columns = {name: self._column(name, self._demos[name], role) for name in names}
         if all(column is None for column in columns.values()):
             return None
-        parts: list[NDArray[Any]] = []
+        parts: list[Array] = []
         for name, column in columns.items():
             if column is None or column.size != lengths[name]:
                 has = "no column" if column is None else f"{column.size} values"

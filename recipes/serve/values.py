@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from recipes.training.arrays import Array
+
 FloatArray = npt.NDArray[np.floating[Any]]
 
 
@@ -20,7 +22,7 @@ class Datum(NamedTuple):
     """
 
     tokens: npt.NDArray[np.int64]
-    values: Mapping[str, npt.NDArray[Any]]
+    values: Mapping[str, Array]
 
 
 class PassOutcome(NamedTuple):

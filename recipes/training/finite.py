@@ -7,11 +7,12 @@ raises `NonFiniteError`.
 from __future__ import annotations
 
 from math import isfinite
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.training.arrays import Array
 from rlinf_core import RLinfError
 
 # Advice for every tensor of the training that is not finite.
@@ -39,7 +40,7 @@ class NonFiniteError(RLinfError):
         self.tensor = tensor
 
 
-def nonfinite_rows(values: NDArray[Any]) -> NDArray[np.bool_]:
+def nonfinite_rows(values: Array) -> NDArray[np.bool_]:
     """Return which rows of an array hold a NaN or an infinity.
 
     Args:
@@ -53,7 +54,7 @@ def nonfinite_rows(values: NDArray[Any]) -> NDArray[np.bool_]:
     return ~np.all(np.isfinite(values).reshape(len(values), -1), axis=1)
 
 
-def all_finite(values: NDArray[Any]) -> bool:
+def all_finite(values: Array) -> bool:
     """Return whether an array holds no NaN and no infinity; integers, booleans and texts hold none."""
     if values.dtype.kind != "f":
         return True

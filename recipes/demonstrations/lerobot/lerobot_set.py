@@ -18,6 +18,7 @@ from recipes.demonstrations.lerobot.lerobot_cameras import EncodedCamera, VideoC
 from recipes.demonstrations.lerobot.lerobot_tables import RowTable, read_instructions, read_rows
 from recipes.demonstrations.lerobot.set_info import STATISTICS, DatasetInfo, read_info
 from recipes.demonstrations.names import DONE, FRAME_AGE, Role, column_of
+from recipes.training.arrays import Array
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
@@ -77,7 +78,7 @@ def read_lerobot(
     return demonstrations if split is None else demonstrations.chosen(_numbers_of(info, split, where))
 
 
-def _actions(rows: RowTable, info: DatasetInfo, name: str) -> NDArray[Any]:
+def _actions(rows: RowTable, info: DatasetInfo, name: str) -> Array:
     """Return actions as float32, or as int64 if the description declares integers."""
     values = rows.numbers(name)
     if not info.features[name].dtype.startswith(("int", "uint")):

@@ -15,6 +15,7 @@ from recipes.demonstrations.lerobot.episode_list import Episode
 from recipes.demonstrations.lerobot.set_files import AGREE, WHOLE
 from recipes.demonstrations.lerobot.set_info import DATA_FILES, TASK_LINES, TASKS, DatasetInfo
 from recipes.demonstrations.lerobot.table_files import entry_of, read_json_lines, read_parquet, read_schema
+from recipes.training.arrays import Array
 
 # Columns that say where a row was read.
 _FILE, _ROW = "__file", "__row"
@@ -57,7 +58,7 @@ class RowTable:
             values = np.array([value[0] for value in values])
         return values.astype(np.int64) if name != "timestamp" else values
 
-    def numbers(self, name: str) -> NDArray[Any]:
+    def numbers(self, name: str) -> Array:
         """Return a column of numbers as [N, size].
 
         Raises:

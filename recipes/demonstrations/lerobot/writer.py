@@ -30,6 +30,7 @@ from recipes.demonstrations.lerobot.set_info import (
     Feature,
 )
 from recipes.demonstrations.pictures import encoded, write_video
+from recipes.training.arrays import Array
 
 _FILE_BYTES: Final = 100 * 2**20
 ORIGIN: Final = "meta/rlinf.json"
@@ -67,7 +68,7 @@ class DatasetWriter:
         self._parquet = needed("pyarrow.parquet", "a LeRobotDataset")
         self._tasks: dict[str, int] = {}
         self._episodes: list[dict[str, Any]] = []
-        self._columns: dict[str, list[NDArray[Any]]] = {}
+        self._columns: dict[str, list[Array]] = {}
         self._pictures = {name: PictureStatistics() for name in self._info.cameras}
         self._data: Any = None
         self._data_file = -1
@@ -78,7 +79,7 @@ class DatasetWriter:
         except OSError as error:
             raise DatasetError("the data set cannot be written", where=str(folder), why=str(error)) from error
 
-    def add(self, columns: Mapping[str, NDArray[Any]], tasks: Sequence[str] | str) -> None:
+    def add(self, columns: Mapping[str, Array], tasks: Sequence[str] | str) -> None:
         """Write an episode.
 
         Args:
@@ -91,7 +92,7 @@ class DatasetWriter:
         length = self._check(columns)
         texts = [tasks] * length if isinstance(tasks, str) else list(tasks)
         number, first = len(self._episodes), self._info.total_frames
-        numbers: dict[str, NDArray[Any]] = {
+        numbers: dict[str, Array] = {
             "timestamp": (np.arange(length) / self._info.fps).astype(np.float32),
             "frame_index": np.arange(length),
             "episode_index": np.full(length, number),
@@ -163,7 +164,7 @@ class DatasetWriter:
     ) -> None:
         self.finish()
 
-    def _check(self, columns: Mapping[str, NDArray[Any]]) -> int:
+    def _check(self, columns: Mapping[str, Array]) -> int:
         lengths = {len(rows) for rows in columns.values()}
         if len(lengths) != 1 or lengths == {0}:
             raise DatasetError("an episode needs columns of one length, and at least one row", where=str(self._target))
@@ -189,7 +190,7 @@ class DatasetWriter:
             f"videos/{name}/to_timestamp": len(pictures) / self._info.fps,
         }
 
-    def _write_rows(self, columns: Mapping[str, NDArray[Any]], numbers: Mapping[str, NDArray[Any]]) -> None:
+    def _write_rows(self, columns: Mapping[str, Array], numbers: Mapping[str, Array]) -> None:
         arrow = self._arrow
         arrays: dict[str, Any] = {}
         for name, feature in self._info.features.items():
@@ -256,7 +257,7 @@ def write_statistics(folder: Path, statistics: Mapping[str, Statistics]) -> None
     (folder / STATISTICS).write_text(json.dumps(listed, indent=4), encoding="utf-8")
 
 
-def _array(arrow: Any, rows: NDArray[Any], feature: Feature) -> Any:
+def _array(arrow: Any, rows: Array, feature: Feature) -> Any:
     """Return a column as an Arrow array: numbers, or fixed-size lists."""
     if feature.shape == (1,):
         return arrow.array(rows.reshape(-1))

@@ -17,7 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,7 @@ from recipes.embodied.interventions.intervention import (
     SuccessJudge,
     Verdict,
 )
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 # Called after every step, before any reset, with masks bool [B]: stepped, terminated, truncated.
@@ -116,7 +117,7 @@ class VectorEnv(ABC):
         """Reset the environments of `rows`; all randomness must come from `starts`."""
 
     @abstractmethod
-    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+    def _advance(self, actions: Array, rows: IntArray | None) -> Transition:
         """Execute one action [B, A] in the environments of `rows` (None: all). The others must not change."""
 
     @abstractmethod
@@ -134,7 +135,7 @@ class VectorEnv(ABC):
     def _load(self, state: State) -> None:  # noqa: B027 - where `_save` returns none it is never called
         """Restore the episodes of a `state` of `_save`; its rows are those of this batch."""
 
-    def _foresee(self, actions: NDArray[Any]) -> None:  # noqa: B027 - most gain nothing by it
+    def _foresee(self, actions: Array) -> None:  # noqa: B027 - most gain nothing by it
         """Receive the actions [B, C, A] of the next `_advance` calls in advance, each until its episode ends."""
 
     def expert(self) -> FloatArray | None:
@@ -320,7 +321,7 @@ class VectorEnv(ABC):
         self._guard.check_observations(observations)
         return self._history.extended(observations)
 
-    def step(self, actions: NDArray[Any]) -> StepResult:
+    def step(self, actions: Array) -> StepResult:
         """Carry out a chunk of actions.
 
         Args:

@@ -7,14 +7,14 @@ them: what it observes then is not looked at, and its next episode begins from i
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.starts import Starts
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 
@@ -72,7 +72,7 @@ class BatchedEnv(VectorEnv):
         """
 
     @abstractmethod
-    def _step_all(self, actions: NDArray[Any]) -> BatchStep:
+    def _step_all(self, actions: Array) -> BatchStep:
         """Carry out actions [B, A] in all environments."""
 
     @property
@@ -84,7 +84,7 @@ class BatchedEnv(VectorEnv):
         self._seeds[rows] = starts.seeds()
         self._restart(self._mask(rows), shown=True)
 
-    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+    def _advance(self, actions: Array, rows: IntArray | None) -> Transition:
         if self._over.any():
             self._restart(self._over.copy(), shown=False)
         result = self._step_all(actions)

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, IntArray, Observation, Transition
 from recipes.embodied.envs.first_step import EnvContractError as EnvContractError
 from recipes.embodied.envs.first_step import broken, check_observations, check_transition
+from recipes.training.arrays import Array
 from recipes.training.finite import NonFiniteError
 
 MakeEnv = Callable[[EnvSettings], VectorEnv]
@@ -83,7 +83,7 @@ def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, A
         again.close()
 
 
-def random_actions(spec: EnvSpec, num_envs: int, chunk: int = 1, seed: int = 0) -> NDArray[Any]:
+def random_actions(spec: EnvSpec, num_envs: int, chunk: int = 1, seed: int = 0) -> Array:
     """Actions [B, C, A] for the environment: numbers around 0, some beyond -1 and 1; or discrete actions."""
     random = np.random.default_rng(seed)
     if spec.num_choices is not None:
@@ -96,7 +96,7 @@ def _run(env: VectorEnv, first_env: int) -> list[Observation]:
     rows = slice(first_env, first_env + env.num_envs)
     advance = env._advance
 
-    def checked(actions: NDArray[Any], rows: IntArray | None) -> Transition:
+    def checked(actions: Array, rows: IntArray | None) -> Transition:
         transition = advance(actions, rows)
         check_transition(env.num_envs, transition)
         return transition

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
+from recipes.training.arrays import Array
 from recipes.training.finite import OnNonFinite
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ IntArray: TypeAlias = NDArray[np.int64]
 ImageShape: TypeAlias = tuple[int, int, int]
 # By name: `states` float32 [B, S], `images.CAMERA` uint8 [B, H, W, 3] for each camera, `instructions` text [B]. Which
 # of them there are, and their sizes, is said by `EnvSpec`.
-Observation: TypeAlias = dict[str, NDArray[Any]]
+Observation: TypeAlias = dict[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,13 @@ class EnvSpec:
             return np.ones(self.action_size, np.bool_)
         return np.array([None not in pair for pair in zip(self.low, self.high, strict=True)], np.bool_)
 
-    def carried_out(self, actions: NDArray[Any]) -> NDArray[Any]:
+    def carried_out(self, actions: Array) -> Array:
         """Return actions [..., A] with bounded dimensions clipped to -1 to 1."""
         if self.num_choices is not None:
             return actions
         return np.where(self.bounded, np.clip(actions, -1, 1), actions).astype(actions.dtype)
 
-    def native(self, actions: NDArray[Any]) -> NDArray[Any]:
+    def native(self, actions: Array) -> Array:
         """Return actions [..., A] in the simulator's own numbers, as the environment gives them to it."""
         if self.low is None or self.high is None:
             return self.carried_out(actions)
@@ -83,13 +84,13 @@ class EnvSpec:
 
 
 def native_actions(
-    actions: NDArray[Any],
+    actions: Array,
     low: Sequence[float | None],
     high: Sequence[float | None],
     *,
     chooses: bool = False,
     whole: bool = False,
-) -> NDArray[Any]:
+) -> Array:
     """Return actions [..., A] from -1 to 1, or choices from 0, in a simulator's own numbers; see `EnvSpec`."""
     least = np.array([-np.inf if bound is None else bound for bound in low])
     if chooses:
@@ -274,7 +275,7 @@ class StepResult:
     valid: BoolArray
     final_observations: Observation | None
     episodes: FinishedEpisodes | None
-    executed: NDArray[Any] | None = None
+    executed: Array | None = None
     interventions: BoolArray | None = None
     failed: BoolArray | None = None
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from io import BytesIO
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.training.arrays import Array
+
 # Arrays [B, ...] by name, a row for each environment; `number` int64 [B] is that of the environment among all.
-State: TypeAlias = dict[str, NDArray[Any]]
+State: TypeAlias = dict[str, Array]
 _SETUP: Final = "setup"
 
 
@@ -64,7 +66,7 @@ def unpack(packs: Iterable[bytes], setup: str, numbers: NDArray[np.int64]) -> St
     return {name: array[rows] for name, array in joined.items()}
 
 
-def observation_digest(observations: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
+def observation_digest(observations: Mapping[str, Array]) -> NDArray[np.uint8]:
     """Return a 16-byte digest of each environment's observation, uint8 [B, 16]."""
     arrays = [np.ascontiguousarray(array) for _, array in sorted(observations.items()) if array.dtype.kind in "fiub"]
     rows = zip(*arrays, strict=True)
@@ -77,7 +79,7 @@ def _joined(states: Sequence[State]) -> State:
     return {name: np.concatenate(_padded([state[name] for state in states])) for name in states[0]}
 
 
-def _padded(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+def _padded(arrays: list[Array]) -> list[Array]:
     shape = tuple(max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True))
     return [
         np.pad(array, [(0, 0), *((0, size - own) for size, own in zip(shape, array.shape[1:], strict=True))])

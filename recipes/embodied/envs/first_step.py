@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import EnvSpec, Observation, Transition
+from recipes.training.arrays import Array
 from rlinf_core import RLinfError
 from rlinf_core.runners.storage.first_contact import ContactCheck
 
@@ -49,7 +49,7 @@ def check_transition(num_envs: int, moved: Transition) -> None:
     wanted = [num_envs]
     for name, (value, dtype) in arrays.items():
         # An environment of a user's own may return anything; a number would count for the whole batch.
-        array = cast("NDArray[Any]", value)
+        array = cast("Array", value)
         if not isinstance(cast("object", value), np.ndarray):
             said = type(array).__name__
         elif list(array.shape) != wanted or array.dtype != dtype:

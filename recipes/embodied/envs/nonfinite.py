@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import BoolArray, IntArray, Observation, Transition
 from recipes.embodied.envs.running import RunningEpisodes
+from recipes.training.arrays import Array
 from recipes.training.finite import NonFiniteError, OnNonFinite, all_finite, nonfinite_rows
 
 _LOGGER: Final = logging.getLogger("rlinf")
@@ -35,7 +35,7 @@ class NonFiniteGuard:
         self._numbers = numbers
         self._episodes = episodes
 
-    def check_actions(self, actions: NDArray[Any]) -> None:
+    def check_actions(self, actions: Array) -> None:
         """Raise a NonFiniteError where an action, of [B, ...], is not finite."""
         if not all_finite(actions):
             raise self._error("action", actions, nonfinite_rows(actions), _LOOK_AT_POLICY)
@@ -88,13 +88,13 @@ class NonFiniteGuard:
             observations[name] = np.where(rows.reshape(-1, *[1] * (array.ndim - 1)), 0, array).astype(array.dtype)
         return observations
 
-    def _skip_or_raise(self, tensor: str, values: NDArray[Any], rows: BoolArray) -> None:
+    def _skip_or_raise(self, tensor: str, values: Array, rows: BoolArray) -> None:
         error = self._error(tensor, values, rows)
         if self._stops:
             raise error
         _LOGGER.warning("%s; %d episodes end here, and this step is dropped", error, rows.sum())
 
-    def _error(self, tensor: str, values: NDArray[Any], rows: BoolArray, help: str = _LOOK_AT_ENV) -> NonFiniteError:
+    def _error(self, tensor: str, values: Array, rows: BoolArray, help: str = _LOOK_AT_ENV) -> NonFiniteError:
         """Return the error for the first of `rows`, of values [B, ...]."""
         row = int(np.flatnonzero(rows)[0])
         numbers = values[row].ravel()

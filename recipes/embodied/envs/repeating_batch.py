@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import observation_digest
@@ -27,6 +26,7 @@ from recipes.embodied.envs.repeating import (
 )
 from recipes.embodied.envs.running import RunningEpisodes
 from recipes.embodied.envs.starts import Starts
+from recipes.training.arrays import Array
 
 # Actions in a row that raised on two batches each, after which there is no use in a further one.
 _MOST_IN_A_ROW: Final = 3
@@ -55,7 +55,7 @@ class Batch(Protocol):
 
     def _start(self, rows: IntArray, starts: Starts) -> None: ...
 
-    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition: ...
+    def _advance(self, actions: Array, rows: IntArray | None) -> Transition: ...
 
     def _observe(self) -> Observation: ...
 
@@ -65,7 +65,7 @@ class Batch(Protocol):
 class _Step(NamedTuple):
     """An action of the batch and its outcome; `stepped` bool [B], None: all."""
 
-    actions: NDArray[Any]
+    actions: Array
     rewards: FloatArray
     terminations: BoolArray
     stepped: BoolArray | None
@@ -109,7 +109,7 @@ class RepeatingBatch(RepeatingSimulator):
         except RaisedTwiceError:
             self._lost |= self._under_way
 
-    def advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+    def advance(self, actions: Array, rows: IntArray | None) -> Transition:
         """Execute one action [B, A] in the environments of `rows` (None: all).
 
         Returns:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.config.env_config import InterventionConfig
 from recipes.embodied.config.intervention_types import NONE
@@ -16,6 +15,7 @@ from recipes.embodied.episodes.collector import CollectedEpisode, EpisodeCollect
 from recipes.embodied.loop.frames import FrameRecorder
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.workers.env_worker import EnvWorker, StagedEnvironments, attach
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 # The actor of steps without interventions.
@@ -97,7 +97,7 @@ class CollectingEnvWorker(EnvWorker):
         return [episode for collector in collectors for episode in collector.episodes()]
 
 
-def _expert_actions(batch: VectorEnv) -> NDArray[Any]:
+def _expert_actions(batch: VectorEnv) -> Array:
     """Return the expert's actions, [B, 1, A]."""
     actions = batch.expert()
     if actions is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import Observation, StepResult
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, is_past
+from recipes.training.arrays import Array
 from rlinf_core import RunError
 
 # What is kept of every step: nothing, or everything that a policy learns from.
@@ -51,7 +52,7 @@ class CollectedEpisode:
     success_at_end: bool | None
     outcome: str = ""
     start: Mapping[str, int] = field(default_factory=dict[str, int])
-    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+    columns: Mapping[str, Array] = field(default_factory=dict[str, Array])
 
 
 class EpisodeCollector:
@@ -75,7 +76,7 @@ class EpisodeCollector:
         self._ages = batch.frame_ages()
         texts = self.observations.get(INSTRUCTIONS)
         self._tasks = [task] * batch.num_envs if texts is None else [str(text) for text in texts]
-        self._steps: list[dict[str, NDArray[Any]]] = []
+        self._steps: list[dict[str, Array]] = []
         self._valid: list[NDArray[np.bool_]] = []
         self._totals = np.zeros(batch.num_envs)
         self._solved_once = np.zeros(batch.num_envs, np.bool_)
@@ -90,7 +91,7 @@ class EpisodeCollector:
         """Whether every episode has ended."""
         return bool(self._over.all())
 
-    def step(self, actions: NDArray[Any]) -> Observation:
+    def step(self, actions: Array) -> Observation:
         """Carry out a chunk of actions [B, C, A], one after the other, and return the observations after it.
 
         Where somebody intervened the rest of the chunk is an action of zeros, as in `ExecutedActions`.
@@ -110,7 +111,7 @@ class EpisodeCollector:
             self._add(before, taken, result)
         return self.observations
 
-    def _add(self, before: Observation, actions: NDArray[Any], result: StepResult) -> None:
+    def _add(self, before: Observation, actions: Array, result: StepResult) -> None:
         valid = result.valid[:, 0]
         solved = self._batch.solved
         self._valid.append(valid)

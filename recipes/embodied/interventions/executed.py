@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.interventions.intervention import InterventionError, InterventionSource, Verdict
+from recipes.training.arrays import Array
 
 
 class ExecutedActions:
@@ -25,14 +23,14 @@ class ExecutedActions:
         taken: bool [B, C], the steps in which the source acted.
     """
 
-    def __init__(self, chunk: NDArray[Any], source: InterventionSource | None) -> None:
+    def __init__(self, chunk: Array, source: InterventionSource | None) -> None:
         self.actions = chunk.copy()
         self.taken = np.zeros(chunk.shape[:2], np.bool_)
         self._source = source
         self._verdicts: dict[int, Verdict] = {}
         self._rewards: dict[int, float] = {}
 
-    def take(self, index: int) -> NDArray[Any]:
+    def take(self, index: int) -> Array:
         """Return the actions [B, A] to carry out in a step.
 
         Raises:
@@ -55,7 +53,7 @@ class ExecutedActions:
             self._verdicts, self._rewards = taken_over.verdicts, taken_over.rewards
         return self.actions[:, index]
 
-    def replace(self, index: int, actions: NDArray[Any]) -> None:
+    def replace(self, index: int, actions: Array) -> None:
         """Record the action that the environment executed in a step instead, [B, A]."""
         self.actions[:, index] = actions
 

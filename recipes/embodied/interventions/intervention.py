@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.cameras.camera import CameraView
+from recipes.training.arrays import Array
 from rlinf_core import RuntimeFailure
 
 # A person's judgement of the episode that is under way, which ends it. A discarded one is neither recorded nor learned
@@ -197,7 +198,7 @@ class SuccessJudge(ABC):
         self.env, self.options = env, options
 
     @abstractmethod
-    def judge(self, observations: Mapping[str, NDArray[Any]]) -> dict[int, Verdict]:
+    def judge(self, observations: Mapping[str, Array]) -> dict[int, Verdict]:
         """Return the verdicts on the current states, by row; an episode without a verdict continues.
 
         Called once after every step. Must not wait.

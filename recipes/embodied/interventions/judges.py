@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from numpy.typing import NDArray
-
 from recipes.embodied.config.intervention_types import JUDGES
 from recipes.embodied.interventions.intervention import InterventionSource, Steerable, SuccessJudge, Verdict
 from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.interventions.source_options import KeysOptions
+from recipes.training.arrays import Array
 from rlinf_core import Registry, checked_options
 
 _JUDGES: Registry[type[SuccessJudge]] = Registry("judge", {name: known.target for name, known in JUDGES.items()})
@@ -25,7 +24,7 @@ class KeysJudge(SuccessJudge):
         super().__init__(env, options)
         self._device: InterventionSource | None = None
 
-    def judge(self, observations: Mapping[str, NDArray[Any]]) -> dict[int, Verdict]:
+    def judge(self, observations: Mapping[str, Array]) -> dict[int, Verdict]:
         """See `SuccessJudge`."""
         if self.env.intervention is not None and self.env.intervention.judges:
             return {}  # that source's own verdicts count

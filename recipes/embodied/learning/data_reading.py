@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from recipes.demonstrations.demonstrations import Demonstrations, FlippedCamera,
 from recipes.demonstrations.load_set import read_demonstrations
 from recipes.demonstrations.names import REWARD, SUCCESS, Flip
 from recipes.demonstrations.orientation import PicturesShown, thumbnails
+from recipes.training.arrays import Array
 
 if TYPE_CHECKING:
     from recipes.embodied.config.data_config import DataSource, DemonstrationsConfig
@@ -167,7 +168,7 @@ def fitted_actions(data: Demonstrations, spec: EnvSpec, *, clips: bool) -> Demon
     return replace(data, actions=np.clip(data.actions, low, high).astype(data.actions.dtype), notes=(*data.notes, note))
 
 
-def action_bounds(spec: EnvSpec) -> tuple[NDArray[Any], NDArray[Any]]:
+def action_bounds(spec: EnvSpec) -> tuple[Array, Array]:
     """Return the minimum and maximum of each action dimension, [A]; infinite if unbounded."""
     if spec.num_choices is not None:
         return np.array([0]), np.array([spec.num_choices - 1])
@@ -175,9 +176,7 @@ def action_bounds(spec: EnvSpec) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.where(bounded, -1.0, -np.inf), np.where(bounded, 1.0, np.inf)
 
 
-def _beyond(
-    data: Demonstrations, beyond: NDArray[np.bool_], low: NDArray[Any], high: NDArray[Any], *, choices: bool
-) -> DatasetError:
+def _beyond(data: Demonstrations, beyond: NDArray[np.bool_], low: Array, high: Array, *, choices: bool) -> DatasetError:
     row, dimension = (int(indices[0]) for indices in np.nonzero(beyond))
     least, most = low[dimension], high[dimension]
     largest = float(np.abs(data.actions[:, dimension]).max())

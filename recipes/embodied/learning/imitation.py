@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from recipes.embodied.learning.data_reading import (
     without_interventions,
 )
 from recipes.embodied.models.normalization import Normalization, Statistics
+from recipes.training.arrays import Array
 
 if TYPE_CHECKING:
     from recipes.embodied.config.data_config import DemonstrationsConfig
@@ -100,7 +101,7 @@ class ImitationData:
 
     def rows(
         self, rows: NDArray[np.int64], horizon: int = 0, first_action: int = 0, observed_steps: int = 1
-    ) -> tuple[Observation, NDArray[Any], NDArray[np.bool_]]:
+    ) -> tuple[Observation, Array, NDArray[np.bool_]]:
         """Return the observations of some rows, and the actions from there on.
 
         Args:

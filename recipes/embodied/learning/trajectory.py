@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from recipes.embodied.loop.env_messages import OUTCOME
 from recipes.embodied.models.base_policy import Inputs, PolicyOutput
+from recipes.training.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class RolloutBuffer:
         if output.values is not None:
             self._write(self._steps, "values", step, output.values)
 
-    def add_outcome(self, step: int, outcome: dict[str, NDArray[Any]], finals: Tensor | None) -> None:
+    def add_outcome(self, step: int, outcome: dict[str, Array], finals: Tensor | None) -> None:
         """Record the outcome; `finals` are the values of observations that ended episodes, None when none counts."""
         for name in OUTCOME:
             self._write(self._steps, name, step, torch.from_numpy(outcome[name]))  # pyright: ignore[reportUnknownMemberType]

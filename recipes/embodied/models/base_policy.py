@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.models.normalization import Normalization
+from recipes.training.arrays import Array
 from recipes.training.huggingface import transformer_layers
 from rlinf_core import ConfigError
 
@@ -175,11 +175,11 @@ class BasePolicy(nn.Module, ABC):
             ValueError: the policy has no value head.
         """
 
-    def to_env(self, actions: Tensor) -> NDArray[Any]:
+    def to_env(self, actions: Tensor) -> Array:
         """Return actions [n, C, A] as environments take them; by default as they were drawn."""
         return actions.cpu().numpy()
 
-    def from_env(self, actions: NDArray[Any]) -> Tensor:
+    def from_env(self, actions: Array) -> Tensor:
         """Return demonstrated actions [n, C, A] as `forward` takes them, [n, C, D]: the inverse of `to_env`."""
         device = next(self.parameters()).device
         taken = torch.from_numpy(np.ascontiguousarray(actions)).to(device)  # pyright: ignore[reportUnknownMemberType]
@@ -212,7 +212,7 @@ class BasePolicy(nn.Module, ABC):
         counted = valid.reshape(*valid.shape, *(1,) * (losses.dim() - 2)).expand_as(losses)
         return (losses * counted).sum() / counted.sum()
 
-    def normalization_of(self, states: NDArray[Any] | None, actions: NDArray[Any]) -> Normalization | None:
+    def normalization_of(self, states: Array | None, actions: Array) -> Normalization | None:
         """Return statistics of demonstrated states [N, S] and actions [N, A] in the only way that the policy can use;
         None: it takes any (`data.normalization`)."""
         return None

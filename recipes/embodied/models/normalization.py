@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recipes.embodied.models.folder_facts import STATISTICS
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
@@ -33,7 +34,7 @@ _SMALLEST_SCALE: Final = 1e-4
 _LARGEST: Final = 1e30
 _QUANTILES: Final = (0.01, 0.99)
 
-Array = TypeVar("Array", NDArray[Any], Tensor)
+ArrayOrTensor = TypeVar("ArrayOrTensor", Array, Tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Statistics:
     high: tuple[float, ...]
 
     @classmethod
-    def of(cls, rows: NDArray[Any]) -> Statistics:
+    def of(cls, rows: Array) -> Statistics:
         """Return the statistics of rows, [n, D].
 
         Raises:
@@ -145,20 +146,20 @@ class Normalization:
     action_scheme: Scheme | None = None
     rows: int | None = None
 
-    def normalized_states(self, states: Array) -> Array:
+    def normalized_states(self, states: ArrayOrTensor) -> ArrayOrTensor:
         """Return states [..., S], normalized."""
         return self._normalized(states, self.states, self.scheme)
 
-    def normalized_actions(self, actions: Array) -> Array:
+    def normalized_actions(self, actions: ArrayOrTensor) -> ArrayOrTensor:
         """Return actions [..., A] of an environment as the policy learns them."""
         return self._normalized(actions, self.actions, self.action_scheme or self.scheme)
 
-    def actions_of(self, normalized: Array) -> Array:
+    def actions_of(self, normalized: ArrayOrTensor) -> ArrayOrTensor:
         """Return actions [..., A] as the environment takes them: the inverse of `normalized_actions`."""
         if self.actions is None:
             return normalized
         shift, scale, offset = self.actions.affine(self.action_scheme or self.scheme, self.epsilon)
-        return cast("Array", (normalized + offset) * _like(scale, normalized) + _like(shift, normalized))
+        return cast("ArrayOrTensor", (normalized + offset) * _like(scale, normalized) + _like(shift, normalized))
 
     def check(self, state_size: int, action_size: int, where: str) -> None:
         """Check the number of dimensions of the statistics.
@@ -228,11 +229,11 @@ class Normalization:
         # Without what earlier versions did not write, and made no digests of.
         return {name: value for name, value in data.items() if value is not None or name in ("states", "actions")}
 
-    def _normalized(self, values: Array, statistics: Statistics | None, scheme: Scheme) -> Array:
+    def _normalized(self, values: ArrayOrTensor, statistics: Statistics | None, scheme: Scheme) -> ArrayOrTensor:
         if statistics is None:
             return values
         shift, scale, offset = statistics.affine(scheme, self.epsilon)
-        return cast("Array", (values - _like(shift, values)) / _like(scale, values) - offset)
+        return cast("ArrayOrTensor", (values - _like(shift, values)) / _like(scale, values) - offset)
 
 
 def _counted(rows: Any) -> int | None:
@@ -251,7 +252,7 @@ def _check_columns(first: Sequence[Any], second: Sequence[Any], name: str, other
             )
 
 
-def _like(values: NDArray[np.float32], other: NDArray[Any] | Tensor) -> Any:
+def _like(values: NDArray[np.float32], other: Array | Tensor) -> Any:
     """Return numbers as an array or a tensor, whatever `other` is."""
     if isinstance(other, Tensor):
         return torch.from_numpy(values).to(other.device)  # pyright: ignore[reportUnknownMemberType]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.config.off_policy_config import OffPolicyConfig
@@ -33,6 +32,7 @@ from recipes.embodied.off_policy.losses import (
     temperature_loss,
 )
 from recipes.embodied.replay.replay_types import ReplayBatch
+from recipes.training.arrays import Array
 from recipes.training.optimizer import EagerAdamW
 from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import Figures, Updater
@@ -56,7 +56,7 @@ class TransitionTensors:
     ) -> TransitionTensors:
         """Return a batch on a device, its observations as `prepare` makes them."""
 
-        def moved(array: NDArray[Any]) -> Tensor:
+        def moved(array: Array) -> Tensor:
             return torch.from_numpy(array).to(device)  # pyright: ignore[reportUnknownMemberType]
 
         return cls(

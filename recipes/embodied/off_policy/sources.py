@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from recipes.embodied.off_policy.off_policy_rollout import NEXT
 from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
 from recipes.embodied.replay.replay_types import Transitions, TransitionSpec
 from recipes.embodied.replay.segments import Damage, read_segments
+from recipes.training.arrays import Array
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _ALL: Final = slice(None)
 _LOGGER = logging.getLogger(__name__)
 # Arrays [T, B, ...] of T steps of B environments; observations before and after a step by these prefixes.
-Steps = dict[str, NDArray[Any]]
+Steps = dict[str, Array]
 _BEFORE, _AFTER = "observations/", "next_observations/"
 _ACTIONS, _REWARDS, _ENDS, _CUTS, _VALID = "actions", "rewards", "terminations", "truncations", "valid"
 
@@ -109,7 +110,7 @@ def add_steps(buffer: ReplayBuffer, steps: Steps) -> int:
     return int(valid.sum())
 
 
-def _named(steps: Mapping[str, NDArray[Any]], prefix: str, row: int) -> Observation:
+def _named(steps: Mapping[str, Array], prefix: str, row: int) -> Observation:
     return {name.removeprefix(prefix): step[row] for name, step in steps.items() if name.startswith(prefix)}
 
 
@@ -149,7 +150,7 @@ def _cut_off(*buffers: ReplayBuffer | None) -> None:
             buffer.cut_off()
 
 
-def _after(array: NDArray[Any], missing: int) -> list[tuple[int, int]]:
+def _after(array: Array, missing: int) -> list[tuple[int, int]]:
     """Return the padding for `numpy.pad` that adds invalid environments."""
     return [(0, missing if axis == 1 else 0) for axis in range(array.ndim)]
 

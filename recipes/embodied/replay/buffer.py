@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from recipes.embodied.replay.observations import COMPRESSED, ObservationRows
 from recipes.embodied.replay.replay_types import Arrays, ReplayBatch, ReplayError, Rows, Transitions, TransitionSpec
 from recipes.embodied.replay.spilling import Spill
 from recipes.embodied.replay.sum_tree import SumTree
+from recipes.training.arrays import Array
 
 # Bits of a row's flags: a step was made from here; the task ended with it; the episode did.
 MOVES, TERMINATED, ENDED = 1, 2, 4
@@ -170,7 +171,7 @@ class ReplayBuffer:
         self._open[lanes] = False
         self._advance(lanes)
 
-    def _continues(self, lanes: Rows, observations: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    def _continues(self, lanes: Rows, observations: Mapping[str, Array]) -> NDArray[np.bool_]:
         """Return bool [n], whether observations continue the current episodes."""
         rows = self._rows(lanes, self._head[lanes])
         return self._open[lanes] & self._observations.equal(rows, observations)
@@ -270,7 +271,7 @@ class ReplayBuffer:
             weights,
         )
 
-    def update_priorities(self, rows: Rows, errors: NDArray[Any]) -> None:
+    def update_priorities(self, rows: Rows, errors: Array) -> None:
         """Set the priorities of sampled rows from their errors, float [n]; rows overwritten since then are skipped."""
         if self._tree is None or self._prioritized is None:
             return
@@ -306,11 +307,11 @@ class ReplayBuffer:
             sizes |= {"advanced": self._advanced.copy(), "first": self._first.copy()}
         return {**arrays, **sizes, "largest": np.array(self._largest), "size": np.array(self.rows_of_lane)}
 
-    def _columns(self) -> dict[str, NDArray[Any]]:
+    def _columns(self) -> dict[str, Array]:
         """Return the columns that are plain arrays, by name."""
         return {**self._observations.plain(), _ACTIONS: self._actions, _REWARDS: self._rewards, _FLAGS: self._flags}
 
-    def load(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def load(self, state: Mapping[str, Array]) -> None:
         """Restore the state of `save` and `spilled_in`; sampling continues as it would have.
 
         How much of it is in memory may be another amount now.

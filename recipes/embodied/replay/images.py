@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.replay.replay_types import Rows
+from recipes.training.arrays import Array
 
 # The fastest; on differences of pixels the slow ones gain little.
 _LEVEL: Final = 1
@@ -35,7 +36,7 @@ class CompressedImages:
         self._held: list[bytes] = [b""] * rows
         self.nbytes = 0
 
-    def __setitem__(self, rows: Rows, images: NDArray[Any]) -> None:
+    def __setitem__(self, rows: Rows, images: Array) -> None:
         """Store images [n, H, W, channels] in some rows."""
         for row, image in zip(rows.tolist(), images, strict=True):
             self._put(row, compressed(image))
@@ -58,19 +59,19 @@ class CompressedImages:
         self.nbytes += len(data) - len(self._held[row])
         self._held[row] = data
 
-    def save(self) -> dict[str, NDArray[Any]]:
+    def save(self) -> dict[str, Array]:
         """Return all images as arrays: their concatenated bytes, and the size of each."""
         sizes = np.array([len(data) for data in self._held], np.int64)
         return {"bytes": np.frombuffer(b"".join(self._held), np.uint8), "sizes": sizes}
 
-    def load(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def load(self, state: Mapping[str, Array]) -> None:
         """Take what `save` returned."""
         data, ends = state["bytes"].tobytes(), np.cumsum(state["sizes"]).tolist()
         self._held = [data[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
         self.nbytes = len(data)
 
 
-def compressed(image: NDArray[Any]) -> bytes:
+def compressed(image: Array) -> bytes:
     """Return an image, uint8 [H, W, channels], as fewer bytes."""
     # Differences wrap around, as bytes do; the first pixel of a row is kept.
     differences = np.diff(image, axis=1, prepend=np.zeros_like(image[:, :1]))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.replay_types import ReplayBatch, ReplayError, joined
+from recipes.training.arrays import Array
 
 
 class ReplayMixture:
@@ -60,7 +59,7 @@ class ReplayMixture:
                 parts.append(self.buffers[name].gather(rows, weights, steps, discount))
         return joined(parts)
 
-    def update_priorities(self, batch: ReplayBatch, errors: NDArray[Any]) -> None:
+    def update_priorities(self, batch: ReplayBatch, errors: Array) -> None:
         """Set the errors, float [n], of the rows of a batch of `sample`, drawn when the buffers were as full as now."""
         begin = 0
         for name, number in self.counts(len(batch)).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from recipes.embodied.replay.images import CompressedImages
 from recipes.embodied.replay.replay_types import Arrays, ReplayError, Rows, TransitionSpec
 from recipes.embodied.replay.spilling import Spill, SpilledRows, rows_in_memory
+from recipes.training.arrays import Array
 
 _OBSERVED: Final = "observations/"
 COMPRESSED: Final = "compressed/"
-Column: TypeAlias = "NDArray[Any] | CompressedImages | SpilledRows"
+Column: TypeAlias = "Array | CompressedImages | SpilledRows"
 
 
 class ObservationRows:
@@ -70,7 +71,7 @@ class ObservationRows:
         """Bytes in files."""
         return sum(column.spilled for column in self._spilled.values())
 
-    def __setitem__(self, rows: Rows, observations: Mapping[str, NDArray[Any]]) -> None:
+    def __setitem__(self, rows: Rows, observations: Mapping[str, Array]) -> None:
         """Store observations, [n, ...] by name, in some rows."""
         for name, column in self._columns.items():
             column[rows] = observations[name]
@@ -79,7 +80,7 @@ class ObservationRows:
         """Return the observations of some rows, [n, ...] by name; copies."""
         return {name: column[rows] for name, column in self._columns.items()}
 
-    def equal(self, rows: Rows, observations: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    def equal(self, rows: Rows, observations: Mapping[str, Array]) -> NDArray[np.bool_]:
         """Return bool [n], which of some rows hold just these observations."""
         equal = np.ones(len(rows), np.bool_)
         for name, column in self._columns.items():
@@ -91,7 +92,7 @@ class ObservationRows:
         for image in self.images.values():
             image.drop(rows)
 
-    def plain(self) -> dict[str, NDArray[Any]]:
+    def plain(self) -> dict[str, Array]:
         """Return the columns that are arrays in memory, by the names that they are saved by."""
         return {
             f"{_OBSERVED}{name}": column for name, column in self._columns.items() if isinstance(column, np.ndarray)
@@ -121,7 +122,7 @@ class ObservationRows:
         for name, column in self._spilled.items():
             column.save(folder / _OBSERVED / f"{name}.npy", self.lanes, size)
 
-    def load(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def load(self, state: Mapping[str, Array]) -> None:
         """Take columns that are not arrays in memory; see `plain`, `compressed` and `save_spilled`."""
         for name, images in self.images.items():
             prefix = f"{COMPRESSED}{name}/"

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.training.arrays import Array
 from rlinf_core import RLinfError
 
 Rows: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]
 Flags: TypeAlias = NDArray[np.bool_]
 # Arrays [n, ...] by name.
-Arrays: TypeAlias = dict[str, NDArray[Any]]
+Arrays: TypeAlias = dict[str, Array]
 
 
 class ReplayError(RLinfError):
@@ -95,14 +96,14 @@ class Transitions:
             that follows.
     """
 
-    observations: Mapping[str, NDArray[Any]]
-    actions: NDArray[Any]
-    rewards: NDArray[Any]
+    observations: Mapping[str, Array]
+    actions: Array
+    rewards: Array
     terminations: Flags
     truncations: Flags
-    next_observations: Mapping[str, NDArray[Any]]
+    next_observations: Mapping[str, Array]
 
-    def chosen(self, rows: NDArray[Any]) -> Transitions:
+    def chosen(self, rows: Array) -> Transitions:
         """Return some of the rows."""
         return Transitions(
             {name: observation[rows] for name, observation in self.observations.items()},
@@ -131,7 +132,7 @@ class ReplayBatch:
     """
 
     observations: Arrays
-    actions: NDArray[Any]
+    actions: Array
     rewards: Floats
     discounts: Floats
     next_observations: Arrays

@@ -21,13 +21,13 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final, NamedTuple, cast
+from typing import IO, BinaryIO, Final, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.replay.disk import disk_error, take_room
 from recipes.embodied.replay.replay_types import ReplayError
+from recipes.training.arrays import Array
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.foreign.strict_json import load_json
 
@@ -38,7 +38,7 @@ _KINDS: Final = "fiub"
 _RECORD: Final = struct.Struct("<QII")
 _SHORT: Final = struct.Struct("<I")
 
-Record = dict[str, NDArray[Any]]
+Record = dict[str, Array]
 
 
 class Damage(NamedTuple):
@@ -61,7 +61,7 @@ class Damage(NamedTuple):
         return f"{self.file}: {what} at byte {self.offset}, {self.size} bytes"
 
 
-def encode(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+def encode(arrays: Mapping[str, Array]) -> bytes:
     """Return a record of arrays by name.
 
     Raises:
@@ -206,7 +206,7 @@ class SegmentWriter:
         self._number = max((int(file.stem.rpartition("-")[2]) for file in segments_of(folder)), default=0)
         self._begin()
 
-    def append(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def append(self, arrays: Mapping[str, Array]) -> None:
         """Write a record, and return when it is on the disk.
 
         Raises:

@@ -14,13 +14,13 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.replay.disk import disk_error, take_room
 from recipes.embodied.replay.replay_types import ColumnSpec, ReplayError, Rows
+from recipes.training.arrays import Array
 
 # Rows that are copied at a time when a column is saved or loaded.
 _BLOCK: Final = 1024
@@ -95,7 +95,7 @@ class SpilledRows:
         # Reads to come that are announced to the disk.
         self._advised = 0
 
-    def __setitem__(self, rows: Rows, values: NDArray[Any]) -> None:
+    def __setitem__(self, rows: Rows, values: Array) -> None:
         """Store values [n, ...] in some rows."""
         held = len(self._held)
         for row, value in zip(rows.tolist(), values, strict=True):
@@ -104,7 +104,7 @@ class SpilledRows:
             else:
                 self._mapped[row - held] = value
 
-    def __getitem__(self, rows: Rows) -> NDArray[Any]:
+    def __getitem__(self, rows: Rows) -> Array:
         """Return some rows, [n, ...]; a copy."""
         values = np.empty((len(rows), *self.shape), self.dtype)
         held, before = len(self._held), _page_faults()
@@ -150,7 +150,7 @@ class SpilledRows:
             advice = "check the disk of the checkpoints"
             raise disk_error("the replay buffer cannot be saved", file.parent, error, advice) from error
 
-    def load(self, saved: NDArray[Any]) -> None:
+    def load(self, saved: Array) -> None:
         """Load what `save` wrote, or any array [lanes, size, ...]."""
         lanes, size = saved.shape[:2]
         flat = saved.reshape(lanes * size, *self.shape)

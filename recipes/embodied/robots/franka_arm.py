@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 # The lower and the upper corner of a box, in metres.
@@ -39,17 +40,17 @@ NEAR = 0.1
 _RANGE_MIDDLE, _RANGE = ((JOINT_MAX + JOINT_MIN) / 2)[:, None], ((JOINT_MAX - JOINT_MIN) / 2)[:, None]
 
 
-def scaled_position(points: NDArray[Any]) -> NDArray[np.float64]:
+def scaled_position(points: Array) -> NDArray[np.float64]:
     """Positions [3, B] in metres, brought to about the size of 1."""
     return (points - _MIDDLE) / _SPREAD
 
 
-def scaled_joints(joints: NDArray[Any]) -> NDArray[np.float64]:
+def scaled_joints(joints: Array) -> NDArray[np.float64]:
     """Joints [7, B] in radians, as parts of their range: from -1 to 1."""
     return (joints - _RANGE_MIDDLE) / _RANGE
 
 
-def write_arm_states(columns: NDArray[Any], joints: NDArray[Any], hand: NDArray[Any], target: NDArray[Any]) -> None:
+def write_arm_states(columns: Array, joints: Array, hand: Array, target: Array) -> None:
     """Fill the first 16 rows of `columns` [S, B]: joints, hand, target, and the way from hand to target.
 
     Args:
@@ -64,18 +65,18 @@ def write_arm_states(columns: NDArray[Any], joints: NDArray[Any], hand: NDArray[
     columns[13:16] = (target - hand) / NEAR
 
 
-def distance(points: NDArray[Any], others: NDArray[Any]) -> NDArray[np.float64]:
+def distance(points: Array, others: Array) -> NDArray[np.float64]:
     """Return [B], between points [D, B]."""
     away = points - others
     return np.sqrt(np.einsum("db,db->b", away, away))
 
 
-def start_joints(draws: NDArray[Any]) -> NDArray[np.float64]:
+def start_joints(draws: Array) -> NDArray[np.float64]:
     """Joints [7, B] around the arm's home, from random numbers [7, B]."""
     return HOME[:, None] + HOME_NOISE * (2 * draws - 1)
 
 
-def start_within(draws: NDArray[Any], workspace: Workspace | None) -> NDArray[np.float64]:
+def start_within(draws: Array, workspace: Workspace | None) -> NDArray[np.float64]:
     """Joints [7, 1] around the arm's home, from random numbers [7, 1]; nearer to it where the hand would be outside.
 
     Args:
@@ -90,7 +91,7 @@ def start_within(draws: NDArray[Any], workspace: Workspace | None) -> NDArray[np
     return joints
 
 
-def is_within(point: NDArray[Any], workspace: Workspace | None) -> bool:
+def is_within(point: Array, workspace: Workspace | None) -> bool:
     """Return whether a point [3] is in a workspace, which may be None: everywhere."""
     return workspace is None or bool((point >= workspace[0]).all() and (point <= workspace[1]).all())
 
@@ -113,22 +114,22 @@ def points_within(workspace: Workspace | None) -> tuple[NDArray[np.float64], NDA
     return low, high
 
 
-def between(low: NDArray[Any], high: NDArray[Any], draws: NDArray[Any]) -> NDArray[np.float64]:
+def between(low: Array, high: Array, draws: Array) -> NDArray[np.float64]:
     """Points [D, B] in the box from `low` to `high` [D], from random numbers [D, B]."""
     return low[:, None] + (high - low)[:, None] * draws
 
 
-def reach_target(draws: NDArray[Any], workspace: Workspace | None = None) -> NDArray[np.float64]:
+def reach_target(draws: Array, workspace: Workspace | None = None) -> NDArray[np.float64]:
     """Return the points [3, B] to reach, from random numbers [3, B]; see `points_within`."""
     return between(*points_within(workspace), draws)
 
 
-def reach_potential(target: NDArray[Any], hand: NDArray[Any]) -> NDArray[np.float64]:
+def reach_potential(target: Array, hand: Array) -> NDArray[np.float64]:
     """Return the potential of `reach`, [B]; rewards are its differences."""
     return -2 * distance(target, hand)
 
 
-def reached(target: NDArray[Any], hand: NDArray[Any]) -> NDArray[np.bool_]:
+def reached(target: Array, hand: Array) -> NDArray[np.bool_]:
     """Bool [B], success of `reach`."""
     return distance(target, hand) < REACH_RADIUS
 

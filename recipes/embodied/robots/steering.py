@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from recipes.embodied.interventions.intervention import HandMotion
 from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import hand_pose
+from recipes.training.arrays import Array
 
 HAND_SPEED: Final = 0.25  # metres a second, of a motion of 1
 TURN_SPEED: Final = 1.0  # radians a second, likewise
@@ -18,7 +19,7 @@ _DIRECTION_WEIGHT: Final = 0.3  # how much the hand's direction counts, in metre
 _NUDGE: Final = 1e-5
 
 
-def steered(joints: NDArray[Any], motion: HandMotion, grips: bool) -> NDArray[np.float32]:
+def steered(joints: Array, motion: HandMotion, grips: bool) -> NDArray[np.float32]:
     """Return the action, float32 [7], or [8] with a gripper, that moves the hand as commanded in one step.
 
     The hand may move slower than asked, never in another direction: all joints are slowed down together.
@@ -41,7 +42,7 @@ def steered(joints: NDArray[Any], motion: HandMotion, grips: bool) -> NDArray[np
     return np.concatenate((action, grip)).astype(np.float32)
 
 
-def _jacobian(joints: NDArray[Any]) -> NDArray[np.float64]:
+def _jacobian(joints: Array) -> NDArray[np.float64]:
     """Return [6, 7], of the hand's position and its weighted direction."""
     nudged = np.column_stack((joints, joints[:, None] + _NUDGE * np.eye(7)))
     poses = np.concatenate(hand_pose(nudged))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from recipes.demonstrations.lerobot.set_info import Feature
@@ -21,6 +20,7 @@ from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.episodes.collection_job import collecting
 from recipes.embodied.episodes.collector import ACTIONS, FRAME_AGES, INTERVENED, REWARDS, SUCCESSES, CollectedEpisode
 from recipes.embodied.learning.data_reading import action_bounds
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError, Job, RLinfError
 from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.checkpoint import versions
@@ -171,7 +171,7 @@ def features_of(
     }
 
 
-def to_columns(episode: CollectedEpisode, spec: EnvSpec) -> Mapping[str, NDArray[Any]]:
+def to_columns(episode: CollectedEpisode, spec: EnvSpec) -> Mapping[str, Array]:
     """Return the columns of an episode by the names of its features.
 
     Actions are those that the environment carried out: numbers beyond its bounds count as these.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.interventions.intervention import Steerable, SuccessJudge, Verdict
 from recipes.embodied.interventions.source_options import ClassifierOptions
 from recipes.embodied.using.trained_policy import TrainedPolicy
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError, load_policy
 
 
@@ -42,7 +43,7 @@ class ClassifierJudge(SuccessJudge):
             )
         self._in_a_row = np.zeros(env.num_envs, np.int64)
 
-    def probabilities(self, observations: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+    def probabilities(self, observations: Mapping[str, Array]) -> NDArray[np.float64]:
         """Return how likely each environment is solved, [B]."""
         module = self._classifier.module
         seen = {name: observations[name] for name in self._classifier.spec.observations}
@@ -52,7 +53,7 @@ class ClassifierJudge(SuccessJudge):
         likely = cast("torch.Tensor", output.logprobs).exp().reshape(-1).double().numpy()
         return np.where(module.to_env(output.actions).reshape(-1) == 1, likely, 1 - likely)
 
-    def judge(self, observations: Mapping[str, NDArray[Any]]) -> dict[int, Verdict]:
+    def judge(self, observations: Mapping[str, Array]) -> dict[int, Verdict]:
         """See `SuccessJudge`."""
         solved = self.probabilities(observations) >= self.options.threshold
         self._in_a_row = np.where(solved, self._in_a_row + 1, 0)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from recipes.embodied.config import EmbodiedModelConfig, PolicyJob
 from recipes.embodied.envs.env_spec import EnvSpec
@@ -17,6 +16,7 @@ from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.checkpoint_weights import load_trained
 from recipes.embodied.models.policy_folder import is_policy_folder, read_description
 from recipes.embodied.models.registry import make_model
+from recipes.training.arrays import Array
 from recipes.training.seeding import Purpose, derive_seed
 from rlinf_core import ConfigError
 
@@ -51,7 +51,7 @@ class TrainedPolicy:
 
     def act(
         self, observations: Mapping[str, Any], *, greedy: bool = True, generator: torch.Generator | None = None
-    ) -> NDArray[Any]:
+    ) -> Array:
         """Return chunks of actions for n observations, [n, C, A], as the environment carries them out: from -1 to 1.
 
         Dimensions without bounds (`spec.bounded`) are as the policy has them.
@@ -70,8 +70,8 @@ class TrainedPolicy:
             output = self.module.act(inputs, greedy=greedy, generator=generator)
         return self.spec.carried_out(self.module.to_env(output.actions))
 
-    def _checked(self, observations: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        checked: dict[str, NDArray[Any]] = {}
+    def _checked(self, observations: Mapping[str, Any]) -> dict[str, Array]:
+        checked: dict[str, Array] = {}
         expected = self.observations
         for name, (shape, kind) in expected.items():
             if name not in observations and kind == "U" and not hasattr(self.module, "tokenizer"):

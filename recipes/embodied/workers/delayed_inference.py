@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from recipes.embodied.learning.policy_precision import output_in_float32
 from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
 from recipes.embodied.models.flow.real_time_chunking import overlap_weights
 from recipes.embodied.workers.temporal_ensembling import TemporalEnsemble
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class DelayedInference:
             )
         self._flow = policy
 
-    def act(self, inputs: Inputs, begun: NDArray[np.bool_] | None = None) -> NDArray[Any]:
+    def act(self, inputs: Inputs, begun: NDArray[np.bool_] | None = None) -> Array:
         """Return the actions of the next steps, [n, C, A], or [n, d + C, A] where the arm waits.
 
         Args:
@@ -94,7 +95,7 @@ class DelayedInference:
             rows = torch.where(_beside(begun, rows), torch.zeros_like(rows), rows)
         return policy.continued(inputs, self._before.roll(-executed, dims=1), rows, self._config.guidance)
 
-    def _after_waiting(self, inputs: Inputs) -> NDArray[Any]:
+    def _after_waiting(self, inputs: Inputs) -> Array:
         """Return actions that stand still for d steps, and then those of the policy."""
         output = output_in_float32(self._policy.act(inputs, greedy=True)).actions
         actions = self._policy.to_env(output)

@@ -21,6 +21,7 @@ from recipes.embodied.models.base_policy import BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.workers.delayed_inference import DelayedInference
+from recipes.training.arrays import Array
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.host_memory import keep_freed_memory, release_host_memory
 from recipes.training.seeding import Purpose, derive_seed
@@ -175,7 +176,7 @@ class MultiStepRolloutWorker(ComparingWorker):
             parts = [{FAILED: np.zeros(len(part["rewards"]), np.bool_), **part} for part in parts]
         return stacked(parts)
 
-    def _answer(self, peers: tuple[Share, ...], actions: NDArray[Any]) -> None:
+    def _answer(self, peers: tuple[Share, ...], actions: Array) -> None:
         self.send_to({share.peer: actions[share.start : share.stop] for share in peers}, self._env)
 
     def _finals(self, message: dict[str, Any]) -> Tensor | None:

@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from recipes.language.listening.request_error import bad_request
 from recipes.serve.values import Datum, PassOutcome, SampleOutcome, TopTokens
 from recipes.serve.wire.messages import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
-
-Array = npt.NDArray[Any]
+from recipes.training.arrays import Array
 
 # The types of tensors, by their numbers on the wire.
 _FLOAT, _INT = 1, 2

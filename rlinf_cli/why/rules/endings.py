@@ -28,7 +28,7 @@ def time_limit(incident: Incident) -> RunFinding | None:
 
 
 def interrupted(incident: Incident) -> RunFinding | None:
-    """Tell that somebody ended the run."""
+    """Report that somebody ended the run."""
     if incident.kind != INTERRUPTED:
         return None
     if incident.what == "interrupted":

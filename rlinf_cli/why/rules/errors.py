@@ -16,7 +16,7 @@ _SHOWN: Final = 12
 
 
 def disk_full(incident: Incident) -> RunFinding | None:
-    """Tell that a file system has no room."""
+    """Report that a file system has no room."""
     text = incident.text
     if "No space left on device" not in text and "Disk quota exceeded" not in text:
         return None
@@ -32,7 +32,7 @@ def disk_full(incident: Incident) -> RunFinding | None:
 
 
 def accelerator_memory(incident: Incident) -> RunFinding | None:
-    """Tell that the memory of an accelerator was used up."""
+    """Report that the memory of an accelerator was used up."""
     if not incident.is_a("OutOfMemoryError") and "CUDA out of memory" not in incident.text:
         return None
     return _finding(
@@ -46,7 +46,7 @@ def accelerator_memory(incident: Incident) -> RunFinding | None:
 
 
 def host_memory(incident: Incident) -> RunFinding | None:
-    """Tell that a process was refused memory."""
+    """Report that a process was refused memory."""
     words = ("Cannot allocate memory", "raised MemoryError")
     if not incident.is_a("MemoryError") and not any(word in incident.text for word in words):
         return None
@@ -60,7 +60,7 @@ def host_memory(incident: Incident) -> RunFinding | None:
 
 
 def weights_not_arrived(incident: Incident) -> RunFinding | None:
-    """Tell that an engine answers by other weights than the actor's."""
+    """Report that an engine answers by other weights than the actor's."""
     match = _VERSION.search(incident.text)
     if match is None:
         return None
@@ -75,7 +75,7 @@ def weights_not_arrived(incident: Incident) -> RunFinding | None:
 
 
 def nothing_to_learn(incident: Incident) -> RunFinding | None:
-    """Tell that a step had no samples."""
+    """Report that a step had no samples."""
     text = incident.text
     if "has no samples to learn from" not in text:
         return None
@@ -91,7 +91,7 @@ def nothing_to_learn(incident: Incident) -> RunFinding | None:
 
 
 def rewards_failed(incident: Incident) -> RunFinding | None:
-    """Tell that too many answers could not be scored, or made."""
+    """Report that too many answers could not be scored, or made."""
     text = incident.text
     if "could not be scored" not in text and not ("answers of" in text and "max_failed_fraction" in text):
         return None
@@ -111,7 +111,7 @@ def _of_answers(text: str, otherwise: str) -> tuple[str, str, str]:
 
 
 def simulators_failed(incident: Incident) -> RunFinding | None:
-    """Tell that the simulators of too many episodes raised."""
+    """Report that the simulators of too many episodes raised."""
     if "the simulators of" not in incident.text or "max_failed_fraction" not in incident.text:
         return None
     return _finding(
@@ -124,7 +124,7 @@ def simulators_failed(incident: Incident) -> RunFinding | None:
 
 
 def simulator_raised(incident: Incident) -> RunFinding | None:
-    """Tell that the code of an environment raised, and did so again where the episode was repeated."""
+    """Report that the code of an environment raised, and did so again where the episode was repeated."""
     if not incident.is_a("SimulatorError"):
         return None
     return _finding(
@@ -179,7 +179,7 @@ def timed_out(incident: Incident) -> RunFinding | None:
 
 
 def checkpoint(incident: Incident) -> RunFinding | None:
-    """Tell that a checkpoint cannot be read or written."""
+    """Report that a checkpoint cannot be read or written."""
     if not incident.is_a("CheckpointError"):
         return None
     return _finding(
@@ -192,7 +192,7 @@ def checkpoint(incident: Incident) -> RunFinding | None:
 
 
 def cluster(incident: Incident) -> RunFinding | None:
-    """Tell that the cluster cannot start what was asked, or does not answer."""
+    """Report that the cluster cannot start what was asked, or does not answer."""
     if not incident.is_a("ClusterError"):
         return None
     return _finding(

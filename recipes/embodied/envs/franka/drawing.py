@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.robots.franka_kinematics import arm_points
+from recipes.training.arrays import Array
 
 # Height, and width of each of the two views, in pixels.
 SIZE: Final = 128
@@ -36,12 +37,12 @@ class Spot(NamedTuple):
         color: the color of the disc.
     """
 
-    place: NDArray[Any]
+    place: Array
     radius: float
     color: Literal["red", "green"]
 
 
-def draw_arm(joints: NDArray[Any], spots: Sequence[Spot], closed: NDArray[np.bool_]) -> NDArray[np.uint8]:
+def draw_arm(joints: Array, spots: Sequence[Spot], closed: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """Return pictures of n arms, uint8 [n, SIZE, 2 * SIZE, 3].
 
     Args:
@@ -68,7 +69,7 @@ def draw_arm(joints: NDArray[Any], spots: Sequence[Spot], closed: NDArray[np.boo
     return pictures
 
 
-def _seen(place: NDArray[Any], view: int) -> tuple[float, float]:
+def _seen(place: Array, view: int) -> tuple[float, float]:
     """Return how far right of the left edge and how far above the lower edge a place [3] is, in metres."""
     x, y, z = place.tolist()
     return (-y - _ABOVE_LEFT, x - _ABOVE_LOW) if view else (x - _SIDE_LEFT, z - _SIDE_LOW)

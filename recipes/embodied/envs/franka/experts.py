@@ -6,13 +6,14 @@ states that a policy gets into, too.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.robots.franka_arm import ACTION_STEP
 from recipes.embodied.robots.franka_kinematics import hand_pose
+from recipes.training.arrays import Array
 
 # Added to the squares, so that motions stay small where the arm is stretched.
 DAMPING: Final = 1e-3
@@ -22,7 +23,7 @@ _NUDGE: Final = 1e-5
 _DOWN: Final = np.array([0.0, 0.0, -1.0])[:, None]
 
 
-def move_toward(joints: NDArray[Any], points: NDArray[Any]) -> NDArray[np.float64]:
+def move_toward(joints: Array, points: Array) -> NDArray[np.float64]:
     """Return actions [7, B] that lead the hands to points, pointing down.
 
     Args:
@@ -33,7 +34,7 @@ def move_toward(joints: NDArray[Any], points: NDArray[Any]) -> NDArray[np.float6
     return actions / np.maximum(np.abs(actions).max(axis=0), 1)
 
 
-def step_toward(joints: NDArray[Any], points: NDArray[Any]) -> NDArray[np.float64]:
+def step_toward(joints: Array, points: Array) -> NDArray[np.float64]:
     """Return joints [7, B] whose hands are nearer to points [3, B], or there, and point down: one step of damped least
     squares.
     """

@@ -7,8 +7,6 @@ when the gripper opens. That is enough to learn from, and fast; `franka_mujoco` 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,6 +43,7 @@ from recipes.embodied.robots.franka_arm import (
 )
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, hand_pose
 from recipes.embodied.robots.steering import steered
+from recipes.training.arrays import Array
 
 TASKS = ("pick", "reach")
 INSTRUCTIONS = {"pick": "pick up the block", "reach": REACH_INSTRUCTION}
@@ -106,7 +105,7 @@ class FrankaKinEnv(VectorEnv):
         self._was_held[rows] = False
         self._potential[rows] = self._potential_now()[rows]
 
-    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+    def _advance(self, actions: Array, rows: IntArray | None) -> Transition:
         moves = np.clip(actions.T, -1, 1)
         if rows is not None:
             resting = np.ones(self.num_envs, np.bool_)
@@ -121,7 +120,7 @@ class FrankaKinEnv(VectorEnv):
         rewards = self._potential - before + successes
         return Transition(rewards.astype(np.float32), successes, None, successes)
 
-    def _move(self, velocities: NDArray[Any]) -> None:
+    def _move(self, velocities: Array) -> None:
         joints = np.clip(self._joints + self._step_size * velocities, JOINT_MIN[:, None], JOINT_MAX[:, None])
         hand, axis = hand_pose(joints)
         free = hand[2] > 0
@@ -132,7 +131,7 @@ class FrankaKinEnv(VectorEnv):
             self._hand = np.where(free, hand, self._hand)
             self._axis = np.where(free, axis, self._axis)
 
-    def _grip(self, command: NDArray[Any]) -> None:
+    def _grip(self, command: Array) -> None:
         closes, opens = command > GRIPPER_THRESHOLD, command < -GRIPPER_THRESHOLD
         # Fingers that are closed already cannot take the block between them.
         near = (distance(self._target, self._hand) < GRASP_RADIUS) & (self._axis[2] < -GRASP_UPRIGHT)

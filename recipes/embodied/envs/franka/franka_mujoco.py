@@ -11,7 +11,7 @@ never depends on its neighbours.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import mujoco
 import numpy as np
@@ -37,6 +37,7 @@ from recipes.embodied.robots.franka_arm import (
 )
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
 from recipes.embodied.robots.steering import steered
+from recipes.training.arrays import Array
 
 SUBSTEPS = round(CONTROL_SECONDS / TIMESTEP)
 # Newtons above which a finger counts as pressing.
@@ -104,7 +105,7 @@ class FrankaMujocoEnv(VectorEnv):
         self._look(rows, np.zeros((len(rows), 2)))
         self._potential[rows] = self._task.potential(self._scene)[rows]
 
-    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+    def _advance(self, actions: Array, rows: IntArray | None) -> Transition:
         chosen = slice(None) if rows is None else rows
         moves = np.clip(actions[chosen].T, -1, 1)
         commands = moves[:7] * ACTION_VELOCITY

@@ -7,7 +7,7 @@ sentence alone.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from recipes.embodied.robots.franka_arm import (
     start_joints,
 )
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 TASKS: Final = ("touch",)
@@ -98,7 +99,7 @@ class FrankaVisionEnv(VectorEnv):
         self._hand, self._axis = hand_pose(self._joints)
         self._potential[rows] = _potential(self._target, self._hand)[rows]
 
-    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+    def _advance(self, actions: Array, rows: IntArray | None) -> Transition:
         moved = step_toward(self._joints, self._hand + HAND_STEP * np.clip(actions.T, -1, 1))
         chosen = slice(None) if rows is None else rows
         self._joints[:, chosen] = np.clip(moved, JOINT_MIN[:, None], JOINT_MAX[:, None])[:, chosen]
@@ -170,12 +171,12 @@ def _option(settings: EnvSettings, name: str, default: int) -> int:
     return value
 
 
-def _potential(target: NDArray[Any], hand: NDArray[Any]) -> NDArray[np.float64]:
+def _potential(target: Array, hand: Array) -> NDArray[np.float64]:
     """Return [B], what rewards are differences of."""
     return -METRE_REWARD * distance(target, hand)
 
 
-def _column(values: NDArray[Any]) -> NDArray[np.float32]:
+def _column(values: Array) -> NDArray[np.float32]:
     return values[:, None, None].astype(np.float32)
 
 

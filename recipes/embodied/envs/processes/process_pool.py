@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import EnvSpec, IntArray, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
@@ -39,6 +38,7 @@ from recipes.embodied.envs.processes.simulator import (
     Start,
 )
 from recipes.embodied.envs.repeating import SimulatorError
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError, WorkerDiedError
 
 _MODULE: Final = "recipes.embodied.envs.processes.child"
@@ -145,7 +145,7 @@ class SimulatorProcesses:
             [("reset", {"rows": mine, "starts": [by_row[row] for row in mine]}) if mine else None for mine in dealt]
         )
 
-    def step(self, rows: Sequence[int] | None, actions: NDArray[Any], *, observed: bool = False) -> Outcomes:
+    def step(self, rows: Sequence[int] | None, actions: Array, *, observed: bool = False) -> Outcomes:
         """Carry out actions; see `Simulators`."""
         if self._ahead:
             return self._ahead.popleft()
@@ -162,7 +162,7 @@ class SimulatorProcesses:
             self._all(commands)
         return self._arrays.outcomes[0]
 
-    def foresee(self, actions: NDArray[Any], steps: IntArray, *, ends: bool) -> None:
+    def foresee(self, actions: Array, steps: IntArray, *, ends: bool) -> None:
         """Execute a chunk now, with one message per process instead of one per action."""
         chunk = actions.shape[1]
         if len(self._arrays.actions) < chunk:
@@ -182,7 +182,7 @@ class SimulatorProcesses:
             observation[INSTRUCTIONS] = self._texts.copy()
         return observation
 
-    def expert(self) -> NDArray[Any] | None:
+    def expert(self) -> Array | None:
         """Return the actions of the experts; see `Simulators`."""
         available = self._all([_EXPERT] * len(self._children))
         return self._arrays.actions[0].copy() if all(available) else None

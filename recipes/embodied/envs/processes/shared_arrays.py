@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.envs.processes.simulator import Outcomes
+from recipes.training.arrays import Array
 
 # The head of the memory has room for so many processes; arrays follow it.
 HEAD_BYTES: Final = 4096
@@ -94,7 +94,7 @@ class SharedArrays:
     """
 
     def __init__(self, memory: mmap.mmap, spec: EnvSpec, count: int, chunk: int) -> None:
-        arrays: dict[str, NDArray[Any]] = {}
+        arrays: dict[str, Array] = {}
         offset = HEAD_BYTES
         for name, (shape, kind) in _table(spec, count, chunk).items():
             arrays[name] = np.frombuffer(memory, kind, int(np.prod(shape)), offset).reshape(shape)
@@ -102,7 +102,7 @@ class SharedArrays:
         self._rewards, self._flags = arrays["rewards"], arrays["flags"]
         self.actions = arrays["actions"]
         self.outcomes = self.outcomes_of(slice(count))
-        self.observations: Mapping[str, NDArray[Any]] = {
+        self.observations: Mapping[str, Array] = {
             name.removeprefix("seen "): array for name, array in arrays.items() if name.startswith("seen ")
         }
 

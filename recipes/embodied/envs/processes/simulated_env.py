@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
@@ -21,6 +20,7 @@ from recipes.embodied.envs.processes.simulator import (
 )
 from recipes.embodied.envs.repeating import MOST_REPEATED
 from recipes.embodied.envs.starts import Starts
+from recipes.training.arrays import Array
 from rlinf_core import RuntimeFailure
 
 
@@ -60,7 +60,7 @@ class SimulatedEnv(VectorEnv):
         self._knows_success = False
         # Of each running episode: its start, and the actions since.
         self._begun = np.zeros((settings.num_envs, 2), np.int64)
-        self._actions: list[list[NDArray[Any]]] = [[] for _ in range(settings.num_envs)]
+        self._actions: list[list[Array]] = [[] for _ in range(settings.num_envs)]
 
     @property
     def spec(self) -> EnvSpec:
@@ -127,7 +127,7 @@ class SimulatedEnv(VectorEnv):
             start = Start((start.seed + 1) % 2**31, start.number + 1)
         return start
 
-    def _with_episode(self, error: SimulatorDiedError, ahead: NDArray[Any] | None = None) -> SimulatorDiedError:
+    def _with_episode(self, error: SimulatorDiedError, ahead: Array | None = None) -> SimulatorDiedError:
         """Return the death of a simulator process with the episode that it was at.
 
         Args:
@@ -142,7 +142,7 @@ class SimulatedEnv(VectorEnv):
             error.episode = EpisodeAtDeath(int(self.numbers[row]), int(self._groups[row]), start, taken)
         return error
 
-    def _foresee(self, actions: NDArray[Any]) -> None:
+    def _foresee(self, actions: Array) -> None:
         chunk, limit = actions.shape[1], self.max_episode_steps
         # Where numbers that are not finite end an episode, only the next step tells whether there is another.
         if chunk == 1 or self.settings.on_nonfinite == "skip":
@@ -154,7 +154,7 @@ class SimulatedEnv(VectorEnv):
         except SimulatorDiedError as error:
             raise self._with_episode(error, actions) from None
 
-    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+    def _advance(self, actions: Array, rows: IntArray | None) -> Transition:
         stepped: list[int] | None = None if rows is None else rows.tolist()
         if self.settings.keeps_actions:
             kept = actions.copy()

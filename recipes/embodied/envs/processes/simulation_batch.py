@@ -28,6 +28,7 @@ from recipes.embodied.envs.processes.simulator import (
     simulation_class,
 )
 from recipes.embodied.envs.repeating import MOST_REPEATED, FaultLog
+from recipes.training.arrays import Array
 
 
 def _ignore(row: int, operation: str) -> None:
@@ -101,7 +102,7 @@ class SimulationBatch:
     def step(
         self,
         rows: Sequence[int] | None,
-        actions: NDArray[Any],
+        actions: Array,
         *,
         observed: bool = False,
         outcomes: Outcomes | None = None,
@@ -167,12 +168,10 @@ class SimulationBatch:
         self._steps.clear()
         self._begun = [self._count] * len(self._members)
 
-    def foresee(self, actions: NDArray[Any], steps: IntArray, *, ends: bool) -> None:
+    def foresee(self, actions: Array, steps: IntArray, *, ends: bool) -> None:
         """Do nothing: here a step costs no message."""
 
-    def step_chunk(
-        self, actions: NDArray[Any], steps: Sequence[int], outcomes: Sequence[Outcomes], *, ends: bool
-    ) -> None:
+    def step_chunk(self, actions: Array, steps: Sequence[int], outcomes: Sequence[Outcomes], *, ends: bool) -> None:
         """Execute a chunk of actions, one environment after the other; see `Simulators.foresee`.
 
         Args:
@@ -200,7 +199,7 @@ class SimulationBatch:
         self._changed.clear()
         return changed
 
-    def expert(self) -> NDArray[Any] | None:
+    def expert(self) -> Array | None:
         """Return the actions of the experts; see `Simulators`."""
         actions = [simulation.expert() for simulation in self.simulations]
         available = [action for action in actions if action is not None]

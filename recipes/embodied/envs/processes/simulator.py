@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from recipes.embodied.envs.env_spec import BoolArray, EnvSpec, FloatArray, IntArray, Observation
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError, Registry
 
 # One row of an observation, by name: `states` float32 [S], `images.CAMERA` uint8 [H, W, 3], `instructions` a text.
@@ -96,11 +97,11 @@ class Simulation(ABC):
         """Return the view of a simulation without cameras, uint8 [H, W, 3]; None: it renders nothing."""
         return None
 
-    def native(self, actions: NDArray[Any]) -> Any:
+    def native(self, actions: Array) -> Any:
         """Return actions [n, A] as `step` takes them, row by row; by default numbers from -1 to 1."""
         return np.clip(actions, -1, 1)
 
-    def expert(self) -> NDArray[Any] | None:
+    def expert(self) -> Array | None:
         """Return the action [A] of a scripted expert in the current state; None: this task has none."""
         return None
 
@@ -276,7 +277,7 @@ class Simulators(Protocol):
         """Begin episodes."""
         ...
 
-    def step(self, rows: Sequence[int] | None, actions: NDArray[Any], *, observed: bool = False) -> Outcomes:
+    def step(self, rows: Sequence[int] | None, actions: Array, *, observed: bool = False) -> Outcomes:
         """Carry out actions [B, A].
 
         Args:
@@ -286,7 +287,7 @@ class Simulators(Protocol):
         """
         ...
 
-    def foresee(self, actions: NDArray[Any], steps: IntArray, *, ends: bool) -> None:
+    def foresee(self, actions: Array, steps: IntArray, *, ends: bool) -> None:
         """Receive the actions of the next calls of `step` in advance.
 
         Args:
@@ -300,7 +301,7 @@ class Simulators(Protocol):
         """Return the current observations, as new arrays."""
         ...
 
-    def expert(self) -> NDArray[Any] | None:
+    def expert(self) -> Array | None:
         """Return actions [B, A] of a scripted expert in the current states; None: a task has none."""
         ...
 

@@ -17,6 +17,7 @@ from recipes.embodied.config.env_types import driver_of
 from recipes.embodied.envs.env_spec import EnvSpec, FloatArray
 from recipes.embodied.interventions.intervention import HandMotion, LeaderAction
 from recipes.embodied.robots.robot_errors import RobotError
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError, checked_options
 from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
 from rlinf_core.registry import import_target
@@ -70,7 +71,7 @@ class RobotDriver(ABC):
         """
 
     @abstractmethod
-    def observe(self) -> Mapping[str, NDArray[Any]]:
+    def observe(self) -> Mapping[str, Array]:
         """Return the current observation as in `spec`: `states` [S], `images.CAMERA` [H, W, 3].
 
         Raises:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.envs.real.driver import RobotDriver
 from recipes.embodied.robots.robot_errors import RobotStoppedError
+from recipes.training.arrays import Array
 from rlinf_core import RLinfError
 
 _STEPS = 5
@@ -102,7 +101,7 @@ def _check_stop(driver: RobotDriver) -> None:
     driver.move(np.zeros(driver.spec.action_size, np.float32))
 
 
-def _settled(driver: RobotDriver) -> list[Mapping[str, NDArray[Any]]]:
+def _settled(driver: RobotDriver) -> list[Mapping[str, Array]]:
     """Return observations of a stopped robot that no action is sent to, once it does not slow down any further.
 
     A robot with mass brakes and oscillates for some time after a stop, and its sensors have noise.
@@ -119,7 +118,7 @@ def _settled(driver: RobotDriver) -> list[Mapping[str, NDArray[Any]]]:
     )
 
 
-def _watched(driver: RobotDriver, *earlier: Mapping[str, NDArray[Any]]) -> list[Mapping[str, NDArray[Any]]]:
+def _watched(driver: RobotDriver, *earlier: Mapping[str, Array]) -> list[Mapping[str, Array]]:
     """Return the observation of each of some control periods, after earlier ones."""
     observed = list(earlier)
     for _ in range(_WATCHED):
@@ -128,7 +127,7 @@ def _watched(driver: RobotDriver, *earlier: Mapping[str, NDArray[Any]]) -> list[
     return observed
 
 
-def _spreads(observed: list[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+def _spreads(observed: list[Mapping[str, Array]]) -> dict[str, Array]:
     """Return by how much each floating-point number changed within some observations."""
     names = [name for name, value in observed[0].items() if value.dtype.kind == "f"]
     return {name: np.ptp(np.stack([one[name] for one in observed]), axis=0) for name in names}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.intervention import HandMotion, LeaderAction
 from recipes.embodied.robots.claim import RobotClaim
 from recipes.embodied.robots.robot_errors import RobotCheckError
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError, checked_options
 from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
 
@@ -144,7 +145,7 @@ class DrivenRobotEnv(VectorEnv):
         self._robot.driver.reset(self._seed)
         self._robot.mover = self
 
-    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+    def _advance(self, actions: Array, rows: IntArray | None) -> Transition:
         if self._robot.mover is not self:
             self._take()
         driver = self._robot.driver
@@ -168,7 +169,7 @@ class DrivenRobotEnv(VectorEnv):
     def views(self, row: int) -> list[CameraView]:
         """See `VectorEnv`: what the driver and the cameras see."""
         driver, cameras = self._robot.driver, self._robot.cameras
-        observed: Mapping[str, NDArray[Any]] = driver.observe() if driver.spec.cameras else {}
+        observed: Mapping[str, Array] = driver.observe() if driver.spec.cameras else {}
         now = time.monotonic()
         views = [CameraView(name, np.asarray(observed[image_key(name)]), now) for name in driver.spec.cameras]
         return views if cameras is None else [*views, *cameras.views()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,7 @@ from recipes.embodied.robots.replies import ArmState
 from recipes.embodied.robots.robot_errors import RobotLateError
 from recipes.embodied.robots.robot_session import check_arm, refuse_faults, watch_cameras
 from recipes.embodied.robots.steering import steered
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError, checked_options
 from rlinf_core.hardware.robots.franka import Franka
 
@@ -156,7 +157,7 @@ class FrankaRobotEnv(VectorEnv):
         self._take(start_within(draws[:7], workspace)[:, 0])
         self._potential = reach_potential(self._target, self._hand)
 
-    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+    def _advance(self, actions: Array, rows: IntArray | None) -> Transition:
         if self._arm.mover is not self:
             self._take(self._joints[:, 0])
         begun = self._accepted

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from recipes.embodied.envs.real.driver import RobotDriver
 from recipes.embodied.interventions.intervention import HandMotion, LeaderAction
 from recipes.embodied.robots.robot_errors import RobotError, RobotStoppedError
 from recipes.embodied.robots.so101_bus import JOINTS, SO101Bus
+from recipes.training.arrays import Array
 from rlinf_core.hardware.robots.plugin_driven import SO101
 
 _ARRIVED: Final = 5.0  # degrees from the target, or per cent of the gripper
@@ -112,7 +113,7 @@ class SO101Driver(RobotDriver):
         self._wait()
         return np.clip((self._target - begun) / self._step, -1, 1).astype(np.float32)
 
-    def observe(self) -> Mapping[str, NDArray[Any]]:
+    def observe(self) -> Mapping[str, Array]:
         """See `RobotDriver`."""
         both = np.stack([self._bus.read(), self._target])
         shares = 2 * (both - self._low) / (self._high - self._low) - 1

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 from gymnasium.vector.utils import batch_space
-from numpy.typing import NDArray
 
 from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
 from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
@@ -17,6 +16,7 @@ from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer, sp
 from recipes.embodied.envs.simulators.gymnasium_steps import checked_batch_step, checked_reset
 from recipes.embodied.envs.simulators.packages import imported, unknown_task
 from recipes.embodied.envs.starts import Starts
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 # Meta-World never ends an episode by itself, so that its episodes can go on after success.
@@ -97,7 +97,7 @@ class EnvpoolEnv(BatchedEnv):
             seen[name][rows] = array
         return seen
 
-    def _step_all(self, actions: NDArray[Any]) -> BatchStep:
+    def _step_all(self, actions: Array) -> BatchStep:
         result = self._pool.step(np.asarray(self._writes(actions)))
         seen, rewards, terminated, truncated, successes = checked_batch_step(self._task, result, self.num_envs)
         if successes is not None:

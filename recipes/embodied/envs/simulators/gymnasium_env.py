@@ -23,6 +23,7 @@ from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import CheapSimulation, Outcome, RawSteps, Row, Start
 from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer, spec_of
 from recipes.embodied.envs.simulators.gymnasium_steps import checked_reset, checked_step, checked_together
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 # Extras of Gymnasium, by the words with which their packages are missed.
@@ -111,7 +112,7 @@ class GymnasiumSimulation(CheapSimulation):
                 f"the environment cannot be rendered: {error}", where="env.options.render_mode"
             ) from error
 
-    def native(self, actions: NDArray[Any]) -> Any:
+    def native(self, actions: Array) -> Any:
         """See `Simulation`."""
         return self._writes(actions)
 

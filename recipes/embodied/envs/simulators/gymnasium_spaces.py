@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.env_spec import EnvSpec, FloatArray, Observation, native_actions
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, MAIN_CAMERA, STATES, image_key
 from recipes.embodied.envs.processes.simulator import Row
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 OWN: Final = "wrap it in an environment of your own, `env_type: package.module:Class`"
@@ -142,7 +143,7 @@ class Reader:
             row[STATES] = np.concatenate(vectors) if len(vectors) > 1 else vectors[0]
         return row
 
-    def together(self, observations: Sequence[Any] | NDArray[Any]) -> Observation | None:
+    def together(self, observations: Sequence[Any] | Array) -> Observation | None:
         """Return n observations of the space in new arrays [n, ...], in a fraction of the time of one by one.
 
         Returns:
@@ -258,7 +259,7 @@ class Writer:
             tuple(bound if abs(bound) < _NO_BOUND else None for bound in bounds.tolist()) for bounds in (low, high)
         )
 
-    def __call__(self, actions: NDArray[Any]) -> Any:
+    def __call__(self, actions: Array) -> Any:
         """Return actions [n, A] for `step`: within the space, and integers for integer spaces."""
         native = native_actions(actions, self.low, self.high, chooses=self.num_choices is not None, whole=self.whole)
         if self.num_choices is not None:
@@ -346,7 +347,7 @@ def _size(shape: tuple[int, ...], layout: str) -> tuple[int, int, int]:
     return shape[layout.index("H")], shape[layout.index("W")], _COLOURS
 
 
-def _colours(picture: NDArray[Any], layout: str) -> NDArray[np.uint8]:
+def _colours(picture: Array, layout: str) -> NDArray[np.uint8]:
     """Convert an image to new uint8 [H, W, 3]; grey becomes RGB."""
     if layout == "HW":
         picture = picture[..., None]

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import BoolArray, FloatArray
 from recipes.embodied.envs.processes.simulator import Outcome, RawSteps
 from recipes.embodied.envs.simulators.gymnasium_spaces import OWN, Reader
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 _OLD_STEP: Final = 4
@@ -206,7 +206,7 @@ def _numbers(task: str, rewards: Any, count: int) -> FloatArray:
 
 
 def _truths(task: str, name: str, values: Any, count: int) -> BoolArray:
-    array: NDArray[Any] = np.asarray(values)
+    array: Array = np.asarray(values)
     if array.shape == (count,) and array.dtype.kind in "fiub" and ((array == 0) | (array == 1)).all():
         return array.astype(np.bool_)
     raise ConfigError(

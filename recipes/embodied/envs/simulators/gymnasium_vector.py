@@ -12,7 +12,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 
 from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
 from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
@@ -20,6 +19,7 @@ from recipes.embodied.envs.simulators.gymnasium_env import cannot_be_made, regis
 from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer, spec_of
 from recipes.embodied.envs.simulators.gymnasium_steps import CheckedEnv, checked_batch_step, checked_reset
 from recipes.embodied.envs.simulators.repeating_env import RepeatingEnv, left_out
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError, RLinfError
 
 
@@ -72,7 +72,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         options = {} if mask.all() else {"options": {"reset_mask": mask}}
         return self._read(checked_reset(self._task, self._asked(self._env.reset, seed=seeds.tolist(), **options)))
 
-    def _step_all(self, actions: NDArray[Any]) -> BatchStep:
+    def _step_all(self, actions: Array) -> BatchStep:
         result = self._asked(self._env.step, np.asarray(self._writes(actions)))
         seen, rewards, terminations, truncations, successes = checked_batch_step(self._task, result, self.num_envs)
         failures = left_out(result[-1], self.num_envs)

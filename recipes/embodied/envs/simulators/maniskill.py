@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
 from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
@@ -19,6 +18,7 @@ from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.envs.processes.simulator import checked_options
 from recipes.embodied.envs.simulators.options import ManiskillOptions
 from recipes.embodied.envs.simulators.packages import imported
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 _DEFAULT_TASK = "PickCube-v1"
@@ -103,7 +103,7 @@ class ManiskillEnv(BatchedEnv):
         observation, _ = self._env.reset(seed=seed, options=options)
         return self._read(observation)
 
-    def _step_all(self, actions: NDArray[Any]) -> BatchStep:
+    def _step_all(self, actions: Array) -> BatchStep:
         scaled = (self._middle + self._half * np.clip(actions, -1, 1)).astype(np.float32)
         # The limit is kept by `VectorEnv`, and may be longer than ManiSkill's own.
         observation, rewards, terminated, _, info = self._env.step(
@@ -152,10 +152,10 @@ def _limit(env: Any) -> int | None:
     return None
 
 
-def _to_numpy(value: Any) -> NDArray[Any]:
+def _to_numpy(value: Any) -> Array:
     return value.cpu().numpy() if hasattr(value, "cpu") else np.asarray(value)
 
 
-def _array(value: Any, kind: Any, *shape: int) -> NDArray[Any]:
+def _array(value: Any, kind: Any, *shape: int) -> Array:
     """Convert a tensor, array or number to a new array of a type and shape."""
     return np.array(_to_numpy(value), kind).reshape(shape)

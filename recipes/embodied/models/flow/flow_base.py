@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.flow.flow_matching import FlowSde, OneStepSde, Velocity, flow_matching_losses
 from recipes.embodied.models.flow.real_time_chunking import guided
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -64,13 +64,13 @@ class FlowMatchingPolicy(BasePolicy):
         """Draw the times, [n], at which demonstrations are trained on; None: evenly from 0 to 1."""
         return None
 
-    def to_env(self, actions: Tensor) -> NDArray[Any]:
+    def to_env(self, actions: Tensor) -> Array:
         """See `BasePolicy`: what is carried out of the samples, [n, C, A]."""
         first = actions.shape[-1] - self._width
         last = actions[:, : self.shape[0], first : first + self.shape[1]].cpu().numpy()
         return self.normalization.actions_of(last).astype(np.float32)
 
-    def from_env(self, actions: NDArray[Any]) -> Tensor:
+    def from_env(self, actions: Array) -> Tensor:
         """See `BasePolicy`: demonstrated actions are samples alone, [n, H, A]; `imitation_losses` takes them."""
         return super().from_env(self.normalization.normalized_actions(actions).astype(np.float32))
 

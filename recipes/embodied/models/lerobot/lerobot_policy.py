@@ -16,7 +16,6 @@ from typing import Any, Final, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.config import EmbodiedModelConfig
@@ -47,6 +46,7 @@ from recipes.embodied.models.lerobot.lerobot_processors import (
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import is_policy_folder
 from recipes.embodied.models.published_statistics import load_statistics
+from recipes.training.arrays import Array
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 
@@ -114,7 +114,7 @@ class LerobotPolicy(BasePolicy):
         self._normalization = normalization
         self._processors = make_processors(self._shape, self._source, normalization)
 
-    def normalization_of(self, states: NDArray[Any] | None, actions: NDArray[Any]) -> Normalization:
+    def normalization_of(self, states: Array | None, actions: Array) -> Normalization:
         """See `BasePolicy`: as lerobot's configuration says."""
         return normalization_of(self._shape, states, actions)
 
@@ -146,12 +146,12 @@ class LerobotPolicy(BasePolicy):
             if isinstance(values, Tensor) and values.shape[:1] == (count,) and name != ACTION
         }
 
-    def to_env(self, actions: Tensor) -> NDArray[Any]:
+    def to_env(self, actions: Tensor) -> Array:
         """See `BasePolicy`: by lerobot's own processor."""
         rows = self._processors.after(actions.detach().float().cpu().flatten(0, 1))
         return rows.view(actions.shape).numpy().astype(np.float32)
 
-    def from_env(self, actions: NDArray[Any]) -> Tensor:
+    def from_env(self, actions: Array) -> Tensor:
         """See `BasePolicy`."""
         return super().from_env(self.normalization.normalized_actions(actions).astype(np.float32))
 
@@ -215,7 +215,7 @@ class LerobotPolicy(BasePolicy):
         self._processors.before.save_pretrained(folder, config_filename=PREPROCESSOR)
         self._processors.after.save_pretrained(folder, config_filename=POSTPROCESSOR)
 
-    def _in_a_row(self, observations: Observation, name: str) -> NDArray[Any]:
+    def _in_a_row(self, observations: Observation, name: str) -> Array:
         """Return observations [n, ...], of a policy that acts by several in a row [n, T, ...].
 
         Raises:

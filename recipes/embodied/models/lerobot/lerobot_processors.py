@@ -11,10 +11,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from recipes.embodied.models.lerobot.lerobot_config import ACTION, ENVIRONMENT_STATE, STATE, reason_of
 from recipes.embodied.models.normalization import Normalization, Scheme, Statistics
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 PREPROCESSOR: Final = "policy_preprocessor.json"
@@ -71,7 +71,7 @@ def make_processors(shape: Any, folder: str | None, normalization: Normalization
     return Processors(before, after)
 
 
-def normalization_of(shape: Any, states: NDArray[Any] | None, actions: NDArray[Any]) -> Normalization:
+def normalization_of(shape: Any, states: Array | None, actions: Array) -> Normalization:
     """Return the statistics of a data set's rows, [N, S] and [N, A], as lerobot's configuration wants them.
 
     Raises:
@@ -84,9 +84,7 @@ def normalization_of(shape: Any, states: NDArray[Any] | None, actions: NDArray[A
     return Normalization(scheme, of_states, of_actions, EPSILON, action_scheme)
 
 
-def _numbers(
-    shape: Any, kind: Literal["STATE", "ACTION"], rows: NDArray[Any] | None
-) -> tuple[Statistics | None, Scheme]:
+def _numbers(shape: Any, kind: Literal["STATE", "ACTION"], rows: Array | None) -> tuple[Statistics | None, Scheme]:
     """Return the statistics of rows [N, D], None where they are taken as they are, and how they are applied."""
     mode = _mode(shape, kind)
     if rows is None or mode == "IDENTITY":

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.training.arrays import Array
+
 Gripper = Literal["as_is", "opening"]
 
 
-def tokens_of(normalized: NDArray[Any], bins: int) -> NDArray[np.int64]:
+def tokens_of(normalized: Array, bins: int) -> NDArray[np.int64]:
     """Return tokens int64 of normalized numbers, of the same shape: 0 to `bins` - 1, larger ones for smaller numbers.
 
     Numbers beyond -1 and 1 are clipped. Of B bins there are B edges, from -1 to 1 in even steps; token B - k stands for
@@ -20,7 +22,7 @@ def tokens_of(normalized: NDArray[Any], bins: int) -> NDArray[np.int64]:
     return bins - np.digitize(np.clip(normalized, -1, 1), edges)
 
 
-def numbers_of(tokens: NDArray[Any], bins: int) -> NDArray[np.float64]:
+def numbers_of(tokens: Array, bins: int) -> NDArray[np.float64]:
     """Return the normalized numbers that tokens 0 to `bins` - 1 stand for: the middle between two edges.
 
     B edges have B - 1 middles: the number 1 alone is beyond the last edge, and is read as the last middle.
@@ -30,7 +32,7 @@ def numbers_of(tokens: NDArray[Any], bins: int) -> NDArray[np.float64]:
     return middles[np.clip(bins - 1 - tokens, 0, bins - 2)]
 
 
-def to_gripper(actions: NDArray[Any], gripper: Gripper) -> NDArray[Any]:
+def to_gripper(actions: Array, gripper: Gripper) -> Array:
     """Return actions [..., A] with the last number as the environment takes it.
 
     opening: it is predicted from 0 (closed) to 1 (open), and taken as -1 (open) or 1 (closed).
@@ -41,7 +43,7 @@ def to_gripper(actions: NDArray[Any], gripper: Gripper) -> NDArray[Any]:
     return np.concatenate((actions[..., :-1], -np.sign(2 * opening - 1)), axis=-1)
 
 
-def from_gripper(actions: NDArray[Any], gripper: Gripper) -> NDArray[Any]:
+def from_gripper(actions: Array, gripper: Gripper) -> Array:
     """Return an environment's actions [..., A] with the last number as OpenVLA learns it: see `to_gripper`."""
     if gripper == "as_is":
         return actions

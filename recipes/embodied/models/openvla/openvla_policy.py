@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from recipes.embodied.config.model_options import OpenVlaOptions
@@ -36,6 +35,7 @@ from recipes.embodied.models.vla.image_pipeline import ImagePipeline, centre_cro
 from recipes.embodied.models.vla.token_policy import TokenPolicy
 from recipes.embodied.models.vla.vision_language import encoded_prompts, initialize_narrow, load_policy_tokenizer
 from recipes.sections.model_folders import SETTINGS
+from recipes.training.arrays import Array
 from recipes.training.huggingface import judging_model, require_transformers
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
@@ -111,19 +111,19 @@ class OpenVlaPolicy(TokenPolicy):
         if space is not None and space != self.tokenizer.unk_token_id:
             tokens = np.concatenate((tokens, np.full_like(tokens[:, :1], space)), axis=1)
             mask = np.concatenate((mask, np.ones_like(mask[:, :1])), axis=1)
-        named: dict[str, NDArray[Any]] = {key: observations[key] for key in self._cameras}
+        named: dict[str, Array] = {key: observations[key] for key in self._cameras}
         return super().prepare({_TOKENS: tokens, _MASK: mask, **named})
 
     def describe_images(self) -> dict[str, Any]:
         """See `BasePolicy`: of DINOv2; SigLIP takes the same with mean and deviation 0.5."""
         return {**self._pipelines[0].describe(), "centre_crop": self._options.centre_crop}
 
-    def to_env(self, actions: Tensor) -> NDArray[Any]:
+    def to_env(self, actions: Tensor) -> Array:
         """See `BasePolicy`: tokens [n, C, A] as numbers, with the scale of the data, and the gripper's sign."""
         numbers = self.normalization.actions_of(numbers_of(actions.cpu().numpy(), self._bins))
         return to_gripper(numbers, self._options.gripper).astype(np.float32)
 
-    def from_env(self, actions: NDArray[Any]) -> Tensor:
+    def from_env(self, actions: Array) -> Tensor:
         """See `BasePolicy`: the tokens of the bins."""
         numbers = self.normalization.normalized_actions(from_gripper(actions, self._options.gripper))
         return super().from_env(tokens_of(numbers, self._bins))

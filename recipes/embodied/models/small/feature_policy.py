@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.heads import OrthogonalLinear, action_head
+from recipes.training.arrays import Array
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig
@@ -42,11 +42,11 @@ class FeaturePolicy(BasePolicy):
             inputs[STATES] = self.normalization.normalized_states(inputs[STATES])
         return inputs
 
-    def to_env(self, actions: Tensor) -> NDArray[Any]:
+    def to_env(self, actions: Tensor) -> Array:
         """See `BasePolicy`."""
         return super().to_env(self.normalization.actions_of(actions))
 
-    def from_env(self, actions: NDArray[Any]) -> Tensor:
+    def from_env(self, actions: Array) -> Tensor:
         """See `BasePolicy`."""
         return self.normalization.normalized_actions(super().from_env(actions))
 

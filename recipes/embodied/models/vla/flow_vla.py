@@ -27,6 +27,7 @@ from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy, check_hor
 from recipes.embodied.models.flow.flow_matching import Velocity
 from recipes.embodied.models.heads import OrthogonalLinear
 from recipes.embodied.models.vla.vision_language import encoded_prompts
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 TOKENS, MASK, ORIGINS = "prompt.tokens", "prompt.mask", "action.origins"
@@ -138,7 +139,7 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         """See `BasePolicy`: images as they are, states normalized, the prompt as tokens of one length."""
         first = observations[self._cameras[0]]
         texts: list[str] = observations[INSTRUCTIONS].tolist() if self._has_instructions else [""] * len(first)
-        named: dict[str, NDArray[Any]] = {key: observations[key] for key in self._cameras}
+        named: dict[str, Array] = {key: observations[key] for key in self._cameras}
         if self._has_states:
             named[STATES] = self.normalization.normalized_states(observations[STATES]).astype(np.float32)
         prompts = self.prompts(texts, named.get(STATES))
@@ -172,13 +173,13 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         """See `BasePolicy`."""
         return super().forward(inputs, self._split(actions)[0])
 
-    def to_env(self, actions: Tensor) -> NDArray[Any]:
+    def to_env(self, actions: Tensor) -> Array:
         """See `BasePolicy`."""
         drawn, origins = self._split(actions)
         taken = super().to_env(drawn)
         return taken if origins is None else taken + origins[:, : self.shape[0]].cpu().numpy()
 
-    def from_env(self, actions: NDArray[Any]) -> Tensor:
+    def from_env(self, actions: Array) -> Tensor:
         """See `BasePolicy`: relative actions remain as they are; `imitation_losses` knows what they are relative to."""
         return BasePolicy.from_env(self, actions) if self.options.relative_actions else super().from_env(actions)
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recipes.embodied.models.folder_facts import ARCHITECTURES
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline
+from recipes.training.arrays import Array
 from recipes.training.huggingface import (
     config_of,
     judging_model,
@@ -256,7 +256,7 @@ def load_policy_tokenizer(folder: str | None) -> PreTrainedTokenizerBase:
 
 def encoded_prompts(
     tokenizer: Any, prompts: list[str], longest: int, side: str, vocabulary: int
-) -> tuple[NDArray[Any], NDArray[Any]]:
+) -> tuple[Array, Array]:
     """Return tokens int64 [n, longest] of texts, and which are not padding, bool [n, longest].
 
     Args:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.config.model_options import VlmOptions
@@ -29,6 +28,7 @@ from recipes.embodied.models.vla.vision_language import (
     load_policy_tokenizer,
     shaped_backbone,
 )
+from recipes.training.arrays import Array
 from recipes.training.huggingface import with_lora
 from rlinf_core import ConfigError
 
@@ -78,7 +78,7 @@ class VlmPolicy(TokenPolicy):
         prompts = [self._options.prompt.replace("{instruction}", text) for text in texts]
         longest, vocabulary = self._options.max_prompt_tokens, self.vlm.vocabulary
         tokens, mask = encoded_prompts(self.tokenizer, prompts, longest, "left", vocabulary)
-        named: dict[str, NDArray[Any]] = {
+        named: dict[str, Array] = {
             _TOKENS: tokens,
             _MASK: mask,
             **{key: observations[key] for key in self._cameras},
@@ -91,12 +91,12 @@ class VlmPolicy(TokenPolicy):
         """See `BasePolicy`."""
         return self.vlm.images.describe()
 
-    def to_env(self, actions: Tensor) -> NDArray[Any]:
+    def to_env(self, actions: Tensor) -> Array:
         """See `BasePolicy`: bins [n, C, A] as numbers, with the scale of the data that the policy was trained on."""
         numbers = actions.cpu().numpy() * (2 / (self._options.action_bins - 1)) - 1
         return self.normalization.actions_of(numbers).astype(np.float32)
 
-    def from_env(self, actions: NDArray[Any]) -> Tensor:
+    def from_env(self, actions: Array) -> Tensor:
         """See `BasePolicy`: the nearest bins."""
         last = self._options.action_bins - 1
         numbers = np.clip(self.normalization.normalized_actions(actions), -1, 1)
