@@ -49,12 +49,12 @@ class HangWatch:
         on_hang: OnHang,
         groups: Mapping[str, WorkerGroup[Any]],
         record: RunRecord,
-        clock: StepClock | None = None,
+        clock: StepClock,
     ) -> None:
         self._on_hang = on_hang
         self._groups = {group.worker_group_name: group for group in groups.values()}
         self._record = record
-        self._clock = StepClock() if clock is None else clock
+        self._clock = clock
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rlinf-hang-watch", daemon=True)
         # The last step when somebody was named, and the seconds without one after which it is said again.
@@ -67,10 +67,6 @@ class HangWatch:
     def __exit__(self, *_: object) -> None:
         # A look that is under way ends by itself, and does nothing any more.
         self._ended.set()
-
-    def finished(self) -> None:
-        """Note that a step has finished, with all that follows it."""
-        self._clock.finished()
 
     def _run(self) -> None:
         quiet = 0.0

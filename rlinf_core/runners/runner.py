@@ -22,6 +22,7 @@ from rlinf_core.runners.record import RunConfig, RunRecord
 from rlinf_core.runners.restarts import NodesReturned
 from rlinf_core.runners.snapshots import SnapshotSchedule
 from rlinf_core.runners.standalone import StandaloneRecord
+from rlinf_core.runners.step_clock import StepClock
 from rlinf_core.runners.storage.item_fates import ItemFates
 from rlinf_core.worker.group.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.group.worker_group import WorkerGroup
@@ -57,6 +58,7 @@ class Runner(ABC):
         self.weight_version = 0
         self._times: dict[str, float] = {}
         self._snapshots = SnapshotSchedule(None)
+        self._steps = StepClock()
 
     # To be implemented by loops
 
@@ -128,11 +130,11 @@ class Runner(ABC):
 
     def run(self) -> None:
         """Train to the end, or evaluate once with `only_eval`."""
-        with self._closing_after_failure(), HangWatch(self.config.on_hang, self.groups, self.record) as hangs:
-            self._run(hangs)
+        with self._closing_after_failure(), HangWatch(self.config.on_hang, self.groups, self.record, self._steps):
+            self._run()
         self._close_record()
 
-    def _run(self, hangs: HangWatch) -> None:
+    def _run(self) -> None:
         record, last = self.record, self.last_step
         if self.config.save_interval != NEVER and self.keeps_state:
             self._snapshots = SnapshotSchedule(self.config.snapshot_seconds)
@@ -160,7 +162,7 @@ class Runner(ABC):
                 if self.config.save_on_interrupt and record.has_unsaved(step):
                     self.save_checkpoint(step)
                 raise
-            hangs.finished()
+            self._steps.finished()
             if step != last and record.nodes_returned:
                 self._take_nodes_back(step)
             if step == record.first_step:

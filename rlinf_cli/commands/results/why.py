@@ -52,10 +52,10 @@ def why(
 
     folder = find_run(run, log_path)
     facts = read_facts(folder)
-    quiet = seconds_without_step(facts)
+    waited = seconds_without_step(facts)
     # The driver may have looked already.
-    if quiet is not None and not any(NO_STEP in line for line in facts.warnings):
-        facts = replace(facts, held_up=_held_up(folder, certain_only=quiet < SURE_AFTER))
+    if waited is not None and not any(NO_STEP in line for line in facts.warnings):
+        facts = replace(facts, held_up=_held_up(folder, certain_only=waited < SURE_AFTER))
     diagnosis = diagnose(facts)
     record = why_record(diagnosis)
     text = why_text(diagnosis, shown(folder.path))
