@@ -10,13 +10,13 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from recipes.language.config import LanguageConfig, LanguageRunnerConfig
+from recipes.language.config import AnswerActorConfig, LanguageConfig, LanguageRunnerConfig
 from recipes.language.config.language_no_effect import DISTILS, LANGUAGE, distils
 from recipes.language.config.problem_config import MathDataConfig, MathRewardConfig
 from recipes.language.rules.job_rules import check_job
 from recipes.language.rules.replay_rules import check_router_replay
 from recipes.sections.checks import Report, WorldSizes, blame
-from rlinf_core import NoEffect, StepsOrNever
+from rlinf_core import Bool, NoEffect, StepsOrNever
 
 COMPONENTS = ("actor", "rollout", "reward")
 
@@ -25,6 +25,22 @@ class MathRunnerConfig(LanguageRunnerConfig):
     """Settings of the run."""
 
     max_steps: StepsOrNever = 250
+
+
+class MathActorConfig(AnswerActorConfig):
+    """The workers that train."""
+
+    # Not for agents, whose answers are put together from several requests.
+    router_replay: Bool = Field(
+        default=False,
+        description="Mixture of experts: train each token with the experts that the engine chose for it (backend"
+        " torch).",
+    )
+
+    @property
+    def replays_routers(self) -> bool:
+        """See `AnswerActorConfig`."""
+        return self.router_replay
 
 
 class MathConfig(LanguageConfig):
@@ -37,6 +53,10 @@ class MathConfig(LanguageConfig):
 
     runner: MathRunnerConfig = Field(
         default_factory=MathRunnerConfig, description="Run length, what is saved, and where results go."
+    )
+    actor: MathActorConfig = Field(
+        default_factory=MathActorConfig,
+        description="The model that learns, its optimizer and its sharding.",
     )
     reward: MathRewardConfig = Field(default_factory=MathRewardConfig, description="How answers are scored.")
     data: MathDataConfig = Field(default_factory=MathDataConfig, description="The problems.")

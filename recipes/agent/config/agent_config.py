@@ -27,7 +27,6 @@ from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.rules.job_rules import SANDBOX_PROBE, check_job
 from recipes.language.rules.job_rules import inputs as job_inputs
 from recipes.language.rules.job_rules import trials as reward_trials
-from recipes.language.rules.replay_rules import check_router_replay
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.values import KnownOrOwn
@@ -260,7 +259,6 @@ def check(config: AgentConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report inconsistent settings of this recipe."""
     check_job(config, COMPONENTS, world_sizes, report, (*OPTIONAL_COMPONENTS, INDEX))
     _check_limits(config, report)
-    check_router_replay(config, report, in_turns=True)
     _check_agent(config, report)
 
 

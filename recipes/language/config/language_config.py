@@ -187,15 +187,15 @@ class AnswerActorConfig(LanguageActorConfig):
     share_prompts: Bool = Field(
         default=True, description="Compute the shared prompt of a group once in training; losses are unchanged."
     )
-    router_replay: Bool = Field(
-        default=False,
-        description="Mixture of experts: train each token with the experts that the engine chose for it (backend"
-        " torch).",
-    )
     warm_start: WarmStartConfig = Field(
         default_factory=WarmStartConfig,
         description="Supervised warm start of a model without `model_path`: steps, lr.",
     )
+
+    @property
+    def replays_routers(self) -> bool:
+        """Whether tokens are trained with the experts that the engine chose for them."""
+        return False
 
 
 class LanguageCriticConfig(ConfigModel):

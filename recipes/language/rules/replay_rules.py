@@ -18,25 +18,12 @@ _KEY: Final = ("actor", "router_replay")
 _MODEL: Final = ("actor", "model", "model_path")
 
 
-def check_router_replay(config: LanguageConfig, report: Report, *, in_turns: bool = False) -> None:
-    """Report what the choices of experts cannot be replayed with.
-
-    Args:
-        config: the whole file.
-        report: takes findings.
-        in_turns: whether answers are put together from several requests.
-    """
-    if not config.actor.router_replay:
+def check_router_replay(config: LanguageConfig, report: Report) -> None:
+    """Report what the choices of experts cannot be replayed with."""
+    if not config.actor.replays_routers:
         return
     remedy, folder = "write `router_replay: false`", config.actor.model.model_path
     backend = BACKENDS[config.rollout.backend].name
-    if in_turns:
-        report(
-            _KEY,
-            "conflicting-settings",
-            "the choices of experts are recorded of answers of one turn, and the recipe `agent` has several",
-            remedy,
-        )
     if backend != "torch":
         report(
             blame(config, _KEY, ("rollout", "backend")),

@@ -69,7 +69,7 @@ class LanguageActor(ComparingWorker):
             world_size=self._world_size,
             is_sent=self._is_sent,
         )
-        if config.router_replay:
+        if config.replays_routers:
             policy.replay_routers()
         self._sender = WeightSender(
             self,
@@ -163,7 +163,7 @@ class LanguageActor(ComparingWorker):
             if group is not None:
                 group.send(batch.without_experts())
         metrics: dict[str, float] = {}
-        if self._config.actor.router_replay:
+        if self._config.actor.replays_routers:
             metrics["train/actor/replayed_fraction"] = batch.replayed_tokens / max(1, int((batch.lengths - 1).sum()))
         same = batch.drawn_by(self._state.version)
         if algorithm.recompute_logprobs:
