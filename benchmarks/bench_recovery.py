@@ -43,8 +43,8 @@ RECIPES = {
 }
 # Steps before the first death, and between two deaths.
 _STEPS = 2
-# Steps of a run with snapshots.
-_SNAPSHOT_STEPS = 60
+# Steps of a run with snapshots, which takes minutes.
+_SNAPSHOT_STEPS = 800
 
 
 class Recovery(NamedTuple):
@@ -155,15 +155,12 @@ def prepared_with(runner: Any, component: str) -> tuple[Any, ...]:
 
 
 def snapshots() -> Iterator[Result]:
-    """Measure what share of a run its snapshots take, where each is saved as soon as it may."""
+    """Measure what share of a run its snapshots take, from the end of the first to that of the last, where each is
+    saved as soon as it may."""
     module, file, _, overrides = RECIPES["embodied"]
     program: Any = importlib.import_module(module)
-    began: list[float] = []
-    saved: list[float] = []
-
-    def note(event: Event) -> None:
-        if isinstance(event, events.StepFinished):
-            began.append(time.monotonic())
+    # When each began and ended.
+    saved: list[tuple[float, float]] = []
 
     def launch(config: Any, cluster: Cluster, record: RunRecord) -> Any:
         runner = program.launch(config, cluster, record)
@@ -173,7 +170,7 @@ def snapshots() -> Iterator[Result]:
             start = time.monotonic()
             save(step, snapshot=snapshot)
             if snapshot:
-                saved.append(time.monotonic() - start)
+                saved.append((start, time.monotonic()))
 
         runner.save_checkpoint = timed
         return runner
@@ -190,10 +187,12 @@ def snapshots() -> Iterator[Result]:
         )
         job.raise_if_bad()
         config: Any = job.config
-        run_job(job, RunFolder.create(config.runner, config.recipe), note, launch)
-    share = 100 * sum(saved) / (began[-1] - began[0])
-    measured = f"{len(saved)} of {median(saved):.2f} s in {began[-1] - began[0]:.0f} s" if saved else "none was saved"
-    met = bool(saved) and share < GOAL_PERCENT
+        run_job(job, RunFolder.create(config.runner, config.recipe), lambda event: None, launch)
+    later = [ended - began for began, ended in saved[1:]]
+    period = saved[-1][1] - saved[0][1] if later else 1.0
+    share = 100 * sum(later) / period
+    measured = f"{len(later)} of {median(later):.2f} s in {period:.0f} s" if later else "there was no second one"
+    met = bool(later) and share < GOAL_PERCENT
     yield Result("embodied: snapshots, of the time", measured, f"{share:.2f} %", f"< {GOAL_PERCENT:g} %", met)
 
 
