@@ -118,13 +118,18 @@ _FAULT_FIGURES: Final = (
         " their CPU time",
     ),
     (
-        "the same, by chance in one of each two steps of a run",
-        "of the workers' CPU time +0.16 ± 0.62 % (`benchmarks/bench_recorder.py`, 600 pairs of steps at a load of 40)",
+        "the same, by chance in one of each two steps of a run (`benchmarks/bench_recorder.py`, 500 pairs, quiet)",
+        "of the workers' CPU time: embodied +0.11 ± 0.27 %, math +0.28 ± 0.35 %",
     ),
     (
-        "the same, pairs of runs with and without",
-        "CPU of a step, with / without: embodied 1.15, 1.08, 1.03, 1.29, math 1.10, 0.87, 1.10, 0.95; runs differ by"
-        " more than such a cost",
+        "supervision: the manager, and the workers' threads that answer it",
+        "of the workers' CPU time: embodied 0.69 %, math 0.67 %, in 1,000 steps each",
+    ),
+    (
+        "from `kill -9` of a worker until work goes on, by it alone / by one start of it / by a restart of all"
+        " (`benchmarks/bench_recovery.py`, quiet)",
+        "env 0.8 s / 1.22 / 4.9 s, rollout 1.6 s / 0.99 / 4.9 s; math: reward 1.5 s / 1.07 / 6.9 s, rollout 3.4 s /"
+        " 1.02 / 6.9 s; agent 1.0 s / 1.01 / 18.1 s, its reward 1.7 s / 1.05 / 18.1 s; no finished step is done again",
     ),
 )
 
@@ -147,7 +152,8 @@ def _faults() -> str:
     parts += [
         "\n## Standstills and links\n",
         "Faults that end no process. A worker that holds up the run is named by the driver and by `rlinf why`. Seconds"
-        " are those from the last finished step until the driver's warning.\n",
+        " are those from the last finished step until `rlinf why`, asked again and again, names it, on a quiet machine"
+        " where no load is named.\n",
         "| what happens | what is reported | seconds | what is lost | shown by |",
         "|---|---|---|---|---|",
         *(f"| {' | '.join(row[:-1])} | `tests/{row.test}` |" for row in STANDSTILLS),

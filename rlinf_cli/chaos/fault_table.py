@@ -122,13 +122,13 @@ _ENDED: Final = "integration/runtime/test_hangs.py::test_holder_is_named_and_end
 _REPLY: Final = "unit/manager/inspection/test_held_up.py::test_lost_reply_is_that_of_an_idle_worker"
 _HOLDS: Final = "nothing if it goes on; `runner.on_hang: restart` ends it, which costs what its death costs"
 STANDSTILLS: Final[Sequence[Standstill]] = (
-    Standstill("a worker is stopped (SIGSTOP)", "its name", "2.8 (load 12)", _HOLDS, _WHY),
-    Standstill("a worker is a zombie", "its name", "not measured", _HOLDS, _ENDED),
-    Standstill("an environment hangs", "the worker, its method and frame", "7 (load 13)", _HOLDS, _WHY),
-    Standstill("native code holds the interpreter's lock", "the worker and its frame", "11 (load 19)", _HOLDS, _WHY),
-    Standstill("a reply is lost", "the worker that does not run what is waited for", "not measured", _HOLDS, _REPLY),
+    Standstill("a worker is stopped (SIGSTOP)", "its name", "3.0", _HOLDS, _WHY),
+    Standstill("a worker is a zombie", "its name", "2.4", _HOLDS, _ENDED),
+    Standstill("an environment hangs", "the worker, its method and frame", "7.7", _HOLDS, _WHY),
+    Standstill("native code holds the interpreter's lock", "the worker and its frame", "8.6", _HOLDS, _WHY),
+    Standstill("a reply is lost", "the worker that does not run what is waited for", "6.6", _HOLDS, _REPLY),
     Standstill(
-        "a rank enters no all-reduce", "that rank, its frame, and those that wait", "not measured", _HOLDS, _WHY
+        "a rank enters no all-reduce", "that rank, its frame, and those that wait", "6.1", _HOLDS, _WHY
     ),
     Standstill(
         "the link of a node is cut for 4 s",
