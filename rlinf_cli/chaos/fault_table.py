@@ -127,9 +127,7 @@ STANDSTILLS: Final[Sequence[Standstill]] = (
     Standstill("an environment hangs", "the worker, its method and frame", "7.7", _HOLDS, _WHY),
     Standstill("native code holds the interpreter's lock", "the worker and its frame", "8.6", _HOLDS, _WHY),
     Standstill("a reply is lost", "the worker that does not run what is waited for", "6.6", _HOLDS, _REPLY),
-    Standstill(
-        "a rank enters no all-reduce", "that rank, its frame, and those that wait", "6.1", _HOLDS, _WHY
-    ),
+    Standstill("a rank enters no all-reduce", "that rank, its frame, and those that wait", "6.1", _HOLDS, _WHY),
     Standstill(
         "the link of a node is cut for 4 s",
         "nothing: messages are on their way",

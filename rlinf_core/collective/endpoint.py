@@ -295,6 +295,10 @@ class Endpoint:
                     connection.passed.discard(identity)
                     connection.post(Frame(FrameKind.FORGET, sequence=identity).pack())
 
+    def recipients_in_transit(self) -> tuple[str, ...]:
+        """Return the incarnations of the endpoints to which bytes are on their way, see `Connection.in_transit`."""
+        return tuple(one.peer.incarnation for one in self._connections.all() if one.in_transit)
+
     def answers_for_memory(self) -> bool:
         """Return whether a receiver still uses memory that this process forwarded, and releases if that one dies."""
         return self._relay.forwards.outstanding()

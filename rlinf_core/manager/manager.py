@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlinf_core.address import WorkerAddress
@@ -376,6 +376,10 @@ class Manager:
         self._watch.alarm()
 
     def _answer(self, stream: PeerStream, answer: m.ProcessAnswer) -> None:
+        if answer.recipients:
+            names = {peer.hello.info.incarnation: name for name, peer in self._peers.items()}
+            recipients = tuple(names[incarnation] for incarnation in answer.recipients if incarnation in names)
+            answer = replace(answer, recipients=recipients)
         self._watch.answered(stream.peer, answer)
 
     def _ask(self, round_: Round) -> Iterable[str]:

@@ -242,7 +242,8 @@ class ManagerClient(Resolver):
         if isinstance(message, m.Question):
             stacks, recent = (describe_stacks(), self.operations.recent()) if message.stacks else ("", "")
             publication, in_flight = self.operations.publication(), tuple(self.in_flight())
-            answer = m.ProcessAnswer(message.round, publication, in_flight, self.channels(), stacks, recent)
+            recipients = self.endpoint.recipients_in_transit()
+            answer = m.ProcessAnswer(message.round, publication, in_flight, self.channels(), stacks, recent, recipients)
             self.tell(answer)
         elif isinstance(message, m.Died):
             if not self._succeeded(message):

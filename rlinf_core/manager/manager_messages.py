@@ -234,6 +234,7 @@ class ProcessAnswer:
         channels: the channels it hosts, by name.
         stacks: the stacks of its threads, as text, if requested.
         recent: what it did in the last 30 s, likewise.
+        recipients: the processes to which messages of it are on their way, by incarnation; by name in the manager.
     """
 
     round: int
@@ -242,6 +243,7 @@ class ProcessAnswer:
     channels: Mapping[str, ChannelView] = field(default_factory=dict[str, ChannelView])
     stacks: str = ""
     recent: str = ""
+    recipients: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,15 +48,18 @@ def processes_of(
     """Return the processes that answered, and the dead with the seconds since."""
     channels: dict[str, ChannelView] = {}
     called: set[str] = set()
+    expecting: set[str] = set()
     for answer in answers.values():
         channels.update(answer.channels)
         called.update(answer.in_flight)
+        expecting.update(answer.recipients)
     view = JobView(channels, frozenset(dead), unknown)
     processes = [Process(name, died=seconds) for name, seconds in dead.items()]
     for name, answer in answers.items():
         publication = answer.publication
-        if name in called and not publication.operations:
-            # A call to it, or its answer, is in flight: it will make progress on its own.
+        if name in expecting or (name in called and not publication.operations):
+            # A message, a call or its answer is on its way, on a link that may be slow or cut: it goes on by itself, or
+            # the link is given up.
             publication = replace(publication, running=True)
         processes.append(view.process(name, publication))
     return processes

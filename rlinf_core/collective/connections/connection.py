@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import array
 import errno
+import fcntl
 import os
 import select
 import socket
+import termios
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -33,6 +35,8 @@ _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 Bytes = bytes | bytearray | memoryview
 # The start of the reason for which a connection is lost when its host cannot be reached any more.
 NO_ANSWER = "its host no longer answers"
+# SIOCOUTQNSD of Linux, which Python has no name for: asks how many bytes of a socket are not sent yet.
+_UNSENT = 0x894B
 _VANISHED = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 
 
@@ -117,6 +121,22 @@ class Connection:
         look = select.poll()
         look.register(self.fd, select.POLLRDHUP)
         return bool(look.poll(0))
+
+    @property
+    def in_transit(self) -> bool:
+        """Whether bytes were sent that the peer's kernel has not acknowledged, as where a link is cut.
+
+        Those that the peer has no room for are not sent. False where the system does not say.
+        """
+        if self.shares_memory or self._closed:
+            return False
+        unacknowledged, unsent = array.array("i", [0]), array.array("i", [0])
+        try:
+            fcntl.ioctl(self.sock, termios.TIOCOUTQ, unacknowledged)
+            fcntl.ioctl(self.sock, _UNSENT, unsent)
+        except (OSError, ValueError):
+            return False
+        return unacknowledged[0] > unsent[0]
 
     @property
     def closed(self) -> bool:
