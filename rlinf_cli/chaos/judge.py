@@ -14,6 +14,8 @@ from rlinf_core.runners.storage.run_status import RunStatus
 _OF_RECOVERY: Final = frozenset(
     {"agent/processes_lost", "agent/tasks_moved", "rollout/continued", "rollout/prompted_again"}
 )
+# Metrics of the machine, which may be equal twice by chance.
+_OF_MACHINE: Final = ("memory/", "time/")
 _MOST_NAMED: Final = 5
 
 
@@ -47,7 +49,7 @@ class UndisturbedRuns(NamedTuple):
     Attributes:
         steps: the steps of the run.
         digests: the digests of the files of the last checkpoint that are equal in two undisturbed runs.
-        metrics: the metrics of each step, those that are equal in them; times are not.
+        metrics: the metrics of each step, those that are equal in them, without times and memory.
         launch: seconds from the command to the first step.
     """
 
@@ -74,7 +76,11 @@ def reference_of(one: RunEnding, other: RunEnding, launch: float) -> Undisturbed
     if not data <= equal.keys() or one.steps != other.steps:
         return UndisturbedRuns(one.steps, {}, (), launch)
     metrics = tuple(
-        {name: value for name, value in mine.items() if _same(theirs.get(name), value)}
+        {
+            name: value
+            for name, value in mine.items()
+            if _same(theirs.get(name), value) and not name.startswith(_OF_MACHINE)
+        }
         for mine, theirs in zip(one.metrics, other.metrics, strict=True)
     )
     return UndisturbedRuns(one.steps, equal, metrics, launch)

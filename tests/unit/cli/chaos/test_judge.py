@@ -11,7 +11,7 @@ from rlinf_cli.chaos.judge import RunVerdict, judge, reference_of
 from rlinf_cli.chaos.outcomes import RunEnding, Struck
 from rlinf_cli.chaos.strike_plan import Strike
 
-METRICS = ({"loss": 1.0, "time/step": 3.0}, {"loss": math.nan, "time/step": 4.0})
+METRICS = ({"loss": 1.0, "time/step": 3.0, "memory/actor_gib": 1.0}, {"loss": math.nan, "time/step": 4.0})
 
 
 def outcome(**changes: Any) -> RunEnding:
@@ -38,7 +38,7 @@ def struck(fault: str = "kill-worker", victim: str = "EnvGroup:0", **changes: An
 
 OTHER = outcome(
     digests={"2/actor/.metadata": "y", "2/actor/0.distcp": "a"},
-    metrics=({"loss": 1.0, "time/step": 5.0}, {"loss": math.nan, "time/step": 6.0}),
+    metrics=({"loss": 1.0, "time/step": 5.0, "memory/actor_gib": 1.0}, {"loss": math.nan, "time/step": 6.0}),
 )
 REFERENCE = reference_of(outcome(), OTHER, 5.0)
 BY_CHANCE = reference_of(outcome(), outcome(digests={"2/actor/0.distcp": "b"}), 5.0)
@@ -48,6 +48,7 @@ FAILED = {"code": 1, "status": "failed", "why": (KILLED,)}
 CASES: dict[str, tuple[dict[str, Any], RunVerdict, str]] = {
     "same": ({}, RunVerdict.EQUAL, ""),
     "times differ": ({"metrics": OTHER.metrics}, RunVerdict.EQUAL, ""),
+    "other memory": ({"metrics": ({**METRICS[0], "memory/actor_gib": 2.0}, METRICS[1])}, RunVerdict.EQUAL, ""),
     "other weights": ({"digests": {"2/actor/0.distcp": "b"}}, RunVerdict.WRONG, "differ: 2/actor/0.distcp"),
     "other loss": ({"metrics": ({"loss": 2.0}, METRICS[1])}, RunVerdict.WRONG, "step 1 differ: loss 2.0 not 1.0"),
     "step missing": ({"steps": (2,)}, RunVerdict.WRONG, "its steps are 2 to 2, not 1 to 2"),
