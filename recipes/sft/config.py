@@ -9,7 +9,7 @@ from pydantic import Field
 from recipes.embodied.config import PolicyActorConfig, PolicyJob, facts
 from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.config.embodied_no_effect import SFT
-from recipes.embodied.models.folder_facts import check_model_folder
+from recipes.embodied.models.folder_facts import STEERED, check_model_folder
 from recipes.embodied.rules.checkpoint_rules import check_load_path
 from recipes.embodied.rules.data_rules import check_data
 from recipes.embodied.rules.env_rules import check_environments
@@ -103,6 +103,7 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     environments = config.env.eval if acts else None
     check_load_path(config, environments, report)
     check_model_folder(config, report)
+    _check_policy(config, report)
     check_lerobot(config, report)
     check_inference(config, report)
     if not config.data.train_data_paths:
@@ -120,6 +121,16 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     _check_target(config, report)
     if evaluates(config):
         check_environments(config, "eval", config.env.eval, world_sizes.get("env"), report)
+
+
+def _check_policy(config: SftConfig, report: Report) -> None:
+    if config.actor.model.model_type == STEERED:
+        report(
+            ("actor", "model", "model_type"),
+            "conflicting-settings",
+            f"demonstrations train no `{STEERED}`: the noise that led to their actions is not known",
+            "name the policy that it steers; `loss_type: dsrl` trains the noise afterwards",
+        )
 
 
 def _check_target(config: SftConfig, report: Report) -> None:

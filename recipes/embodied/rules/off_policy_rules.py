@@ -29,7 +29,7 @@ from rlinf_core.config.tree import Path
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedConfig, EmbodiedModelConfig
 
-POLICY: Final = "squashed_policy"
+SQUASHED: Final = "squashed_policy"
 # By flow matching or diffusion, whose noise can be chosen.
 _STEERABLE: Final = ("flow_policy", "pi0", "pi05", "smolvla", "lerobot")
 # Those that read an instruction.
@@ -142,12 +142,12 @@ def _check_policy(config: EmbodiedConfig, report: Report) -> None:
         _check_steered(config, report)
         return
     kind: Path = ("actor", "model", "model_type")
-    if model.model_type != POLICY:
+    if model.model_type != SQUASHED:
         report(
             blame(config, kind, _LOSS),
             "conflicting-settings",
-            f"`loss_type: {loss}` trains a `{POLICY}`, but `model_type` is `{model.model_type}`",
-            f"write `actor.model.model_type: {POLICY}`",
+            f"`loss_type: {loss}` trains a `{SQUASHED}`, but `model_type` is `{model.model_type}`",
+            f"write `actor.model.model_type: {SQUASHED}`",
         )
         return
     if model.num_action_chunks != 1:

@@ -94,3 +94,29 @@ def test_a_sampler_that_draws_more_noise_is_refused(tmp_path: Path) -> None:
     assert ["draws more noise at each step" in message for message in drawn] == [True]
     sampler = "actor.model.options={policy: {options: {config: {noise_scheduler_type: DDIM}}}}"
     assert not [message for message in steering(tmp_path, "lerobot", sampler) if "cannot be steered" in message]
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "words"),
+    [
+        ("laptop", ("actor.model.model_type=squashed_policy",), "cannot train a `squashed_policy`, which estimates"),
+        (
+            "laptop_grpo",
+            ("actor.model.model_type=steered_policy", "actor.model.model_path=."),
+            "cannot train a `steered_policy`, whose weights are frozen",
+        ),
+        (
+            "sft_laptop",
+            ("actor.model.model_type=steered_policy", "actor.model.model_path=."),
+            "demonstrations train no `steered_policy`",
+        ),
+    ],
+)
+def test_other_losses_train_no_policy_of_off_policy(file: str, overrides: tuple[str, ...], words: str) -> None:
+    messages = [finding.message for finding in load_with_lint(file, overrides, environ={}).diagnostics]
+    assert any(words in message for message in messages), messages
+
+
+def test_squashed_policy_may_learn_without_values() -> None:
+    reported = load_with_lint("laptop_grpo", ("actor.model.model_type=squashed_policy",), environ={}).diagnostics
+    assert not any("cannot train" in finding.message for finding in reported)
