@@ -13,7 +13,7 @@ from recipes.sections.checks import Report, blame
 from recipes.sections.model_folders import SETTINGS, read_object
 
 # Model types that choose experts without `torch.topk`, or twice in a layer.
-NOT_REPLAYED: Final = frozenset(("jetmoe", "phimoe"))
+NOT_REPLAYED: Final = frozenset(("beam", "flint", "jetmoe", "longcat_flash", "phimoe"))
 _KEY: Final = ("actor", "router_replay")
 _MODEL: Final = ("actor", "model", "model_path")
 

@@ -25,6 +25,8 @@ from recipes.language.models.expert_choices import ExpertChoices
 from recipes.language.models.expert_sizes import expert_sizes
 from recipes.language.models.packing import pack
 from recipes.language.models.policy import LanguagePolicy, checkpoint_decoder
+from recipes.language.rules.architecture_rules import fault_of_architecture
+from recipes.language.rules.replay_rules import fault_of_replay
 from rlinf_core import ConfigError
 from tests.unit.recipes.language.models.architectures import VOCABULARY, architectures, tiny
 
@@ -88,6 +90,21 @@ def test_replay_gives_the_engine_s_log_probabilities(name: str, share: bool) -> 
     assert batch.replayed_tokens == int((batch.lengths - 1).sum())
     logprobs = replaying(mixture(name))(pack(batch, share_prompts=share)).logprobs
     torch.testing.assert_close(logprobs, batch.logprobs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted(architectures()))
+def test_every_mixture_is_replayed_or_refused(name: str) -> None:
+    try:
+        model = mixture(name)
+    except Exception as error:
+        pytest.skip(f"no tiny model: {type(error).__name__}")
+    settings = {**model.config.to_dict(), "model_type": name}
+    if fault_of_architecture(settings, 100) or fault_of_replay(settings):
+        pytest.skip("refused by validate")
+    batch = batch_of(answers_of(model, prompts_of(5, 17)))
+    assert batch.replayed_tokens == int((batch.lengths - 1).sum())
+    torch.testing.assert_close(replaying(mixture(name))(pack(batch)).logprobs, batch.logprobs, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe", "deepseek_v3"])
