@@ -288,9 +288,11 @@ class AsyncRollouts(PromptService):
         """Raise the failure of a worker, where one has failed."""
         self._check_alongside()
         running = [stage.running for stage in self._stages]
+        # Before failures are looked at: a call may fail meanwhile.
+        has_returned = any(handle.done() for handle in running)
         if any(handle.failed for handle in running):
             wait_together(*running)
-        if any(handle.done() for handle in running):
+        if has_returned:
             raise RunError("rollout or reward workers returned before the end of the run")
 
     def _raise_death(self) -> None:

@@ -124,6 +124,33 @@ def test_the_failure_of_a_worker_ends_the_wait_for_reports() -> None:
         stream.wait()
 
 
+class FailsBetweenLooks(Call):
+    """A call whose failure arrives just after somebody has looked for it."""
+
+    looks = 0
+
+    @property
+    def failed(self) -> bool:
+        self.looks += 1
+        return self.looks > 1
+
+    def done(self) -> bool:
+        return self.looks > 0
+
+    def wait(self) -> list[None]:
+        raise ConnectionError("the machine is gone")
+
+
+@pytest.mark.usefixtures("together")
+def test_failure_between_two_looks_is_no_early_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers()
+    call = FailsBetweenLooks()
+    monkeypatch.setattr(workers, "score_forever", lambda: call)
+    stream = stream_of(workers)
+    with pytest.raises(ConnectionError, match="the machine is gone"):
+        stream.wait()
+
+
 @pytest.mark.usefixtures("together")
 def test_workers_that_return_too_early_end_the_run() -> None:
     workers = Workers()
