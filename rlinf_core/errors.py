@@ -187,6 +187,11 @@ class WorkerDiedError(RuntimeFailure):
         self.node = node
         self.cause = cause
 
+    @property
+    def concerns_all(self) -> bool:
+        """Whether all workers depend on the process, as on `gcs_server`: a worker has a rank."""
+        return ":" not in self.address
+
 
 class CommunicationTimeoutError(RuntimeFailure, TimeoutError):
     """An operation, as in `recv from actor:0`, reached its deadline after `seconds`.

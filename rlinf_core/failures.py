@@ -238,7 +238,7 @@ def followed(error: BaseException) -> bool:
     """Return whether an error of this process is a consequence of a worker's failure."""
     if isinstance(error, WorkerGroupError):
         return is_consequence(error.group, error.ranks[0], error.exceptions[0])
-    return isinstance(error, _CONSEQUENCES)
+    return isinstance(error, _CONSEQUENCES) and not _concerns_all(error)
 
 
 def ended_by_shutdown(failure: WorkerGroupError) -> bool:
@@ -270,8 +270,8 @@ def raise_unseen(failures: Sequence[WorkerGroupError], *, instead_of: BaseExcept
             first = failure
         elif first is failure or first.__cause__ is failure:
             continue
-        elif instead_of is not None and followed(first) and followed(failure):
-            # Neither caused the other; the later one may be due to workers that were ended since.
+        elif instead_of is not None and followed(failure) and (followed(first) or _concerns_all(first)):
+            # It did not cause the other; it may be due to workers that were ended since, or that lost the same process.
             continue
         elif _tells_death_of(failure, first) or (not followed(failure) and set_cause(first, failure)):
             continue
@@ -279,6 +279,10 @@ def raise_unseen(failures: Sequence[WorkerGroupError], *, instead_of: BaseExcept
             _log.error("another call failed, and its result was never read: %s", failure.message)
     if first is not None and instead_of is None:
         raise first
+
+
+def _concerns_all(error: BaseException) -> bool:
+    return isinstance(error, WorkerDiedError) and error.concerns_all
 
 
 def _tells_death_of(failure: WorkerGroupError, first: BaseException) -> bool:

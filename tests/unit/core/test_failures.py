@@ -277,6 +277,17 @@ def test_consequence_of_ended_workers_is_no_cause_of_an_error(
     assert not caplog.records
 
 
+def test_death_of_what_all_depend_on_follows_from_no_worker(caplog: pytest.LogCaptureFixture) -> None:
+    """Its workers fail of files that the end of the run removes, and of each other."""
+    died = WorkerDiedError("gcs_server", node="this machine")
+    raise_unseen([WorkerGroupError("actor", "save", {0: OSError("no such file")}, 1)], instead_of=died)
+    assert died.__cause__ is None
+    assert "another call failed" in caplog.text
+    caplog.clear()
+    raise_unseen([WorkerGroupError("env", "step", {0: WorkerDiedError("actor:0")}, 1)], instead_of=died)
+    assert (died.__cause__, caplog.text) == (None, "")
+
+
 def test_death_after_a_reported_failure_is_not_reported_again(caplog: pytest.LogCaptureFixture) -> None:
     cause = failed(WorkerDiedError("env:0", cause="signal 11"), "env")
     waited = failed(WorkerDiedError("env:0", cause="its group was shut down"), "rollout")
