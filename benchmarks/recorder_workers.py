@@ -15,6 +15,7 @@ from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 from recipes.language.workers.actor_worker import LanguageActor
 from recipes.language.workers.reward_worker import RewardWorker
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
+from rlinf_core import Worker
 from rlinf_core.process.inflight_ops import InflightOps
 
 # A file in the folder of runs, whose first byte says whether the recorder is on.
@@ -47,49 +48,33 @@ def switchable(config: Any) -> None:
     InflightOps.end = switched
 
 
-class SwitchedActor(EmbodiedFSDPActor):
+class Switched(Worker):
+    """A worker whose recorder follows the flag."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        switchable(config)
+
+
+class SwitchedActor(Switched, EmbodiedFSDPActor):
     """Trains."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        switchable(config)
 
-
-class SwitchedRollout(MultiStepRolloutWorker):
+class SwitchedRollout(Switched, MultiStepRolloutWorker):
     """Acts."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        switchable(config)
 
-
-class SwitchedEnv(EnvWorker):
+class SwitchedEnv(Switched, EnvWorker):
     """Steps environments."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        switchable(config)
 
-
-class SwitchedLanguageActor(LanguageActor):
+class SwitchedLanguageActor(Switched, LanguageActor):
     """Trains a language model."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        switchable(config)
 
-
-class SwitchedLanguageRollout(LanguageRolloutWorker):
+class SwitchedLanguageRollout(Switched, LanguageRolloutWorker):
     """Answers prompts."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        switchable(config)
 
-
-class SwitchedReward(RewardWorker):
+class SwitchedReward(Switched, RewardWorker):
     """Scores answers."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        switchable(config)

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import cast
@@ -40,6 +40,7 @@ from rlinf_core.errors import (
 from rlinf_core.manager import manager_messages as m
 from rlinf_core.manager import postmortem
 from rlinf_core.manager.control_rpc import ControlRpc, expect
+from rlinf_core.manager.death_news import CAUSE_SECONDS, DeathNews
 from rlinf_core.manager.debugging import answer_stacks, at_breakpoint
 from rlinf_core.manager.wait_edges import ChannelView
 from rlinf_core.manager.watch import LongWaits, is_long_wait
@@ -51,8 +52,6 @@ from rlinf_core.waiting import FIRST_WORD_AFTER, Operation, OperationKind, Publi
 
 _log = logging.getLogger("rlinf.job")
 _REPORT_EVERY = 1.0
-# Seconds that a failure may be delayed to learn why its peer died.
-_CAUSE_SECONDS = 1.0
 _PICTURE_SECONDS = 1.5
 _SHORTEST_EXTENDED = 1.0
 # Seconds until the parent of an ended process has collected how it ended, and between looks.
@@ -69,6 +68,7 @@ class ManagerClient(Resolver):
         endpoint: the endpoint in use.
         in_flight: returns the workers with unanswered calls of this process.
         channels: returns the channels hosted by this process.
+        deaths: the deaths that it has heard of.
         on_cancel: called with the calls cancelled by their callers, or None for all.
     """
 
@@ -105,9 +105,7 @@ class ManagerClient(Resolver):
         self._notices: dict[int, m.NotYetNotice] = {}
         self._warned: set[int] = set()
         self._failures: dict[int, Exception] = {}
-        self._deaths: dict[str, m.Died] = {}
-        self._ends_given: dict[tuple[str, int], str] = {}
-        self._news = threading.Condition()
+        self.deaths = DeathNews()
         self._next_report = 0.0
         self._long_waits = LongWaits()
         self._closed = False
@@ -145,17 +143,13 @@ class ManagerClient(Resolver):
     def tell_exit_reason(self, cause: str) -> None:
         """Report why this process is about to end deliberately."""
         with suppress(RuntimeFailure):
-            self.request(m.ExitReason(cause), _CAUSE_SECONDS)
+            self.request(m.ExitReason(cause), CAUSE_SECONDS)
 
     def will_end(self, name: str, incarnation: int, cause: str) -> None:
         """Report why a worker is about to be ended by this process, which hears of its end before the manager may."""
-        self._ends_given[name, incarnation] = cause
+        self.deaths.end_here(name, incarnation, cause)
         with suppress(RuntimeFailure):
-            self.request(m.ExitReason(cause, name), _CAUSE_SECONDS)
-
-    def given_end(self, name: str, incarnation: int) -> str | None:
-        """Return why this process has ended a worker; None where it has not."""
-        return self._ends_given.get((name, incarnation))
+            self.request(m.ExitReason(cause, name), CAUSE_SECONDS)
 
     def request(
         self,
@@ -195,8 +189,8 @@ class ManagerClient(Resolver):
     def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
         name = address.get_name()
         info = expect(self.request(m.Lookup(name), timeout, OperationKind.CONNECT, name), EndpointInfo)
-        with self._news:
-            self._deaths.pop(name, None)
+        # Of its predecessor, if any.
+        self.deaths.forget(name)
         return info
 
     def group_size(self, name: str, timeout: float) -> int:
@@ -233,9 +227,7 @@ class ManagerClient(Resolver):
                     work.finish(message.value)
             return True
         if isinstance(message, m.Died):
-            with self._news:
-                self._deaths[message.address] = message
-                self._news.notify_all()
+            self.deaths.add(message)
         return False
 
     def _handle(self, stream: PeerStream | None, message: object) -> None:
@@ -374,7 +366,7 @@ class ManagerClient(Resolver):
             return WorkerDiedError(peer, node=self._node_of(peer), cause=reason, where=self._name)
         # Its incarnation: there may be news of an earlier one.
         endpoints = {stream.incarnation for stream in self.endpoint.streams() if stream.peer == peer}
-        died = self._await_death(peer, endpoints=endpoints - {None})
+        died = self.deaths.wait(peer, endpoints=endpoints - {None})
         if died is not None:
             return self._death(died)
         return WorkerDiedError(peer, node=self._node_of(peer), where=self._name)
@@ -383,33 +375,10 @@ class ManagerClient(Resolver):
         """Return where a worker runs or ran, in words, as far as the manager knows."""
         address = WorkerAddress.from_name(peer)
         try:
-            life = self.group_life(str(address.get_parent_address()), _CAUSE_SECONDS)
+            life = self.group_life(str(address.get_parent_address()), CAUSE_SECONDS)
             return life.nodes[address.rank] or None
         except (RLinfError, IndexError):
             return None
-
-    def news_of_death(self, peer: str, incarnation: int) -> m.Died | None:
-        """Return how a worker of this incarnation of its group died; waits briefly for the manager's findings."""
-        return self._await_death(peer, incarnation)
-
-    def vanished(self, peer: str, incarnation: int) -> WorkerDiedError | None:
-        """Return the error for a worker whose whole host is gone, if already known."""
-        died = self._death_of(peer, incarnation)
-        return WorkerDiedError(peer, node=died.node, cause=died.cause) if died is not None and died.vanished else None
-
-    def _await_death(self, peer: str, incarnation: int = 0, endpoints: Collection[str | None] = ()) -> m.Died | None:
-        def look() -> m.Died | None:
-            died = self._death_of(peer, incarnation)
-            return died if died is not None and (not endpoints or died.endpoint in endpoints) else None
-
-        with self._news:
-            self._news.wait_for(lambda: self._closed or look() is not None, _CAUSE_SECONDS)
-            return look()
-
-    def _death_of(self, peer: str, incarnation: int) -> m.Died | None:
-        """Return the news of a death in this incarnation of a group or a later one."""
-        died = self._deaths.get(peer)
-        return died if died is not None and died.incarnation >= incarnation else None
 
     def _death(self, died: m.Died) -> WorkerDiedError:
         return WorkerDiedError(died.address, node=died.node, cause=died.cause, end=died.end, where=self._name)
@@ -430,11 +399,9 @@ class ManagerClient(Resolver):
 
     def close(self, linger: float = 1.0) -> None:
         """Close the connection. Idempotent."""
-        with self._news:
-            if self._closed:
-                return
-            self._closed = True
-            self._news.notify_all()
+        if not self.deaths.close():
+            return
+        self._closed = True
         self._control.stop()
         self.endpoint.close(linger=linger)
         self._ends.drop(m.MANAGER)

@@ -23,10 +23,10 @@ def describe_death(error: BaseException, address: str, node: str, incarnation: i
     """Return the error for a worker that Ray reports dead; waits briefly for the manager's findings."""
     text = str(error)
     client = current_client()
-    own_reason = client.given_end(address, incarnation) if client is not None else None
+    own_reason = client.deaths.ended_here(address, incarnation) if client is not None else None
     if own_reason is not None:
         return WorkerDiedError(address, node=node, cause=own_reason)
-    news = client.news_of_death(address, incarnation) if client is not None else None
+    news = client.deaths.wait(address, incarnation) if client is not None else None
     known_cause, end = (news.cause, news.end) if news is not None else (None, None)
     reported_end = _end_in(text)
     if reported_end is None:

@@ -110,24 +110,23 @@ class JudgeConfig(ConfigModel):
     )
 
 
+def _needs_chunking(chunking: str, key: str, why: str) -> NoEffect:
+    """Return the rule of a key that changes nothing with other ways to join chunks."""
+    return NoEffect(
+        (key,),
+        lambda inference, sizes: inference.chunking != chunking,
+        f"{why}: `chunking` is not {chunking}",
+        f"remove it, or write `chunking: {chunking}`",
+        because=("chunking",),
+    )
+
+
 class InferenceConfig(ConfigModel):
     """The time that a policy takes to compute a chunk of actions, emulated."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
-            ("ensemble_coefficient",),
-            lambda inference, sizes: inference.chunking != "ensemble",
-            "no predictions are averaged: `chunking` is not ensemble",
-            "remove it, or write `chunking: ensemble`",
-            because=("chunking",),
-        ),
-        NoEffect(
-            ("guidance",),
-            lambda inference, sizes: inference.chunking != "real_time",
-            "nothing is guided: `chunking` is not real_time",
-            "remove it, or write `chunking: real_time`",
-            because=("chunking",),
-        ),
+        _needs_chunking("ensemble", "ensemble_coefficient", "no predictions are averaged"),
+        _needs_chunking("real_time", "guidance", "nothing is guided"),
     )
 
     delay: NonNegativeInt = Field(

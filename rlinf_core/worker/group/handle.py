@@ -328,7 +328,8 @@ class WorkerGroupHandle(Generic[T]):
         if client is None or self._settled:
             return {}
         errors = {
-            member.address.rank: client.vanished(str(member.address), member.incarnation) for member in self._members
+            member.address.rank: client.deaths.vanished(str(member.address), member.incarnation)
+            for member in self._members
         }
         return {rank: error for rank, error in errors.items() if error is not None}
 

@@ -1,4 +1,9 @@
-"""Workers of one class, launched and called as a group."""
+"""Workers of one class, launched and called as a group.
+
+Its one reason to change is what a program may do with a group. How workers start, are called, are waited for and end
+is elsewhere (`launch`, `handle`, `watchers`, `worker.death`); most of what is left are methods of a few lines with
+their documentation. Functions over several groups are here because they use what is private to a group.
+"""
 
 from __future__ import annotations
 

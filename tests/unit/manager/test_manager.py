@@ -61,7 +61,7 @@ def die(client: ManagerClient) -> None:
 
 def cause_of_death(client: ManagerClient, name: str, incarnation: int) -> str | None:
     """Why a worker died, as far as a client learns it."""
-    news = client.news_of_death(name, incarnation)
+    news = client.deaths.wait(name, incarnation)
     return news.cause if news is not None else None
 
 
