@@ -367,8 +367,15 @@ class WorkerGroup(Generic[W]):
             return []
         name = self.worker_group_name
         calls = [call for call in unanswered.take(name) if not call.observed]
-        unseen = [failure for call in calls if (failure := call.failure()) is not None]
-        late = [call for call in calls if not call.failed and call.pending()]
+        unseen: list[WorkerGroupError] = []
+        late: list[WorkerGroupHandle[Any]] = []
+        for call in calls:
+            # Asked first: an answer that arrives between the two questions is read below.
+            pending = call.pending()
+            if (failure := call.failure()) is not None:
+                unseen.append(failure)
+            elif pending:
+                late.append(call)
         client = current_client()
         if client is not None:
             client.tell(Dismiss({str(member.address): member.incarnation for member in members}))

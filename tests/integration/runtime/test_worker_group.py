@@ -349,16 +349,18 @@ def test_shutdown_reads_an_answer_that_ray_delivers_late(cluster: Cluster, monke
     launched = Probe.create_group().launch(cluster, NodePlacementStrategy([0]), name="overtaken")
     handle = launched.fail(0)
     launched.rank().wait()
-    known, read = handle._failures, []
+    known, arrived = handle._failures, []
 
     def failures(grace: float) -> dict[int, Exception]:
-        return known(grace) if read else {}
+        if arrived:
+            return known(grace)
+        arrived.append(True)
+        return {}
 
     def pending() -> list[WorkerAddress]:
-        read.append(True)
-        return [WorkerAddress("overtaken", 0)]
+        return [] if arrived else [WorkerAddress("overtaken", 0)]
 
-    # As if the answer were still under way when the shutdown begins.
+    # As if the answer arrived just after the shutdown had looked for it for the first time.
     monkeypatch.setattr(handle, "_failures", failures)
     monkeypatch.setattr(handle, "pending", pending)
     with pytest.raises(WorkerGroupError, match="bad batch"):
