@@ -240,7 +240,7 @@ _Models: TypeAlias = Mapping[str, type]
 
 def _section(docs: _Docs, models: _Models) -> list[str]:
     """Return the text and the table of a section: a row for each key, whatever number of recipes has it."""
-    rows = ["| key | in | type | default | meaning |", "|---|---|---|---|---|"]
+    rows: list[tuple[str, ...]] = [("key", "recipes", "type", "default", "meaning"), ("---",) * 5]
 
     def add(path: str, docs: _Docs) -> None:
         cells = (
@@ -250,13 +250,16 @@ def _section(docs: _Docs, models: _Models) -> list[str]:
             _by_recipe({name: _default(doc) for name, doc in docs.items()}),
             _by_recipe({name: doc.description for name, doc in docs.items()}),
         )
-        rows.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+        rows.append(tuple(cell.replace("|", "\\|").replace("\n", " ") for cell in cells))
         for below, inner in _children(docs, models).items():
             add(below, inner)
 
     for path, inner in _children(docs, models).items():
         add(path, inner)
-    return [_by_recipe({name: doc.description for name, doc in docs.items()}) + "\n", *rows, ""]
+    if not any(row[1] for row in rows[2:]):
+        rows = [(row[0], *row[2:]) for row in rows]
+    lines = ("| " + " | ".join(row) + " |" for row in rows)
+    return [_by_recipe({name: doc.description for name, doc in docs.items()}) + "\n", *lines, ""]
 
 
 def _children(docs: _Docs, models: _Models) -> dict[str, dict[str, FieldDoc]]:
