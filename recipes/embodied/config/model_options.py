@@ -70,7 +70,7 @@ class SquashedOptions(_Options):
         exploration_noise: standard deviation of the noise that is added to actions while training, as TD3 does; None:
             the policy learns it, as in SAC.
         images: convolutions: as `cnn_policy` encodes them; keypoints: the places of a few learned colours in each,
-            which take fewer steps to learn where what matters has a colour of its own. Of the critics, too.
+            for things that have a colour of their own. The critics encode images the same way.
     """
 
     num_layers: _Count = 2

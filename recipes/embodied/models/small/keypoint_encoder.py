@@ -1,4 +1,4 @@
-"""Places in images by their colours, as features that few steps suffice to learn."""
+"""Places of learned colours in images, as features."""
 
 from __future__ import annotations
 
