@@ -30,6 +30,7 @@ from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
 from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.small.squashed_policy import image_features
 from recipes.embodied.models.small.steered_policy import SteeredPolicy
 from recipes.embodied.off_policy.sources import learned_spec, transition_spec
 from recipes.training.memory_parts import (
@@ -288,7 +289,8 @@ def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[dict
         width = config.actor.model.hidden_dim
         layers, norm = settings.critic_layers, settings.critic_norm
         judges_states = config.algorithm.loss_type == IMPLICIT_LOSS
-        critics = Critics(spec, settings.critics, width, layers, norm, judges_states=judges_states)
+        images = image_features(config.actor.model)
+        critics = Critics(spec, settings.critics, width, layers, norm, judges_states=judges_states, images=images)
     buffers = buffer_sizes(settings.replay, count, intervenes=config.env.train.intervention.source != NONE).values()
     bounds = [columns.bound(buffer.rows, buffer.image_bytes) for buffer in buffers]
     held = sum(min(bound, buffer.memory_bytes or bound) for bound, buffer in zip(bounds, buffers, strict=True))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 _Count = Annotated[int, Field(ge=1)]
+# How images become features.
+ImageFeatures: TypeAlias = Literal["convolutions", "keypoints"]
+CONVOLUTIONS: Final = "convolutions"
 
 
 class _Options(BaseModel):
@@ -66,10 +69,13 @@ class SquashedOptions(_Options):
         num_layers: hidden layers of the policy.
         exploration_noise: standard deviation of the noise that is added to actions while training, as TD3 does; None:
             the policy learns it, as in SAC.
+        images: convolutions: as `cnn_policy` encodes them; keypoints: the places of a few learned colours in each,
+            for things that have a colour of their own. The critics encode images the same way.
     """
 
     num_layers: _Count = 2
     exploration_noise: Annotated[float, Field(gt=0)] | None = None
+    images: ImageFeatures = CONVOLUTIONS
 
 
 class SteeredOptions(_Options):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recipes.embodied.config.model_options import CONVOLUTIONS, ImageFeatures
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
 from recipes.embodied.models.small.squashed_policy import features_of, relu_layers
@@ -92,7 +93,7 @@ class BatchRenorm(nn.Module):
 class Critics(nn.Module):
     """E critics on states or images.
 
-    Images become features by one network of convolutions that the members share.
+    Images become features by one network that the members share.
 
     Args:
         spec: the spec of the environment.
@@ -101,6 +102,7 @@ class Critics(nn.Module):
         layers: the number of layers.
         norm: see `Norm`.
         judges_states: whether there are values of observations alone, too, by a network without `norm`.
+        images: how images become features.
     """
 
     def __init__(
@@ -112,10 +114,11 @@ class Critics(nn.Module):
         norm: Norm = "none",
         *,
         judges_states: bool = False,
+        images: ImageFeatures = CONVOLUTIONS,
     ) -> None:
         super().__init__()
         self.members = members
-        self.features, size = features_of(spec, width)
+        self.features, size = features_of(spec, width, images)
         self.states: nn.Module | None = None
         if judges_states:
             hidden = relu_layers(size, width, layers)

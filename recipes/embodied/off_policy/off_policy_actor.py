@@ -35,7 +35,7 @@ from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_normalization, write_description
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.models.small.squashed_policy import SquashedPolicy
+from recipes.embodied.models.small.squashed_policy import SquashedPolicy, image_features
 from recipes.embodied.off_policy.critic_learner import OffPolicyLearner, TransitionTensors
 from recipes.embodied.off_policy.noise_aliasing import NoiseAliasedLearner
 from recipes.embodied.off_policy.sources import (
@@ -95,7 +95,15 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             self._judges, self._action_part = {CRITIC: executed, NOISE_CRITIC: size}, slice(size, size + executed)
         self._critics = {
             name: self._training_state(
-                Critics(learned_spec(spec, count), settings.critics, width, layers, norm, judges_states=implicit)
+                Critics(
+                    learned_spec(spec, count),
+                    settings.critics,
+                    width,
+                    layers,
+                    norm,
+                    judges_states=implicit,
+                    images=image_features(config.model),
+                )
                 .to(self.torch_device)
                 .eval(),
                 name,

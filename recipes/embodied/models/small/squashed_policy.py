@@ -10,11 +10,12 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recipes.embodied.config.model_options import SquashedOptions
+from recipes.embodied.config.model_options import CONVOLUTIONS, ImageFeatures, SquashedOptions
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.small.cnn_policy import ImageEncoder
+from recipes.embodied.models.small.keypoint_encoder import KeypointEncoder
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -35,12 +36,23 @@ class StateFeatures(nn.Module):
         return inputs[STATES]
 
 
-def features_of(spec: EnvSpec, width: int) -> tuple[nn.Module, int]:
-    """Return a network from `inputs` to features [n, F], and F: convolutions for images, else a network on the states.
+def image_features(config: EmbodiedModelConfig) -> ImageFeatures:
+    """Return how a policy of off-policy learning, and its critics, encode images."""
+    options: object = config.options
+    if isinstance(options, dict) and config.model_type == "squashed_policy":
+        options = SquashedOptions.model_validate(options)
+    return options.images if isinstance(options, SquashedOptions) else CONVOLUTIONS
+
+
+def features_of(spec: EnvSpec, width: int, images: ImageFeatures = CONVOLUTIONS) -> tuple[nn.Module, int]:
+    """Return a network from `inputs` to features [n, F], and F: of images and states, or the states themselves.
 
     Raises:
         ConfigError: there are neither images nor states.
     """
+    if spec.cameras and images != CONVOLUTIONS:
+        keypoints = KeypointEncoder(spec.cameras, spec.state_size)
+        return keypoints, keypoints.size
     if spec.cameras:
         return ImageEncoder(spec.cameras, spec.state_size, width), width
     if not spec.state_size:
@@ -78,7 +90,7 @@ class SquashedPolicy(BasePolicy):
         options = cast("SquashedOptions", config.options)
         self.action_size = spec.action_size
         self.noise = options.exploration_noise
-        self.features, size = features_of(spec, config.hidden_dim)
+        self.features, size = features_of(spec, config.hidden_dim, options.images)
         self.layers = relu_layers(size, config.hidden_dim, options.num_layers)
         self.mean = nn.Linear(config.hidden_dim, spec.action_size)
         self.log_std = None if self.noise is not None else nn.Linear(config.hidden_dim, spec.action_size)

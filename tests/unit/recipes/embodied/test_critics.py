@@ -8,6 +8,7 @@ from torch import nn
 
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.critics import BatchRenorm, Critics, EnsembleLinear, Norm
+from recipes.embodied.models.small.squashed_policy import features_of
 
 SPEC = EnvSpec(state_size=5, action_size=2)
 
@@ -43,6 +44,22 @@ def test_critics_see_states_images_or_both(norm: Norm) -> None:
         assert values.shape == (2, 4)
         values.sum().backward()
         assert all(each.grad is not None for each in critics.parameters())
+
+
+def test_keypoints_find_a_small_thing_of_its_own_colour() -> None:
+    torch.manual_seed(0)
+    spec = EnvSpec(state_size=3, action_size=2, cameras={"main": (16, 20, 3)})
+    features, size = features_of(spec, 8, "keypoints")
+    images = torch.full((2, 16, 20, 3), 180, dtype=torch.uint8)
+    images[0, 15, 19] = images[1, 0, 0] = torch.tensor((20, 190, 60), dtype=torch.uint8)
+    inputs = {"images.main": images, "states": torch.zeros(2, 3)}
+    places = features(inputs)
+    assert places.shape == (2, size)
+    assert places[0].max() > 0.9
+    assert places[1].min() < -0.9
+    critics = Critics(spec, 2, 8, images="keypoints")
+    critics(inputs, torch.zeros(2, 2)).sum().backward()
+    assert all(weights.grad is not None for weights in critics.parameters())
 
 
 def test_layer_norm_bounds_values_of_actions_far_from_any_seen() -> None:

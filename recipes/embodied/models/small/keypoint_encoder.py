@@ -1,0 +1,63 @@
+"""Places of learned colours in images, as features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from recipes.embodied.envs.env_spec import ImageShape
+from recipes.embodied.envs.observation_keys import STATES, image_key
+from recipes.embodied.models.base_policy import Inputs
+
+KEYPOINTS: Final = 8  # in the images of one camera
+_WIDTH: Final = 16
+_SHARPNESS: Final = 3.0
+_SMALLEST_DEVIATION: Final = 1e-3
+
+
+class ColourKeypoints(nn.Module):
+    """The mean places of `KEYPOINTS` learned colours in an image: a spatial softmax (Levine et al. 2016, arXiv
+    1504.00702) over scores of each pixel alone, which are normalized over the image, so that what is small and of its
+    own colour stands out before anything is learned.
+    """
+
+    places: Tensor
+
+    def __init__(self, shape: ImageShape) -> None:
+        super().__init__()
+        height, width, channels = shape
+        self.scores = nn.Sequential(nn.Linear(channels, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, KEYPOINTS))
+        self.sharpness = nn.Parameter(torch.tensor(_SHARPNESS))
+        rows, columns = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+        self.register_buffer("places", torch.stack((rows, columns), dim=-1).flatten(0, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return rows and columns from -1 to 1, [n, 2 * KEYPOINTS], of uint8 [n, H, W, channels]."""
+        pixels = images.flatten(1, 2).to(self.sharpness.dtype) / 255 - 0.5
+        scores = self.scores(pixels).transpose(1, 2)
+        deviations, means = torch.std_mean(scores, dim=2, keepdim=True)
+        scores = (scores - means) / (deviations + _SMALLEST_DEVIATION)
+        return ((self.sharpness * scores).softmax(dim=2) @ self.places).flatten(1)
+
+
+class KeypointEncoder(nn.Module):
+    """The keypoints of all cameras and the states, as features.
+
+    Attributes:
+        size: F, the number of features.
+    """
+
+    def __init__(self, cameras: Mapping[str, ImageShape], state_size: int) -> None:
+        super().__init__()
+        self.keys = [image_key(camera) for camera in cameras]
+        self.cameras = nn.ModuleList(ColourKeypoints(shape) for shape in cameras.values())
+        self.state_size = state_size
+        self.size = 2 * KEYPOINTS * len(self.keys) + state_size
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Return features [n, F] of `images.CAMERA` uint8 [n, H, W, channels] and of `states` float32 [n, S]."""
+        features = [network(inputs[key]) for key, network in zip(self.keys, self.cameras, strict=True)]
+        return torch.cat([*features, *([inputs[STATES]] if self.state_size else [])], dim=1)
