@@ -75,11 +75,11 @@ def _block_sums(flat: Tensor, target: Tensor | None) -> Tensor:
     sums[-1] = rest
     source, place, end = flat.data_ptr(), target.data_ptr(), flat.numel() * size
     step = _COPIED_BYTES // _BLOCK_BYTES
-    for begin, part, into in zip(
-        range(0, end, _COPIED_BYTES), numbers.split(step), sums[:-1].split(step), strict=False
-    ):
+    for first in range(0, len(numbers), step):
+        part = numbers[first : first + step]
+        begin = first * _BLOCK_BYTES
         ctypes.memmove(place + begin, source + begin, part.nbytes)
-        torch.sum(part, dim=1, out=into)
+        torch.sum(part, dim=1, out=sums[first : first + len(part)])
     whole *= size
     ctypes.memmove(place + whole, source + whole, end - whole)
     return sums
