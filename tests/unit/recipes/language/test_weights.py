@@ -14,7 +14,7 @@ from recipes.language.models.fingerprint import fingerprint
 from recipes.language.weights.weight_transfer import IncomingWeights, messages
 from recipes.training.weights.flat_weights import FlatWeights
 from rlinf_core import RLinfError
-from rlinf_core.collective.messages.torch_payload import CustomCopy
+from tests.unit.recipes.language.in_threads import as_received
 
 
 class Receiver:
@@ -43,18 +43,9 @@ class Mail:
     """Messages on their way; those after the first `there` have not arrived yet."""
 
     def __init__(self, sent: Iterable[Any], there: int | None = None) -> None:
-        self.sent = [self._arriving(message) for message in sent]
+        self.sent = [as_received(message) for message in sent]
         self.there = len(self.sent) if there is None else there
         self.asked = 0
-
-    @staticmethod
-    def _arriving(message: Any) -> Any:
-        """Return what arrives: a tensor for one that its sender copies."""
-        if not isinstance(message, CustomCopy):
-            return message
-        target = torch.full_like(message.tensor, -1)
-        message.copy(target)
-        return target
 
     def receive(self) -> Any:
         number, self.asked = self.asked, self.asked + 1
