@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Iterable
 
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor
 
 _BLOCK_BYTES = 16384
+# Copied, then read: little enough to be in the second-level cache of a core still. `memmove` from there takes half the
+# processor time of torch's own copy.
+_COPIED_BYTES = 256 << 10
 
 
 class Fingerprint:
@@ -22,11 +26,22 @@ class Fingerprint:
     def __init__(self) -> None:
         self._parts: dict[str, bytes] = {}
 
-    def add(self, name: str, tensor: Tensor) -> None:
-        """Take a tensor into account; its bytes are read now."""
+    def __contains__(self, name: str) -> bool:
+        return name in self._parts
+
+    def add(self, name: str, tensor: Tensor, *, copy_to: Tensor | None = None) -> None:
+        """Take a tensor into account; its bytes are read now.
+
+        Args:
+            name: its name; a tensor of the same name that was added before is replaced.
+            tensor: the tensor.
+            copy_to: a contiguous tensor of its shape and type, on the host as well, which is filled with its values on
+                the way: each part is read while it is in the processor's cache.
+        """
         plain = tensor.detach().contiguous().flatten()
         head = f"{name} {plain.dtype} {list(tensor.shape)}\n".encode()
-        self._parts[name] = head + _block_sums(plain).cpu().numpy().tobytes()
+        target = None if copy_to is None else copy_to.detach().flatten()
+        self._parts[name] = head + _block_sums(plain, target).cpu().numpy().tobytes()
 
     def text(self) -> str:
         """Return 16 hexadecimal digits."""
@@ -44,13 +59,27 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
     return digest.text()
 
 
-def _block_sums(flat: Tensor) -> Tensor:
+def _block_sums(flat: Tensor, target: Tensor | None) -> Tensor:
     """Return sums of bits by block, as wrapping int64 numbers; the last is that of the remainder."""
     size = flat.element_size()
     whole = flat.numel() * size // _BLOCK_BYTES * _BLOCK_BYTES // size
     blocks = flat[:whole]
     if blocks.storage_offset() * size % 8:
         blocks = blocks.clone()  # eight bytes are one number only where a multiple of eight begins
-    sums = blocks.view(torch.int64).view(-1, _BLOCK_BYTES // 8).sum(dim=1)
+    numbers = blocks.view(torch.int64).view(-1, _BLOCK_BYTES // 8)
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
-    return torch.cat((sums, flat[whole:].view(bits).sum(dtype=torch.int64)[None]))
+    rest = flat[whole:].view(bits).sum(dtype=torch.int64)
+    if target is None:
+        return torch.cat((numbers.sum(dim=1), rest[None]))
+    sums = numbers.new_empty(len(numbers) + 1)
+    sums[-1] = rest
+    source, place, end = flat.data_ptr(), target.data_ptr(), flat.numel() * size
+    step = _COPIED_BYTES // _BLOCK_BYTES
+    for first in range(0, len(numbers), step):
+        part = numbers[first : first + step]
+        begin = first * _BLOCK_BYTES
+        ctypes.memmove(place + begin, source + begin, part.nbytes)
+        torch.sum(part, dim=1, out=sums[first : first + len(part)])
+    whole *= size
+    ctypes.memmove(place + whole, source + whole, end - whole)
+    return sums

@@ -8,7 +8,7 @@ copied once, by their sender.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, cast
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from recipes.language.engines.engine import ArrivingTensors, Engine
 from recipes.language.models.fingerprint import Fingerprint
 from recipes.training.weights.sent_weights import Place, SentWeights
 from rlinf_core import RLinfError, Work
+from rlinf_core.collective.messages.torch_payload import CustomCopy
 
 
 class WeightHeader(NamedTuple):
@@ -40,7 +41,7 @@ class WeightHeader(NamedTuple):
 
 def messages(
     weights: SentWeights, version: int, *, prefix: str = "", adapter_only: bool = False
-) -> Iterator[WeightHeader | Tensor | str]:
+) -> Iterator[WeightHeader | CustomCopy | str]:
     """Yield the messages of an update, whose tensors may share the memory of `weights`; `prefix` is taken off the
     names. Collective where `weights` are, see `SentWeights.tensors`.
     """
@@ -49,22 +50,18 @@ def messages(
     )
     yield WeightHeader(version, pieces, adapter_only)
     digest = Fingerprint()
-
-    def read(places: tuple[Place, ...], piece: Tensor) -> None:
+    for places, piece in zip(pieces, weights.tensors(), strict=True):
+        yield CustomCopy(piece, partial(_copy_and_read, places, piece, digest))
         for place in places:
-            digest.add(place.name, place.of(piece))
-
-    # A piece is read while it is copied to its receivers; both take about as long.
-    with ThreadPoolExecutor(1, "rlinf-fingerprint") as reader:
-        reading: Future[None] | None = None
-        for places, piece in zip(pieces, weights.tensors(), strict=True):
-            if reading is not None:
-                reading.result()
-            reading = reader.submit(read, places, piece)
-            yield piece
-        if reading is not None:
-            reading.result()
+            # Whose bytes left without a copy.
+            if place.name not in digest:
+                digest.add(place.name, place.of(piece))
     yield digest.text()
+
+
+def _copy_and_read(places: tuple[Place, ...], piece: Tensor, digest: Fingerprint, target: Tensor) -> None:
+    for place in places:
+        digest.add(place.name, place.of(piece), copy_to=place.of(target))
 
 
 class WeightUpdate:

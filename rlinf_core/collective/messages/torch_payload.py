@@ -10,6 +10,7 @@ import functools
 import io
 import pickle
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from rlinf_core.collective.messages.payload import DeviceExport, HostPart, Part, copy_bytes
@@ -59,6 +60,39 @@ class TensorPart(Part):
         torch.frombuffer(target, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape).copy_(tensor)
 
 
+class CustomCopy:
+    """A tensor to send that a function of its sender copies, which can so read it while it is in the processor's cache.
+
+    It arrives as a plain tensor. Bytes that need no copy in host memory, such as those on their way to another host,
+    leave without a call.
+
+    Args:
+        tensor: the tensor.
+        copy: copies the whole of it into a tensor of the same shape and dtype. It may be called once for each host.
+    """
+
+    def __init__(self, tensor: torch.Tensor, copy: Callable[[torch.Tensor], object]) -> None:
+        self.tensor = tensor
+        self.copy = copy
+
+
+class _CustomCopyPart(TensorPart):
+    """The bytes of a tensor, copied by a function of its sender."""
+
+    def __init__(self, source: CustomCopy) -> None:
+        super().__init__(source.tensor)
+        self._copy = source.copy
+
+    def copy_into(self, target: memoryview) -> None:
+        import torch
+
+        tensor = self._tensor
+        if not self.nbytes or self.view() is None:
+            super().copy_into(target)
+        else:
+            self._copy(torch.frombuffer(target, dtype=tensor.dtype).view(tensor.shape))
+
+
 @functools.cache
 def _stager() -> PinnedStager:
     return PinnedStager()
@@ -82,6 +116,9 @@ class TorchPickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         import torch
 
+        custom: CustomCopy | None = obj if type(obj) is CustomCopy else None
+        if custom is not None:
+            obj = custom.tensor
         if not isinstance(obj, torch.Tensor):
             return NotImplemented
         kind: type[torch.Tensor] = type(obj)
@@ -91,7 +128,9 @@ class TorchPickler(pickle.Pickler):
         part = self._export(obj) if self._export is not None else None
         # A writable placeholder, so that the stream says no more than "the next buffer": any object may stand there.
         placeholder = pickle.PickleBuffer(bytearray())
-        self._placeholders[id(placeholder)] = TensorPart(obj) if part is None else part
+        if part is None:
+            part = TensorPart(obj) if custom is None else _CustomCopyPart(custom)
+        self._placeholders[id(placeholder)] = part
         device = (obj.device.type, obj.device.index)
         arguments = (placeholder, str(obj.dtype).removeprefix("torch."), tuple(obj.shape), device)
         if kind is torch.nn.Parameter:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlinf_core.collective.messages.codec import decode, encode
 from rlinf_core.collective.messages.message import Message
-from rlinf_core.collective.messages.torch_payload import TensorTarget, rebuild_tensor
+from rlinf_core.collective.messages.torch_payload import CustomCopy, TensorTarget, rebuild_tensor
 from rlinf_core.errors import PayloadError
 
 
@@ -159,3 +159,23 @@ def test_a_buffer_is_filled_in_place(buffer: Any) -> None:
     assert str(target) == "float32[2, 3]"
     target.fill(memoryview(bytearray(np.arange(6, dtype=np.float32).tobytes())))
     assert buffer.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_tensor_is_copied_by_its_sender() -> None:
+    tensor = torch.arange(6.0).view(2, 3)
+    copied: list[torch.Size] = []
+
+    def copy(target: torch.Tensor) -> None:
+        copied.append(target.shape)
+        target.copy_(tensor + 1)
+
+    back = travel({"piece": CustomCopy(tensor, copy), "plain": tensor})
+    assert copied == [tensor.shape]
+    assert torch.equal(back["piece"], tensor + 1)
+    assert torch.equal(back["plain"], tensor)
+
+
+def test_a_tensor_that_is_not_contiguous_is_copied_as_any_other() -> None:
+    tensor = torch.arange(6.0).view(2, 3).T
+    back = travel(CustomCopy(tensor, lambda _: pytest.fail("its bytes do not lie in one piece")))
+    assert torch.equal(back, tensor)

@@ -27,6 +27,7 @@ from recipes.language.workers.reward_worker import RewardWorker
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from recipes.language.workers.teacher_worker import LanguageTeacher
 from rlinf_core.channel.channel import Channel
+from rlinf_core.collective.messages.torch_payload import CustomCopy
 from rlinf_core.errors import RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job
@@ -112,6 +113,15 @@ class Hub:
         return self.channels.setdefault(name, Channel.create(name, local=True))
 
 
+def as_received(content: Any) -> Any:
+    """Return a copy of what is sent, as it arrives: a tensor for one that its sender copies."""
+    if not isinstance(content, CustomCopy):
+        return copy.deepcopy(content)
+    target = torch.full_like(content.tensor, -1)
+    content.copy(target)
+    return target
+
+
 def in_thread(kind: type[Any], group: str, hub: Hub, rank: int, world_size: int) -> type[Any]:
     """Return a worker class whose workers talk to each other through `hub`."""
 
@@ -134,7 +144,7 @@ def in_thread(kind: type[Any], group: str, hub: Hub, rank: int, world_size: int)
                 return Post(hub.inbox(group, rank))
             ((peers, ranks),) = groups
             for each in ranks:
-                hub.inbox(peers, each).put(copy.deepcopy(content))
+                hub.inbox(peers, each).put(as_received(content))
             return Post(None)
 
         def send(self, content: Any, peers: str, peer: int) -> None:

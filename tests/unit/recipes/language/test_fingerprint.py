@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recipes.language.models.fingerprint import fingerprint
+from recipes.language.models.fingerprint import Fingerprint, fingerprint
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8])
@@ -17,6 +17,20 @@ def test_it_depends_on_contents_and_not_on_where_they_lie(dtype: torch.dtype, si
         torn = values.clone()
         torn[place] += 1
         assert fingerprint([("a", torn)]) != fingerprint([("a", values)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("size", [0, 1, 8193, 300_001])
+def test_a_copy_on_the_way_keeps_the_fingerprint(dtype: torch.dtype, size: int) -> None:
+    values = (torch.arange(size) % 251).to(dtype)
+    around = torch.zeros(size + 6, dtype=dtype)
+    digest = Fingerprint()
+    digest.add("a", values, copy_to=around[3:-3])
+
+    assert digest.text() == fingerprint([("a", values)])
+    assert torch.equal(around[3:-3], values)
+    assert not around[:3].any()
+    assert not around[-3:].any()
 
 
 def test_fingerprint_depends_on_names_shapes_and_types() -> None:

@@ -14,6 +14,7 @@ from recipes.language.models.fingerprint import fingerprint
 from recipes.language.weights.weight_transfer import IncomingWeights, messages
 from recipes.training.weights.flat_weights import FlatWeights
 from rlinf_core import RLinfError
+from tests.unit.recipes.language.in_threads import as_received
 
 
 class Receiver:
@@ -42,7 +43,7 @@ class Mail:
     """Messages on their way; those after the first `there` have not arrived yet."""
 
     def __init__(self, sent: Iterable[Any], there: int | None = None) -> None:
-        self.sent = list(sent)
+        self.sent = [as_received(message) for message in sent]
         self.there = len(self.sent) if there is None else there
         self.asked = 0
 
@@ -88,6 +89,12 @@ def test_weights_have_arrived_when_their_last_message_has() -> None:
     few.there += 1
     assert incoming.done()
     assert few.asked == len(few.sent)
+
+
+def test_weights_that_leave_without_a_copy_have_a_fingerprint() -> None:
+    sent = list(messages(FlatWeights(NAMED), 7))
+    copied = Mail(messages(FlatWeights(NAMED), 7)).sent
+    assert sent[-1] == copied[-1] == fingerprint(NAMED.items())
 
 
 @pytest.mark.parametrize("changed", ["a", "b", "c"])
