@@ -38,10 +38,9 @@ class StateFeatures(nn.Module):
 
 def image_features(config: EmbodiedModelConfig) -> ImageFeatures:
     """Return how a policy of off-policy learning, and its critics, encode images."""
-    options: object = config.options
-    if isinstance(options, dict) and config.model_type == "squashed_policy":
-        options = SquashedOptions.model_validate(options)
-    return options.images if isinstance(options, SquashedOptions) else CONVOLUTIONS
+    if config.model_type != "squashed_policy":
+        return CONVOLUTIONS
+    return SquashedOptions.model_validate(config.options).images
 
 
 def features_of(spec: EnvSpec, width: int, images: ImageFeatures = CONVOLUTIONS) -> tuple[nn.Module, int]:
