@@ -33,7 +33,7 @@ from rlinf_core.placement.strategy import PlacementStrategy, topology_of
 from rlinf_core.process.process_memory import Peak
 from rlinf_core.process.tracing import Taken
 from rlinf_core.suggest import did_you_mean
-from rlinf_core.worker.calls import unanswered, unpicklable
+from rlinf_core.worker.calls import CallHandle, unanswered, unpicklable
 from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.group.group_view import NO_PICKLE, GroupMethod, GroupView
 from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle, wait_together
@@ -368,7 +368,7 @@ class WorkerGroup(Generic[W]):
         name = self.worker_group_name
         calls = [call for call in unanswered.take(name) if not call.observed]
         unseen: list[WorkerGroupError] = []
-        late: list[WorkerGroupHandle[Any]] = []
+        late: list[CallHandle] = []
         for call in calls:
             # Asked first: an answer that arrives between the two questions is read below.
             pending = call.pending()
