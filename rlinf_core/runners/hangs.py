@@ -86,7 +86,8 @@ class HangWatch:
             return
         quiet = self._clock.quiet()
         who = "; ".join(one.how for one in standing)
-        words = f"{who}; {NO_STEP} for {spell_seconds(quiet)}, the last ones took {self._clock.usual:.2g} s each"
+        usual = f"the last {self._clock.of_what} took {self._clock.usual:.2g} s each"
+        words = f"{who}; {NO_STEP} for {spell_seconds(quiet)}, {usual}"
         before, again = self._named
         if before != last or quiet >= again:
             self._named = (last, 2 * quiet)

@@ -187,7 +187,8 @@ class Runner(ABC):
         """Evaluate the policy, by default after the last step, and record the metrics."""
         step = self.record.step if step is None else step
         began = time.perf_counter()
-        metrics = self.evaluate_policy(step)
+        with self._steps.evaluation():
+            metrics = self.evaluate_policy(step)
         if metrics is not None:
             self.record.evaluated(step, {**metrics, "time/evaluate": time.perf_counter() - began})
 

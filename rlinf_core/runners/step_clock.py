@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from statistics import median
 from typing import Final
 
@@ -21,7 +22,7 @@ GIVEN_UP: Final = "`runner.on_hang:"
 
 
 class StepClock:
-    """The time since the last step of a run, against what its steps take.
+    """The time since the last step of a run, or since an evaluation began, against what these take.
 
     Args:
         clock: seconds, monotonic.
@@ -30,14 +31,28 @@ class StepClock:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: float | None = None
-        self._durations: deque[float] = deque(maxlen=STEPS)
+        self._steps: deque[float] = deque(maxlen=STEPS)
+        self._evaluations: deque[float] = deque(maxlen=STEPS)
+        self._evaluates = False
 
     def finished(self) -> None:
-        """Note that a step has finished, with all that follows it."""
+        """Note that a step has finished, with all that follows it but evaluations."""
         now = self._clock()
         if self._last is not None:
-            self._durations.append(now - self._last)
+            self._steps.append(now - self._last)
         self._last = now
+
+    @contextmanager
+    def evaluation(self) -> Generator[None, None, None]:
+        """Time an evaluation by itself: it may take much longer than a step, and is no part of one."""
+        before, began = self._last, self._clock()
+        self._last, self._evaluates = began, True
+        try:
+            yield
+            self._evaluations.append(self._clock() - began)
+        finally:
+            self._evaluates = False
+            self._last = None if before is None else before + self._clock() - began
 
     def start_again(self) -> None:
         """Note that the step begins again: its duration says nothing of others."""
@@ -45,16 +60,22 @@ class StepClock:
 
     @property
     def usual(self) -> float | None:
-        """The seconds that a step takes; None while that is not known."""
-        return median(self._durations) if self._durations else None
+        """The seconds that a step takes, or an evaluation while one runs; None while that is not known."""
+        durations = self._evaluations if self._evaluates else self._steps
+        return median(durations) if durations else None
+
+    @property
+    def of_what(self) -> str:
+        """The word for those whose duration `usual` is."""
+        return "evaluations" if self._evaluates else "ones"
 
     @property
     def last(self) -> float | None:
-        """When the last step finished."""
+        """When the last step finished, or the evaluation began."""
         return self._last
 
     def quiet(self) -> float:
-        """Return the seconds since the last step, or 0 while these are no more than steps may take."""
+        """Return the seconds since `last`, or 0 while these are no more than it may take."""
         usual = self.usual
         if self._last is None or usual is None:
             return 0.0

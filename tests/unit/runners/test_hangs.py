@@ -58,6 +58,27 @@ def test_step_is_slow_at_five_times_the_usual_one() -> None:
     assert (clock.usual, clock.quiet()) == (2, 0)
 
 
+def test_evaluations_have_a_duration_of_their_own() -> None:
+    now = [0.0]
+    clock = StepClock(lambda: now[0])
+    for now[0] in (0.0, 1.0):
+        clock.finished()
+    with clock.evaluation():
+        now[0] = 61
+        assert clock.quiet() == 0  # of the first one nobody knows how long it takes
+    assert (clock.usual, clock.last, clock.quiet()) == (1, 61, 0)
+    now[0] = 62
+    clock.finished()
+    assert clock.usual == 1
+    with clock.evaluation():
+        now[0] = 361
+        assert clock.quiet() == 0
+        now[0] = 362
+        assert (clock.usual, clock.of_what, clock.quiet()) == (60, "evaluations", 300)
+    now[0] = 367
+    assert (clock.usual, clock.of_what, clock.quiet()) == (1, "ones", 5)
+
+
 def test_holder_is_named_and_again_when_the_time_doubled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
