@@ -1,15 +1,15 @@
 """Workers of one class, launched and called as a group.
 
-Its one reason to change is what a program may do with a group. How workers start, are called, are waited for and end
-is elsewhere (`launch`, `handle`, `watchers`, `worker.death`); most of what is left are methods of a few lines with
-their documentation. Functions over several groups are here because they use what is private to a group.
+Its one reason to change is what a program may do with a group. What a launch starts, how workers start, are called,
+are waited for and end is elsewhere (`launch_plan`, `launch`, `handle`, `watchers`, `worker.death`). Functions over
+several groups are here because they use what is private to a group.
 """
 
 from __future__ import annotations
 
 import secrets
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
@@ -33,11 +33,12 @@ from rlinf_core.placement.strategy import PlacementStrategy, topology_of
 from rlinf_core.process.process_memory import Peak
 from rlinf_core.process.tracing import Taken
 from rlinf_core.suggest import did_you_mean
-from rlinf_core.worker.calls import CallHandle, unanswered, unpicklable
+from rlinf_core.worker.calls import CallHandle, unanswered
 from rlinf_core.worker.communication import Communication
-from rlinf_core.worker.group.group_view import NO_PICKLE, GroupMethod, GroupView
+from rlinf_core.worker.group.group_view import GroupMethod, GroupView
 from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle, wait_together
-from rlinf_core.worker.group.launch import Launch, Relaunch, close_group, kill, release_name, running_members
+from rlinf_core.worker.group.launch import Launch, close_group, kill, release_name, running_members
+from rlinf_core.worker.group.launch_plan import LaunchPlan
 
 # Covariant, so that a loop can declare the methods it calls by a protocol.
 W = TypeVar("W", covariant=True)
@@ -67,8 +68,8 @@ class WorkerGroup(Generic[W]):
         self._name: str | None = None
         self._members: tuple[GroupMember, ...] = ()
         self._incarnation = 0
-        # Begins the launch of one rank in place of a dead process; None for a group of another process.
-        self._begin_again: Callable[[int], Launch] | None = None
+        # Says how one rank is launched in place of a dead process; None for a group of another process.
+        self._plan: LaunchPlan | None = None
         reserved = sorted(self._methods & set(dir(WorkerGroup)))
         if reserved:
             raise InvalidNameError(
@@ -123,38 +124,26 @@ class WorkerGroup(Generic[W]):
         name: str | None = None,
         isolate_accelerator: bool = True,
         max_concurrency: int | None = None,
-    ) -> Callable[[], Launch]:
-        """Check the arguments of `launch`; return the function that begins it."""
-        if max_concurrency is not None and (as_index(max_concurrency) or 0) < 1:
-            raise ValueError(f"`max_concurrency` is {short_repr(max_concurrency)}, expected an integer >= 1")
+    ) -> LaunchPlan:
+        """Check the arguments of `launch`; return the plan of it."""
         if self._members:
             raise RuntimeFailure(
                 f"group `{self._name}` is already running", help="shut it down first, or create another"
             )
-        base = self._base_address(name)
-        strategy = placement_strategy or default_strategy(topology_of(cluster))
-        placements = strategy.get_placement(cluster, isolate_accelerator)
-        try:
-            pickled: bytes = ray_api().cloudpickle.dumps((self.worker_class, *self._arguments))
-        except NO_PICKLE as error:
-            name_of_class = self.worker_class.__name__
-            raise unpicklable(f"`{name_of_class}` or an argument of its constructor", error) from None
+        return LaunchPlan(
+            cluster,
+            self.worker_class,
+            self._arguments,
+            placement_strategy or default_strategy(topology_of(cluster)),
+            name,
+            isolate_accelerator,
+            max_concurrency,
+        )
 
-        # Those of its bases as well: of a class in the driver's script they are all that can be imported once.
-        kinds = getattr(self.worker_class, "__mro__", (self.worker_class,)) if self.worker_class.forked else ()
-        modules = tuple(dict.fromkeys(kind.__module__ for kind in kinds))
-
-        def begin() -> Launch:
-            launch = Launch(cluster, base, placements, pickled, max_concurrency, modules)
-            self._name = str(base)
-            self._begin_again = begin_again
-            return launch
-
-        def begin_again(rank: int) -> Launch:
-            (placement,) = (placement for placement in placements if placement.rank == rank)
-            return Relaunch(cluster, base, [placement], pickled, max_concurrency, modules)
-
-        return begin
+    def _begin(self, plan: LaunchPlan) -> Launch:
+        launch = plan.begin()
+        self._name, self._plan = str(plan.base), plan
+        return launch
 
     def relaunch(self, *ranks: int) -> None:
         """Start new processes in place of workers, and return when they are constructed. Living ones are ended.
@@ -168,15 +157,15 @@ class WorkerGroup(Generic[W]):
             WorkerGroupError: a constructor raised, or a new process died. The others of `ranks` run.
             ClusterError: a node left the cluster.
         """
-        begin, members = self._begin_again, {member.address.rank: member for member in self._running}
+        plan, members = self._plan, {member.address.rank: member for member in self._running}
         session = current_session()
-        if begin is None or session is None:
+        if plan is None or session is None:
             raise RuntimeFailure(f"group `{self._name}` was not launched by this process")
         launches: list[Launch] = []
         try:
             for rank in ranks:
                 release_name(members[rank].actor, str(members[rank].address), session.job)
-                launches.append(begin(rank))
+                launches.append(plan.begin_again(rank))
             births = wait_together(*(launch.construct() for launch in launches))
         except BaseException:
             for launch in launches:
@@ -194,28 +183,6 @@ class WorkerGroup(Generic[W]):
         self._incarnation = members[0].incarnation
         _running.add(self)
         on_disconnect(_end_all)
-
-    def _base_address(self, name: str | None) -> WorkerAddress:
-        """Return the prefix of the workers' addresses: a name, else the launching worker, if any."""
-        name = name if name is not None else self._configured_name()
-        if name is not None:
-            return WorkerAddress(name)
-        session = current_session()
-        if session is not None and session.member is not None:
-            return session.member
-        return WorkerAddress(f"Worker_group_{self.worker_class.__name__}")
-
-    def _configured_name(self) -> str | None:
-        """Return `group_name` of the class's section, from the first argument that has such a section."""
-        section = self.worker_class.config_section
-        if section is None:
-            return None
-        args, kwargs = self._arguments
-        for argument in (*args, *kwargs.values()):
-            name = _entry(_entry(argument, section), "group_name")
-            if isinstance(name, str):
-                return name
-        return None
 
     @classmethod
     def from_group_name(cls, worker_class: type[V], name: str) -> WorkerGroup[V]:
@@ -430,18 +397,18 @@ def launch_together(
     Raises:
         Exception: as for `WorkerGroup.launch` and `Channel.create`. None of the groups is running then.
     """
-    prepared = [(group, group._prepare(cluster, strategy)) for group, strategy in groups.items()]  # pyright: ignore[reportPrivateUsage] - this module's own
+    plans = [(group, group._prepare(cluster, strategy)) for group, strategy in groups.items()]  # pyright: ignore[reportPrivateUsage] - this module's own
     with ThreadPoolExecutor(len(channels) or 1, "rlinf-channel") as pool:
-        return _launch_all(prepared, [pool.submit(Channel.create, name) for name in channels])
+        return _launch_all(plans, [pool.submit(Channel.create, name) for name in channels])
 
 
 def _launch_all(
-    prepared: Sequence[tuple[WorkerGroup[Any], Callable[[], Launch]]], channels: Sequence[Future[Channel]]
+    plans: Sequence[tuple[WorkerGroup[Any], LaunchPlan]], channels: Sequence[Future[Channel]]
 ) -> list[Channel]:
     launches: list[Launch] = []
     try:
-        for _, begin in prepared:
-            launches.append(begin())
+        for group, plan in plans:
+            launches.append(group._begin(plan))  # pyright: ignore[reportPrivateUsage] - this module's own
         births = wait_together(*[launch.construct() for launch in launches])
         created = [channel.result() for channel in channels]
     except BaseException:
@@ -451,7 +418,7 @@ def _launch_all(
             with suppress(RLinfError):
                 channel.result().close()
         raise
-    for (group, _), launch, born in zip(prepared, launches, births, strict=True):
+    for (group, _), launch, born in zip(plans, launches, births, strict=True):
         group._take(launch.members(born))  # pyright: ignore[reportPrivateUsage] - this module's own
     return created
 
@@ -459,9 +426,3 @@ def _launch_all(
 def _end_all() -> list[WorkerGroupError]:
     groups = list(_running)
     return [failure for group in groups for failure in group._end(_EXIT_SECONDS)]  # pyright: ignore[reportPrivateUsage] - this module's own
-
-
-def _entry(config: Any, name: str) -> Any:
-    if isinstance(config, Mapping):
-        return cast("Mapping[str, Any]", config).get(name)
-    return getattr(config, name, None)

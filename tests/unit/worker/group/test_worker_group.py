@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.errors import InvalidNameError
+from rlinf_core.worker.group.launch_plan import base_address
 from rlinf_core.worker.worker import Worker
 
 
@@ -77,6 +78,6 @@ def test_a_group_takes_its_name_from_the_section_that_is_its_own(config: Any, se
     class Mine(Worker):
         config_section = section
 
-    for group in (Mine.create_group(config), Mine.create_group(3, cfg=config)):
-        assert str(group._base_address(None)) == name  # pyright: ignore[reportPrivateUsage]
-        assert str(group._base_address("given")) == "given"  # pyright: ignore[reportPrivateUsage]
+    for arguments in (((config,), {}), ((3,), {"cfg": config})):
+        assert str(base_address(Mine, arguments, None)) == name
+        assert str(base_address(Mine, arguments, "given")) == "given"
