@@ -37,7 +37,15 @@ class Fingerprint:
             tensor: the tensor.
             copy_to: a contiguous tensor of its shape and type, on the host as well, which is filled with its values on
                 the way: each part is read while it is in the processor's cache.
+
+        Raises:
+            ValueError: `copy_to` is not such a tensor.
         """
+        if copy_to is not None:
+            # Its memory is written without torch, which would look.
+            alike = copy_to.shape == tensor.shape and copy_to.dtype == tensor.dtype
+            if not (alike and copy_to.is_contiguous() and copy_to.is_cpu and tensor.is_cpu):
+                raise ValueError(f"`{name}` cannot be copied to a tensor of another shape, dtype, layout or device")
         plain = tensor.detach().contiguous().flatten()
         head = f"{name} {plain.dtype} {list(tensor.shape)}\n".encode()
         target = None if copy_to is None else copy_to.detach().flatten()

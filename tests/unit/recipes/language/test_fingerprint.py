@@ -33,6 +33,12 @@ def test_a_copy_on_the_way_keeps_the_fingerprint(dtype: torch.dtype, size: int) 
     assert not around[-3:].any()
 
 
+@pytest.mark.parametrize("target", [torch.empty(5), torch.empty(6, dtype=torch.float64), torch.empty(12)[::2]])
+def test_memory_of_another_form_is_never_written(target: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="`a` cannot be copied"):
+        Fingerprint().add("a", torch.arange(6.0), copy_to=target)
+
+
 def test_fingerprint_depends_on_names_shapes_and_types() -> None:
     one, two = torch.arange(6.0), torch.arange(4.0)
     found = fingerprint([("a", one), ("b", two)])
