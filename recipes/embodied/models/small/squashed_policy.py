@@ -49,10 +49,10 @@ def features_of(spec: EnvSpec, width: int, images: ImageFeatures = CONVOLUTIONS)
     Raises:
         ConfigError: there are neither images nor states.
     """
-    if spec.cameras and images != CONVOLUTIONS:
-        keypoints = KeypointEncoder(spec.cameras, spec.state_size)
-        return keypoints, keypoints.size
     if spec.cameras:
+        if images == "keypoints":
+            keypoints = KeypointEncoder(spec.cameras, spec.state_size)
+            return keypoints, keypoints.size
         return ImageEncoder(spec.cameras, spec.state_size, width), width
     if not spec.state_size:
         raise ConfigError("`squashed_policy` needs states or images, but the environment has none")
