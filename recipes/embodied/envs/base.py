@@ -1,57 +1,46 @@
-"""The interface of batched environments: what a subclass implements, and what is the same for all of them.
+"""Batched environments: episodes, which are the same for all of them, over the methods of a task.
 
-Its one reason to change is the contract between an environment and the loop. Its parts are elsewhere: counters of
-episodes and how a transition counts (`running`), starts, values that are not finite, repeating where one raises, and
-observations of steps before (`history`). What is left is long because a subclass may change so much: most of its lines
-are methods of one line with their documentation.
+An environment holds `num_envs` copies of a task and steps them together. `VectorEnv` ends episodes, starts new ones,
+and reports those that ended. An environment of your own is a subclass with `spec` and three methods, `_start`,
+`_advance` and `_observe`; `env_type: package.module:Class` names it. Two more, `_save` and `_load`, let a resumed run
+continue in the middle of an episode. `TaskMethods` has all that a subclass may implement.
 
-An environment holds `num_envs` copies of a task and steps them together. `VectorEnv` does what is the same for all of
-them: it ends episodes, starts new ones, and reports those that ended. An environment of your own is a subclass with
-three methods, `_start`, `_advance` and `_observe`; `env_type: package.module:Class` names it. Two more, `_save` and
-`_load`, let a resumed run continue in the middle of an episode.
+Its one reason to change is how an episode goes. Counters of episodes and how a transition counts (`running`), starts,
+values that are not finite, repeating where one raises, and observations of steps before (`history`) are elsewhere.
 """
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import ClassVar, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from recipes.embodied.cameras.camera import CameraView
 from recipes.embodied.envs.env_spec import (
     BoolArray,
     EnvSettings,
-    EnvSpec,
-    FloatArray,
     IntArray,
     Observation,
     StepResult,
     Transition,
 )
 from recipes.embodied.envs.env_state import State, observation_digest
+from recipes.embodied.envs.faults.nonfinite import NonFiniteGuard
+from recipes.embodied.envs.faults.repeating_batch import RepeatingBatch
 from recipes.embodied.envs.first_step import check_observations
 from recipes.embodied.envs.history import ObservationHistory
-from recipes.embodied.envs.nonfinite import NonFiniteGuard
-from recipes.embodied.envs.observation_keys import camera_of
-from recipes.embodied.envs.repeating_batch import RepeatingBatch
 from recipes.embodied.envs.running import RunningEpisodes, judged, rewarded, unrewarded
 from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.task_methods import TaskMethods
 from recipes.embodied.interventions.executed import ExecutedActions
 from recipes.embodied.interventions.intervention import (
     EnvProgress,
-    HandMotion,
     InterventionSource,
-    LeaderAction,
     SuccessJudge,
     Verdict,
 )
 from recipes.training.arrays import Array
-from rlinf_core import ConfigError
 
 # Called after every step, before any reset, with masks bool [B]: stepped, terminated, truncated.
 Watcher: TypeAlias = Callable[[BoolArray, BoolArray, BoolArray], None]
@@ -62,7 +51,7 @@ FAILED: Final = "failed"
 ENDED: Final = "ended"  # success is not known
 
 
-class VectorEnv(ABC):
+class VectorEnv(TaskMethods):
     """A batch of environments with the same task.
 
     An episode ends when the task does (unless `ignore_terminations`) or after `max_episode_steps`. With `auto_reset` a
@@ -71,18 +60,10 @@ class VectorEnv(ABC):
 
     Attributes:
         numbers: int64 [B], those of the environments among all of the job.
-        default_max_episode_steps: limit where the settings give none; None: episodes are not limited. A subclass may
-            set it, for the class or in its constructor.
         watcher: called after every step of an action; None: no call.
         intervention: the source that takes over from the policy; None: no interventions.
         judge: says which episodes are solved, and nothing else is rewarded; None: the environment does.
-        alters_actions: whether `_advance` may carry out other actions than it is given, `Transition.actions`.
-        paces_itself: whether a step takes as long as an action does on a real arm.
     """
-
-    default_max_episode_steps: int | None = 50
-    alters_actions: ClassVar[bool] = False
-    paces_itself: bool = False
 
     def __init__(self, settings: EnvSettings) -> None:
         earlier = frozenset(vars(self))
@@ -108,71 +89,6 @@ class VectorEnv(ABC):
         self._kept = frozenset(vars(self)) - earlier
 
     @property
-    @abstractmethod
-    def spec(self) -> EnvSpec:
-        """The sizes of observations and actions."""
-
-    @abstractmethod
-    def _start(self, rows: IntArray, starts: Starts) -> None:
-        """Reset the environments of `rows`; all randomness must come from `starts`."""
-
-    @abstractmethod
-    def _advance(self, actions: Array, rows: IntArray | None) -> Transition:
-        """Execute one action [B, A] in the environments of `rows` (None: all). The others must not change."""
-
-    @abstractmethod
-    def _observe(self) -> Observation:
-        """Return the current observations in new arrays, or in arrays that are never modified."""
-
-    def _save(self) -> State | None:
-        """Return the state [B, ...] from which `_load` can continue every episode.
-
-        Returns:
-            None where the environment cannot: a resumed run then begins new episodes.
-        """
-        return None
-
-    def _load(self, state: State) -> None:  # noqa: B027 - where `_save` returns none it is never called
-        """Restore the episodes of a `state` of `_save`; its rows are those of this batch."""
-
-    def _foresee(self, actions: Array) -> None:  # noqa: B027 - most gain nothing by it
-        """Receive the actions [B, C, A] of the next `_advance` calls in advance, each until its episode ends."""
-
-    def expert(self) -> FloatArray | None:
-        """Return actions of a scripted expert in the current states, float32 [B, A].
-
-        A function of the state alone, so that it can be asked for in states that a policy got into, too.
-
-        Returns:
-            None where there is no expert for this task.
-        """
-        return None
-
-    def steer(self, motion: HandMotion, row: int) -> FloatArray:
-        """Return the action, float32 [A], that moves the hand of one environment as commanded by a person.
-
-        By default that of `HandMotion.action`.
-
-        Raises:
-            ConfigError: actions are choices.
-        """
-        if self.spec.num_choices is not None:
-            raise ConfigError(
-                "a person cannot steer an environment whose actions are choices",
-                help="remove `env.train.intervention`, or implement `steer` in your environment",
-            )
-        return motion.action(self.action_size)
-
-    def follow(self, joints: NDArray[np.float64], row: int) -> LeaderAction | None:
-        """Return the action that brings the arm of one environment to the joints of a leader; None: it has none."""
-        return None
-
-    @property
-    def action_size(self) -> int:
-        """Numbers of an action, A."""
-        return self.spec.action_size
-
-    @property
     def progress(self) -> EnvProgress:
         """The step that is about to be taken."""
         return EnvProgress(self.numbers, self._reset, self._episodes.episode, self._episodes.steps)
@@ -186,50 +102,6 @@ class VectorEnv(ABC):
     def reports_actions(self) -> bool:
         """Whether step results report executed actions, which may differ from the requested ones."""
         return self.alters_actions or self.intervention is not None
-
-    def _failures(self) -> NDArray[np.str_] | None:
-        """Return the failure of each running episode, such as `dropped`, text [B]; empty: none.
-
-        It is asked for where an episode ends without success.
-        """
-        return None
-
-    def look(self, rows: IntArray) -> State | None:
-        """Return the data for videos of the current states of `rows`, arrays [n, ...] by name; by default camera
-        images.
-
-        Returns:
-            None where there is nothing to see.
-        """
-        images = {name: array[rows] for name, array in self._observe().items() if camera_of(name) is not None}
-        return images or None
-
-    def picture(self, seen: State) -> NDArray[np.uint8]:
-        """Return the data of `look` as images, uint8 [n, H, W, 3]; by default the cameras side by side."""
-        height = max(image.shape[1] for image in seen.values())
-        padded = [np.pad(image, ((0, 0), (0, height - image.shape[1]), (0, 0), (0, 0))) for image in seen.values()]
-        return np.concatenate(padded, axis=2)
-
-    def views(self, row: int) -> list[CameraView]:
-        """Return the newest picture of each camera of one environment, for a person who steers it; by default those
-        that `look` and `picture` make now.
-        """
-        seen = self.look(np.array([row]))
-        if seen is None:
-            return []
-        now, cameras = time.monotonic(), {name: camera_of(name) for name in seen}
-        if all(cameras.values()):
-            return [CameraView(str(cameras[name]), images[0], now) for name, images in seen.items()]
-        return [CameraView("scene", self.picture(seen)[0], now)]
-
-    def frame_ages(self) -> dict[str, FloatArray]:
-        """Return how old the frames of the present observation were when it was made, in seconds, float32 [B], by
-        camera; empty: simulated ones are of their moment."""
-        return {}
-
-    def take_figures(self) -> dict[str, tuple[float, int]]:
-        """Return what was measured since the last call, besides episodes: sums and how many they are of, by name."""
-        return {}
 
     def outcomes(self, rows: IntArray, truncated: BoolArray) -> list[str]:
         """Return how the episodes of `rows` ended; their last states are the current ones.
@@ -248,18 +120,10 @@ class VectorEnv(ABC):
                 outcomes.append(SUCCESS if solved[row] else named or (TIME_OUT if cut else FAILED))
         return outcomes
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to give back
-        """Release the resources of the environments. Idempotent."""
-
     @property
     def max_episode_steps(self) -> int | None:
         """Steps after which an episode is truncated; None: never."""
         return self.settings.max_episode_steps or self.default_max_episode_steps
-
-    @property
-    def control_hz(self) -> float | None:
-        """Actions per second of the simulated or real arm; None: unknown."""
-        return None
 
     def first_starts(self) -> list[dict[str, int]]:
         """Return the start of each environment's first episode after the last reset: the `seed` of all draws, and with
@@ -282,11 +146,6 @@ class VectorEnv(ABC):
     def discarded(self) -> BoolArray:
         """bool [B], whether a person has discarded the present episode, or the finished one."""
         return self._episodes.discarded.copy()
-
-    @property
-    def knows_success(self) -> bool:
-        """Whether the task has a success condition, rather than only a reward."""
-        return True
 
     def reset(self, number: int | None = None) -> Observation:
         """Start new episodes everywhere.

@@ -18,13 +18,13 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, Final
 
+from recipes.embodied.envs.faults.repeating import SimulatorError
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.envs.processes.json_pipe import JsonPipe
 from recipes.embodied.envs.processes.rendering_device import render_on_own_accelerator
 from recipes.embodied.envs.processes.shared_arrays import HEAD_BYTES, Pulse, SharedArrays
 from recipes.embodied.envs.processes.simulation_batch import SimulationBatch
 from recipes.embodied.envs.processes.simulator import BatchRequest, Start
-from recipes.embodied.envs.repeating import SimulatorError
 from rlinf_core import ConfigError
 from rlinf_core.node.stacks import stack_signal
 

@@ -27,6 +27,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from recipes.embodied.envs.env_spec import EnvSpec, IntArray, Observation
+from recipes.embodied.envs.faults.repeating import SimulatorError
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.envs.processes.json_pipe import JsonPipe
 from recipes.embodied.envs.processes.shared_arrays import HEAD_BYTES, MAX_PROCESSES, Pulse, SharedArrays, memory_bytes
@@ -37,7 +38,6 @@ from recipes.embodied.envs.processes.simulator import (
     Outcomes,
     Start,
 )
-from recipes.embodied.envs.repeating import SimulatorError
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError, WorkerDiedError
 

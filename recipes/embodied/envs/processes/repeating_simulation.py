@@ -8,8 +8,8 @@ from contextlib import suppress
 from copy import copy
 from typing import Any, Final
 
+from recipes.embodied.envs.faults.repeating import MOST_REPEATED, FaultLog, RaisedTwiceError, RepeatingSimulator
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
-from recipes.embodied.envs.repeating import MOST_REPEATED, FaultLog, RaisedTwiceError, RepeatingSimulator
 
 _FAILED: Final = Outcome(0.0, truncated=True, failed=True)
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import IntArray, Observation
-from recipes.embodied.envs.fault_lines import known_fault
+from recipes.embodied.envs.faults.fault_lines import known_fault
+from recipes.embodied.envs.faults.repeating import MOST_REPEATED, FaultLog
 from recipes.embodied.envs.processes.repeating_simulation import RepeatingSimulation
 from recipes.embodied.envs.processes.simulator import (
     BatchFacts,
@@ -27,7 +28,6 @@ from recipes.embodied.envs.processes.simulator import (
     options_of,
     simulation_class,
 )
-from recipes.embodied.envs.repeating import MOST_REPEATED, FaultLog
 from recipes.training.arrays import Array
 
 

@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 
 from recipes.embodied.envs.env_spec import BoolArray
-from recipes.embodied.envs.repeating import MOST_REPEATED, FaultLog, RaisedTwiceError, RepeatingSimulator
+from recipes.embodied.envs.faults.repeating import MOST_REPEATED, FaultLog, RaisedTwiceError, RepeatingSimulator
 
 # In the information of a step: the episode ends here, and is left out.
 _FAILED: Final = "rlinf/failed"

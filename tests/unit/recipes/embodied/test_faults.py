@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.envs.faults.repeating import SimulatorError
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
-from recipes.embodied.envs.repeating import SimulatorError
 from recipes.embodied.loop.env_messages import FAILED_EPISODES
 from recipes.embodied.loop.episode_figures import episode_means
 from recipes.embodied.loop.protocols import Layout

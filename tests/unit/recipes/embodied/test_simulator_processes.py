@@ -14,9 +14,9 @@ import pytest
 from recipes.embodied.envs.contract import check_env, random_actions
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.env_state import pack, unpack
-from recipes.embodied.envs.fault_lines import known_fault
+from recipes.embodied.envs.faults.fault_lines import known_fault
+from recipes.embodied.envs.faults.repeating import SimulatorError
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
-from recipes.embodied.envs.repeating import SimulatorError
 from rlinf_core import ConfigError
 from tests.unit.recipes.embodied.fake_simulators import FakeEnv, FakeSimulation
 from tests.waiting import until

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from recipes.embodied.envs.fault_lines import known_fault
+from recipes.embodied.envs.faults.fault_lines import known_fault
 from rlinf_core import RLinfError, RuntimeFailure
 from rlinf_core.runners.failure_list import position
 

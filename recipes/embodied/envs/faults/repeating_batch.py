@@ -17,13 +17,13 @@ import numpy as np
 
 from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import observation_digest
-from recipes.embodied.envs.first_step import check_transition
-from recipes.embodied.envs.repeating import (
+from recipes.embodied.envs.faults.repeating import (
     MOST_REPEATED,
     FaultLog,
     RaisedTwiceError,
     RepeatingSimulator,
 )
+from recipes.embodied.envs.first_step import check_transition
 from recipes.embodied.envs.running import RunningEpisodes
 from recipes.embodied.envs.starts import Starts
 from recipes.training.arrays import Array

@@ -1,0 +1,1 @@
+"""Simulators that raise, and numbers that are not finite."""

@@ -1,0 +1,159 @@
+"""The methods of an environment that a subclass implements, or may."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.cameras.camera import CameraView
+from recipes.embodied.envs.env_spec import EnvSpec, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.envs.env_state import State
+from recipes.embodied.envs.observation_keys import camera_of
+from recipes.embodied.envs.starts import Starts
+from recipes.embodied.interventions.intervention import HandMotion, LeaderAction
+from recipes.training.arrays import Array
+from rlinf_core import ConfigError
+
+
+class TaskMethods(ABC):
+    """The methods of a task, for B copies of it that step together.
+
+    Four have to be there; what the others return by default says that the environment has no such thing. None knows of
+    episodes: `VectorEnv` begins, counts and ends them.
+
+    Attributes:
+        default_max_episode_steps: limit where the settings give none; None: episodes are not limited. A subclass may
+            set it, for the class or in its constructor.
+        alters_actions: whether `_advance` may carry out other actions than it is given, `Transition.actions`.
+        paces_itself: whether a step takes as long as an action does on a real arm.
+    """
+
+    default_max_episode_steps: int | None = 50
+    alters_actions: ClassVar[bool] = False
+    paces_itself: bool = False
+
+    @property
+    @abstractmethod
+    def spec(self) -> EnvSpec:
+        """The sizes of observations and actions."""
+
+    @abstractmethod
+    def _start(self, rows: IntArray, starts: Starts) -> None:
+        """Reset the environments of `rows`; all randomness must come from `starts`."""
+
+    @abstractmethod
+    def _advance(self, actions: Array, rows: IntArray | None) -> Transition:
+        """Execute one action [B, A] in the environments of `rows` (None: all). The others must not change."""
+
+    @abstractmethod
+    def _observe(self) -> Observation:
+        """Return the current observations in new arrays, or in arrays that are never modified."""
+
+    def _save(self) -> State | None:
+        """Return the state [B, ...] from which `_load` can continue every episode.
+
+        Returns:
+            None where the environment cannot: a resumed run then begins new episodes.
+        """
+        return None
+
+    def _load(self, state: State) -> None:  # noqa: B027 - where `_save` returns none it is never called
+        """Restore the episodes of a `state` of `_save`; its rows are those of this batch."""
+
+    def _foresee(self, actions: Array) -> None:  # noqa: B027 - most gain nothing by it
+        """Receive the actions [B, C, A] of the next `_advance` calls in advance, each until its episode ends."""
+
+    def expert(self) -> FloatArray | None:
+        """Return actions of a scripted expert in the current states, float32 [B, A].
+
+        A function of the state alone, so that it can be asked for in states that a policy got into, too.
+
+        Returns:
+            None where there is no expert for this task.
+        """
+        return None
+
+    def steer(self, motion: HandMotion, row: int) -> FloatArray:
+        """Return the action, float32 [A], that moves the hand of one environment as commanded by a person.
+
+        By default that of `HandMotion.action`.
+
+        Raises:
+            ConfigError: actions are choices.
+        """
+        if self.spec.num_choices is not None:
+            raise ConfigError(
+                "a person cannot steer an environment whose actions are choices",
+                help="remove `env.train.intervention`, or implement `steer` in your environment",
+            )
+        return motion.action(self.action_size)
+
+    def follow(self, joints: NDArray[np.float64], row: int) -> LeaderAction | None:
+        """Return the action that brings the arm of one environment to the joints of a leader; None: it has none."""
+        return None
+
+    @property
+    def action_size(self) -> int:
+        """Numbers of an action, A."""
+        return self.spec.action_size
+
+    def _failures(self) -> NDArray[np.str_] | None:
+        """Return the failure of each running episode, such as `dropped`, text [B]; empty: none.
+
+        It is asked for where an episode ends without success.
+        """
+        return None
+
+    def look(self, rows: IntArray) -> State | None:
+        """Return the data for videos of the current states of `rows`, arrays [n, ...] by name; by default camera
+        images.
+
+        Returns:
+            None where there is nothing to see.
+        """
+        images = {name: array[rows] for name, array in self._observe().items() if camera_of(name) is not None}
+        return images or None
+
+    def picture(self, seen: State) -> NDArray[np.uint8]:
+        """Return the data of `look` as images, uint8 [n, H, W, 3]; by default the cameras side by side."""
+        height = max(image.shape[1] for image in seen.values())
+        padded = [np.pad(image, ((0, 0), (0, height - image.shape[1]), (0, 0), (0, 0))) for image in seen.values()]
+        return np.concatenate(padded, axis=2)
+
+    def views(self, row: int) -> list[CameraView]:
+        """Return the newest picture of each camera of one environment, for a person who steers it; by default those
+        that `look` and `picture` make now.
+        """
+        seen = self.look(np.array([row]))
+        if seen is None:
+            return []
+        now, cameras = time.monotonic(), {name: camera_of(name) for name in seen}
+        if all(cameras.values()):
+            return [CameraView(str(cameras[name]), images[0], now) for name, images in seen.items()]
+        return [CameraView("scene", self.picture(seen)[0], now)]
+
+    def frame_ages(self) -> dict[str, FloatArray]:
+        """Return how old the frames of the present observation were when it was made, in seconds, float32 [B], by
+        camera; empty: simulated ones are of their moment."""
+        return {}
+
+    def take_figures(self) -> dict[str, tuple[float, int]]:
+        """Return what was measured since the last call, besides episodes: sums and how many they are of, by name."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to give back
+        """Release the resources of the environments. Idempotent."""
+
+    @property
+    def control_hz(self) -> float | None:
+        """Actions per second of the simulated or real arm; None: unknown."""
+        return None
+
+    @property
+    def knows_success(self) -> bool:
+        """Whether the task has a success condition, rather than only a reward."""
+        return True
