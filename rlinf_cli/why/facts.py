@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from rlinf_cli.live.driver_log import DRIVER
+from rlinf_cli.live.labels import phase_words
 from rlinf_cli.runs.log_files import last_lines
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.tree import to_data
@@ -19,6 +20,7 @@ from rlinf_core.config.yaml.reader import load_source, read
 from rlinf_core.foreign.files import open_regular, read_bounded
 from rlinf_core.node.kernel_log import kernel_lines
 from rlinf_core.node.process_identity import boot_id
+from rlinf_core.runners.events import EVALUATE
 from rlinf_core.runners.metrics import Metrics, decode
 from rlinf_core.runners.storage.evidence import Bundle, read_bundles
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
@@ -36,6 +38,7 @@ MOST_METRICS_BYTES: Final = 64 << 20
 _MOST_CONFIG_BYTES: Final = 4 << 20
 _LONGEST_LINE: Final = 16 << 20
 _TAIL_LINES: Final = 40
+_PROGRESS: Final = f" INFO [{DRIVER}] "
 
 
 @dataclass(slots=True)
@@ -85,6 +88,7 @@ class RunFacts:
         looked: when the folder was read.
         driver_end: what this machine knows of a driver that vanished: its restart, the kernel's lines.
         warnings: the warnings in the driver's log after the last finished step.
+        evaluates: whether the driver was evaluating when it last logged its progress.
         quarantined: the items that were set aside, by file.
         held_up: the processes that hold up an active run, see `rlinf_core.manager.inspection`; empty if not asked for.
     """
@@ -105,6 +109,7 @@ class RunFacts:
     looked: float = 0.0
     driver_end: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    evaluates: bool = False
     quarantined: Mapping[str, QuarantinedItem] = field(default_factory=dict[str, "QuarantinedItem"])
     held_up: Sequence[str] = ()
 
@@ -154,6 +159,7 @@ def read_facts(folder: RunFolder, lines: Sequence[Metrics] | None = None) -> Run
         looked=time.time(),
         driver_end=_driver_end(state) if status == RunStatus.FAILED and state.status == RunStatus.RUNNING else (),
         warnings=_warnings(driver_log),
+        evaluates=_evaluates(driver_log),
     )
 
 
@@ -169,9 +175,14 @@ def _driver_end(state: RunState) -> list[str]:
 
 def _warnings(lines: Sequence[str]) -> list[str]:
     """Return the warnings at the end of a driver's log, after its last line of another level, each once."""
-    newest = takewhile(lambda line: f" INFO [{DRIVER}] " not in line, reversed(lines))
+    newest = takewhile(lambda line: _PROGRESS not in line, reversed(lines))
     texts = [text for line in newest if (text := line.partition(f" WARNING [{DRIVER}] ")[2])]
     return list(dict.fromkeys(reversed(texts)))
+
+
+def _evaluates(lines: Sequence[str]) -> bool:
+    newest = next((line for line in reversed(lines) if _PROGRESS in line), "")
+    return f"{phase_words(EVALUATE)} for " in newest
 
 
 def columns_of(lines: Sequence[Metrics]) -> dict[str, MetricColumn]:

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from rlinf_cli.why.facts import RunFacts
+from rlinf_core.runners.metrics import EVALUATION_TIME
 from rlinf_core.runners.step_clock import FIRST_LOOK, NO_STEP, SLOW, STEPS
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.evidence import FAILURE, FOLDER, Bundle, FailedProcess
@@ -101,25 +102,32 @@ def _of_this_attempt(facts: RunFacts, ordered: list[Incident]) -> list[Incident]
 
 
 def seconds_without_step(facts: RunFacts) -> float | None:
-    """Return the time since the last step of an active run; None while that is no longer than steps may take."""
-    if facts.status != RunStatus.RUNNING or len(facts.moments) < 2:
+    """Return the time since the last step of an active run; None while that is no longer than it may take."""
+    usual = _usual_seconds(facts)
+    if facts.status != RunStatus.RUNNING or usual is None:
         return None
     quiet = facts.looked - max(facts.moments[-1], *(event.time for event in facts.story), 0.0)
-    return quiet if quiet >= max(FIRST_LOOK, SLOW * _usual_seconds(facts)) else None
+    return quiet if quiet >= max(FIRST_LOOK, SLOW * usual) else None
 
 
-def _usual_seconds(facts: RunFacts) -> float:
-    return median(after - before for before, after in pairwise(facts.moments[-STEPS:]))
+def _usual_seconds(facts: RunFacts) -> float | None:
+    """Return what the last steps took, or the last evaluations while one runs; None while that is not known."""
+    if facts.evaluates:
+        durations = facts.column(EVALUATION_TIME).last(STEPS).values
+    else:
+        durations = [after - before for before, after in pairwise(facts.moments[-STEPS:])]
+    return median(durations) if durations else None
 
 
 def _standstill(facts: RunFacts) -> Incident | None:
     """Return that an active run has not finished a step for much longer than usual, and who holds it up: processes
     that were looked at, else those that its driver warns of."""
-    quiet = seconds_without_step(facts)
+    quiet, usual = seconds_without_step(facts), _usual_seconds(facts)
     waits = facts.held_up or [line for line in facts.warnings if any(word in line for word in _WAITS)][::-1]
-    if quiet is None or not waits:
+    if quiet is None or usual is None or not waits:
         return None
-    what = f"{NO_STEP} for {quiet:.0f} s; the last ones took {_usual_seconds(facts):.2g} s each"
+    of_what = "evaluations" if facts.evaluates else "ones"
+    what = f"{NO_STEP} for {quiet:.0f} s; the last {of_what} took {usual:.2g} s each"
     source = "asked of the run's processes" if facts.held_up else "logs/driver/rank_0.log"
     return Incident(STALLED, what, source, facts.looked - quiet, facts.step, lines=tuple(waits))
 

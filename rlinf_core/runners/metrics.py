@@ -28,6 +28,8 @@ from rlinf_core.process.tracing import TraceSpan
 from rlinf_core.runners.exporters.metrics_backend import MetricsBackend
 
 LOGGER = logging.getLogger("rlinf")
+# The seconds that an evaluation took.
+EVALUATION_TIME: Final = "time/evaluate"
 _LONGEST_LINE: Final = 16 << 20
 # Lines between two looks at the clock.
 _LOOK_LINES: Final = 256

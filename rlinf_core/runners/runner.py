@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 from rlinf_core.errors import CheckpointError
 from rlinf_core.runners import events
 from rlinf_core.runners.hangs import HangWatch
+from rlinf_core.runners.metrics import EVALUATION_TIME
 from rlinf_core.runners.profiled_steps import ProfiledSteps
 from rlinf_core.runners.record import RunConfig, RunRecord
 from rlinf_core.runners.restarts import NodesReturned
@@ -190,7 +191,7 @@ class Runner(ABC):
         with self._steps.evaluation():
             metrics = self.evaluate_policy(step)
         if metrics is not None:
-            self.record.evaluated(step, {**metrics, "time/evaluate": time.perf_counter() - began})
+            self.record.evaluated(step, {**metrics, EVALUATION_TIME: time.perf_counter() - began})
 
     def save_checkpoint(self, step: int | None = None, *, snapshot: bool = False) -> None:
         """Save everything needed to train on after `step`, by default the last one; a `snapshot` until the next is."""

@@ -6,17 +6,18 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlinf_cli.why.diagnosis import diagnose
-from rlinf_cli.why.facts import RunFacts, columns_of, read_facts
+from rlinf_cli.why.facts import MetricColumn, RunFacts, columns_of, read_facts
 from rlinf_cli.why.finding import FindingKind
 from rlinf_cli.why.why_page import why_text
 from rlinf_core.node.node_processes import identity
-from rlinf_core.runners.metrics import read_metrics
+from rlinf_core.runners.metrics import EVALUATION_TIME, read_metrics
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.first_contact import ContactCheck, note_comparisons
 from rlinf_core.runners.storage.quarantine import quarantine
@@ -312,6 +313,30 @@ def test_standstill_needs_silence_and_a_warning(quiet: float, warnings: tuple[st
     diagnosis = diagnose(facts)
     assert [finding.code for _, finding in diagnosis.failures] == codes
     assert ("why it does not go on" in why_text(diagnosis, "made")) == bool(codes)
+
+
+@pytest.mark.parametrize(
+    ("before", "quiet", "codes"),
+    [([30.0], 120.0, []), ([30.0], 160.0, ["stalled"]), ([], 160.0, [])],
+)
+def test_an_evaluation_may_take_what_others_took(before: list[float], quiet: float, codes: list[str]) -> None:
+    moments = [1e9 + 2.0 * step for step in range(10)]
+    columns = {EVALUATION_TIME: MetricColumn([5] * len(before), before)}
+    facts = RunFacts(GOOD, RunStatus.RUNNING, "", step=10, moments=moments, columns=columns, evaluates=True)
+    diagnosis = diagnose(replace(facts, looked=moments[-1] + quiet, held_up=(STOPPED,)))
+    assert [finding.code for _, finding in diagnosis.failures] == codes
+    assert ("the last evaluations took 30 s each" in why_text(diagnosis, "made")) == bool(codes)
+
+
+def test_the_log_says_whether_the_driver_evaluates(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    log = run.log_file("driver", 0)
+    log.parent.mkdir(parents=True)
+    lines = "2026-11-26 07:47:43,637 INFO [driver] after step 9, evaluating for 30.8 s\n"
+    log.write_text(lines)
+    assert read_facts(run).evaluates
+    log.write_text(lines + "2026-11-26 07:47:51,000 INFO [driver] evaluated at step 9: success 0.85\n")
+    assert not read_facts(run).evaluates
 
 
 def test_warnings_after_the_last_step_are_read_once(tmp_path: Path) -> None:
