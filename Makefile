@@ -68,7 +68,7 @@ bench: setup ## measure every promise, as ratios in one run
 # GPU_PYTHON=python3 takes an interpreter that has torch, transformers, pydantic, ruamel.yaml, typer, rich and pytest.
 gpu: $(if $(GPU_PYTHON),,setup) ## tests and benchmarks on an NVIDIA GPU
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/gpu tests/unit/recipes/training/test_state.py
-	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.on_gpu
+	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.language.on_gpu
 
 nightly: setup ## the long tests: fuzzing, many seeds, soaks
 # Both halves at once, on a machine that has cores to spare: beside pure tests, a machine with none to spare starts

@@ -1,4 +1,4 @@
-"""`make bench`: every benchmark of this folder, one after another, and their tables in docs/benchmarks.md.
+"""`make bench`: every benchmark of these folders, one after another, and their tables in docs/benchmarks.md.
 
     python -m benchmarks [NAME ...]
 
@@ -70,13 +70,13 @@ def written(page: Path) -> dict[str, str]:
 
 def main() -> int:
     names = sys.argv[1:]
-    scripts = [
-        path for path in sorted(HERE.glob("bench_*.py")) if not names or path.stem.removeprefix("bench_") in names
-    ]
-    if not scripts:
-        known = ", ".join(path.stem.removeprefix("bench_") for path in sorted(HERE.glob("bench_*.py")))
-        print(f"no benchmark of that name; there are: {known}", file=sys.stderr)
+    scripts_by_name = {path.stem.removeprefix("bench_"): path for path in HERE.rglob("bench_*.py")}
+    known = dict(sorted(scripts_by_name.items()))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        print(f"no benchmark is called {', '.join(unknown)}; there are: {', '.join(known)}", file=sys.stderr)
         return 2
+    scripts = [path for name, path in known.items() if not names or name in names]
     # A machine without a GPU keeps what `make gpu` showed on another.
     sections = {name: text for name, text in written(PAGE).items() if names or name == "on_gpu"}
     missed: list[str] = []

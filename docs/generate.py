@@ -127,7 +127,7 @@ _FAULT_FIGURES: Final = (
         " their CPU time",
     ),
     (
-        "the same, by chance in one of each two steps of a run (`benchmarks/bench_recorder.py`, 500 pairs, quiet)",
+        "the same, by chance in one of each two steps of a run (`python -m benchmarks recorder`, 500 pairs, quiet)",
         "of the workers' CPU time: embodied +0.11 ± 0.27 %, math +0.28 ± 0.35 %",
     ),
     (
@@ -136,7 +136,7 @@ _FAULT_FIGURES: Final = (
     ),
     (
         "from `kill -9` of a worker until work goes on, by it alone / by one start of it / by a restart of all"
-        " (`benchmarks/bench_recovery.py`, quiet)",
+        " (`python -m benchmarks recovery`, quiet)",
         "env 0.8 s / 1.22 / 4.9 s, rollout 1.6 s / 0.99 / 4.9 s; math: reward 1.5 s / 1.07 / 6.9 s, rollout 3.4 s /"
         " 1.02 / 6.9 s; agent 1.0 s / 1.01 / 18.1 s, its reward 1.7 s / 1.05 / 18.1 s; no finished step is done again",
     ),

@@ -13,7 +13,7 @@ from recipes.sections.actor import FsdpConfig
 
 # Numbers that a pass which learns holds for each number that a linear layer or a convolution puts out. A plain layer
 # has its output, one nonlinearity and gradients; in a block of a transformer come norms, rotated keys and the sum of
-# the residual. FORWARD: the same without learning, for the largest layer alone. Measured: `benchmarks/bench_memory.py`.
+# the residual. FORWARD: the same without learning, for the largest layer alone. Measured: `bench_memory.py`.
 PLAIN: Final = 2.2
 BLOCK: Final = 2.6
 FORWARD: Final = 3

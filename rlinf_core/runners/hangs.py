@@ -14,7 +14,7 @@ from rlinf_core.manager.manager_client import ManagerClient, current_client
 from rlinf_core.manager.manager_messages import Inspect, JobSnapshot, ReadStacks
 from rlinf_core.node.stacks.process_stacks import SECONDS, ProcessStacks
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.restarts import Restarts
+from rlinf_core.runners.recovery.restarts import Restarts
 from rlinf_core.runners.step_clock import FIRST_LOOK, GIVEN_UP, NO_STEP, SURE_AFTER, StepClock
 from rlinf_core.waiting import spell_seconds
 from rlinf_core.worker.group.worker_group import WorkerGroup, end_worker

@@ -22,13 +22,13 @@ from rlinf_core.runners.evidence.keeping import keep_evidence
 from rlinf_core.runners.exporters.metrics_backend import BackendSettings
 from rlinf_core.runners.exporters.open_backends import open_backends
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
-from rlinf_core.runners.restarts import Restarts
+from rlinf_core.runners.recovery.restarts import Restarts
+from rlinf_core.runners.recovery.suspects import Suspects
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, Manifest, open_checkpoint
 from rlinf_core.runners.storage.item_fates import ItemFates
 from rlinf_core.runners.storage.quarantine import quarantine
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.runners.suspects import Suspects
 from rlinf_core.runners.trace import TraceWriter
 
 LOGGER = logging.getLogger("rlinf")

@@ -15,7 +15,7 @@ from rlinf_core.runners import events
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.evidence.keeping import evidence_line
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.restarts import NodesReturned, Restarts, death
+from rlinf_core.runners.recovery.restarts import NodesReturned, Restarts, death
 from rlinf_core.runners.runner import Runner
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.worker.group.watchers import fallen_watcher

@@ -20,8 +20,8 @@ from rlinf_core.runners.hangs import HangWatch
 from rlinf_core.runners.metrics import EVALUATION_TIME
 from rlinf_core.runners.profiled_steps import ProfiledSteps
 from rlinf_core.runners.record import RunConfig, RunRecord
-from rlinf_core.runners.restarts import NodesReturned
-from rlinf_core.runners.snapshots import SnapshotSchedule
+from rlinf_core.runners.recovery.restarts import NodesReturned
+from rlinf_core.runners.recovery.snapshots import SnapshotSchedule
 from rlinf_core.runners.standalone import StandaloneRecord
 from rlinf_core.runners.step_clock import StepClock
 from rlinf_core.runners.storage.item_fates import ItemFates

@@ -113,14 +113,14 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
         options=_ROBOT_OPTIONS,
     ),
     "gymnasium": EnvType(
-        f"{_FOLDER}.simulators.gymnasium_env:GymnasiumEnv",
+        f"{_FOLDER}.simulators.gymnasium.gymnasium_env:GymnasiumEnv",
         module="gymnasium",
         observes=None,
         max_episode_steps=None,
         processes=0,
     ),
     "gymnasium_vector": EnvType(
-        f"{_FOLDER}.simulators.gymnasium_vector:GymnasiumVectorEnv",
+        f"{_FOLDER}.simulators.gymnasium.gymnasium_vector:GymnasiumVectorEnv",
         module="gymnasium",
         observes=None,
         max_episode_steps=None,

@@ -15,7 +15,7 @@ from rlinf_core.errors import RLinfError, WorkerDiedError
 from rlinf_core.foreign.files import make_folder
 from rlinf_core.process.known_secrets import remember
 from rlinf_core.runners.evidence import parts
-from rlinf_core.runners.failure_list import Failure, failures_of, position, reason_of
+from rlinf_core.runners.recovery.failure_list import Failure, failures_of, position, reason_of
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.evidence import (
     FAILURE,

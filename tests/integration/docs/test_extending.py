@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 
 sys.path.insert(0, {str(REPOSITORY)!r})
-from benchmarks.single_process_ppo import Loop, evaluate
+from benchmarks.baselines.single_process_ppo import Loop, evaluate
 from recipes.embodied.envs.registry import make_env
 from rlinf_core.job.load import load_job
 

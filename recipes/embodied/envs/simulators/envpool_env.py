@@ -12,8 +12,8 @@ from gymnasium.vector.utils import batch_space
 
 from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
 from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
-from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer, spec_of
-from recipes.embodied.envs.simulators.gymnasium_steps import checked_batch_step, checked_reset
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import Reader, Writer, spec_of
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_steps import checked_batch_step, checked_reset
 from recipes.embodied.envs.simulators.packages import imported, unknown_task
 from recipes.embodied.envs.starts import Starts
 from recipes.training.arrays import Array

@@ -33,7 +33,7 @@ class GymHilSimulation(Simulation):
     def __init__(self, task: str, options: GymHilOptions) -> None:
         gymnasium = imported("gymnasium", "gym_hil")
         imported("gym_hil", "gym_hil")
-        from recipes.embodied.envs.simulators.gymnasium_env import GymnasiumSimulation
+        from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import GymnasiumSimulation
 
         known = [name for name in gymnasium.registry if name.startswith("gym_hil/")]
         known = [name for name in known if not any(part in name for part in _BY_HAND)]

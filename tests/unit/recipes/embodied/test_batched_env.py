@@ -25,7 +25,7 @@ class TestGymnasium:
 
     @pytest.fixture(autouse=True)
     def kind(self) -> Any:
-        from recipes.embodied.envs.simulators.gymnasium_vector import GymnasiumVectorEnv
+        from recipes.embodied.envs.simulators.gymnasium.gymnasium_vector import GymnasiumVectorEnv
 
         self.make = GymnasiumVectorEnv
 
@@ -34,7 +34,7 @@ class TestGymnasium:
         check_env(self.make, task=task)
 
     def test_it_does_as_environments_one_by_one(self) -> None:
-        from recipes.embodied.envs.simulators.gymnasium_env import GymnasiumEnv
+        from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import GymnasiumEnv
 
         settings = EnvSettings(num_envs=4, task="CartPole-v1", seed=3)
         one, other = GymnasiumEnv(settings), self.make(settings)

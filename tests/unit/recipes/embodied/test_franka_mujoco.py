@@ -252,7 +252,7 @@ def test_it_is_fast_enough() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_pushing_is_learned(seed: int) -> None:
-    from benchmarks.single_process_ppo import arguments, run
+    from benchmarks.baselines.single_process_ppo import arguments, run
 
     words = ["--env-type", "franka_mujoco", "--task", "push", "--steps", "250", "--every", "10", "--stop"]
     assert run(arguments(words), seed).reached is not None

@@ -9,9 +9,9 @@ from recipes.embodied.envs.processes.simulator import Outcome
 from rlinf_core import ConfigError
 
 spaces = pytest.importorskip("gymnasium.spaces")
-from recipes.embodied.envs.simulators.gymnasium_env import cannot_be_made  # noqa: E402
-from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer  # noqa: E402
-from recipes.embodied.envs.simulators.gymnasium_steps import checked_reset, checked_step  # noqa: E402
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import cannot_be_made  # noqa: E402
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import Reader, Writer  # noqa: E402
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_steps import checked_reset, checked_step  # noqa: E402
 
 LARGEST = float(np.finfo(np.float32).max)
 BYTES = {"low": 0, "high": 255, "dtype": np.uint8}

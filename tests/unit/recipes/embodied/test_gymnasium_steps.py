@@ -14,16 +14,16 @@ import pytest
 
 from recipes.embodied.envs.contract import random_actions
 from recipes.embodied.envs.env_spec import EnvSettings
-from recipes.embodied.envs.simulators import gymnasium_spaces
+from recipes.embodied.envs.simulators.gymnasium import gymnasium_spaces
 from recipes.training.finite import NonFiniteError
 from rlinf_core import ConfigError
 
 gymnasium = pytest.importorskip("gymnasium")
 from gymnasium import spaces  # noqa: E402
 
-from recipes.embodied.envs.simulators.gymnasium_env import GymnasiumEnv  # noqa: E402
-from recipes.embodied.envs.simulators.gymnasium_steps import checked_batch_step  # noqa: E402
-from recipes.embodied.envs.simulators.gymnasium_vector import GymnasiumVectorEnv  # noqa: E402
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import GymnasiumEnv  # noqa: E402
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_steps import checked_batch_step  # noqa: E402
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_vector import GymnasiumVectorEnv  # noqa: E402
 
 STATES = spaces.Box(np.array([-1, -np.inf, 0], np.float32), np.array([1, np.inf, 5], np.float32))
 PICTURE = spaces.Box(0, 255, (16, 16, 3), np.uint8)

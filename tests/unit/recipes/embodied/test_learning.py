@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.single_process_ppo import Outcome, arguments, run
+from benchmarks.baselines.single_process_ppo import Outcome, arguments, run
 
 
 @pytest.fixture(autouse=True)

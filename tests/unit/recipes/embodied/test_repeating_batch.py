@@ -302,7 +302,7 @@ class TestGymnasium:
     @pytest.mark.parametrize(("mode", "times"), [("sync", 1), ("sync", 2), ("async", 1), ("async", 8)])
     @pytest.mark.filterwarnings("ignore:.*ERROR")
     def test_episodes_are_repeated_or_left_out(self, mode: str, times: int, tmp_path: Path) -> None:
-        from recipes.embodied.envs.simulators.gymnasium_vector import GymnasiumVectorEnv
+        from recipes.embodied.envs.simulators.gymnasium.gymnasium_vector import GymnasiumVectorEnv
 
         results: dict[str, list[StepResult]] = {}
         for name, raising in (("quiet", 0), ("raising", times)):

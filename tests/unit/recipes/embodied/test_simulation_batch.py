@@ -17,7 +17,7 @@ from rlinf_core import ConfigError
 gymnasium = pytest.importorskip("gymnasium")
 from gymnasium import spaces  # noqa: E402
 
-from recipes.embodied.envs.simulators.gymnasium_env import GymnasiumEnv  # noqa: E402
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import GymnasiumEnv  # noqa: E402
 
 
 class Walk(gymnasium.Env):

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from benchmarks.bench_memory_ranks import differences, forecast, measure, write_model
+from benchmarks.language.bench_memory_ranks import differences, forecast, measure, write_model
 
 
 @pytest.mark.nightly

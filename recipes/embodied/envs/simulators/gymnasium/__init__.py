@@ -1,0 +1,1 @@
+"""Environments of the gymnasium interface: single, vectorised, and of Gymnasium-Robotics."""

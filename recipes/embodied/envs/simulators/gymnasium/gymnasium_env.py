@@ -1,0 +1,171 @@
+"""Gymnasium environments by id.
+
+For environments as cheap as the classic ones a process of their own costs more than it gives: by default they are
+stepped one after another in the worker's own process. For dear ones, give `num_processes`.
+"""
+
+# Gymnasium is an optional package: the checker of types runs without it.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from importlib import import_module
+from typing import Any, ClassVar, Final
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
+from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
+from recipes.embodied.envs.processes.simulator import CheapSimulation, Outcome, RawSteps, Row, Start
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import Reader, Writer, spec_of
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_steps import checked_reset, checked_step, checked_together
+from recipes.training.arrays import Array
+from rlinf_core import ConfigError
+
+# Extras of Gymnasium, by the words with which their packages are missed.
+_EXTRAS: Final = {
+    "mujoco": "mujoco",
+    "imageio": "mujoco",
+    "box2d": "box2d",
+    "swig": "box2d",
+    "pygame": "classic-control",
+    "jax": "jax",
+    "ale_py": "atari",
+    "moviepy": "other",
+    "cv2": "other",
+}
+
+
+class GymnasiumSimulation(CheapSimulation):
+    """An environment of Gymnasium; `options` are arguments of `gymnasium.make`.
+
+    Success is what an environment reports as `is_success` or `success`.
+    """
+
+    def __init__(self, task: str, options: dict[str, Any]) -> None:
+        try:
+            entry = copy(registered(task))
+            self.max_episode_steps = entry.max_episode_steps
+            # A step is never the first call here, so that none has to be checked for it.
+            entry.order_enforce = False
+            # The limit is kept by `VectorEnv`: -1 makes no `TimeLimit` of it.
+            self.env = gymnasium.make(entry, **{"max_episode_steps": -1, "disable_env_checker": True, **options})
+        except (gymnasium.error.Error, ImportError, TypeError) as error:
+            raise cannot_be_made(task, error) from error
+        self._task = task
+        self.raw_step = self.env.step
+        self.control_hz = self.env.metadata.get("render_fps")
+        self._reads = Reader(task, self.env.observation_space)
+        self._writes = Writer(task, self.env.action_space)
+        self._current: Any = None
+
+    @property
+    def spec(self) -> EnvSpec:
+        """From the spaces of the environment."""
+        return spec_of(self._reads, self._writes)
+
+    def reset(self, start: Start) -> None:
+        """See `Simulation`."""
+        self._current = checked_reset(self._task, self.env.reset(seed=start.seed))
+
+    def checked(self, result: Any) -> Outcome:
+        """See `CheapSimulation`."""
+        self._current, outcome = checked_step(self._task, result)
+        return outcome
+
+    @classmethod
+    def check_together(cls, simulations: Sequence[GymnasiumSimulation], results: Sequence[Any]) -> RawSteps | None:
+        """See `CheapSimulation`."""
+        checked = checked_together(results)
+        if checked is None:
+            return None
+        observations, steps = checked
+        for simulation, observation in zip(simulations, observations, strict=True):
+            simulation._current = observation
+        return steps
+
+    @classmethod
+    def observe_together(cls, simulations: Sequence[GymnasiumSimulation]) -> Observation | None:
+        """See `CheapSimulation`."""
+        return simulations[0]._reads.together([simulation._current for simulation in simulations])
+
+    def observe(self) -> Row:
+        """See `Simulation`."""
+        return self._reads(self._current)
+
+    def examine(self, observations: Observation) -> None:
+        """See `Simulation`: the first number out of its bounds is logged."""
+        self._reads.check_bounds(observations)
+
+    def picture(self) -> NDArray[np.uint8] | None:
+        """See `Simulation`; there is one with the option `render_mode: rgb_array`."""
+        if self.env.render_mode != "rgb_array":
+            return None
+        try:
+            return np.asarray(self.env.render())
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise ConfigError(
+                f"the environment cannot be rendered: {error}", where="env.options.render_mode"
+            ) from error
+
+    def native(self, actions: Array) -> Any:
+        """See `Simulation`."""
+        return self._writes(actions)
+
+    def close(self) -> None:
+        """See `Simulation`."""
+        self.env.close()
+
+
+class GymnasiumEnv(SimulatedEnv):
+    """`task` is the id, `options` are arguments of `gymnasium.make`.
+
+    Observations that are images (uint8 [H, W, 3], [3, H, W], or grey) become `images.CAMERA`: of a dictionary the
+    camera has the name of its part, `arm.wrist` in a nested one, a bare image that of the main camera. A text becomes
+    `instructions`; everything else becomes `states`, with the parts of a dictionary or tuple one after the other, and a
+    choice as a vector of zeros with a one. Continuous actions are stretched from -1..1 to the bounds of the environment
+    where there are two; whole numbers each get an equal part of -1..1.
+    `max_episode_steps` is by default the limit that the id brings.
+    """
+
+    simulation: ClassVar[str] = f"{__name__}:GymnasiumSimulation"
+    processes: ClassVar[int] = 0
+
+    def __init__(self, settings: EnvSettings) -> None:
+        if settings.task is None:
+            raise ConfigError("`env_type: gymnasium` needs a task", help="add `task: CartPole-v1`, or another id")
+        super().__init__(settings)
+
+
+def registered(task: str) -> Any:
+    """Return the registry entry of an id; for `module:id`, the module, which registers it, is imported first."""
+    module, _, name = task.rpartition(":")
+    if module:
+        import_module(module)
+    return gymnasium.spec(name)
+
+
+def cannot_be_made(task: str, error: Exception) -> ConfigError:
+    """Return the error about an environment whose constructor failed, with the packages that it needs."""
+    text = str(error)
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    extra = next((extra for word, extra in _EXTRAS.items() if word in text.lower()), None)
+    remedy = None
+    if "have been moved" in text:
+        remedy = "write a newer version of its id, as in `Hopper-v5`"
+    elif "`mujoco<3`" in text:
+        remedy = "write a newer version of its id, or run `pip install 'mujoco<3'` in an interpreter of its own"
+    elif "shimmy" in text:
+        remedy = (
+            "run `pip install 'shimmy[gym-v26]' 'numpy<2'` in an interpreter of its own, and write"
+            " `task: shimmy:GymV26Environment-v0` with `options: {env_id: CartPole-v1}`"
+        )
+    elif extra is not None:
+        remedy = f"run `pip install 'gymnasium[{extra}]'`"
+    elif missing:
+        remedy = f"run `pip install {missing}`, or follow the environment's documentation"
+    return ConfigError(f"`{task}` cannot be made: {error}", where="env.task", help=remedy)

@@ -1,0 +1,216 @@
+"""Resets and steps of Gymnasium's environments, single and in vectors, held against what Gymnasium promises."""
+
+# Gymnasium is an optional package: the checker of types runs without it.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+
+from recipes.embodied.envs.env_spec import BoolArray, FloatArray
+from recipes.embodied.envs.processes.simulator import Outcome, RawSteps
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import OWN, Reader
+from recipes.training.arrays import Array
+from rlinf_core import ConfigError
+
+_OLD_STEP: Final = 4
+_STEP: Final = 5
+_RESET: Final = 2
+_SUCCESS: Final = ("is_success", "success")
+# What most environments return.
+_TUPLE: Final = frozenset({tuple})
+_NUMBERS: Final[frozenset[type]] = frozenset({float, np.float32, np.float64})
+_BOOLEANS: Final[frozenset[type]] = frozenset({bool, np.bool_})
+_DICTIONARY: Final[frozenset[type]] = frozenset({dict})
+
+
+class CheckedEnv(gymnasium.Wrapper):
+    """An environment of a vector, each of whose resets and steps is checked before Gymnasium stacks and casts them.
+
+    Its information is success alone, where it tells.
+
+    Args:
+        env: the environment.
+        task: the task, for errors.
+    """
+
+    def __init__(self, env: gymnasium.Env, task: str) -> None:
+        super().__init__(env)
+        self._task, self._reads = task, Reader(task, env.observation_space)
+
+    def reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
+        """See Gymnasium's `Env`.
+
+        Raises:
+            ConfigError: what is returned is not as the environment's own spaces say.
+        """
+        observation = checked_reset(self._task, self.env.reset(**how))
+        self._reads.check(observation)
+        return observation, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """See Gymnasium's `Env`.
+
+        Raises:
+            ConfigError: what is returned is not as the environment's own spaces say.
+        """
+        observation, outcome = checked_step(self._task, self.env.step(action))
+        self._reads.check(observation)
+        info = {} if outcome.success is None else {"success": outcome.success}
+        return observation, outcome.reward, outcome.terminated, outcome.truncated, info
+
+
+def checked_reset(task: str, result: Any) -> Any:
+    """Return the observation of what `reset` returned.
+
+    Raises:
+        ConfigError: it is not a pair of observation and information.
+    """
+    if isinstance(result, tuple) and len(result) == _RESET and isinstance(result[1], (dict, Mapping)):
+        return result[0]
+    raise ConfigError(
+        f"`reset` of `{task}` does not return an observation and a dictionary of information",
+        where="env.task",
+        help="environments of the old Gym return the observation alone: wrap it in `shimmy.GymV21CompatibilityV0`",
+    )
+
+
+def checked_step(task: str, result: Any) -> tuple[Any, Outcome]:
+    """Return the observation and the outcome of what `step` returned.
+
+    Raises:
+        ConfigError: values are missing, or are not of the type that they should be.
+    """
+    if type(result) is tuple and len(result) == _STEP:
+        observation, reward, terminated, truncated, info = result
+        # What most environments return, without the cost of looking at each value by itself.
+        is_plain = type(reward) is float and type(terminated) is bool and type(truncated) is bool
+        if is_plain and type(info) is dict and not info:
+            return observation, Outcome(reward, terminated, truncated)
+    observation, reward, terminated, truncated, info = _five(task, result)
+    success = _success(info)
+    return observation, Outcome(
+        _number(task, reward),
+        _truth(task, "terminated", terminated),
+        _truth(task, "truncated", truncated),
+        None if success is None else _truth(task, "success", success),
+    )
+
+
+def checked_together(results: Sequence[Any]) -> tuple[tuple[Any, ...], RawSteps] | None:
+    """Return the observations of some steps and their outcomes, in a fraction of the time of `checked_step` for each.
+
+    Returns:
+        None where one of them is for `checked_step` to judge: it reports success, or is wrong.
+    """
+    if not _all_of(_TUPLE, results) or set(map(len, results)) != {_STEP}:
+        return None
+    observations, rewards, terminations, truncations, infos = zip(*results, strict=True)
+    if not (
+        _all_of(_NUMBERS, rewards)
+        and _all_of(_BOOLEANS, terminations)
+        and _all_of(_BOOLEANS, truncations)
+        and _all_of(_DICTIONARY, infos)
+    ):
+        return None
+    if any(infos) and any(name in info for info in infos for name in _SUCCESS):
+        return None
+    return observations, RawSteps(rewards, terminations, truncations)
+
+
+def _all_of(types: frozenset[type], values: Sequence[Any]) -> bool:
+    """Return whether all values are of some types, and of no subclass of them."""
+    return set(map(type, values)) <= types
+
+
+def checked_batch_step(
+    task: str, result: Any, count: int
+) -> tuple[Any, FloatArray, BoolArray, BoolArray, BoolArray | None]:
+    """Return what a vector of `count` environments returned: observations, rewards, terminations, truncations, success.
+
+    Raises:
+        ConfigError: values are missing, are not of the type that they should be, or there is not one for each
+            environment.
+    """
+    observations, rewards, terminations, truncations, infos = _five(task, result)
+    success = _success(infos)
+    successes = None
+    if success is not None:
+        name = next(name for name in _SUCCESS if name in infos)
+        # Of environments that say nothing of it an entry is a filler.
+        says = np.asarray(infos.get(f"_{name}", np.ones(count, np.bool_)), np.bool_)
+        successes = _truths(task, "success", np.where(says, success, False), count)
+    return (
+        observations,
+        _numbers(task, rewards, count),
+        _truths(task, "terminated", terminations, count),
+        _truths(task, "truncated", truncations, count),
+        successes,
+    )
+
+
+def _success(info: Any) -> Any:
+    """Return what an environment says of success; None: nothing."""
+    if type(info) is dict and not info:
+        return None
+    return next((info[name] for name in _SUCCESS if name in info), None) if isinstance(info, Mapping) else None
+
+
+def _five(task: str, result: Any) -> tuple[Any, ...]:
+    """Return the five values of a step."""
+    if not isinstance(result, tuple) or len(result) != _STEP:
+        count = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+        is_old = isinstance(result, tuple) and len(result) == _OLD_STEP
+        raise ConfigError(
+            f"`step` of `{task}` returns {count}, but Gymnasium's returns 5: observation, reward, terminated,"
+            " truncated, info",
+            where="env.task",
+            help="4 values are the old Gym's: wrap it in `shimmy.GymV21CompatibilityV0`" if is_old else OWN,
+        )
+    return result
+
+
+def _number(task: str, reward: Any) -> float:
+    if type(reward) is float:  # what most environments return, without the cost of an array
+        return reward
+    array = np.asarray(reward)
+    if array.size != 1 or array.dtype.kind not in "fiub":
+        said = f"an array of the shape {list(array.shape)}" if array.size != 1 else reprlib.repr(reward)
+        raise ConfigError(f"the reward of `{task}` is {said}", where="env.task", help="return one number")
+    return float(array.reshape(()))
+
+
+def _truth(task: str, name: str, value: Any) -> bool:
+    if value is True or value is False or type(value) is np.bool_:  # as above
+        return bool(value)
+    array = np.asarray(value)
+    if array.size == 1 and array.dtype.kind in "fiub" and array.reshape(()) in (0, 1):
+        return bool(array.reshape(()))
+    raise ConfigError(f"`{name}` of `{task}` is {reprlib.repr(value)}", where="env.task", help="return true or false")
+
+
+def _numbers(task: str, rewards: Any, count: int) -> FloatArray:
+    array = np.asarray(rewards)
+    if array.shape != (count,) or array.dtype.kind not in "fiub":
+        raise ConfigError(
+            f"the rewards of `{task}` are {array.dtype}{list(array.shape)}",
+            where="env.task",
+            help=f"return one number for each of the {count} environments",
+        )
+    return array.astype(np.float32)
+
+
+def _truths(task: str, name: str, values: Any, count: int) -> BoolArray:
+    array: Array = np.asarray(values)
+    if array.shape == (count,) and array.dtype.kind in "fiub" and ((array == 0) | (array == 1)).all():
+        return array.astype(np.bool_)
+    raise ConfigError(
+        f"`{name}` of `{task}` is {array.dtype}{list(array.shape)}, {array.reshape(-1)[:3].tolist()} at first",
+        where="env.task",
+        help=f"return true or false for each of the {count} environments",
+    )

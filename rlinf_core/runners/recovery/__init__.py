@@ -1,0 +1,1 @@
+"""Recovery of a run after failures: what failed, who is suspected, snapshots, and starting groups again."""
