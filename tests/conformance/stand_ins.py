@@ -16,8 +16,9 @@ from ruamel.yaml import YAML
 from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.models.vla.vision_language import built_tokenizer
-from tests.unit.recipes.agent.byte_level import write_byte_level
-from tests.unit.recipes.embodied import openvla_folder, pi_folders
+from tests.unit.recipes.agent.conversation.byte_level import write_byte_level
+from tests.unit.recipes.embodied.models.openvla import openvla_folder
+from tests.unit.recipes.embodied.models.vla import pi_folders
 
 # Simulators and engines: a dry run asks whether they are installed, and starts none.
 PACKAGES: Final = ("libero", "mani_skill", "metaworld", "sglang", "vllm", "wandb")

@@ -27,7 +27,7 @@ DSRL: Final = (
     *("algorithm.loss_type=dsrl", "actor.model.model_type=steered_policy", "actor.model.model_path=/flow"),
     "actor.model.options.policy={model_type: flow_policy}",
 )
-OWN_LOSS: Final = "algorithm.loss_type=tests.unit.recipes.embodied.test_learner:root_of_zero"
+OWN_LOSS: Final = "algorithm.loss_type=tests.unit.recipes.embodied.learning.test_learner:root_of_zero"
 # In files of both recipes of policies, and of both of language models.
 POLICY: Final[tuple[tuple[str, ...], ...]] = (
     ("actor.optim.lr_scheduler=cosine", "actor.model.model_type=vlm_policy", "actor.model.is_lora=true"),

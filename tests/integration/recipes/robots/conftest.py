@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.hardware.robots.franka import Franka
-from tests.integration.recipes.robots.fci_rig import Server, own_address, start_controller
+from tests.integration.recipes.robots.fci.fci_rig import Server, own_address, start_controller
 
 StartArm = Callable[..., tuple[Franka, subprocess.Popen[str]]]
 

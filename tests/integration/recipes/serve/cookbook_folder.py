@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tests.unit.recipes.agent.byte_level import write_byte_level
+from tests.unit.recipes.agent.conversation.byte_level import write_byte_level
 
 # The cookbook reads its tokenizer from a relative folder of this name, and knows it as one that needs no chat template.
 MODEL: Final = "Qwen/Qwen3-8B-Base"

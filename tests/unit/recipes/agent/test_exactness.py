@@ -21,7 +21,7 @@ from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, Dra
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.models.packing import pack
-from tests.unit.recipes.agent.byte_level import write_byte_level, write_with_tokenizer_of
+from tests.unit.recipes.agent.conversation.byte_level import write_byte_level, write_with_tokenizer_of
 from tests.unit.recipes.agent.local import LocalEngine, agent_config
 
 # What a tool may say: text of all kinds, marks of tokenizers' own, and nothing.

@@ -15,8 +15,8 @@ from recipes.embodied.cameras.camera_set import CameraSet
 from recipes.embodied.config.camera_config import RobotEnvOptions
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
-from tests.unit.recipes.embodied import fake_cameras
-from tests.unit.recipes.embodied.fake_cameras import Steady, install_realsense, lacking
+from tests.unit.recipes.embodied.cameras import fake_cameras
+from tests.unit.recipes.embodied.cameras.fake_cameras import Steady, install_realsense, lacking
 from tests.waiting import until
 
 FAKES = fake_cameras.__name__

@@ -20,7 +20,7 @@ from recipes.embodied.cameras.realsense import RealsenseCamera
 from recipes.embodied.cameras.recorded import RecordedCamera
 from recipes.embodied.cameras.v4l2 import V4l2Camera
 from recipes.embodied.config.camera_config import CameraOptions
-from tests.unit.recipes.embodied.fake_cameras import HARDWARE_CLOCK, install_opencv, install_realsense
+from tests.unit.recipes.embodied.cameras.fake_cameras import HARDWARE_CLOCK, install_opencv, install_realsense
 
 
 def setup(serial: str | None = None, **options: Any) -> CameraSetup:

@@ -1,0 +1,250 @@
+"""Faults at random moments on the route to a real arm: holder, controller or server killed or frozen; see `fci_rig.py`.
+
+RLINF_TEST_MOMENTS=200 tries more moments than the default, RLINF_TEST_FIRST=N begins at another seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from recipes.embodied.replay.segments import read_segments
+from recipes.embodied.robots.controller_client import FrankaClient
+from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS
+from recipes.embodied.robots.replies import ArmState
+from recipes.embodied.robots.robot_errors import RobotError
+from rlinf_core.hardware.robots.franka import Franka
+from tests.integration.recipes.robots.fci.fci_rig import NEEDS_FCI, ROOT, Server, own_address, start_controller
+from tests.waiting import until
+
+MOMENTS: Final = int(os.environ.get("RLINF_TEST_MOMENTS", "16"))
+FIRST: Final = int(os.environ.get("RLINF_TEST_FIRST", "0"))
+pytestmark = [*NEEDS_FCI, pytest.mark.timeout(120 + 40 * MOMENTS)]
+
+# A kind of fault for each remainder of a seed: who is hit, and by what.
+FAULTS: Final = (
+    ("client", signal.SIGKILL),
+    ("client", signal.SIGSTOP),
+    ("env", signal.SIGKILL),
+    ("env", signal.SIGSTOP),
+    ("controller", signal.SIGKILL),
+    ("controller", signal.SIGSTOP),
+    ("server", signal.SIGSTOP),
+    ("server", signal.SIGKILL),
+)
+LOST_CYCLES: Final = 20e-3  # simulated seconds: cycles without a command after which the arm itself stops
+# Simulated seconds of braking: of the reflex, and of the arm's own stop, from the fastest that these actions ask for.
+BRAKES: Final = 0.35
+# Two periods of ours without a sign of life, and the one between two looks of the controller.
+DECIDES: Final = 2 * CONTROL_SECONDS + CONTROL_SECONDS / 5
+TOLD: Final = 90.0  # seconds: a limit for a holder that hangs; a reset may take 60
+STILL: Final = 0.02  # radians per second, in the mean of 20 cycles
+
+
+class Holder:
+    """A process that holds the arm and records what it does."""
+
+    def __init__(self, arm: Franka, folder: Path, seed: int, kind: str, attempt: int = 0) -> None:
+        self.folder = folder
+        words = [
+            "-m",
+            "tests.integration.recipes.robots.fci.fci_holder",
+            str(arm.robot_port),
+            str(folder),
+            str(seed),
+            kind,
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+        )
+        self.kind, self.attempt, self.told = kind, attempt, list[tuple[str, Any]]()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            word, _, value = line.partition(" ")
+            # The last line of a killed process may be torn.
+            with contextlib.suppress(ValueError):
+                self.told.append((word, json.loads(value)))
+
+    def of(self, word: str) -> list[Any]:
+        return [value for known, value in list(self.told) if known == word]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reading.join(20)
+
+    def check_recording(self) -> None:
+        """Compare what is on disk with what was told of; the last one may be recorded and not told yet."""
+        told = [np.array(numbers) for numbers in self.of("moved")]
+        kept = [record["numbers"] for record in read_segments(self.folder)] if self.folder.exists() else []
+        assert len(told) <= len(kept) <= len(told) + 1
+        for ours, theirs in zip(told, kept, strict=False):
+            assert np.array_equal(ours.astype(theirs.dtype), theirs)
+
+
+class Rig:
+    """A server and our controller over it, started again where a fault has ended them."""
+
+    def __init__(self) -> None:
+        self.server = Server(own_address())
+        self.arm, self.controller = start_controller(self.server.address)
+
+    def mend(self) -> None:
+        """Start again what was killed."""
+        if self.server.process.poll() is not None:
+            self.server = Server(self.server.address)
+        if self.controller.poll() is not None:
+            self.controller.communicate()
+            self.arm, self.controller = start_controller(self.server.address)
+
+    def end(self) -> None:
+        self.controller.kill()
+        self.controller.communicate()
+        self.server.end()
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def state_of(arm: Franka) -> ArmState:
+    with FrankaClient(arm) as client:
+        return client.state()
+
+
+def refusal_of(arm: Franka) -> RobotError:
+    """Return the error that the next holder gets who moves without a reset."""
+    with FrankaClient(arm) as client:
+        client.acquire(10)
+        with pytest.raises(RobotError) as caught:
+            client.move(ACTION_STEP[:, 0] * 0.1)
+    return caught.value
+
+
+def check_named(error: RobotError | list[str], arm: Franka, *causes: str) -> None:
+    """Check that an error says which arm, one of the causes, and what to do."""
+    text, where, why, remedy = (
+        error if isinstance(error, list) else (str(error), error.where or "", error.why or "", error.help or "")
+    )
+    assert f"Franka arm {arm.robot_ip}:{arm.robot_port}" in where
+    assert any(cause in f"{text} {why}" for cause in causes), error
+    assert remedy
+
+
+def check_stopped_by_us(rig: Rig, holder: Holder, began: float) -> dict[str, Any]:
+    """Check an arm whose holder is gone: stopped by the controller, and free with the reason."""
+    with FrankaClient(rig.arm) as watcher:
+        until(lambda: watcher.state().stopped is not None, "a stop", 20)
+        until(lambda: watcher.state().holder is None, "a free arm", 20)
+    rig.server.run(1.0)
+    report = rig.server.report()
+    assert report["errors"] == []
+    # An arm at rest is left there until the lease ends.
+    assert min(report["command"], report["still"]) - began <= DECIDES, (began, report)
+    check_named(refusal_of(rig.arm), rig.arm, f"process {holder.process.pid}")
+    return report
+
+
+def check_stopped_by_itself(rig: Rig, holder: Holder, number: signal.Signals) -> dict[str, Any]:
+    """Check an arm whose controller is gone: 20 lost cycles and braking; the holder is told.
+
+    A reset that was interrupted because the controller was held up goes on when it is back.
+    """
+    rig.server.run(1.0)
+    report = rig.server.report()
+    if number == signal.SIGKILL:
+        until(lambda: holder.of("ended"), "what the holder is told", TOLD)
+        check_named(holder.of("ended")[0], rig.arm, "the controller closed the connection")
+        return report
+    moved = len(holder.of("moved"))
+    if moved and holder.kind == "client":
+        until(lambda: holder.of("ended"), "what the holder is told", TOLD)
+    rig.controller.send_signal(signal.SIGCONT)
+    until(lambda: holder.of("ended") or (not moved and holder.of("moved")), "what the holder is told", TOLD)
+    if holder.of("ended"):
+        causes = (
+            "no response within",
+            "the controller was held up",
+            "the controller closed",
+            "the arm ended its motion",
+        )
+        check_named(holder.of("ended")[0], rig.arm, *causes)
+    return report
+
+
+def check_without_server(rig: Rig, holder: Holder, number: signal.Signals) -> None:
+    """Check that a holder is told of an arm that has gone, and whether the next reset finds it again."""
+    until(lambda: holder.of("ended"), "what the holder is told", TOLD)
+    check_named(holder.of("ended")[0], rig.arm, "the arm")
+    if number == signal.SIGSTOP:
+        rig.server.process.send_signal(signal.SIGCONT)
+
+
+def held(rig: Rig, folder: Path, seed: int, kind: str, seconds: float) -> Holder:
+    """Return a holder of the arm, so many simulated seconds after it took it.
+
+    Another one begins where the arm was stopped meanwhile: on a busy machine lost cycles may come too early.
+    """
+    for attempt in range(5):
+        rig.mend()
+        holder = Holder(rig.arm, folder / f"steps-{attempt}", seed, kind, attempt)
+        until(lambda holder=holder: holder.of("holds") or holder.of("ended"), "a holder", 60)
+        rig.server.run(seconds)
+        if not holder.of("ended") and f"process {holder.process.pid} " not in str(state_of(rig.arm).stopped):
+            return holder
+        holder.end()
+        holder.check_recording()
+    raise AssertionError("the arm was stopped five times before anything was done to it")
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + MOMENTS))
+def test_arm_stands_after_a_fault_at_any_moment(rig: Rig, seed: int, tmp_path: Path) -> None:
+    victim, number = FAULTS[seed % len(FAULTS)]
+    random = np.random.default_rng(seed)
+    kind = victim if victim in ("client", "env") else ("client", "env")[seed // len(FAULTS) % 2]
+    # Within the reset, or among the moves.
+    holder = held(rig, tmp_path, seed, kind, float(random.uniform(0.1, 4.0)))
+    try:
+        hit = {"controller": rig.controller, "server": rig.server.process}.get(victim, holder.process)
+        before = rig.server.report()
+        hit.send_signal(number)
+        # This process may be held up before it sends the signal: what is counted begins when it has.
+        after = rig.server.report() if hit is not rig.server.process else before
+        figures: dict[str, Any] = {"seed": seed, "victim": victim, "signal": number.name, "attempt": holder.attempt}
+        if victim == "server":
+            check_without_server(rig, holder, number)
+        else:
+            if victim == "controller":
+                report, allowed = check_stopped_by_itself(rig, holder, number), LOST_CYCLES + BRAKES
+            else:
+                report, allowed = check_stopped_by_us(rig, holder, after["now"]), BRAKES
+            assert report["speed"] < STILL, report
+            assert report["still"] - report["command"] <= allowed, (before, report)
+            figures |= {"decided": report["command"] - after["now"], "braked": report["still"] - report["command"]}
+        with Path(os.environ.get("RLINF_TEST_LOG", os.devnull)).open("a") as log:
+            log.write(json.dumps({**figures, "speed": before["speed"]}) + "\n")
+    finally:
+        for frozen in (rig.controller, rig.server.process):
+            frozen.send_signal(signal.SIGCONT)
+        holder.end()
+    holder.check_recording()

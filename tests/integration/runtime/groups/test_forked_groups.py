@@ -1,0 +1,250 @@
+"""Groups whose processes are forked from one that has imported their module."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import select
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlinf_core.channel.channel import Channel
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.placement.flexible import FlexiblePlacementStrategy
+from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.worker.group.launch import WAVE
+from rlinf_core.worker.group.worker_group import WorkerGroup
+from rlinf_core.worker.worker import Worker
+from tests.integration.runtime.groups.imported_once import Imported
+from tests.waiting import until
+
+
+@dataclass
+class Exact:
+    number: int
+
+
+class Light(Worker):
+    forked = True
+
+    def parent(self) -> int:
+        return os.getppid()
+
+    def drawn(self) -> tuple[float, float]:
+        return random.random(), float(np.random.rand())
+
+    def variables(self) -> tuple[str, str | None]:
+        return os.environ["RANK"], os.environ.get("MARK")
+
+    def pass_on(self, channel: str) -> int:
+        """Send a value around the group, and put what came into a channel."""
+        sent = self.send(self._rank, "light", (self._rank + 1) % self._world_size, async_op=True)
+        came = self.recv("light", (self._rank - 1) % self._world_size)
+        sent.wait()
+        self.connect_channel(channel).put(came)
+        return came
+
+    def end(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def leave(self) -> None:
+        sys.exit(5)
+
+    def parent_of_a_child(self) -> bytes:
+        with Light.create_group().launch(Cluster(), NodePlacementStrategy([0]), name="light-child") as child:
+            (parent,) = child.parent().wait()
+            return Path(f"/proc/{parent}/cmdline").read_bytes()
+
+    def parent_of(self, group: str, rank: int) -> int:
+        (parent,) = WorkerGroup.from_group_name(Light, group).execute_on(rank).parent().wait()
+        return parent
+
+    def note(self, number: int) -> list[int]:
+        self._notes = [*getattr(self, "_notes", ()), number]
+        return self._notes
+
+    def lock(self) -> object:
+        return threading.Lock()
+
+    def wait_for(self, channel: str) -> int:
+        return self.connect_channel(channel).get()
+
+    def meet(self) -> int:
+        """Return when another call has come, too."""
+        self._barrier = self.__dict__.setdefault("_barrier", threading.Barrier(2))
+        return self._barrier.wait(60) // 2
+
+    def value(self, *args: object, **kwargs: object) -> tuple[object, object]:
+        return args[0], kwargs["key"]
+
+    def broken(self) -> None:
+        raise threading.BrokenBarrierError("on purpose")
+
+    def greet(self) -> None:
+        # Unlike words: Ray merges lines that differ by numbers, where it was imported early.
+        print(f"a greeting of the {('first', 'second')[self._rank]}", flush=True)
+
+
+@pytest.fixture
+def pair(cluster: Cluster) -> Iterator[WorkerGroup[Light]]:
+    with Light.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="light") as group:
+        yield group
+
+
+def pids_of(group: WorkerGroup[Light]) -> list[int]:
+    return [info.pid for info in group.worker_info_list]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_processes_of_a_node_share_one_parent_and_draw_apart(cluster: Cluster) -> None:
+    with Light.create_group().launch(cluster, NodePlacementStrategy([0, 0, 0]), name="light") as group:
+        parents = set(group.parent().wait())
+        assert len(parents) == 1
+        assert b"fork_server" in Path(f"/proc/{parents.pop()}/cmdline").read_bytes()
+        python, numpy = zip(*group.drawn().wait(), strict=True)
+        assert len(set(python)) == len(set(numpy)) == 3
+        channel = Channel.create("light-values")
+        assert group.pass_on("light-values").wait() == [2, 0, 1]
+        assert sorted(channel.get() for _ in range(3)) == [0, 1, 2]
+        channel.close()
+
+
+def test_bases_of_a_script_class_are_imported_once(cluster: Cluster) -> None:
+    script_class = type("OfTheScript", (Imported,), {"__module__": "__main__"})
+    with script_class.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="script") as group:
+        parents = {parent_of(pid) for pid in pids_of(group)}
+        assert set(group.importer().wait()) == parents
+        assert len(parents) == 1
+
+
+def test_the_death_of_one_is_told_and_another_group_can_follow(cluster: Cluster) -> None:
+    with Light.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="light") as group:
+        with pytest.raises(WorkerGroupError, match=r"`light:1` on node 0.*\n.*it was killed"):
+            group.execute_on(1).end().wait(timeout=60)
+        assert len(group.execute_on(0).parent().wait()) == 1
+    with Light.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="light") as group:
+        assert len(set(group.parent().wait())) == 1
+
+
+def test_the_environment_of_a_node_group_reaches_them(cluster: Cluster) -> None:
+    given = {"label": "agents", "node_ranks": "0", "env_configs": [{"node_ranks": "0", "env_vars": [{"MARK": "$1"}]}]}
+    configured = Cluster(cluster_cfg=ClusterConfig.model_validate({"num_nodes": 1, "node_groups": [given]}))
+    strategy = FlexiblePlacementStrategy([[0], [0]], node_group_label="agents")
+    with Light.create_group().launch(configured, strategy, name="light") as group:
+        assert group.variables().wait() == [("0", "$1"), ("1", "$1")]
+
+
+@pytest.mark.nightly
+def test_one_that_a_worker_launches_is_forked_too(cluster: Cluster) -> None:
+    with Light.create_group().launch(cluster, NodePlacementStrategy([0]), name="light") as group:
+        assert b"fork_server" in group.parent_of_a_child().wait()[0]
+
+
+def test_calls_keep_their_order_and_results_their_types(pair: WorkerGroup[Light]) -> None:
+    calls = [pair.note(number) for number in range(200)]
+    assert calls[-1].wait() == [list(range(200))] * 2
+    (result, _) = pair.value(np.arange(3, dtype=np.int16), key={"a": Exact(2)}).wait()
+    assert result[0].dtype == np.int16
+    assert result[1] == {"a": Exact(2)}
+
+
+def test_another_process_calls_them_by_name(cluster: Cluster, pair: WorkerGroup[Light]) -> None:
+    with Light.create_group().launch(cluster, NodePlacementStrategy([0]), name="light-caller") as caller:
+        assert caller.parent_of("light", 1).wait() == [pair.parent().wait()[1]]
+
+
+def test_failures_are_those_of_other_workers(pair: WorkerGroup[Light]) -> None:
+    with pytest.raises(WorkerGroupError, match=r"the result of `lock` cannot be sent"):
+        pair.lock().wait()
+    with pytest.raises(WorkerGroupError, match=r"BrokenBarrierError|barrier"):
+        pair.broken().wait()
+    assert len(pair.parent().wait()) == 2
+    with pytest.raises(WorkerGroupError, match=r"`light:1` on node 0.*\n.*sys.exit\(5\)"):
+        pair.execute_on(1).leave().wait(timeout=60)
+    with pytest.raises(WorkerGroupError, match="light:1"):
+        pair.parent().wait(timeout=60)
+
+
+def test_a_cancelled_call_ends_its_wait(pair: WorkerGroup[Light]) -> None:
+    channel = Channel.create("light-empty")
+    call = pair.wait_for(channel.name)
+    call.cancel()
+    with pytest.raises(WorkerGroupError, match="was cancelled"):
+        call.wait()
+    assert len(pair.parent().wait(timeout=60)) == 2
+    channel.close()
+
+
+def test_several_calls_at_once_run_on_threads(cluster: Cluster) -> None:
+    with Light.create_group().launch(cluster, NodePlacementStrategy([0]), name="light", max_concurrency=2) as group:
+        first, second = group.meet(), group.meet()
+        assert first.wait(60) == second.wait(60) == [0]
+
+
+def test_a_rank_is_launched_again_beside_the_others(pair: WorkerGroup[Light]) -> None:
+    server, _ = pair.parent().wait()
+    for rank in (0, 1, 0):
+        with pytest.raises(WorkerGroupError, match=f"light:{rank}"):
+            pair.execute_on(rank).end().wait(timeout=60)
+        pair.relaunch(rank)
+        pair.parent().wait(timeout=60)
+    assert server not in pair.parent().wait()
+
+
+def test_processes_end_with_their_host(pair: WorkerGroup[Light]) -> None:
+    watched = [os.pidfd_open(pid) for pid in pids_of(pair)]
+    (parent, _) = pair.parent().wait()
+    os.kill(parent_of(parent), signal.SIGKILL)
+    with pytest.raises(WorkerGroupError, match=r"light:[01]"):
+        pair.parent().wait(timeout=60)
+    for descriptor in watched:
+        assert select.select([descriptor], [], [], 60)[0]
+        os.close(descriptor)
+
+
+def test_their_lines_have_their_names(pair: WorkerGroup[Light], capfd: pytest.CaptureFixture[str]) -> None:
+    pair.greet().wait()
+    greetings: list[tuple[str, ...]] = []
+
+    def both_came() -> bool:
+        greetings.extend(re.findall(r"\((light:\d) pid=(\d+)\) a greeting of the (\w+)", capfd.readouterr().out))
+        return len(greetings) >= 2
+
+    until(both_came, "a line of each process")
+    first, second = map(str, pids_of(pair))
+    assert sorted(greetings) == [("light:0", first, "first"), ("light:1", second, "second")]
+
+
+def test_a_process_that_cannot_be_forked_fails_the_launch(cluster: Cluster) -> None:
+    # Not at the head of this module, which other servers import.
+    from tests.integration.runtime.groups.forkless import Forkless
+
+    with pytest.raises(WorkerGroupError, match=r"its process is gone: .*no room for a process"):
+        Forkless.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="forkless")
+
+
+@pytest.mark.nightly
+def test_many_start_in_waves_and_it_is_told_how_many_have(cluster: Cluster) -> None:
+    told: list[tuple[int, int]] = []
+    cluster.record(None, on_launch=lambda _, workers, started: told.append((workers, started)))
+    many = WAVE * 2 + 1
+    try:
+        with Light.create_group().launch(cluster, NodePlacementStrategy([0] * many), name="light") as group:
+            assert group.world_size == many
+            assert len(set(group.parent().wait())) == 1
+    finally:
+        cluster.record(None)
+    assert told == [(many, 0), (many, WAVE), (many, 2 * WAVE)]

@@ -1,0 +1,175 @@
+"""Every diagnostic code through the whole pipeline: its wrong example is reported at the markers."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlinf_cli.codes import CLOSE, OPEN, Code, Example, all_codes
+from rlinf_cli.lint.load import load_with_lint
+from rlinf_core.config.diagnostics import Diagnostic
+from rlinf_core.job.load import Job, Probe
+from rlinf_core.topology import NodeInfo
+
+PACKAGE = Path(__file__).parents[4] / "rlinf_core"
+LINT = Path(__file__).parents[4] / "rlinf_cli" / "lint"
+RECIPES = Path(__file__).parents[4] / "recipes"
+# Where findings are made.
+SOURCES = [
+    *(PACKAGE / "config").rglob("*.py"),
+    *(PACKAGE / "hardware").rglob("*.py"),
+    *(PACKAGE / "placement").rglob("*.py"),
+    *(PACKAGE / "job").rglob("*.py"),
+    *LINT.rglob("*.py"),
+    *RECIPES.glob("*/*.py"),
+]
+KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)+")
+
+Load = Callable[[Example], "tuple[Job, tuple[str, int, int, int, int] | None]"]
+
+
+class _BrokenEntryPoint:
+    name, value, dist = "broken", "broken:recipe", None
+
+    def load(self) -> None:
+        raise RuntimeError("out of order")
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Loads an example; tells what it marked as (source name, line, column, end line, end column)."""
+    installed = importlib.metadata.entry_points
+
+    def entry_points(**query: str) -> object:
+        found = list(installed(**query))
+        return [*found, _BrokenEntryPoint()] if query.get("group") == "rlinf.recipes" else found
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    monkeypatch.chdir(tmp_path)
+
+    def loading(example: Example) -> tuple[Job, tuple[str, int, int, int, int] | None]:
+        clean, marked = without_markers(example)
+        for name, text in clean.files:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(text.encode())
+        if not clean.name:
+            (tmp_path / "job.yaml").write_bytes(clean.text.encode() if clean.data is None else clean.data)
+        job = load_with_lint(
+            clean.name or "job.yaml",
+            clean.overrides,
+            assume=clean.assume,
+            environ=dict(clean.environ),
+            probe=None if clean.found is None else nodes_with(clean.found),
+        )
+        return job, marked
+
+    return loading
+
+
+def nodes_with(accelerators: int) -> Probe:
+    """Nodes that all turn out to have so many."""
+    return lambda cluster: [NodeInfo(rank, accelerators, "NVIDIA") for rank in range(cluster.num_nodes)]
+
+
+def without_markers(example: Example) -> tuple[Example, tuple[str, int, int, int, int] | None]:
+    """Return the example as it is loaded, and the place that was marked in it."""
+    overrides, assume = "\n".join(example.overrides), "\n".join(example.assume)
+    sources = {"job.yaml": example.text, "<overrides>": overrides, "--assume": assume, **dict(example.files)}
+    marked: tuple[str, int, int, int, int] | None = None
+    for name, text in sources.items():
+        if example.data is None and OPEN in text and CLOSE in text:
+            assert marked is None, "two marked places"
+            start, end = text.index(OPEN), text.index(CLOSE) - 1
+            clean = text.replace(OPEN, "", 1).replace(CLOSE, "", 1)
+            marked = (name, *position(clean, start), *position(clean, end))
+            sources[name] = clean
+    return replace(
+        example,
+        text=sources.pop("job.yaml"),
+        overrides=tuple(sources.pop("<overrides>").split("\n")) if example.overrides else (),
+        assume=tuple(sources.pop("--assume").split("\n")) if example.assume else (),
+        files=tuple((name, sources[name]) for name, _ in example.files),
+    ), marked
+
+
+def position(text: str, offset: int) -> tuple[int, int]:
+    before = text[:offset]
+    return before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1
+
+
+def place(diagnostic: Diagnostic) -> tuple[str, int, int, int, int]:
+    span = diagnostic.span
+    begin, finish = span.begin, span.finish
+    return (span.source.name, begin.line, begin.column, finish.line, finish.column)
+
+
+def codes() -> list[Code]:
+    return list(all_codes().values())
+
+
+@pytest.mark.parametrize("code", codes(), ids=lambda code: code.name)
+def test_wrong_example_is_reported_at_the_markers(code: Code, load: Load) -> None:
+    job, marked = load(code.wrong)
+    found = [diagnostic for diagnostic in job.diagnostics if diagnostic.code == code.name]
+    assert found, f"not among {[diagnostic.code for diagnostic in job.diagnostics]}"
+    assert {diagnostic.severity for diagnostic in found} == {code.severity}
+    if code.wrong.data is not None:
+        return  # bytes that are no text have no markers; the reader's own tests look at the place
+    if marked is None:
+        assert (found[0].span.begin.line, found[0].span.begin.column) == (1, 1)
+    else:
+        assert [place(diagnostic) for diagnostic in found] == [marked]
+
+
+@pytest.mark.parametrize("code", codes(), ids=lambda code: code.name)
+def test_right_example_is_free_of_the_code(code: Code, load: Load) -> None:
+    job, marked = load(code.right)
+    assert marked is None, "a right example marks nothing"
+    assert [diagnostic.code for diagnostic in job.diagnostics if diagnostic.code == code.name] == []
+    assert job.ok, [(diagnostic.code, diagnostic.message) for diagnostic in job.diagnostics]
+
+
+@pytest.mark.parametrize("code", codes(), ids=lambda code: code.name)
+def test_entry_is_complete(code: Code) -> None:
+    assert KEBAB.fullmatch(code.name)
+    assert code.title
+    assert not code.title.endswith(".")
+    assert code.meaning.endswith((".", "`"))
+    assert "  " not in code.meaning, "a blank too many where two literals meet"
+
+
+def emitted_codes() -> Iterator[tuple[str, str]]:
+    """Return every kebab-case literal that code hands to something which makes a finding, with where it stands."""
+    makers = {"Diagnostic", "Problem", "problem", "report", "_report", "_error", "error", "warning", "Words"}
+    for file in SOURCES:
+        if "codes" in file.parts:
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in makers or name.lstrip("_").startswith(("report", "problem", "conflicts")):
+                for value in [*node.args, *(keyword.value for keyword in node.keywords)]:
+                    if (
+                        isinstance(value, ast.Constant)
+                        and isinstance(value.value, str)
+                        and KEBAB.fullmatch(value.value)
+                    ):
+                        yield value.value, f"{file.relative_to(PACKAGE.parent)}:{value.lineno}"
+
+
+def test_every_code_that_is_emitted_has_an_entry() -> None:
+    known = all_codes()
+    missing = {name: where for name, where in emitted_codes() if name not in known}
+    assert missing == {}
+
+
+def test_the_scan_for_emitted_codes_sees_every_stage() -> None:
+    found = {name for name, _ in emitted_codes()}
+    assert found >= {"duplicate-key", "unknown-key", "bad-value", "duplicate-label", "placement-out-of-range"}

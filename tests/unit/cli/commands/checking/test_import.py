@@ -1,0 +1,273 @@
+"""`rlinf import`: files of RLinf and verl, what is written, what is said, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DATA = Path(__file__).parents[4] / "data" / "import"
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job file of RLinf without a defaults list."""
+    return Path(shutil.copy(DATA / "embodied" / "frankasim_async.yaml", tmp_path))
+
+
+def test_a_file_is_written_beside_with_a_summary(cli: Cli, job: Path) -> None:
+    ended = cli("import", str(job))
+    assert ended.code == 0, ended.err
+    assert "rlinf validate" not in ended.err
+    written = job.with_name("frankasim_async.rlinf.yaml")
+    assert "20 carried, 2 renamed, 2 not needed, 2 not available" in ended.out
+    for line in (
+        "  algorithm.auto_reset  -> env.train.auto_reset",
+        "  actor.optim.betas     -> actor.optim.adam_beta1, actor.optim.adam_beta2",
+        "  actor.optim.optimizer  the optimizer is AdamW",
+        "`frankasim` is our own Franka arm in MuJoCo",
+    ):
+        assert line in ended.out
+    assert ended.out.splitlines()[-1] == f"{written}: valid"
+    assert "    # Not carried over: the optimizer is AdamW" in written.read_text()
+    assert cli("validate", str(written)).code == 0
+
+
+def test_nothing_is_overwritten_unasked(cli: Cli, job: Path) -> None:
+    written = job.with_name("frankasim_async.rlinf.yaml")
+    written.write_text("mine")
+    ended = cli("import", str(job))
+    assert ended.code == 2
+    assert "already exists" in ended.err
+    assert written.read_text() == "mine"
+    assert cli("import", str(job), "--replace").code == 0
+    assert written.read_text() != "mine"
+    before = job.read_text()
+    assert cli("import", str(job), "--out", str(job), "--replace").code == 2
+    assert job.read_text() == before
+
+
+def test_standard_output_holds_the_file_alone(cli: Cli, job: Path) -> None:
+    ended = cli("import", str(job), "--out", "-")
+    assert ended.code == 0
+    assert ended.out.startswith("# From `frankasim_async.yaml` of RLinf")
+    assert "2 not available" in ended.err
+    assert [each.name for each in job.parent.iterdir()] == [job.name]
+
+
+def test_overrides_choose_groups_and_values(cli: Cli) -> None:
+    file = str(DATA / "embodied" / "maniskill_ppo_mlp.yaml")
+    ended = cli("import", file, "runner.max_epochs=7", "+runner.trace=true", "~runner.save_interval", "--out", "-")
+    assert "max_epochs: 7" in ended.out
+    assert "trace: true" in ended.out
+    assert "save_interval" not in ended.out
+    # A group of the file that this one starts from.
+    file = str(DATA / "reasoning" / "reinpp_vllm.yaml")
+    assert "backend: sglang" in cli("import", file, "engines@rollout=sglang", "--out", "-").out
+
+
+def test_json_lists_every_key(cli: Cli, contract: Callable[[str, str], Any], job: Path) -> None:
+    ended = cli("import", str(job), "--output", "json")
+    assert ended.code == 0
+    told = contract("import", ended.out)
+    assert (told["schema"], told["ok"]) == ("rlinf.import/1", True)
+    (file,) = told["files"]
+    assert file["counts"] == {"carried": 20, "renamed": 2, "not_needed": 2, "left_out": 2}
+    assert len(file["keys"]) == 26
+    moved = next(each for each in file["keys"] if each["key"] == "algorithm.auto_reset")
+    assert (moved["outcome"], moved["paths"]) == ("renamed", ["env.train.auto_reset"])
+    assert moved["place"].startswith(f"{job}:")
+    assert file["validation"]["ok"] is True
+
+
+def test_json_tells_of_a_file_that_is_none(cli: Cli, contract: Callable[[str, str], Any]) -> None:
+    for name, message in (("ours.yaml", "an rlinf file already"), ("empty.yaml", "the file is empty")):
+        ended = cli("import", str(DATA / "bad" / name), "--output", "json")
+        assert ended.code == 2
+        assert not contract("import", ended.out)["ok"]
+        assert message in ended.out
+
+
+def test_a_folder_is_a_table_of_its_jobs(cli: Cli, tmp_path: Path) -> None:
+    ended = cli(
+        "import", str(DATA / "embodied"), "--out", str(tmp_path / "ours"), "--search-path", str(DATA / "shared")
+    )
+    # One of them asks for a simulator that there is none of.
+    assert ended.code == 1
+    rows = {line.split()[0]: line.split(maxsplit=6)[-1] for line in ended.out.splitlines()}
+    assert rows["behavior_unsupported.yaml"] == "2 errors"
+    assert rows["franka_real.yaml"] == "valid"
+    assert "env/libero_goal.yaml" not in rows
+    assert "fragments" in ended.err
+    assert len(list((tmp_path / "ours").iterdir())) == len(rows) - 1
+
+
+def test_a_folder_goes_on_after_a_bad_file(cli: Cli, tmp_path: Path, job: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("runner: [")
+    ended = cli("import", str(tmp_path))
+    assert ended.code == 2
+    assert "frankasim_async.yaml" in ended.out
+    assert job.with_name("frankasim_async.rlinf.yaml").exists()
+    # What was converted is no job file of another project when the folder is converted again.
+    again = cli("import", str(tmp_path), "--replace")
+    assert ".rlinf.yaml" not in again.out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing_default.yaml", ["missing_default.yaml:2:5", "did you mean `model/openvla`?"]),
+        ("cycle_a.yaml", ["cycle_b.yaml:2:5", "`cycle_a.yaml` -> `cycle_b.yaml` -> `cycle_a.yaml`"]),
+        ("not_yaml.yaml", ["not_yaml.yaml:2:1", "tab"]),
+        ("empty.yaml", ["the file is empty"]),
+        ("strange_default.yaml", ["not a valid item of a defaults list"]),
+        ("ours.yaml", ["an rlinf file already"]),
+        ("nobodys.yaml", ["not a job file of RLinf or verl", "`lr`, `batch`"]),
+        ("nowhere.yaml", ["no such file"]),
+        ("model", ["no job file"]),
+    ],
+)
+def test_bad_input_is_one_clear_error(cli: Cli, tmp_path: Path, name: str, words: list[str]) -> None:
+    ended = cli("import", str(DATA / "bad" / name), "--out", str(tmp_path / "out.yaml"))
+    assert ended.code == 2
+    assert ended.out == ""
+    for word in words:
+        assert word in ended.err
+    assert not (tmp_path / "out.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("defaults", "overrides", "words"),
+    [
+        ("[{g: '${oc.env:TOKEN}'}]", [], ["job.yaml:1:12", "not a valid item of a defaults list"]),
+        ("[{g: '???'}]", [], ["You must specify 'g'", "Available options"]),
+        ("[{override g: x}]", [], ["Could not override 'g'. No match in the defaults list"]),
+        ("[{g: x}]", ["g=x,y"], ["a sweep over several jobs cannot be imported"]),
+        ("[{g: x}]", ["g='"], ["`g='` is not an override in Hydra's syntax"]),
+        ("[{'@p': x}]", [], ["not a valid item of a defaults list"]),
+        ("[{g: many}]", [], ["the defaults lists name more than 500 files"]),
+    ],
+)
+def test_defaults_that_hydra_refuses_are_one_error(
+    cli: Cli, tmp_path: Path, defaults: str, overrides: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "secret-token")
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "x.yaml").write_text("a: 1")
+    (tmp_path / "g" / "many.yaml").write_text(f"defaults: [{', '.join(['x'] * 600)}]")
+    (tmp_path / "job.yaml").write_text(f"defaults: {defaults}\nrunner: {{task_type: embodied}}\n")
+    ended = cli("import", str(tmp_path / "job.yaml"), *overrides)
+    assert ended.code == 2
+    for word in words:
+        assert word in ended.err
+    assert "secret-token" not in ended.err + ended.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g", "job.yaml"]
+
+
+def test_import_without_hydra_names_the_package(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_core.process.requirements.missing_modules", lambda names: [*names])
+    ended = cli("import", str(job))
+    assert ended.code != 0
+    assert "`rlinf import` needs the package hydra-core" in ended.err
+    assert "'hydra-core>=1.3,<1.4'" in ended.err
+    assert [path.name for path in job.parent.iterdir()] == [job.name]
+
+
+def test_what_no_recipe_does_is_refused(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("runner: {task_type: sft}\nactor: {model: {model_type: qwen2.5_vl}}\n")
+    ended = cli("import", str(file), "--out", str(tmp_path / "out.yaml"))
+    assert ended.code == 2
+    assert "not converted" in ended.err
+    assert not (tmp_path / "out.yaml").exists()
+
+
+def test_a_folder_that_cannot_be_searched_is_warned_of(cli: Cli) -> None:
+    ended = cli("import", str(DATA / "embodied" / "maniskill_ppo_mlp.yaml"), "--out", "-")
+    assert "the environment has no variable `EMBODIED_CONFIGS`" in ended.err
+    assert ended.code == 0
+
+
+def test_it_needs_one_file(cli: Cli) -> None:
+    assert cli("import", "a.yaml", "b.yaml").code == 2
+    assert cli("import", "runner.max_steps=3").code == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "actor_rollout_ref: {actor: {ppo_mini_batch_size: lots}, rollout: {n: [1], name: 3}}\nalgorithm: null\n"
+        "trainer: {nnodes: two, n_gpus_per_node: -1, logger: {a: 1}, save_freq: x}\ndata: 3\n",
+        "runner: 3\ncluster: [1]\nactor: {model: [a], lr_sched: 4}\nenv: {train: 3}\nalgorithm: {a: {b: [[1, 2]]}}\n",
+        "runner: {a: '${runner}', b: '${.b}', c: '${'}\ncluster: {num_nodes: '${nothing}'}\nenv: {}\n",
+    ],
+)
+def test_values_of_the_wrong_kind_are_told_and_nothing_breaks(cli: Cli, tmp_path: Path, text: str) -> None:
+    (tmp_path / "odd.yaml").write_text(text)
+    ended = cli("import", str(tmp_path / "odd.yaml"), "--output", "json")
+    assert ended.code == 1, ended.err
+    (file,) = json.loads(ended.out)["files"]
+    assert not file["valid"]
+    written = (tmp_path / "odd.rlinf.yaml").read_text()
+    for each in file["keys"]:
+        if each["outcome"] in ("left_out", "not_needed"):
+            assert f"#     {each['key']}: " in written
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("run_grpo.sh", "set -x\npython3 -m verl.trainer.main_ppo a.b=1\n", "`ppo_trainer.yaml` is not here"),
+        ("job", "#!/bin/sh\n", "this script starts no training of verl"),
+        ("run_eval.sh", "python3 -m verl.trainer.main_eval\n", "scores existing answers"),
+        ("run_odd.sh", "f() { echo; }\n", "line 1: functions of a script are not followed"),
+    ],
+)
+def test_script_that_starts_no_job_is_refused(cli: Cli, tmp_path: Path, name: str, text: str, says: str) -> None:
+    (tmp_path / name).write_text(text)
+    ended = cli("import", str(tmp_path / name))
+    assert ended.code == 2
+    assert says in ended.err.replace("verl/trainer/config/", "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+
+
+def test_script_imports_as_its_overrides_over_the_file(cli: Cli, tmp_path: Path) -> None:
+    config = tmp_path / "verl" / "trainer" / "config"
+    config.mkdir(parents=True)
+    (config / "ppo_trainer.yaml").write_text(
+        "actor_rollout_ref:\n  model: {path: x}\n  rollout: {name: vllm, n: 1}\n"
+        "  actor: {ppo_mini_batch_size: 256, loss_agg_mode: token-mean, policy_loss: {loss_mode: vanilla}}\n"
+        "algorithm: {adv_estimator: gae}\ntrainer: {nnodes: 1, n_gpus_per_node: 8, logger: [console]}\n"
+        "data: {train_files: a.parquet, train_batch_size: 1024, max_prompt_length: 512, max_response_length: 512}\n"
+    )
+    script = tmp_path / "examples" / "run_gspo.sh"
+    script.parent.mkdir()
+    script.write_text(
+        "#!/usr/bin/env bash\n# GSPO of a small model.\nset -x\nrollout_n=${ROLLOUT_N:-4}\n"
+        "ACTOR=(\n    actor_rollout_ref.actor.ppo_mini_batch_size=64\n"
+        "    actor_rollout_ref.actor.policy_loss.loss_mode=gspo\n)\n"
+        "python3 -m verl.trainer.main_ppo \\\n    algorithm.adv_estimator=grpo \\\n"
+        "    actor_rollout_ref.rollout.n=$rollout_n data.train_files=$HOME/train.parquet \\\n"
+        '    trainer.total_training_steps=3 trainer.n_gpus_per_node=2 "${ACTOR[@]}" "$@" 2>&1 | tee log\n'
+    )
+    ended = cli("import", str(script), "--out", "-", "data.train_batch_size=256")
+    assert ended.code == 0, ended.err
+    assert "# From `run_gspo.sh` of verl, by `rlinf import`.\n# GSPO of a small model.\n" in ended.out
+    for line in (
+        "global_batch_size: 256",
+        "rollout_batch_size: 256",
+        "group_size: 4",
+        "train_data_paths: ${env:HOME}/train.parquet",
+        "answer_key: reward_model.ground_truth",
+        "apply_chat_template: true",
+        "loss_agg_func: seq-mean-token-mean",
+        "max_steps: 3",
+        "per_node: 2",
+    ):
+        assert f"{line}\n" in ended.out, ended.out
+    assert "verl's gspo ignores `token-mean`" in ended.out

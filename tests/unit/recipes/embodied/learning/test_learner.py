@@ -1,0 +1,232 @@
+"""Optimizer steps on batches of samples, without the processes around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.learning.batch import Samples
+from recipes.embodied.learning.learner import Learner
+from recipes.embodied.models.registry import make_model
+from recipes.training.finite import NonFiniteError
+from recipes.training.optimizer import make_optimizer
+from recipes.training.sharding import SingleProcess
+from recipes.training.updater import Figures
+from rlinf_core import ConfigError
+from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
+from rlinf_core.job.load import load_job
+
+SAMPLES, STATES, ACTIONS = 24, 5, 3
+
+
+def made(*overrides: str, strategy: type[SingleProcess] = SingleProcess) -> tuple[Learner, nn.Module]:
+    """Return a learner on one rank, and its policy."""
+    job = load_job("laptop", ("actor.model.hidden_dim=8", *overrides), environ={})
+    job.raise_if_bad()
+    config = cast("EmbodiedConfig", job.config)
+    torch.manual_seed(0)
+    policy = make_model(config.actor.model, EnvSpec(STATES, ACTIONS))
+    optimizer = make_optimizer(policy, config.actor.optim)
+    return Learner(
+        config, strategy(policy, 1 if strategy is SingleProcess else 2), optimizer, torch.device("cpu")
+    ), policy
+
+
+class OfTwo(SingleProcess):
+    """One of two ranks; the losses of the other are not finite."""
+
+    def reduce_sum(self, value: Tensor) -> Tensor:
+        return value + torch.tensor([0.0, 1.0]) if value.shape == (2,) else value * 2
+
+
+def root_of_zero(inputs: LossInputs, settings: LossSettings) -> Loss:
+    """A loss that is 0, with gradients that are not finite."""
+    return Loss((inputs.logprobs * 0).sqrt().sum(), {})
+
+
+def batch(*, masked: bool) -> Samples:
+    generator = torch.Generator().manual_seed(1)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    tensors = {
+        "actions": numbers(SAMPLES, 1, ACTIONS),
+        "old_logprobs": numbers(SAMPLES, 1) - 4,
+        "advantages": numbers(SAMPLES, 1),
+        "old_values": numbers(SAMPLES, 1),
+        "returns": numbers(SAMPLES, 1),
+    }
+    if masked:
+        # Unequally many in the parts, and none in the first.
+        counted = torch.arange(SAMPLES)[:, None] >= 10
+        tensors |= {"mask": counted, "value_mask": counted}
+    return Samples({"states": numbers(SAMPLES, STATES)}, tensors, (1, ACTIONS))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_batch_in_parts_teaches_and_tells_what_it_does_in_one(masked: bool) -> None:
+    (one, whole), (parted, other) = (made("algorithm.entropy_bonus=0.01") for _ in range(2))
+    told, figures = Figures(), Figures()
+    one.update(batch(masked=masked), SAMPLES, 1, told)
+    parted.update(batch(masked=masked), SAMPLES // 3, 1, figures)
+    assert (len(told.parts), len(figures.parts)) == (1, 3)
+    means, wanted = figures.means(), told.means()
+    for name in ("actor/policy_loss", "actor/entropy", "critic/value_loss", "actor/grad_norm"):
+        assert means[name] == pytest.approx(wanted[name], rel=1e-5, abs=1e-6), name
+    for mine, theirs in zip(whole.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_parts_of_unequal_size_are_the_batch_as_well(masked: bool) -> None:
+    (one, whole), (parted, other) = (made("algorithm.entropy_bonus=0.01") for _ in range(2))
+    told, figures = Figures(), Figures()
+    one.update(batch(masked=masked), SAMPLES, 1, told)
+    parted.update(batch(masked=masked), 7, 1, figures)
+    assert len(figures.parts) == 4
+    assert figures.means()["actor/policy_loss"] == pytest.approx(told.means()["actor/policy_loss"], rel=1e-5, abs=1e-6)
+    for mine, theirs in zip(whole.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+
+
+class Tripled(SingleProcess):
+    """One of two ranks; the other has twice as much."""
+
+    def reduce_sum(self, value: Tensor) -> Tensor:
+        return value * 3
+
+
+class TenMore(SingleProcess):
+    """One of two ranks; ten samples count on the other."""
+
+    def reduce_sum(self, value: Tensor) -> Tensor:
+        return value + 10
+
+
+def test_padding_only_rank_adds_nothing_to_denominators() -> None:
+    learner, _ = made(strategy=TenMore)
+    samples = batch(masked=True)
+    for name in ("mask", "value_mask"):
+        samples.tensors[name][:] = False
+    totals = learner._totals(samples, uneven=False)
+    # By rank on average, on two ranks.
+    assert {name: float(total) for name, total in totals.items()} == dict.fromkeys(totals, 5.0)
+
+
+def test_the_value_head_warms_up_alone() -> None:
+    learner, policy = made("algorithm.critic_warmup_steps=2", "actor.optim.weight_decay=0.1")
+    before = {name: each.clone() for name, each in policy.named_parameters()}
+
+    def changed() -> set[str]:
+        return {name for name, each in policy.named_parameters() if not torch.equal(each, before[name])}
+
+    for step in (1, 2):
+        learner.update(batch(masked=False), SAMPLES, step, Figures())
+    assert changed() == {name for name in before if name.startswith("critic.")}
+    learner.update(batch(masked=False), SAMPLES, 3, Figures())
+    assert changed() == set(before)
+
+
+def test_passes_end_above_the_target_divergence() -> None:
+    """A run without a target tells the divergence of the last batch of each pass; one with a target stops there."""
+    overrides = ("algorithm.update_epoch=6", "algorithm.normalize_advantages=false", "actor.optim.lr=0.01")
+    samples = batch(masked=False)
+    learner, _ = made(*overrides)
+    torch.manual_seed(3)
+    figures = learner.learn(samples, SAMPLES // 2, SAMPLES, 1)
+    assert learner.passes == 6
+    last = [figures.parts[2 * number + 1]["actor/approx_kl"] for number in range(6)]
+    target = (sorted(last)[2] + sorted(last)[3]) / 2
+    wanted = next(number for number, divergence in enumerate(last, 1) if divergence > target)
+    stopping, _ = made(*overrides, f"algorithm.target_kl={target}")
+    torch.manual_seed(3)
+    told = stopping.learn(samples, SAMPLES // 2, SAMPLES, 1)
+    assert stopping.passes == wanted < 6
+    assert len(told.parts) == 2 * wanted
+    assert told.parts == figures.parts[: 2 * wanted]
+
+
+def test_ranks_agree_on_the_divergence() -> None:
+    """The mean over two ranks, of which the other one has twice as much."""
+    learner, _ = made(strategy=Tripled)
+    assert learner._divergence([{"actor/approx_kl": 0.2}, {"actor/approx_kl": 0.4}]) == pytest.approx(0.45)
+    assert learner._divergence([]) == 0
+    with pytest.raises(ConfigError, match="needs a divergence"):
+        learner._divergence([{"my/loss": 1.0}])
+
+
+class TestValuesThatAreNotFinite:
+    @pytest.fixture
+    def poisoned(self) -> Samples:
+        samples = batch(masked=False)
+        samples.tensors["advantages"][3] = float("nan")
+        return samples
+
+    @pytest.fixture
+    def threads(self) -> Iterator[None]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)
+
+    def test_a_loss_ends_the_run_before_it_changes_a_weight(self, poisoned: Samples) -> None:
+        learner, policy = made()
+        before = [each.clone() for each in policy.parameters()]
+        with pytest.raises(NonFiniteError, match="policy_loss") as raised:
+            learner.update(poisoned, SAMPLES, 7, Figures())
+        assert raised.value.tensor == "train/actor/policy_loss"
+        assert raised.value.where == "step 7"
+        assert "actor.optim.lr" in str(raised.value.help)
+        assert all(torch.equal(*pair) for pair in zip(before, policy.parameters(), strict=True))
+
+    def test_a_gradient_is_named_by_its_weight(self) -> None:
+        learner, _ = made("algorithm.loss_type=tests.unit.recipes.embodied.learning.test_learner:root_of_zero")
+        with pytest.raises(NonFiniteError) as raised:
+            learner.update(batch(masked=False), SAMPLES, 7, Figures())
+        assert raised.value.tensor == "gradient of actor.0.weight"
+
+    def test_skip_leaves_the_update_out_and_counts_it(self, poisoned: Samples, threads: None) -> None:
+        learner, policy = made("runner.on_nonfinite=skip")
+        other, untouched = made("runner.on_nonfinite=skip")
+        figures = Figures()
+        learner.update(poisoned, SAMPLES, 7, figures)
+        assert (figures.skipped, figures.means()) == (1, {})
+        learner.update(batch(masked=False), SAMPLES, 7, figures)
+        other.update(batch(masked=False), SAMPLES, 7, Figures())
+        assert (figures.skipped, len(figures.parts)) == (1, 1)
+        assert all(torch.equal(*pair) for pair in zip(policy.parameters(), untouched.parameters(), strict=True))
+
+    def test_ranks_agree_where_the_loss_of_one_is_not_finite(self) -> None:
+        learner, policy = made(strategy=OfTwo)
+        before = [each.clone() for each in policy.parameters()]
+        with pytest.raises(NonFiniteError) as raised:
+            learner.update(batch(masked=False), SAMPLES, 7, Figures())
+        assert (raised.value.tensor, raised.value.where) == ("loss", "step 7, rank 1 of the actor")
+        assert all(torch.equal(*pair) for pair in zip(before, policy.parameters(), strict=True))
+
+    def test_samples_are_refused_by_name_before_anything_is_learned(self, poisoned: Samples) -> None:
+        learner, _ = made()
+        with pytest.raises(NonFiniteError, match="advantages") as raised:
+            learner.check_samples(poisoned, 3)
+        assert raised.value.where == "step 3"
+        poisoned.tensors["advantages"][3] = 0
+        poisoned.inputs["states"][0, 1] = float("inf")
+        with pytest.raises(NonFiniteError, match="observation states"):
+            learner.check_samples(poisoned, 3)
+        made("runner.on_nonfinite=skip")[0].check_samples(poisoned, 3)
+
+    @pytest.mark.parametrize("choice", ["stop", "skip"])
+    def test_weights_are_never_let_through(self, choice: str) -> None:
+        learner, policy = made(f"runner.on_nonfinite={choice}")
+        learner.check_weights("step 3")
+        with torch.no_grad():
+            policy.get_parameter("head.log_std")[0, 1] = float("inf")
+        with pytest.raises(NonFiniteError, match=r"weight head.log_std. is inf"):
+            learner.check_weights("step 3")

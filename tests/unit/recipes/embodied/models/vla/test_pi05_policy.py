@@ -1,0 +1,324 @@
+"""pi0.5: its expert is a Gemma with norms by time, and folders of lerobot and openpi are read whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from recipes.embodied.config import EmbodiedModelConfig, PolicyActorConfig
+from recipes.embodied.embodied_memory import policy_sizes
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
+from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
+from recipes.embodied.models.policy_folder import save_policy
+from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.vla.pi05_network import Pi05Network
+from recipes.embodied.models.vla.pi05_policy import spelled_states
+from recipes.embodied.models.vla.vision_language import built_tokenizer
+from rlinf_core.errors import ConfigError
+from tests.unit.recipes.embodied.models.vla.pi_folders import (
+    HORIZON,
+    ROOM,
+    SHAPE,
+    drawn_network,
+    published_name,
+    write_lerobot,
+    write_openpi,
+)
+
+pytest.importorskip("transformers", reason="the extra `language` is not installed")
+
+N, CHUNK, ACTIONS = 3, 2, 3
+
+
+def environment() -> tuple[EnvSpec, Observation]:
+    env = FrankaVisionEnv(EnvSettings(num_envs=N))
+    return env.spec, env.reset()
+
+
+def config(**model: Any) -> EmbodiedModelConfig:
+    given = {"model_type": "pi05", "hidden_dim": 64, "num_action_chunks": CHUNK, **model}
+    given["options"] = {"num_layers": 1, "max_prompt_tokens": 120, "steps": 3, **model.pop("options", {})}
+    return EmbodiedModelConfig.model_validate(given)
+
+
+def make(**model: Any) -> Any:
+    torch.manual_seed(0)
+    return make_model(config(**model), environment()[0])
+
+
+@pytest.fixture
+def lerobot(tmp_path: Path) -> Path:
+    write_lerobot(tmp_path)
+    built_tokenizer().save_pretrained(str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def openpi(tmp_path: Path) -> Path:
+    write_openpi(tmp_path)
+    built_tokenizer().save_pretrained(str(tmp_path))
+    return tmp_path
+
+
+def read(network: Pi05Network) -> tuple[tuple[tuple[Tensor, Tensor], ...], Tensor]:
+    """Return keys and values of two observations, one of which is padded."""
+    generator = torch.Generator().manual_seed(1)
+    memory = tuple(
+        (torch.randn(2, 1, 4, 8, generator=generator), torch.randn(2, 1, 4, 8, generator=generator))
+        for _ in range(SHAPE.expert.layers)
+    )
+    return memory, torch.tensor([[True] * 4, [True, True, True, False]])
+
+
+def test_an_expert_of_constant_norms_is_a_gemma() -> None:
+    """With gates of 1 and no shift it computes what transformers' Gemma computes, which has other code."""
+    from transformers import DynamicCache, GemmaConfig, GemmaModel
+
+    sizes, network = SHAPE.expert, drawn_network()
+    theirs = GemmaModel(
+        GemmaConfig(
+            hidden_size=sizes.width,
+            intermediate_size=sizes.hidden,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=sizes.heads,
+            num_key_value_heads=1,
+            head_dim=sizes.head_dim,
+            vocab_size=1,
+        )
+    )
+    kept: dict[str, Tensor] = {"embed_tokens.weight": torch.zeros(1, sizes.width)}
+    for name, weight in network.expert.state_dict().items():
+        if name.endswith("dense.weight"):
+            weight.zero_()
+        elif name.endswith("dense.bias"):
+            scale = 0.3 * torch.randn(sizes.width, generator=torch.Generator().manual_seed(len(name)))
+            weight.copy_(torch.cat((scale, torch.zeros(sizes.width), torch.ones(sizes.width))))
+            kept[name.replace("dense.bias", "weight")] = scale
+        else:
+            kept[name] = weight
+    theirs.load_state_dict(kept)
+    memory, mask = read(network)
+    actions = torch.randn(2, 3, sizes.width, generator=torch.Generator().manual_seed(2))
+    cache = DynamicCache()
+    for index, (keys, values) in enumerate(memory):
+        cache.update(keys, values, index)
+    seen = torch.cat((mask, torch.ones(2, 3, dtype=torch.bool)), dim=1)[:, None, None].expand(-1, -1, 3, -1)
+    with torch.no_grad():
+        wanted = theirs(
+            inputs_embeds=actions,
+            attention_mask=torch.zeros(seen.shape).masked_fill(~seen, -torch.inf),
+            position_ids=mask.sum(dim=1, keepdim=True) + torch.arange(3),
+            past_key_values=cache,
+        ).last_hidden_state
+        mine = network.expert(actions, torch.randn(2, sizes.width), memory, mask)
+    torch.testing.assert_close(mine, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_norms_scale_shift_and_gate_by_time() -> None:
+    norm = drawn_network().expert.norm
+    x, condition = torch.randn(2, 3, 16), torch.randn(2, 16)
+    scale, shift, gate = (condition @ norm.dense.weight.T + norm.dense.bias).chunk(3, dim=-1)
+    wanted = x / (x.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() * (1 + scale[:, None]) + shift[:, None]
+    normed, gated = norm(x, condition)
+    torch.testing.assert_close(normed, wanted)
+    torch.testing.assert_close(gated, gate[:, None])
+
+
+def test_states_are_spelled_in_256_parts() -> None:
+    states = np.array([[-1.5, -1, -0.999, 0, 0.995, 1, 2]], np.float32)
+    assert spelled_states(states, 0) == ["-1 0 0 128 255 255 255"]
+    assert spelled_states(states[:, :1], 3) == ["-1 128 128"]
+
+
+@pytest.mark.parametrize("noisy", ["all", "one"])
+def test_what_is_drawn_is_what_is_evaluated(lerobot: Path, noisy: str) -> None:
+    policy = make(model_path=str(lerobot), options={"noisy_steps": noisy})
+    inputs = policy.prepare(environment()[1])
+    output = policy.act(inputs)
+    again = policy(inputs, output.actions)
+    assert output.logprobs.shape == (N, CHUNK, ACTIONS * (3 if noisy == "all" else 1))
+    torch.testing.assert_close(again.logprobs, output.logprobs, atol=1e-4, rtol=0)
+    torch.testing.assert_close(again.values, output.values, atol=1e-5, rtol=0)
+    (again.logprobs.sum() + again.values.sum()).backward()
+    assert all(weight.grad is not None for name, weight in policy.named_parameters() if "expert" in name)
+
+
+@pytest.mark.parametrize("casts", ["weights", "computation"])
+def test_bfloat16_acts_nearly_alike(openpi: Path, casts: str) -> None:
+    exact = make(model_path=str(openpi))
+    policy = exact if casts == "computation" else make(model_path=str(openpi)).to(torch.bfloat16)
+    inputs = exact.prepare(environment()[1])
+    wanted = exact.act(inputs, greedy=True).actions
+    with torch.autocast("cpu", torch.bfloat16, enabled=casts == "computation"):
+        actions = policy.act(inputs, greedy=True).actions
+        output = policy.act(inputs, generator=torch.Generator().manual_seed(0))
+        again = policy(inputs, output.actions)
+    assert (actions.float() - wanted).abs().max() < 0.05 * wanted.abs().max()
+    torch.testing.assert_close(again.logprobs, output.logprobs, atol=0.02, rtol=0)
+
+
+def test_folders_of_lerobot_are_read_whole(lerobot: Path) -> None:
+    policy, seen = make(model_path=str(lerobot), options={"steps": None}), environment()[1]
+    wanted = drawn_network().state_dict()
+    assert policy.base.state_dict().keys() == wanted.keys()
+    assert all(torch.equal(weight, wanted[name]) for name, weight in policy.base.state_dict().items())
+    assert policy.describe_images()["padding"] == "black, on both sides"
+    assert (policy.horizon, policy.sde.steps) == (HORIZON, 5)
+    normalized = (seen["states"] + 1) / 2 - 1
+    np.testing.assert_allclose(policy.prepare(seen)["states"].numpy(), normalized, atol=1e-6)
+    prompt = policy.prompts(["pick_up the cup\n"], normalized[:1].astype(np.float32))[0]
+    numbers = spelled_states(normalized[:1].astype(np.float32), 0)[0]
+    assert prompt == f"<s>Task: pick up the cup, State: {numbers};\nAction: "
+    output = policy.act(policy.prepare(seen), greedy=True)
+    np.testing.assert_allclose(policy.to_env(output.actions), output.actions[:, :CHUNK, :3] * 2 + 1, atol=1e-5)
+
+
+def test_folders_of_openpi_are_read_whole(openpi: Path) -> None:
+    policy, seen = make(model_path=str(openpi)), environment()[1]
+    wanted = drawn_network().state_dict()
+    assert all(torch.equal(weight, wanted[name]) for name, weight in policy.base.state_dict().items())
+    inputs = policy.prepare(seen)
+    np.testing.assert_allclose(inputs["states"].numpy(), (seen["states"] + 1) / (4 + 1e-6) * 2 - 1, atol=1e-5)
+    assert policy.prompts(["go"], np.zeros((1, 10), np.float32))[0].count("128") == 10
+    blind = make(model_path=str(openpi), options={"prompt": "{instruction}\n"})
+    assert blind.prompts(["go"], np.zeros((1, 10), np.float32)) == ["<s>go\n"]
+
+
+def test_relative_actions_are_added_to_the_state(openpi: Path) -> None:
+    """As openpi's `DeltaActions` and `AbsoluteActions`: the first two numbers, before and after the statistics."""
+    plain, relative = (make(model_path=str(openpi), options={"relative_actions": count}) for count in (0, 2))
+    seen = environment()[1]
+    inputs = relative.prepare(seen)
+    added = np.pad(seen["states"][:, None, :2], ((0, 0), (0, 0), (0, 1)))
+    for greedy in (True, False):
+        drawn = [
+            each.act(inputs, greedy=greedy, generator=torch.Generator().manual_seed(0)) for each in (plain, relative)
+        ]
+        taken = [each.to_env(output.actions) for each, output in zip((plain, relative), drawn, strict=True)]
+        np.testing.assert_allclose(taken[1], taken[0] + added, atol=1e-5)
+    again = relative(inputs, drawn[1].actions)
+    torch.testing.assert_close(again.logprobs, drawn[1].logprobs, atol=1e-4, rtol=0)
+    actions = np.random.default_rng(0).normal(size=(N, HORIZON, ACTIONS)).astype(np.float32)
+    losses: list[Tensor] = []
+    for policy, demonstrated in ((plain, actions - added), (relative, actions)):
+        torch.manual_seed(1)
+        losses.append(policy.imitation_losses(policy.prepare(seen), policy.from_env(demonstrated)))
+    torch.testing.assert_close(losses[0], losses[1], atol=1e-4, rtol=1e-4)
+
+
+def test_relative_actions_need_states_and_statistics(openpi: Path) -> None:
+    with pytest.raises(ConfigError, match="10 numbers in a state and 3 in an action"):
+        make(model_path=str(openpi), options={"relative_actions": 4})
+    with pytest.raises(ConfigError, match="needs the statistics of the model's own folder"):
+        make(options={"relative_actions": 2})
+
+
+def test_greedy_actions_are_eulers_steps_from_zero(openpi: Path) -> None:
+    """The loop of openpi, written out: time goes from 1 to 0."""
+    policy = make(model_path=str(openpi))
+    inputs = policy.prepare(environment()[1])
+    seen = policy.see(inputs)
+    x, time = torch.zeros(N, HORIZON, ROOM), 1.0
+    with torch.no_grad():
+        for _ in range(3):
+            x = x - policy.base.velocity(seen.memory, seen.mask, x, torch.full((N,), time)) / 3
+            time -= 1 / 3
+    np.testing.assert_allclose(policy.act(inputs, greedy=True).actions.numpy(), x.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_it_comes_back_from_its_folder(lerobot: Path, tmp_path: Path, lora: Any) -> None:
+    spec, seen = environment()
+    kept = {"model_path": str(lerobot), "lora": lora}
+    policy, folder = make(**kept), tmp_path / "policy"
+    save_policy(policy, config(**kept), spec, folder)
+    again = make_model(config(model_path=str(folder), lora=lora), spec)
+    actions = [each.to_env(each.act(each.prepare(seen), greedy=True).actions) for each in (policy, again)]
+    assert np.array_equal(actions[0], actions[1])
+    assert again.normalization == policy.normalization
+    assert again.describe_images() == policy.describe_images()
+
+
+def test_blocks_hold_each_layer_once(openpi: Path) -> None:
+    """What is gathered at a time: SigLIP's layers, projections of those that read, the expert's layers."""
+    policy = make(model_path=str(openpi))
+    held = [id(weight) for block in policy.blocks for weight in block.parameters()]
+    assert len(held) == len(set(held))
+    layers = [weight for name, weight in policy.named_parameters() if ".layers." in name and "language" not in name]
+    assert {id(weight) for weight in layers} <= set(held)
+
+
+def test_a_built_one_learns_from_demonstrations() -> None:
+    policy = make(options={"action_horizon": 4})
+    inputs = policy.prepare(environment()[1])
+    actions = np.random.default_rng(0).uniform(-1, 1, (N, policy.horizon, ACTIONS)).astype(np.float32)
+    wanted = policy.from_env(actions)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=2e-3)
+    losses: list[float] = []
+    for _ in range(60):
+        loss = policy.imitation_losses(inputs, wanted).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert np.mean(losses[-15:]) < 0.6 * np.mean(losses[:5])
+
+
+def test_other_weights_are_refused_by_name(openpi: Path) -> None:
+    weights = load_file(openpi / "model.safetensors")
+    save_file({**weights, "proprio.weight": torch.zeros(1)}, openpi / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"they also have `proprio\.weight`"):
+        make(model_path=str(openpi))
+    named = published_name("expert.layers.1.mlp.up_proj.weight")
+    save_file({name: weight for name, weight in weights.items() if name != named}, openpi / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"they lack `expert\.layers\.1\.mlp\.up_proj\.weight`"):
+        make(model_path=str(openpi))
+    renamed = {name.replace("time_mlp", "action_time_mlp"): weight for name, weight in weights.items()}
+    save_file(renamed, openpi / "model.safetensors")
+    with pytest.raises(ConfigError, match="`pi05` cannot use the pi0 in"):
+        make(model_path=str(openpi))
+    save_file(weights, openpi / "model.safetensors")
+    with pytest.raises(ConfigError, match="predicts 6 actions, but `num_action_chunks` is 9"):
+        make(model_path=str(openpi), num_action_chunks=9)
+    (openpi / "config.json").write_text(json.dumps({"action_dim": 5}))
+    with pytest.raises(ConfigError, match=r"(?s)has no pi05.*it lacks 'action_horizon'"):
+        make(model_path=str(openpi))
+
+
+def test_the_published_sizes_are_forecast_without_weights(tmp_path: Path) -> None:
+    """lerobot's `pi05_base`: a PaliGemma of 2.9 billion weights, and an expert of 0.4."""
+    variants = {"paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m"}
+    about = {"type": "pi05", "chunk_size": 50, "max_state_dim": 32, "max_action_dim": 32, **variants}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    built_tokenizer().save_pretrained(str(tmp_path))
+    spec = EnvSpec(8, 7, cameras={"main": (256, 256, 3), "wrist": (256, 256, 3)}, has_instructions=True)
+    given = {"model_type": "pi05", "model_path": str(tmp_path), "num_action_chunks": 5, "precision": "bf16"}
+    sizes = {
+        noisy: policy_sizes(
+            PolicyActorConfig.model_validate({"model": {**given, "options": {"noisy_steps": noisy}}}), spec
+        )
+        for noisy in ("all", "one")
+    }
+    assert 3.3e9 < sizes["all"].weights / 4 < 3.4e9
+    assert sizes["all"].acting == sizes["all"].weights / 2
+    # One step from noise to actions is learned from, and not ten.
+    assert sizes["one"].learning < sizes["all"].learning
+    assert sizes["one"].sample < sizes["all"].sample
+
+
+def test_a_chunk_continues_the_one_before() -> None:
+    policy = make(options={"action_horizon": 6}).to(torch.bfloat16)
+    inputs = policy.prepare(environment()[1])
+    chunk = policy.act(inputs, greedy=True).actions
+    free = policy.continued(inputs, chunk, torch.zeros(N, 6), 5.0)
+    assert torch.allclose(free, chunk, atol=1e-6)
+    held = policy.continued(inputs, chunk + 1, torch.ones(N, 6), 5.0)
+    assert (held - chunk - 1).abs().mean() < 0.5
+    assert all(weight.grad is None for weight in policy.parameters())

@@ -1,0 +1,61 @@
+"""Temporal ensembling: the mean over all chunks that reach a step, and who can be evaluated by it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from recipes.embodied.config.env_config import InferenceConfig
+from recipes.embodied.workers.delayed_inference import DelayedInference
+from recipes.embodied.workers.temporal_ensembling import TemporalEnsemble
+from rlinf_cli.lint.load import load_with_lint
+from tests.unit.recipes.embodied.workers.test_real_time_chunking import inputs, policy_of
+
+N, HORIZON, LOOKS = 2, 7, 9
+
+
+@pytest.mark.parametrize(("executed", "coefficient"), [(1, 0.01), (1, -0.5), (3, 0.3), (7, 0.3)])
+def test_actions_are_weighted_means_of_all_predictions(executed: int, coefficient: float) -> None:
+    """The second environment begins a new episode at the fifth look: earlier chunks are not of it."""
+    chunks = torch.randn(LOOKS, N, HORIZON, 3, generator=torch.Generator().manual_seed(0))
+    ensemble = TemporalEnsemble(executed, coefficient)
+    for look, chunk in enumerate(chunks):
+        mean = ensemble.add(chunk, None if look == 0 else np.array([False, look == 4]))
+        for env in range(N):
+            first = 4 if env == 1 and look >= 4 else 0
+            for ahead in range(executed):
+                # (look - of) chunks later the step is so many actions further in the chunk of look `of`.
+                places = [(of, ahead + executed * (look - of)) for of in range(first, look + 1)]
+                said = [chunks[of, env, place] for of, place in places if place < HORIZON]
+                weights = [math.exp(-coefficient * index) for index in range(len(said))]
+                expected = sum(weight * action for weight, action in zip(weights, said, strict=True)) / sum(weights)
+                torch.testing.assert_close(mean[env, ahead], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_flow_policy_acts_by_its_chunks_mean() -> None:
+    policy = policy_of()
+    executed = policy.shape[0]
+    config = InferenceConfig.model_validate({"chunking": "ensemble", "ensemble_coefficient": 0.0})
+    acting = DelayedInference(policy, config, executed)
+    seen = [inputs(policy, seed) for seed in (0, 1)]
+    first, second = (policy.predicted(each) for each in seen)
+    np.testing.assert_allclose(acting.act(seen[0]), policy.to_env(first), atol=1e-6)
+    expected = (first[:, executed : 2 * executed] + second[:, :executed]) / 2
+    np.testing.assert_allclose(acting.act(seen[1]), policy.to_env(expected), atol=1e-6)
+
+
+def reported(*overrides: str) -> list[str]:
+    overrides = ("env.eval.inference.chunking=ensemble", *overrides)
+    return [each.message for each in load_with_lint("laptop", overrides, environ={}).diagnostics]
+
+
+def test_predictions_need_a_mean() -> None:
+    flow = "actor.model={model_type: flow_policy, options: {action_horizon: 9}}"
+    assert reported(flow) == []
+    assert any("predicts more than is carried out" in message for message in reported())
+    assert any("that are there at once" in message for message in reported(flow, "env.eval.inference.delay=2"))
+    whole = "actor.model={model_type: flow_policy, num_action_chunks: 5, options: {action_horizon: 5}}"
+    assert any("all 5 actions of a chunk are carried out" in message for message in reported(whole))

@@ -1,0 +1,687 @@
+"""The embodied recipe's file: what does not fit together is found before anything runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config.batch_sizes import batch_sizes
+from rlinf_core.job.load import load_job
+
+NODE = "{node_group: node, placement: 0}"
+LAPTOP = f"recipe: embodied\ncluster:\n  num_nodes: 1\n  component_placement:\n    actor,rollout,env: {NODE}\n"
+# 8 ranks of each component, whatever the machine.
+EIGHT = LAPTOP.replace("placement: 0", "placement: '0:0-7'")
+
+
+def test_a_cluster_is_enough(findings: Any) -> None:
+    assert findings(LAPTOP) == []
+    assert findings(EIGHT) == []
+
+
+def test_checking_a_file_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from rlinf_core.job.load import load_job; assert load_job('laptop', environ={}).ok;"
+        "print([name for name in ('ray', 'torch', 'numpy', 'rich') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+VISION = ("env.train.env_type=franka_vision", "env.train.task=touch")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "words"),
+    [
+        (("env.train.options={size: 3}",), "unknown-choice", "`env_type: franka_kin` has no option `size`"),
+        ((*VISION, "env.train.options={point: 3}"), "unknown-choice", "did you mean `points`?"),
+        ((*VISION, "env.train.options={points: 5}"), "bad-value", "not an integer from 1 to 4"),
+        ((*VISION, "env.train.options={points: true}"), "bad-value", "not an integer from 1 to 4"),
+    ],
+)
+def test_options_of_our_environments_are_checked(
+    findings: Any, overrides: tuple[str, ...], code: str, words: str
+) -> None:
+    ((reported, _, *texts),) = findings(LAPTOP, *overrides, messages=True)
+    assert reported == code
+    assert words in " ".join(texts)
+
+
+def test_a_key_of_another_section_is_named_with_the_known_ones(findings: Any) -> None:
+    ((code, _, _, help),) = findings(LAPTOP, "runner.seed=2", messages=True)
+    assert code == "unknown-key"
+    assert help.startswith("known keys: ")
+    assert help.endswith("; `actor` has a key `seed`")
+
+
+class TestComponents:
+    def test_a_missing_one(self, findings: Any) -> None:
+        text = LAPTOP.replace("actor,rollout,env", "actor,rollout")
+        assert findings(text, messages=True) == [
+            (
+                "missing-component",
+                "component_placement",
+                "recipe `embodied` needs a placement for `env`",
+                "add `env: {node_group: node, placement: 0}`",
+            )
+        ]
+
+    def test_help_writes_no_group_where_the_file_has_none(self, findings: Any) -> None:
+        text = LAPTOP.replace(f"actor,rollout,env: {NODE}", "actor,rollout: 0")
+        found = findings(text, messages=True)
+        assert [each[3] for each in found if each[0] == "missing-component"] == ["add `env: 0`"]
+
+    def test_a_mistyped_one(self, findings: Any) -> None:
+        found = findings(LAPTOP.replace("env:", "evn:"), messages=True)
+        assert [each[0] for each in found] == ["missing-component", "unused-component"]
+        assert found[1][3] == "did you mean `env`?"
+
+    def test_one_that_nobody_runs(self, findings: Any) -> None:
+        found = findings(LAPTOP + f"    agent: {NODE}\n", messages=True)
+        assert [(code, text, help) for code, text, _, help in found] == [
+            ("unused-component", "agent", "its components are `actor`, `rollout`, `env`")
+        ]
+
+
+def test_staleness_is_said_once(findings: Any) -> None:
+    text = LAPTOP + "runner:\n  max_staleness: 2\n  weight_sync_interval: 4\n"
+    assert findings(text) == [("conflicting-settings", "4")]
+
+
+REMOVE = "or remove it: a batch is then about a quarter of a step's samples"
+
+
+class TestBatches:
+    def test_a_batch_and_its_micro_batches(self, findings: Any) -> None:
+        found = findings(EIGHT + "actor:\n  global_batch_size: 800\n  micro_batch_size: 30\n", messages=True)
+        assert found == [
+            (
+                "batch-not-divisible",
+                "30",
+                "`actor.global_batch_size` does not divide evenly: 800 / (micro_batch_size 30 x 8 ranks = 240)"
+                " = 3.33333",
+                # No batch is whole micro batches of 30 on 8 ranks and divides 3200.
+                f"nearest valid `actor.global_batch_size`: 640 or 800, without `actor.micro_batch_size`; {REMOVE}",
+            )
+        ]
+
+    def test_a_batch_and_its_ranks(self, findings: Any) -> None:
+        text = (
+            LAPTOP.replace("actor,rollout,env", "rollout,env") + "    actor: {node_group: node, placement: '0:0-2'}\n"
+        )
+        found = findings(text + "actor:\n  global_batch_size: 800\n", messages=True)
+        message = "`actor.global_batch_size` does not divide evenly: 800 / 3 ranks = 266.667"
+        help_text = f"3 actors cannot split 3200 samples evenly with a fixed batch size: {REMOVE[3:]}"
+        assert found == [("batch-not-divisible", "800", message, help_text)]
+        assert findings(text) == []
+
+    def test_every_remedy_is_accepted(self, findings: Any) -> None:
+        for actors, wanted in ((64, 800), (64, 768), (5, 777), (8, 3000)):
+            place = f"    actor: {{node_group: node, placement: '0:0-{actors - 1}'}}\n"
+            text = LAPTOP.replace("actor,rollout,env", "rollout,env") + place + "actor:\n  global_batch_size: "
+            ((code, _, _, help_text),) = findings(f"{text}{wanted}\n", messages=True)
+            assert code == "batch-not-divisible"
+            sizes = re.findall(r"\d+", help_text.partition(";")[0])
+            assert sizes
+            for size in sizes:
+                assert findings(f"{text}{size}\n") == []
+
+    def test_the_samples_of_a_step(self, findings: Any) -> None:
+        text = LAPTOP + "env:\n  train:\n    total_num_envs: 48\n    rollout_epoch: 2\n"
+        found = findings(text + "actor:\n  global_batch_size: 900\n", messages=True)
+        assert found == [
+            (
+                "batch-not-divisible",
+                "900",
+                "a step has total_num_envs 48 x max_steps_per_rollout_epoch 50 x rollout_epoch 2 = 4800 samples, not a"
+                " multiple of `actor.global_batch_size` 900",
+                f"nearest valid `actor.global_batch_size`: 800 or 960; {REMOVE}",
+            )
+        ]
+
+    def test_the_key_that_was_written_is_underlined(self, findings: Any) -> None:
+        text = LAPTOP + "env:\n  train:\n    max_steps_per_rollout_epoch: 51\n"
+        assert findings(text) == []
+        assert findings(text, "actor.global_batch_size=800") == [("batch-not-divisible", "800")]
+
+    def test_a_value_that_is_wrong_already_is_not_judged_again(self, findings: Any) -> None:
+        text = LAPTOP + "env:\n  train:\n    total_num_envs: many\nactor:\n  global_batch_size: 999\n"
+        assert findings(text) == [("wrong-type", "many")]
+
+    def test_what_dynamic_sampling_leaves_out_stays_in_the_batches(self, findings: Any) -> None:
+        algorithm = "algorithm: {adv_type: grpo, loss_type: actor, group_size: 8, filter_rewards: true}\n"
+        assert findings(LAPTOP + algorithm) == []
+        text = LAPTOP + "actor:\n  global_batch_size: 999\n" + algorithm
+        assert findings(text) == [("batch-not-divisible", "999")]
+
+    def test_an_unknown_number_of_ranks_is_not_guessed(self, findings: Any) -> None:
+        text = "recipe: embodied\ncluster:\n  num_nodes: 1\n  component_placement:\n    actor,rollout,env: all\n"
+        assert findings(text) == [("accelerators-unknown", "actor,rollout,env")]
+
+
+class TestEnvironments:
+    @pytest.mark.parametrize("actors", [3, 6, 64, 100])
+    def test_any_number_of_actors_shares_any_number_of_environments(self, findings: Any, actors: int) -> None:
+        text = LAPTOP.replace("actor,rollout,env", "rollout,env")
+        text += f"    actor: {{node_group: node, placement: '0:0-{actors - 1}'}}\n"
+        assert findings(text) == []
+        assert findings(text, "env.train.total_num_envs=1", "env.eval.total_num_envs=1") == []
+        assert findings(text, "algorithm.group_size=8") == []
+
+    def test_by_workers_and_stages(self, findings: Any) -> None:
+        text = EIGHT + "rollout:\n  pipeline_stage_num: 3\n"
+        found = findings(text, messages=True)
+        assert found == [
+            (
+                "envs-not-divisible",
+                "3",
+                "`env.train.total_num_envs` does not divide evenly: 64 / (8 workers x pipeline_stage_num 3 = 24)"
+                " = 2.66667",
+                "nearest valid `env.train.total_num_envs`: 48 or 72",
+            )
+        ]
+
+    def test_evaluations_too(self, findings: Any) -> None:
+        found = findings(EIGHT + "env:\n  eval:\n    total_num_envs: 12\n", messages=True)
+        assert [(each[0], each[1]) for each in found] == [("envs-not-divisible", "12")]
+        assert "`env.eval.total_num_envs`" in found[0][2]
+
+    def test_groups_stay_together(self, findings: Any) -> None:
+        text = EIGHT + "algorithm:\n  adv_type: grpo\n  loss_type: actor\n  group_size: 16\n"
+        found = findings(text, messages=True)
+        assert [each[:2] for each in found] == [("groups-not-divisible", "16")]
+        assert "64 / (8 workers x pipeline_stage_num 1 = 8) = 8 environments, / group_size 16 = 0.5" in found[0][2]
+        assert found[0][3] == "nearest valid `env.train.total_num_envs`: 128"
+
+    def test_chunks_fill_a_pass(self, findings: Any) -> None:
+        assert findings(LAPTOP + "actor:\n  model:\n    num_action_chunks: 8\n") == [("envs-not-divisible", "8")]
+        text = LAPTOP + "actor:\n  global_batch_size: 160\n  model:\n    num_action_chunks: 5\n"
+        assert findings(text) == []
+
+
+class TestKinds:
+    def test_an_unknown_kind(self, findings: Any) -> None:
+        found = findings(LAPTOP + "env:\n  train:\n    env_type: franka_kim\n", messages=True)
+        assert [(each[0], each[1]) for each in found] == [("unknown-choice", "franka_kim")]
+        assert found[0][3].startswith("did you mean `franka_kin`?")
+
+    def test_an_unknown_task(self, findings: Any) -> None:
+        found = findings(LAPTOP + "env:\n  train:\n    task: pikc\n", messages=True)
+        assert found == [
+            ("unknown-choice", "pikc", "`env_type: franka_kin` has no task `pikc`", "did you mean `pick`?")
+        ]
+
+    def test_an_evaluation_of_its_own_task(self, findings: Any) -> None:
+        assert findings(LAPTOP + "env:\n  eval:\n    task: reach\n") == []
+        assert findings(LAPTOP + "env:\n  eval:\n    task: push\n") == [("unknown-choice", "push")]
+
+    def test_your_own(self, findings: Any) -> None:
+        assert (
+            findings(
+                LAPTOP + "env:\n  train:\n    task: anything\n"
+                "    env_type: recipes.embodied.envs.franka.franka_kin:FrankaKinEnv\n"
+            )
+            == []
+        )
+
+    def test_a_missing_task(self, findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+        assert findings(LAPTOP + "env:\n  train:\n    env_type: gymnasium\n") == [("missing-task", "gymnasium")]
+
+    @pytest.mark.parametrize(
+        ("more", "what"),
+        [
+            ((), "evaluation"),
+            (("runner.val_check_interval=-1",), None),
+            (("runner.val_check_interval=-1", "env.train.reset_each_pass=true"), "pass"),
+        ],
+    )
+    def test_episodes_without_a_limit(
+        self, findings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], what: str | None
+    ) -> None:
+        (tmp_path / "endless_slide.py").write_text(
+            "import gymnasium\n\n\n"
+            "class Slide(gymnasium.Env):\n"
+            "    observation_space = action_space = gymnasium.spaces.Box(-1, 1, (1,))\n\n\n"
+            "gymnasium.register('EndlessSlide-v0', entry_point=Slide)\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        text = LAPTOP + "env:\n  train: {env_type: gymnasium, task: endless_slide:EndlessSlide-v0}\n"
+        messages = [finding[2] for finding in findings(text, *more, messages=True)]
+        assert [message.rpartition(": ")[2] for message in messages] == ([f"no {what} could end them"] if what else [])
+        assert findings(text, *more, "env.train.max_episode_steps=9") == []
+
+    def test_a_missing_package(self, findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        task = "env:\n  train:\n    env_type: panda_gym\n    task: PandaReach-v3\n"
+        found = findings(LAPTOP + task, messages=True)
+        assert [each[:2] for each in found] == [("missing-extra", "panda_gym")]
+        assert found[0][3].startswith(f"run `{sys.executable} -m pip install 'panda-gym>=3.0.7,<4'`")
+        elsewhere = LAPTOP.replace("  component_placement", "  hosts: [trainer]\n  component_placement")
+        self.is_left_to_the_run(findings(elsewhere + task, messages=True))
+        own = (
+            "  node_groups:\n    - label: sim\n      node_ranks: 0\n      env_configs:\n"
+            "        - {node_ranks: 0, python_interpreter_path: /opt/sim/bin/python}\n"
+        )
+        # Nobody is placed through that group: the env's workers run with this interpreter all the same.
+        assert ("missing-extra", "panda_gym") in findings(LAPTOP + own + task)
+        own = own.replace("node_ranks: 0\n", "node_ranks: 0\n      ignore_hardware: true\n", 1)
+        placed = LAPTOP.replace(NODE, "{node_group: sim, placement: 0}")
+        self.is_left_to_the_run(findings(placed + own + task, messages=True))
+
+    def is_left_to_the_run(self, found: list[tuple[str, str, str, str]]) -> None:
+        ((code, _, message, _),) = found
+        assert code == "missing-extra"
+        assert message == "`PandaReach-v3` cannot be checked here: `env` runs in another interpreter"
+
+    def test_a_simulator_that_has_no_lock(self, findings: Any) -> None:
+        found = findings(LAPTOP + "env:\n  train:\n    env_type: maniskill\n", messages=True)
+        assert [(each[0], each[1]) for each in found] == [("missing-extra", "maniskill")]
+        assert "pip install mani_skill" in found[0][3]
+
+    def test_options_of_a_simulator_are_checked_without_it(self, findings: Any) -> None:
+        text = "env:\n  train:\n    env_type: libero\n    options: {camras: [main], image_size: 4}\n"
+        found = {each[0]: each for each in findings(LAPTOP + text, messages=True)}
+        assert found.keys() == {"missing-extra", "bad-value", "unknown-choice"}
+        assert "rlinf env setup libero" in found["missing-extra"][3]
+        assert "greater than or equal to 8" in found["bad-value"][2]
+        assert found["unknown-choice"][3] == "did you mean `cameras`?"
+
+    def test_a_policy_on_images_needs_a_camera_of_the_simulator(self, findings: Any) -> None:
+        text = (
+            "actor: {model: {model_type: cnn_policy}}\nenv: {train: {env_type: metaworld, options: {cameras: [%s]}}}\n"
+        )
+        assert [each[0] for each in findings(LAPTOP + text % "wrist")] == ["missing-extra"]
+        assert {each[0] for each in findings(LAPTOP + text % "")} == {"missing-extra", "conflicting-settings"}
+
+    def test_videos_need_evaluations(self, findings: Any) -> None:
+        for section in ("train", "eval"):
+            text = LAPTOP + f"env:\n  {section}:\n    video_cfg:\n      save_video: true\n"
+            assert findings(text) == []
+            never = text + "runner:\n  val_check_interval: -1\n"
+            assert {code for code, _ in findings(never)} == ({"conflicting-settings"} if section == "train" else set())
+
+
+def test_a_checkpoint_to_start_from_is_there(findings: Any) -> None:
+    assert findings(LAPTOP + "actor:\n  checkpoint_load_path: /runs/a\n") == [("unusable-path", "/runs/a")]
+
+
+def test_a_weight_of_demonstrations_needs_some(findings: Any) -> None:
+    assert findings(LAPTOP + "algorithm:\n  bc_weight: 0.5\n") == [("conflicting-settings", "0.5")]
+    wanted = "algorithm:\n  bc_weight: 0.5\ndata:\n  train_data_paths: /no/such\n"
+    assert findings(LAPTOP + wanted) == [("unusable-path", "/no/such")]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("actor:\n  model:\n    is_lora: true\n", "true"),
+        ("actor:\n  fsdp_config:\n    gradient_checkpointing: true\n", "true"),
+        ("actor:\n  tokenizer:\n    tokenizer_model: /models/vla\n", "tokenizer"),
+        ("env:\n  enable_offload: true\n", "enable_offload"),
+        ("algorithm:\n  kl_beta: 0.1\n", "kl_beta"),
+    ],
+)
+def test_no_key_is_left_without_effect(findings: Any, text: str, value: str) -> None:
+    assert findings(LAPTOP + text) == [("not-available", value)]
+
+
+# It may be there where the actor will run.
+NO_FOLDER = ("unusable-path", "/models/vla")
+
+
+def test_a_model_of_your_own_is_told_where_weights_are(findings: Any) -> None:
+    own = "recipes.embodied.models.small.mlp_policy:MlpPolicy"
+    model = f"actor: {{model: {{model_type: '{own}', model_path: /models/vla, is_lora: true, lora_rank: 8}}}}\n"
+    assert findings(LAPTOP + model) == [NO_FOLDER]
+
+
+ARMS = """\
+recipe: embodied
+cluster:
+  num_nodes: 1
+  component_placement:
+    actor,rollout: {node_group: node, placement: 0}
+    env: {node_group: arms, placement: 0-1}
+  node_groups:
+    - label: arms
+      node_ranks: 0
+      hardware:
+        type: Franka
+        configs:
+          - {node_rank: 0, robot_ip: 10.10.10.1}
+          - {node_rank: 0, robot_ip: 10.10.10.2}
+actor:
+  global_batch_size: 100
+env:
+  train:
+    env_type: franka_robot
+    total_num_envs: 2
+"""
+
+
+class TestRobots:
+    def test_one_environment_on_each_arm(self, findings: Any) -> None:
+        assert findings(ARMS) == []
+
+    def test_no_arm_where_env_is_placed(self, findings: Any) -> None:
+        moved = ARMS.replace("{node_group: arms, placement: 0-1}", "{node_group: node, placement: '0:0-1'}")
+        found = findings(moved, messages=True)
+        told = {code: (text, message) for code, text, message, *_ in found}
+        assert told.keys() == {"conflicting-settings", "idle-robots"}
+        assert told["conflicting-settings"][0] == "franka_robot"
+        assert "`env` is placed on `node`, which declares none" in told["conflicting-settings"][1]
+
+    def test_more_environments_than_arms(self, findings: Any) -> None:
+        found = findings(ARMS.replace("total_num_envs: 2", "total_num_envs: 4"), messages=True)
+        assert [(each[0], each[1], each[3]) for each in found] == [
+            ("conflicting-settings", "4", "write `total_num_envs: 2`")
+        ]
+
+    def test_stages_would_share_an_arm(self, findings: Any) -> None:
+        found = findings(ARMS + "rollout:\n  pipeline_stage_num: 2\n")
+        assert ("conflicting-settings", "2") in found
+
+
+class TestConflicts:
+    @pytest.mark.parametrize(
+        ("sections", "underlined"),
+        [
+            ("algorithm:\n  loss_type: actor\n", "actor"),
+            ("actor:\n  model:\n    add_value_head: false\n", "false"),
+            (
+                "algorithm:\n  adv_type: gae\n  loss_type: json:loads\nactor: {model: {add_value_head: false}}\n",
+                "false",
+            ),
+            ("algorithm:\n  adv_type: grpo\n  group_size: 8\n", "grpo"),
+            ("algorithm:\n  adv_type: grpo\n  loss_type: actor_critic\n  group_size: 8\n", "actor_critic"),
+            ("algorithm:\n  adv_type: grpo\n  loss_type: actor\n", "grpo"),
+            ("algorithm:\n  adv_type: reinforce_pp_baseline\n  loss_type: actor\n", "reinforce_pp_baseline"),
+            ("algorithm:\n  filter_rewards: true\n", "true"),
+            ("algorithm:\n  adv_type: grpo\n  loss_type: actor\n  group_size: 1\n", "1"),
+            (
+                "algorithm: {adv_type: grpo, loss_type: actor, group_size: 8}\nenv:\n  train:\n    group_size: 4\n",
+                "4",
+            ),
+            (
+                "actor:\n  fsdp_config:\n    sharding_strategy: shard_grad_op\n    reshard_after_forward: true\n",
+                "true",
+            ),
+            ("actor: {fsdp_config: {cpu_offload: true}}\n", "true"),
+            ("actor:\n  group_name: G\nrollout:\n  group_name: G\n", "G"),
+        ],
+    )
+    def test_two_settings_that_contradict(self, findings: Any, sections: str, underlined: str) -> None:
+        assert findings(LAPTOP + sections) == [("conflicting-settings", underlined)]
+
+    def test_shards_to_offload(self, findings: Any) -> None:
+        assert findings(EIGHT + "actor: {fsdp_config: {cpu_offload: true}}\n") == []
+        replicated = EIGHT + "actor: {fsdp_config: {cpu_offload: true, sharding_strategy: no_shard}}\n"
+        assert findings(replicated) == [("conflicting-settings", "true")]
+
+    def test_grpo_as_it_should_be(self, findings: Any) -> None:
+        assert findings(LAPTOP + "algorithm:\n  adv_type: grpo\n  loss_type: actor\n  group_size: 8\n") == []
+
+
+class TestPasses:
+    """Episodes are continued by the next pass, or fit into one."""
+
+    def test_continued_episodes_may_outlast_a_pass(self, findings: Any) -> None:
+        assert findings(LAPTOP + "env:\n  train: {max_episode_steps: 500}\n") == []
+
+    @pytest.mark.parametrize(
+        "rest",
+        [
+            "env:\n  train: {max_episode_steps: 60, auto_reset: false}\n",
+            "env:\n  train: {max_episode_steps: 60, reset_each_pass: true}\n",
+            "env:\n  train: {max_episode_steps: 60}\nalgorithm: {adv_type: reinforce_pp, loss_type: actor}\n",
+            "env:\n  train: {max_episode_steps: 60}\nalgorithm: {adv_type: grpo, loss_type: actor, group_size: 8}\n",
+        ],
+        ids=["rest", "told", "no values", "groups"],
+    )
+    def test_where_passes_reset_a_longer_episode_is_refused(self, findings: Any, rest: str) -> None:
+        (found,) = findings(LAPTOP + rest, messages=True)
+        assert (found[0], found[1]) == ("conflicting-settings", "60")
+        assert "an episode has up to 60 steps, but a pass has 50" in found[2]
+        assert found[3] == "write `max_steps_per_rollout_epoch: 60` or more, or `max_episode_steps: 50`"
+
+    def test_the_limit_of_the_arm_counts_as_well(self, findings: Any) -> None:
+        text = "env:\n  train: {max_steps_per_rollout_epoch: 25, auto_reset: false}\n"
+        (found,) = findings(LAPTOP + text + "actor: {global_batch_size: 800}\n", messages=True)
+        assert (found[0], found[1]) == ("conflicting-settings", "25")
+        assert found[3] == "write `max_steps_per_rollout_epoch: 50` or more"
+
+    @pytest.mark.parametrize(
+        ("env", "algorithm", "why"),
+        [
+            ("auto_reset: false", "{}", "leaves an episode that ended"),
+            ("group_size: 8", "{adv_type: grpo, loss_type: actor}", "compares episodes"),
+            ("group_size: 1", "{adv_type: reinforce_pp, loss_type: actor}", "has no values"),
+        ],
+    )
+    def test_what_cannot_be_continued_is_refused(self, findings: Any, env: str, algorithm: str, why: str) -> None:
+        text = f"env:\n  train: {{reset_each_pass: false, {env}}}\nalgorithm: {algorithm}\n"
+        (found,) = findings(LAPTOP + text, messages=True)
+        assert (found[0], found[1]) == ("conflicting-settings", "false")
+        assert why in found[2]
+
+    def test_the_limit_of_a_gymnasium_id_counts_as_well(self, findings: Any) -> None:
+        pytest.importorskip("gymnasium")
+        text = "env:\n  train: {env_type: gymnasium, task: CartPole-v1, reset_each_pass: true}\n"
+        (found,) = findings(LAPTOP + text, messages=True)
+        assert found[3] == "write `max_steps_per_rollout_epoch: 500` or more"
+
+
+class TestImports:
+    """What the file names outside rlinf is looked for before a run starts."""
+
+    @pytest.mark.parametrize(
+        ("text", "code", "value", "said"),
+        [
+            ("env: {train: {env_type: 'no_such.module:Env'}}", "missing-extra", "no_such.module:Env", "No module"),
+            ("env: {train: {env_type: 'no_such:Env'}}", "missing-extra", "no_such:Env", "there is no module `no_such`"),
+            ("env: {train: {env_type: 'packaging:Env'}}", "unknown-choice", "packaging:Env", "defines no `Env`"),
+            (
+                "actor: {model: {model_type: 'packaging:Policy'}}",
+                "unknown-choice",
+                "packaging:Policy",
+                "defines no `Policy`",
+            ),
+            ("algorithm: {adv_type: 'no_such:adv'}", "missing-extra", "no_such:adv", "there is no module"),
+            ("algorithm: {loss_type: 'json:loss'}", "unknown-choice", "json:loss", "defines no `loss`"),
+        ],
+    )
+    def test_what_cannot_be_imported(self, findings: Any, text: str, code: str, value: str, said: str) -> None:
+        (found,) = findings(LAPTOP + text + "\n", messages=True)
+        assert (found[0], found[1]) == (code, f"'{value}'")
+        assert said in found[2]
+
+    def test_what_can_be_is_not_imported(self, findings: Any) -> None:
+        assert findings(LAPTOP + "env: {train: {env_type: 'pexpect.popen_spawn:PopenSpawn'}}\n") == []
+        assert "pexpect.popen_spawn" not in sys.modules
+
+    def test_in_another_interpreter_it_cannot_be_checked(self, findings: Any) -> None:
+        text = LAPTOP.replace("cluster:\n", "cluster:\n  python_interpreter_path: /opt/sim/bin/python\n")
+        notes = findings(text + "env: {train: {env_type: 'no_such:Env'}}\n", messages=True)
+        assert ["cannot be checked here" in each[2] for each in notes if each[0] == "missing-extra"] == [True]
+
+    def test_gymnasium_is_asked_for_its_ids(self, findings: Any) -> None:
+        pytest.importorskip("gymnasium")
+        text = "env: {{train: {{env_type: gymnasium, task: {}, options: {}}}}}\n"
+        (found,) = findings(LAPTOP + text.format("CartPol-v1", "{}"), messages=True)
+        assert (found[0], found[1]) == ("unknown-choice", "CartPol-v1")
+        assert "CartPol" in found[2]
+        (found,) = findings(LAPTOP + text.format("CartPole-v1", "{no_such: 1}"), messages=True)
+        assert "no_such" in found[2]
+        assert findings(LAPTOP + text.format("CartPole-v1", "{}")) == []
+
+    @pytest.mark.parametrize(
+        ("env", "where"),
+        [("{env_type: franka_kin}", "franka_kin"), ("{env_type: gymnasium, task: CartPole-v1}", "CartPole-v1")],
+    )
+    def test_a_policy_on_images_needs_images(self, findings: Any, env: str, where: str) -> None:
+        text = f"env: {{train: {env}}}\nactor: {{model: {{model_type: cnn_policy}}}}\n"
+        (found,) = findings(LAPTOP + text, messages=True)
+        assert (found[0], found[1]) == ("conflicting-settings", "cnn_policy")
+        assert found[2] == f"`cnn_policy` needs images, but `{where}` has none"
+        assert found[3] == "write `model_type: mlp_policy`"
+
+
+class TestEvaluation:
+    """`env.eval` is checked where something evaluates."""
+
+    WRONG = LAPTOP + "env:\n  eval: {total_num_envs: 3, env_type: maniskill}\nrollout: {pipeline_stage_num: 2}\n"
+
+    def test_it_is_judged_by_default(self, findings: Any) -> None:
+        assert [code for code, _ in findings(self.WRONG)] == ["envs-not-divisible", "missing-extra"]
+
+    def test_where_nothing_evaluates_it_is_not(self, findings: Any) -> None:
+        assert findings(self.WRONG + "runner: {val_check_interval: -1}\n") == []
+        assert len(findings(self.WRONG + "runner: {val_check_interval: -1, only_eval: true}\n")) == 2
+
+
+def test_overrides_are_judged_like_the_file(findings: Any) -> None:
+    assert findings(LAPTOP, "env.train.total_num_envs=63", "actor.global_batch_size=3150") == []
+    sizes = ("actor.global_batch_size=800", "actor.micro_batch_size=300")
+    assert findings(LAPTOP, *sizes) == [("batch-not-divisible", "300")]
+    assert findings(LAPTOP, "env.train.totl_num_envs=63")[0][0].startswith("unknown")
+
+
+class TestManyActorsAndFewArms:
+    """The documented file and `hetero18` are trained as they stand."""
+
+    ROBOT = ("env.train.env_type=franka_robot",)
+    # Of the agents, which share the nodes of the actor.
+    NOTES = frozenset(("unused-component", "accelerators-not-reserved", "env-configs-unused"))
+
+    @pytest.fixture(params=["config.md", "hetero18"])
+    def text(self, request: pytest.FixtureRequest) -> str:
+        root = Path(__file__).parents[4]
+        if request.param == "hetero18":
+            return (root / "configs" / "hetero18.yaml").read_text(encoding="utf-8")
+        return (root / "docs" / "config.md").read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
+
+    def test_with_the_arms(self, findings: Any, text: str) -> None:
+        arms = 2 if "agent" in text else 1
+        robot = (*self.ROBOT, f"env.train.total_num_envs={arms}")
+        assert {each[0] for each in findings(f"recipe: embodied\n{text}", *robot)} <= self.NOTES
+
+    def test_robots_that_nothing_uses_are_a_warning(self, findings: Any, text: str) -> None:
+        found = findings(f"recipe: embodied\n{text}", messages=True)
+        (warned,) = [each for each in found if each[0] not in self.NOTES]
+        assert warned[0] == "unused-robots"
+        assert warned[2] == "`env` is placed on the robots of `franka`, but `env_type: franka_kin` uses none"
+        assert "env_type: franka_robot" in warned[3]
+
+
+@pytest.mark.parametrize(
+    ("actors", "envs", "expected"), [(1, 64, (800, 800)), (8, 1, (2, 2)), (64, 2, (1, 1)), (64, 64, (10, 10))]
+)
+def test_a_batch_size_that_is_left_out_is_about_a_quarter(actors: int, envs: int, expected: tuple[int, int]) -> None:
+    job = load_job("laptop", ["~actor.global_batch_size", f"env.train.total_num_envs={envs}"], environ={})
+    assert batch_sizes(cast("EmbodiedConfig", job.config), actors) == expected
+
+
+class TestOptions:
+    OWN = "tests.unit.algorithms.test_options"
+
+    def text(self, options: str, loss: str = "cispo") -> str:
+        return f"{LAPTOP}algorithm:\n  loss_type: {self.OWN}:{loss}\n  options: {options}\n"
+
+    def test_those_that_the_model_of_their_owner_takes(self, findings: Any) -> None:
+        assert findings(self.text("{largest_weight: 2}")) == []
+        assert findings(self.text("{anything: 2}", "plain")) == []
+
+    def test_those_that_it_refuses_are_told_at_their_place(self, findings: Any) -> None:
+        assert findings(self.text("{largest_weight: -1}")) == [("bad-value", "-1")]
+        ((code, text, message, help_text),) = findings(
+            self.text("{largest_weight: 1, largest_wieght: 2}"), messages=True
+        )
+        assert (code, text, message) == ("unknown-key", "2", "unknown option `largest_wieght`")
+        assert help_text == "did you mean `largest_weight`?"
+        (missing,) = [each for each in findings(self.text("{other: 1}"), messages=True) if each[0] == "missing-key"]
+        assert missing[2] == "`cispo` needs the option `largest_weight`"
+
+    def test_without_an_owner_they_have_no_effect(self, findings: Any) -> None:
+        for options in ("actor.model.options.depth=3", "algorithm.options.x=1"):
+            assert [each[0] for each in findings(LAPTOP, options)] == ["not-available"]
+
+    def test_an_owner_that_is_not_there_is_told_once(self, findings: Any) -> None:
+        text = self.text("{a: 1}").replace(self.OWN, "my_lab.elsewhere")
+        ((code, _, message, _),) = findings(text, messages=True)
+        assert code == "missing-extra"
+        assert message.startswith("`my_lab.elsewhere:cispo` cannot be imported: ")
+
+    def test_an_owner_whose_module_fails_to_import_is_told(
+        self, findings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "broken_loss.py").write_text("from torch import no_such_name\ndef cispo(): ...\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        text = self.text("{a: 1}").replace(self.OWN, "broken_loss")
+        ((code, at, message, _),) = findings(text, messages=True)
+        assert (code, at) == ("missing-extra", "broken_loss:cispo")
+        assert "cannot import name 'no_such_name'" in message
+
+
+class TestLearningRates:
+    def test_one_that_falls_needs_an_end(self, findings: Any) -> None:
+        falling = ("actor.optim.lr_scheduler=cosine", "runner.max_steps=-1")
+        ((code, _, message, help_text),) = findings(LAPTOP, *falling, messages=True)
+        assert (code, message) == (
+            "conflicting-settings",
+            "`lr_scheduler: cosine` decays until the last step, but this run has no last step",
+        )
+        assert "actor.optim.total_training_steps" in help_text
+        assert findings(LAPTOP, *falling, "actor.optim.total_training_steps=40") == []
+
+    def test_a_warmup_is_over_before_the_end(self, findings: Any) -> None:
+        assert findings(LAPTOP, "actor.optim.lr_warmup_steps=20") == []
+        ((code, _, message, _),) = findings(
+            LAPTOP, "actor.optim.lr_warmup_steps=20", "runner.max_steps=20", messages=True
+        )
+        assert (code, message) == (
+            "conflicting-settings",
+            "`lr_warmup_steps: 20` does not end before the last of 20 steps",
+        )
+
+
+def test_vision_language_policy_takes_adapters_and_options(findings: Any) -> None:
+    model = """
+actor:
+  model:
+    model_type: vlm_policy
+    model_path: /models/vla
+    lora: {rank: 4}
+    trainable: ["critic.*"]
+    options: {action_bins: %s}
+  fsdp_config: {gradient_checkpointing: true}
+env: {train: {env_type: franka_vision}}
+"""
+    assert findings(LAPTOP + model % 16) == [NO_FOLDER]
+    assert findings(LAPTOP + model % 1) == [NO_FOLDER, ("bad-value", "1")]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "actor.model.precision",
+        "actor.fsdp_config.mixed_precision.param_dtype",
+        "actor.fsdp_config.mixed_precision.reduce_dtype",
+    ],
+)
+def test_half_precision_whose_gradients_would_vanish_is_refused(key: str) -> None:
+    def refused(*given: str) -> list[str]:
+        found = load_job("laptop", given, environ={}).diagnostics
+        return [each.help for each in found if "would lose gradients" in each.message]
+
+    assert refused(f"{key}=fp16") == ["write `bf16`, which has the range of fp32"]
+    assert refused(f"{key}=bf16") == []
+    assert refused(f"{key}=fp16", "runner.only_eval=true") == []
