@@ -13,9 +13,11 @@ from recipes.sections.actor import FsdpConfig
 
 # Numbers that a pass which learns holds for each number that a linear layer or a convolution puts out. A plain layer
 # has its output, one nonlinearity and gradients; in a block of a transformer come norms, rotated keys and the sum of
-# the residual. FORWARD: the same without learning, for the largest layer alone. Measured: `bench_memory.py`.
+# the residual. FORWARD: the same without learning, for the largest layer alone. Measured: `bench_memory.py`. On an
+# accelerator kernels for packed rows and compiled ones keep less of a block: `on_gpu.py`.
 PLAIN: Final = 2.2
 BLOCK: Final = 2.6
+BLOCK_ON_ACCELERATOR: Final = 2.15
 FORWARD: Final = 3
 _BLOCK_NAME: Final = re.compile(r"^(.*\.(?:layers|h|blocks)\.\d+)\.")
 
@@ -44,16 +46,19 @@ def block_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield match[1], parameter
 
 
-def held_in_blocks(outputs: Counter[str], inputs: Counter[str], *, checkpointing: bool) -> float:
+def held_in_blocks(
+    outputs: Counter[str], inputs: Counter[str], *, checkpointing: bool, per_output: float = BLOCK
+) -> float:
     """Return the numbers that blocks of a transformer hold in a pass which learns.
 
     Args:
         outputs, inputs: numbers that the layers of each block put out, and that the block takes.
         checkpointing: activations of a block are computed again from its input.
+        per_output: numbers held for each that a layer of a block puts out.
     """
     if checkpointing:
-        return BLOCK * max(outputs.values(), default=0) + inputs.total()
-    return BLOCK * outputs.total()
+        return per_output * max(outputs.values(), default=0) + inputs.total()
+    return per_output * outputs.total()
 
 
 _MIB: Final = 2**20

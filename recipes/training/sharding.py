@@ -59,14 +59,16 @@ class ParallelStrategy(ABC):
         """Return the 2-norm of the gradients of all ranks together, a scalar."""
         gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         shards = [gradient for gradient in gradients if is_shard(gradient)]
-        square = _square([gradient.to_local() for gradient in shards])
+        # With `cpu_offload` shards are on the CPU.
+        device = next((gradient.device for gradient in (*shards, *gradients)), torch.device("cpu"))
+        square = _square([gradient.to_local() for gradient in shards], device)
         if shards:
             mesh = shards[0].device_mesh
             for dim, placement in enumerate(shards[0].placements):
                 if placement.is_shard() and mesh.size(dim) > 1:
                     dist.all_reduce(square, group=mesh.get_group(dim))
-        whole = _square([gradient for gradient in gradients if not is_shard(gradient)])
-        return (square + whole.to(square.device)).sqrt().float()
+        whole = _square([gradient for gradient in gradients if not is_shard(gradient)], device)
+        return (square + whole).sqrt().float()
 
     def clip_gradients(self, largest: float, norm: Tensor) -> None:
         """Scale gradients of the given norm to at most `largest`; 0: no clipping."""
@@ -272,20 +274,19 @@ def join_ranks(rank: int, world_size: int, device: torch.device) -> None:
 _norms = cast("Callable[[Tensor], Tensor]", partial(cast("Any", torch.linalg).vector_norm, dim=1, dtype=torch.float32))
 
 
-def _square(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the sum of the squares of gradients, a float64 scalar.
+def _square(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return the sum of the squares of gradients, a float64 scalar on a device.
 
     On a CPU torch adds the squares of a tensor up one after the other, in float32: of 16 million numbers the norm is
     1e-3 too small, and it differs by as much between numbers of ranks. Norms of pieces are added up in float64.
     """
-    device = gradients[0].device if gradients else torch.device("cpu")
     norms = [torch.zeros(1, dtype=torch.float64, device=device)]
     rest: list[Tensor] = []
     for gradient in gradients:
         flat = gradient.reshape(-1)
         end = flat.numel() // _PIECE * _PIECE
         if end:
-            norms.append(_norms(flat[:end].view(-1, _PIECE)).double())
+            norms.append(_norms(flat[:end].view(-1, _PIECE)).to(device, torch.float64))
         rest.append(flat[end:])
     norms.append(nn.utils.get_total_norm(rest).to(device, torch.float64)[None])
     return torch.cat(norms).square().sum()

@@ -122,7 +122,8 @@ class RolloutBuffer:
         """Return all steps, after the last one; `last` as in `RolloutChunks`."""
         if last is not None and "finals" not in self._steps:
             self._steps["finals"] = torch.zeros_like(self._steps["values"])
-        return RolloutChunks(0, self._version, self._inputs, self._steps, last)
+        # Values of the last observations are on the device that acts; all that is sent is on the CPU.
+        return RolloutChunks(0, self._version, self._inputs, self._steps, None if last is None else last.cpu())
 
     def _write(self, columns: dict[str, Tensor], name: str, step: int, value: Tensor) -> None:
         column = columns.get(name)

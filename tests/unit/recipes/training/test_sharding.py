@@ -50,3 +50,11 @@ def test_norms_of_large_gradients_are_exact() -> None:
 
 def test_without_gradients_the_norm_is_zero() -> None:
     assert float(SingleProcess(nn.Linear(2, 2)).gradient_norm()) == 0
+
+
+def test_norm_is_on_the_device_of_the_gradients() -> None:
+    # Without an accelerator: torch's device of shapes alone.
+    module = nn.Linear(300, 300, device="meta")
+    for weight in module.parameters():
+        weight.grad = torch.empty_like(weight)
+    assert SingleProcess(module).gradient_norm().device.type == "meta"
