@@ -358,9 +358,15 @@ def in_phases(changes: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
         "algorithm.n_minibatches=1",
         "algorithm.entropy_bonus=0.001",
     )
-    config: Any = load_job("math_laptop", overrides, environ={}).config
+    job = load_job("math_laptop", overrides, environ={})
+    if job.config is None:
+        problems = "; ".join(diagnostic.message for diagnostic in job.diagnostics)
+        raise SystemExit(
+            f"error: math_laptop cannot be read: {problems} (recipes are there once rlinf-cli is installed)"
+        )
+    config: Any = job.config
     sizes = Sizes.of(config, {"actor": 1, "rollout": 1, "reward": 1})
-    parts = component_forecasts(sizes)[0].parts
+    parts = component_forecasts(sizes)[0].parts_of(accelerated=True)
     expected = {"weights": parts["weights"], "step": sum(parts.get(name, 0) for name in DEVICE_PARTS)}
     gc.collect()
     torch.cuda.empty_cache()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from recipes.language.config import (
@@ -88,11 +89,17 @@ class Sizes(NamedTuple):
         return min(every, max(most, self.longest)), every > most
 
     def process(
-        self, component: str, parts: Mapping[str, int], *notes: str, shared: int = 0, offloads: bool = False
+        self,
+        component: str,
+        parts: Mapping[str, int],
+        *notes: str,
+        shared: int = 0,
+        offloads: bool = False,
+        on_accelerator: Mapping[str, int] = MappingProxyType({}),
     ) -> ProcessForecast:
         """Return the forecast of a component, without parts that are empty."""
         there = {part: size for part, size in parts.items() if size}
-        return ProcessForecast(component, self.count(component), there, shared, offloads, notes)
+        return ProcessForecast(component, self.count(component), there, shared, offloads, notes, on_accelerator)
 
 
 def forecast(config: LanguageConfig, world_sizes: Mapping[str, int | None]) -> list[ProcessForecast]:
@@ -117,7 +124,7 @@ def _actor(sizes: Sizes) -> ProcessForecast:
     keeps = BACKENDS[sizes.config.rollout.backend].name == "torch" and sizes.count("rollout") <= count
     keeps = keeps and actor.model.adapter() is None and actor.model.precision == "fp32"
     sent = model.pieces + (model.sent if keeps else 0)
-    parts = _learning(
+    parts, on_accelerator = _learning(
         sizes,
         "actor",
         model,
@@ -126,15 +133,22 @@ def _actor(sizes: Sizes) -> ProcessForecast:
         actor.max_tokens_per_micro_batch,
     )
     parts["sent weights"] = sent
-    return sizes.process("actor", parts, shared=count * (sizes.batch("actor") + sent), offloads=actor.enable_offload)
+    return sizes.process(
+        "actor",
+        parts,
+        shared=count * (sizes.batch("actor") + sent),
+        offloads=actor.enable_offload,
+        on_accelerator=on_accelerator,
+    )
 
 
 def _critic(sizes: Sizes) -> ProcessForecast:
     critic, section = sizes.config.critic, sizes.config.critic.model or sizes.config.actor.model
     model = model_sizes(sizes.config.actor, section, critic.fsdp_config)
     sharing = critic.fsdp_config, critic.optim
-    parts = _learning(sizes, "critic", model, section.precision, sharing, critic.max_tokens_per_micro_batch)
-    return sizes.process("critic", parts, offloads=critic.enable_offload)
+    most = critic.max_tokens_per_micro_batch
+    parts, on_accelerator = _learning(sizes, "critic", model, section.precision, sharing, most)
+    return sizes.process("critic", parts, offloads=critic.enable_offload, on_accelerator=on_accelerator)
 
 
 def _learning(
@@ -144,21 +158,25 @@ def _learning(
     precision: str,
     sharing: tuple[FsdpConfig, OptimConfig],
     most: int,
-) -> dict[str, int]:
+) -> tuple[dict[str, int], dict[str, int]]:
     """Return what a worker that trains holds: its shard, the answers, and what FSDP2 gathers while it computes.
+
+    The second part of the result is what of that takes another amount on an accelerator.
 
     Shards are gathered for a layer while another one computes. Without `reduce_each_micro_batch` the last of several
     passes alone sums gradients over ranks: until then each rank has all of them, in float32.
     """
     count, (fsdp, optim) = sizes.count(component), sharing
     tokens, several = sizes.micro(component, most, sizes.config.minibatches)
+    logits = model.logits(tokens) if component == "actor" else 0
     parts = {
         "base": _BASE + TRAINING,
         **shard_parts(model.weights, model.trained, fsdp, count, state_dtype=optim.state_dtype),
         "answers": sizes.batch(component),
-        "activations": tokens * model.learning + (model.logits(tokens) if component == "actor" else 0),
+        "activations": tokens * model.learning + logits,
     }
-    return parts | gathered_parts(model, precision, fsdp, count, parts["activations"], several=several)
+    parts |= gathered_parts(model, precision, fsdp, count, parts["activations"], several=several)
+    return parts, {"activations": tokens * model.learning_on_accelerator + logits}
 
 
 def gathered_parts(

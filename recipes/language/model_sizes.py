@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 import torch
@@ -13,6 +14,7 @@ from recipes.language.models.policy import CHUNK_NUMBERS
 from recipes.sections.actor import FsdpConfig
 from recipes.training.huggingface import check_folder, config_of, first_line, require_transformers, with_lora
 from recipes.training.memory_parts import (
+    BLOCK_ON_ACCELERATOR,
     FORWARD,
     block_parameters,
     computing_layers,
@@ -43,6 +45,7 @@ class LanguageModelSizes(NamedTuple):
         apart, layer: the sizes of the weights that are in no layer, and of the largest layer, in that type.
         token, vocabulary: keys and values of a token, and float32 logits of one.
         learning, predicting: what a pass holds for a token, with gradients and without.
+        learning_on_accelerator: the same with gradients, on an accelerator.
     """
 
     weights: int
@@ -58,6 +61,7 @@ class LanguageModelSizes(NamedTuple):
     vocabulary: int
     learning: int
     predicting: int
+    learning_on_accelerator: int
 
     def logits(self, rows: int) -> int:
         """Return the bytes of the logits of that many tokens, which are computed in chunks."""
@@ -97,6 +101,7 @@ def model_sizes(
     changed = (layer.base_layer.weight for layer in model.modules() if hasattr(layer, "lora_A"))
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     numbers = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    held = partial(held_in_blocks, outputs, inputs, checkpointing=fsdp.gradient_checkpointing)
     return LanguageModelSizes(
         weights=parameter_bytes(model.parameters()),
         trained=parameter_bytes(weight for weight in model.parameters() if weight.requires_grad),
@@ -109,8 +114,9 @@ def model_sizes(
         layer=width * max(weights.values(), default=0),
         token=2 * text.num_hidden_layers * heads * numbers * width,
         vocabulary=4 * plain.get_input_embeddings().weight.shape[0],
-        learning=int(width * held_in_blocks(outputs, inputs, checkpointing=fsdp.gradient_checkpointing)),
+        learning=int(width * held()),
         predicting=width * FORWARD * max(outputs.values(), default=0),
+        learning_on_accelerator=int(width * held(per_output=BLOCK_ON_ACCELERATOR)),
     )
 
 

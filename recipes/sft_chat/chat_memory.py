@@ -23,12 +23,14 @@ def forecast(config: ChatConfig, world_sizes: Mapping[str, int | None]) -> list[
     files = (Path(name) for name in (*config.data.train_data_paths, *config.data.val_data_paths))
     longest = config.runner.seq_length
     tokens = min(max(actor.max_tokens_per_micro_batch, longest), actor.global_batch_size * longest)
+    logits = model.logits(tokens)
     parts = {
         "base": WORKER + TORCH + TRANSFORMERS + TRAINING,
         **shard_parts(model.weights, model.trained, fsdp, count, state_dtype=actor.optim.state_dtype),
         "conversations": _READ * sum(file.stat().st_size for file in files if file.is_file()),
-        "activations": tokens * model.learning + model.logits(tokens),
+        "activations": tokens * model.learning + logits,
     }
     parts |= gathered_parts(model, actor.model.precision, fsdp, count, parts["activations"])
     there = {part: size for part, size in parts.items() if size}
-    return [ProcessForecast("actor", count, there, 0, actor.enable_offload, ())]
+    on_accelerator = {"activations": tokens * model.learning_on_accelerator + logits}
+    return [ProcessForecast("actor", count, there, 0, actor.enable_offload, (), on_accelerator)]

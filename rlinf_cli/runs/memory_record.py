@@ -86,6 +86,7 @@ def memory_record(
         processes = placements[forecast.component]
         accelerated = any(process.local_accelerator_rank is not None for process in processes)
         host, accelerator = forecast.held(accelerated=accelerated)
+        parts = forecast.parts_of(accelerated=accelerated)
         phases = [peak for (name, _), phase in peaks.items() if name == forecast.component for peak in phase.values()]
         components[forecast.component] = {
             "processes": len(processes),
@@ -94,8 +95,8 @@ def memory_record(
             "host_measured": max((peak.rss for peak in phases), default=None),
             "accelerator_measured": max((peak.device for peak in phases), default=None),
             "shared_memory": forecast.shared,
-            "on_device": [part for part in forecast.parts if accelerated and part in DEVICE_PARTS],
-            "parts": dict(sorted(forecast.parts.items(), key=lambda part: -part[1])),
+            "on_device": [part for part in parts if accelerated and part in DEVICE_PARTS],
+            "parts": dict(sorted(parts.items(), key=lambda part: -part[1])),
             "notes": list(forecast.notes),
         }
     rows = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 # Parts that wait on the host where a process leaves its accelerator to others, and all that lie on the accelerator.
@@ -26,6 +27,7 @@ class ProcessForecast(NamedTuple):
         shared: bytes of shared memory (/dev/shm) that its messages take at most, over all processes.
         offloads: whether it leaves its accelerator while others use it.
         notes: what is not known.
+        on_accelerator: bytes of those parts that take another amount on an accelerator.
     """
 
     component: str
@@ -34,14 +36,20 @@ class ProcessForecast(NamedTuple):
     shared: int = 0
     offloads: bool = False
     notes: tuple[str, ...] = ()
+    on_accelerator: Mapping[str, int] = MappingProxyType({})
+
+    def parts_of(self, *, accelerated: bool) -> dict[str, int]:
+        """Return the parts of a process that has an accelerator, or has none."""
+        return {**self.parts, **self.on_accelerator} if accelerated else dict(self.parts)
 
     def held(self, *, accelerated: bool) -> tuple[int, int]:
         """Return the bytes of the host's memory and of an accelerator's, of a process that has one or has none."""
-        host = sum(self.parts.values())
+        parts = self.parts_of(accelerated=accelerated)
+        host = sum(parts.values())
         if not accelerated:
             return host, 0
-        device = sum(self.parts.get(name, 0) for name in DEVICE_PARTS)
+        device = sum(parts.get(name, 0) for name in DEVICE_PARTS)
         # Weights are loaded on the host, and go to the accelerator from there.
         waiting = _RESIDENT if self.offloads else _RESIDENT[:1]
-        stays = ACCELERATOR_LIBRARIES + sum(self.parts.get(name, 0) for name in waiting)
+        stays = ACCELERATOR_LIBRARIES + sum(parts.get(name, 0) for name in waiting)
         return host - device + stays, device

@@ -26,6 +26,13 @@ def test_parts_lie_where_they_are_computed_with(accelerated: bool, offloads: boo
     assert forecast.held(accelerated=accelerated) == held
 
 
+def test_a_part_may_take_less_on_an_accelerator() -> None:
+    forecast = ProcessForecast("actor", 2, PARTS, on_accelerator={"activations": 40})
+    assert forecast.held(accelerated=False) == (657, 0)
+    assert forecast.held(accelerated=True) == (407 + ACCELERATOR_LIBRARIES, 340)
+    assert forecast.parts_of(accelerated=True) == {**PARTS, "activations": 40}
+
+
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
