@@ -1,1 +1,1 @@
-"""Recovery of a run after failures: what failed, who is suspected, snapshots, and starting groups again."""
+"""Recovery of a run: who failed, who is suspected, snapshots, and starting everything again."""
