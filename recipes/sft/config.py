@@ -81,7 +81,7 @@ class SftConfig(PolicyJob):
 
 
 def evaluates(config: SftConfig) -> bool:
-    """Return whether the workers that evaluate have places."""
+    """Return whether evaluation workers are placed."""
     return all(name in config.cluster.component_placement for name in EVALUATING)
 
 

@@ -26,7 +26,7 @@ from rlinf_core.runners.storage.first_contact import Difference
 
 
 class _Pass(NamedTuple):
-    """A forward and backward pass: numbers of examples, and what its sum of losses is divided by."""
+    """A forward and backward pass: numbers of examples, and the divisor of its summed loss."""
 
     examples: list[int]
     divisor: float

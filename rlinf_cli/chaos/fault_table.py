@@ -117,8 +117,8 @@ class Standstill(NamedTuple):
     test: str
 
 
-_WHY: Final = "integration/cli/test_why_causes.py::test_process_that_holds_a_run_up_is_named"
-_ENDED: Final = "integration/runtime/test_hangs.py::test_holder_is_named_and_ended"
+_WHY: Final = "integration/cli/planted/test_why_causes.py::test_process_that_holds_a_run_up_is_named"
+_ENDED: Final = "integration/runtime/failures/test_hangs.py::test_holder_is_named_and_ended"
 _REPLY: Final = "unit/manager/inspection/test_held_up.py::test_lost_reply_is_that_of_an_idle_worker"
 _HOLDS: Final = "nothing if it goes on; `runner.on_hang: restart` ends it, which costs what its death costs"
 STANDSTILLS: Final[Sequence[Standstill]] = (
@@ -133,14 +133,14 @@ STANDSTILLS: Final[Sequence[Standstill]] = (
         "nothing: messages are on their way",
         "-",
         "nothing",
-        "cluster/test_link_cuts.py::test_link_cut_for_seconds_is_waited_for",
+        "cluster/runtime/test_link_cuts.py::test_link_cut_for_seconds_is_waited_for",
     ),
     Standstill(
         "the link of a node is cut for ever",
         "the node, whose host no longer answers",
         "16 (load 13)",
         "as where that node is lost",
-        "cluster/test_runtime_netns.py::test_a_vanished_host_is_named_with_its_node",
+        "cluster/runtime/test_runtime_netns.py::test_a_vanished_host_is_named_with_its_node",
     ),
 )
 

@@ -146,7 +146,7 @@ def _differences(outcome: RunEnding, reference: UndisturbedRuns) -> str:
 
 
 def _explained(outcome: RunEnding) -> bool:
-    """Return whether the last failure that the folder tells of is the fault that ended the run."""
+    """Return whether the last failure that the folder records is the fault that ended the run."""
     if not outcome.why:
         return False
     code, words = outcome.why[-1]

@@ -26,7 +26,7 @@ class Struck(NamedTuple):
         step: the last finished step then.
         named: the seconds after which a stopped process was named.
         gone: whether it ended while it was stopped, as by a restart that an earlier strike caused.
-        event, seconds: what the run told of it next, and after how many seconds.
+        event, seconds: what the run reported of it next, and after how many seconds.
     """
 
     strike: Strike

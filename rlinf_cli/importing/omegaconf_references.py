@@ -162,7 +162,7 @@ class References:
         for piece in pieces:
             value = self._value_of(piece.body, path, depth + 1) if isinstance(piece, _Interpolation) else None
             if value is not None and not isinstance(value, ScalarNode):
-                raise UnresolvableError(f"`{node.raw}` puts a section or a list into a text")
+                raise UnresolvableError(f"`{node.raw}` inserts a section or a list into a string")
             text += value.raw if isinstance(value, ScalarNode) else str(piece)
         return ScalarNode(node.span, text, text, plain=False)
 

@@ -132,7 +132,8 @@ def _refuse_other_meanings(tree: MappingNode, task_type: str, *, is_agent: bool)
     token = find(tree, ("actor", "model", "openpi", "use_rlt"))
     if isinstance(token, ScalarNode) and token.value is True:
         raise ConfigError(
-            "this file trains a token that sums up what a pi0 sees (`openpi.use_rlt`), which no recipe here does",
+            "this file trains a token that summarizes the observations of pi0 (`openpi.use_rlt`), which no recipe"
+            " supports",
             help="without `use_rlt` the file fine-tunes the policy itself",
         )
     placement = find(tree, ("cluster", "component_placement"))

@@ -59,7 +59,7 @@ def split_axes(overrides: Sequence[str]) -> tuple[list[str], list[Axis]]:
 
 def _check(override: str, key: str, values: Sequence[str], axes: Sequence[Axis]) -> None:
     if any(axis.key == key for axis in axes):
-        raise ConfigError(f"`{key}` has values twice", where=override, help="give all of its values at once")
+        raise ConfigError(f"`{key}` is swept twice", where=override, help="give all of its values at once")
     if "" in values:
         raise ConfigError(
             "a value of the sweep is empty",

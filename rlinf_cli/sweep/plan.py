@@ -142,7 +142,7 @@ def _seeds(parts: SoundJob, count: int, file: str) -> list[Mapping[str, int]]:
     }
     evaluated = {key for key in values if "eval" in key.split(".")}
     if len(evaluated) == len(values):
-        raise ConfigError("the file has no seed of training to repeat runs with", where=file)
+        raise ConfigError("the file has no training seed to vary between repeated runs", where=file)
     return [
         {key: value if key in evaluated else value + number for key, value in values.items()} for number in range(count)
     ]

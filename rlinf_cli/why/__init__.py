@@ -1,1 +1,1 @@
-"""The causes of a run's failure, or of its not learning, told from its folder alone."""
+"""The causes of a run's failure, or of its not learning, found in its folder alone."""

@@ -70,7 +70,7 @@ def write_bundle(run: Path, path: Path, text: str, record: Mapping[str, Any]) ->
 
 
 def _files(run: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield names and contents, what tells most first."""
+    """Yield names and contents, the most informative first."""
     folders = bundle_folders(run)
     evidence = [path for folder in folders for path in sorted(folder.rglob("*"))]
     logs = [file.path for file in log_files(run / "logs")]

@@ -15,7 +15,7 @@ from rlinf_core.runners.storage.evidence import FAILURE, FOLDER, Bundle, FailedP
 from rlinf_core.runners.storage.run_events import RunEvent
 from rlinf_core.runners.storage.run_status import RunStatus
 
-# The kind of an incident that no event tells of: an active run finishes no steps.
+# The kind of an incident that no event reports: an active run finishes no steps.
 STALLED: Final = "stalled"
 _ENDS: Final = (run_events.FAILED, run_events.INTERRUPTED)
 _KINDS: Final = (run_events.RESTARTED, run_events.RELAUNCHED, *_ENDS)
@@ -30,8 +30,8 @@ class Incident(NamedTuple):
     Attributes:
         kind: the kind of its event, or `stalled`.
         what: the first failure in one line.
-        source: the file that tells of it.
-        time: the time in seconds since 1970; None where only the state tells.
+        source: the file that records it.
+        time: the time in seconds since 1970; None where only the state records it.
         step: the last finished step.
         process: the first process that failed, in full, where there is evidence of it.
         others: the workers that failed with it, in words.

@@ -38,7 +38,7 @@ def why_text(diagnosis: Diagnosis, name: str) -> str:
         lines += ["", "why it does not learn" if finding is diagnosis.learning[0] else "and", *_finding(finding, since)]
     if diagnosis.clean:
         lines += ["", "no cause of trouble is found: it did not fail, and its metrics show nothing that keeps it from"]
-        lines += ["learning. `rlinf compare` tells what is different from another run"]
+        lines += ["learning. `rlinf compare` shows how another run differs"]
     if facts.notes:
         lines += ["", "what could not be read", *(f"  {note}" for note in facts.notes)]
     return "\n".join(lines)

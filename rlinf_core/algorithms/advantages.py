@@ -209,7 +209,7 @@ def _by_group(
 def _within_groups(
     trajectories: Trajectories, settings: AdvantageSettings, scores: Tensor, compare: Callable[[Tensor, int], Tensor]
 ) -> Tensor:
-    """Return what `compare` makes of the scores of each group, float [B]."""
+    """Apply `compare` to the scores of each group; return float [B]."""
     sizes = trajectories.group_sizes
     if sizes is None:
         return compare(scores, settings.group_size)

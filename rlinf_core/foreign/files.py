@@ -29,6 +29,12 @@ class BadFileError(OSError):
         super().__init__(errno.EINVAL, why, os.fspath(path))
 
 
+def read_fault(error: OSError) -> str:
+    """Return why a file cannot be used, as a sentence without its subject."""
+    reason = error.strerror or type(error).__name__
+    return reason if isinstance(error, BadFileError) else f"cannot be read: {reason}"
+
+
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open a regular file to read, at once whatever the path names.
 

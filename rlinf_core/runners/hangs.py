@@ -76,7 +76,7 @@ class HangWatch:
                 try:
                     self.look(OwnJob(client), quiet)
                 except (RLinfError, OSError):
-                    continue  # the manager or a process has ended, which others tell of
+                    continue  # the manager or a process has ended, which others report
 
     def look(self, job: JobSource, quiet: float) -> None:
         """Name who holds up the run, `quiet` seconds after its last step, and end it where that is due."""

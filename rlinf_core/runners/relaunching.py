@@ -65,8 +65,8 @@ class Relaunching(ABC):
                     raise
 
     def relaunch(self, error: WorkerGroupError | WorkerDiedError) -> bool:
-        """Start the workers again whose deaths an error tells of; return False where that cannot be, or not any
-        more."""
+        """Relaunch the workers whose deaths an error reports; return False if they cannot be relaunched, or not
+        again."""
         dead = self._dead(error)
         # What all depend on may have ended them.
         if not dead or not self.may_relaunch(dead) or fallen_watcher() is not None:

@@ -59,7 +59,7 @@ class Feature(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Numbers in a row."""
+        """The number of values in a row."""
         return prod(self.shape)
 
 

@@ -101,7 +101,7 @@ class CameraSet:
         return observed
 
     def watch(self) -> None:
-        """Do nothing where every camera has a frame that is young enough.
+        """Check that every camera has a recent frame.
 
         Raises:
             CameraError: one has none, or has failed.

@@ -183,7 +183,7 @@ def cameras(
     file: File,
     robot: Robot = None,
     save: Annotated[
-        Path | None, typer.Option("--save", metavar="FOLDER", help="Write a picture of each camera there.")
+        Path | None, typer.Option("--save", metavar="FOLDER", help="Write a picture from each camera to this folder.")
     ] = None,
     output: OutputOption = Output.TEXT,
     quiet: Quiet = False,

@@ -166,8 +166,8 @@ class FrankaRobotOptions(RobotEnvOptions):
     """Options of a Franka arm.
 
     Attributes:
-        point_in_states: whether the states tell where the point to reach is; without, a policy has to see it.
-        lead_in_states: whether they tell, at their end, how far the target of each joint is ahead of it. An arm with
+        point_in_states: whether the states contain the point to reach; without it, a policy has to see the point.
+        lead_in_states: whether they end with how far the target of each joint is ahead of it. An arm with
             mass is up to half a second behind, and what follows depends on that.
     """
 

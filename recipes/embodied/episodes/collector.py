@@ -135,7 +135,7 @@ class EpisodeCollector:
         self._steps.append({**row, ACTIONS: kept, REWARDS: result.rewards[:, 0], SUCCESSES: solved})
 
     def episodes(self) -> list[CollectedEpisode]:
-        """Return what was collected, by environment, without the episodes whose simulators failed, and without those
+        """Return the collected episodes by environment, without those whose simulator failed and without those
         that a person has discarded.
 
         Raises:

@@ -98,7 +98,7 @@ class RolloutRecovery(Relaunching):
     # Recovery
 
     def relaunch(self, error: WorkerGroupError | WorkerDiedError) -> bool:
-        """See `Relaunching`; also where all workers restart, the next ones are told of the episode."""
+        """See `Relaunching`; even if all workers restart instead, the next ones learn of the episode."""
         self.suspects.died(error, self._record.step + 1 if self._trains else 0)
         return super().relaunch(error)
 

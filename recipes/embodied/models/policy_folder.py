@@ -69,7 +69,7 @@ def _check_statistics(folder: Path, normalization: Normalization) -> None:
     try:
         expected = load_json_object(read_bounded(folder / DESCRIPTION))["statistics"]
     except (OSError, ValueError, KeyError, TypeError):
-        return  # an earlier version did not write them down; what else is broken is told with the weights
+        return  # an earlier version did not write them down; other damage is reported with the weights
     if expected in (None, normalization.digest()):
         return
     is_missing = normalization == Normalization()

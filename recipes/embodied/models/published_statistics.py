@@ -105,7 +105,7 @@ def _files_of(layout: Layout) -> str:
 
 
 def _joined(states: _Numbers | None, actions: _Numbers | None, epsilon: float) -> Normalization:
-    """Return one normalization of both."""
+    """Combine statistics of states and actions into one normalization."""
     of_actions = None if actions is None else actions.scheme
     scheme = of_actions or "mean_std" if states is None else states.scheme
     return Normalization(

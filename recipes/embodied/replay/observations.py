@@ -81,7 +81,7 @@ class ObservationRows:
         return {name: column[rows] for name, column in self._columns.items()}
 
     def equal(self, rows: Rows, observations: Mapping[str, Array]) -> NDArray[np.bool_]:
-        """Return bool [n], which of some rows hold just these observations."""
+        """Return which rows hold exactly these observations, bool [n]."""
         equal = np.ones(len(rows), np.bool_)
         for name, column in self._columns.items():
             equal &= (column[rows] == observations[name]).reshape(len(rows), -1).all(axis=1)

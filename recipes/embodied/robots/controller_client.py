@@ -135,7 +135,7 @@ class FrankaClient:
         return state
 
     def state(self) -> ArmState:
-        """Return where the arm is; for anybody.
+        """Return the state of the arm; no lease is needed.
 
         Raises:
             RobotLinkLostError: the controller does not answer.
@@ -256,7 +256,7 @@ class FrankaClient:
         self._socket.close()
 
     def _request(self, op: str, seconds: float | None = None, **fields: object) -> Message:
-        """Return one call.
+        """Send a request and return its reply.
 
         Raises:
             RobotLinkLostError: the link is broken, or no answer came in time; the connection is closed.

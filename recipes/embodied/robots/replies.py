@@ -27,7 +27,7 @@ class ArmState:
     Attributes:
         joints: [7], measured, in radians.
         target: [7], to which the arm goes or which it holds, in radians.
-        gripper_closed: whether it was told to close.
+        gripper_closed: whether it was commanded to close.
         stopped: why it stands still until a reset; None: it does not.
         holder: name of the holder; None: it is free.
         mode: what the arm does, in the word of its firmware.
@@ -54,10 +54,10 @@ class ArmState:
 
     @classmethod
     def of(cls, reply: Message) -> Self:
-        """Return the state that a reply tells.
+        """Return the state in a reply.
 
         Raises:
-            ProtocolError: it tells no joints, or no target.
+            ProtocolError: it has no joints, or no target.
         """
         stopped, holder, still = reply.get("stopped"), reply.get("holder"), reply.get("still_tick")
         cameras = cast("dict[str, float]", reply.get("cameras") or {})
@@ -103,7 +103,7 @@ class ControllerFacts:
 
     @classmethod
     def of(cls, reply: Message) -> Self:
-        """Return the facts that a reply tells.
+        """Return the facts in a reply.
 
         Raises:
             ProtocolError: limits or period are missing, or are not numbers.

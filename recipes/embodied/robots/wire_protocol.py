@@ -31,7 +31,7 @@ arm moves silence of two control periods stops it, too: nothing but the holder's
 A `move` that was under way for longer than that, from the reply it follows until its arrival less the time that its
 sender waited, is refused as `late`. No two clocks are compared.
 
-Replies of `state` and motions tell in ticks, control periods of the controller's own clock: the present one (`tick`),
+Replies of `state` and motions give times in ticks, the controller's own control periods: the present one (`tick`),
 the one in which the holder was last heard (`heard_tick`), and that since which the arm stands still (`still_tick`).
 """
 

@@ -77,7 +77,7 @@ def check_data(config: PolicyJob, environments: EnvironmentConfig | None, report
 
 
 def _reading() -> Any:
-    """Return the module that reads rows: it needs numpy, which a file without data sets is checked without."""
+    """Import the module that reads rows late: it needs numpy, which a file without data sets does not."""
     from recipes.embodied.learning import data_reading
 
     return data_reading

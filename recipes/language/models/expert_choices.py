@@ -102,7 +102,7 @@ _REMEDY = "write `actor.router_replay: false`"
 def use_choices(model: PreTrainedModel, layers: Sequence[nn.Module]) -> ExpertSizes:
     """Let a model that `use_plans` has prepared follow the `choices` of the plan of a forward pass.
 
-    Layers that compute their activations again in the backward pass must be told so before.
+    Enable activation checkpointing of the layers before this call, not after it.
 
     Raises:
         ConfigError: it has no experts.

@@ -134,7 +134,7 @@ class ArchitectureFault(NamedTuple):
 def fault_of_architecture(
     settings: Mapping[str, Any], seq_length: int, *, writes: bool = True
 ) -> ArchitectureFault | None:
-    """Return why a model cannot be trained; None where nothing is known against it.
+    """Return why a model cannot be trained; None if no reason is known.
 
     Args:
         settings: config.json of its folder.

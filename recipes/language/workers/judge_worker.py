@@ -1,4 +1,4 @@
-"""The workers that judge answers by a model."""
+"""Workers that score answers with a judge model."""
 
 from __future__ import annotations
 

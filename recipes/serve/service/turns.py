@@ -25,7 +25,7 @@ _GATHERINGS: Final = 10
 
 
 class ActorTurns:
-    """Calls of the actor, one after the other: each tenant has its turn, and among its models each.
+    """Serialized calls of the actor: round robin over tenants, and over the models of each tenant.
 
     Args:
         tenants: the tenants whose models have requests.

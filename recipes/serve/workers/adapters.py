@@ -164,7 +164,7 @@ class AdapterModel:
         return [name for name, kind in self._linear.items() if wanted[kind]]
 
     def _trainable(self) -> None:
-        """Let all adapters have gradients: peft takes them from those that are not in use."""
+        """Enable gradients for all adapters: peft disables those of inactive ones."""
         for name in self._labels:
             for weight in self.parameters(name).values():
                 weight.requires_grad_()

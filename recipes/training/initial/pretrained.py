@@ -1,4 +1,4 @@
-"""Models of transformers without memory, and the weights for them in their folders."""
+"""Models of transformers built without allocating memory, and the weights in their folders."""
 
 # transformers has few types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -75,7 +75,7 @@ def within(module: nn.Module, stored: Mapping[str, StoredTensor]) -> StoredWeigh
 
 
 def _by_name_of_model(model: PreTrainedModel, tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor] | None:
-    """Return stored tensors by the names that transformers gives them; None where it converts some."""
+    """Return stored tensors by the names that transformers gives them; None if it converts any."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key

@@ -194,7 +194,7 @@ class _Storage:
 
 
 def parse_dtype(name: object) -> torch.dtype:
-    """Return the type of numbers that a name as `torch.float32` stands for.
+    """Return the dtype that a name such as `torch.float32` denotes.
 
     Raises:
         ValueError: it stands for none.

@@ -64,7 +64,7 @@ class FlatWeights(SentWeights):
 
     @classmethod
     def adopt(cls, module: nn.Module, chosen: Callable[[str], bool] | None = None) -> FlatWeights:
-        """Return the flat weights of a module, which computes with this memory from now on.
+        """Return the flat weights of a module, which computes in this memory from now on.
 
         Weights that two layers share stay shared.
 

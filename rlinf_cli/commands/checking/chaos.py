@@ -52,8 +52,8 @@ def chaos(
         typer.Option(
             "--folder",
             metavar="FOLDER",
-            help="For the runs; that of an earlier call has its undisturbed runs. Default: a new one in the folder of"
-            " runs.",
+            help="Folder for the runs; name an earlier one to reuse its undisturbed runs. Default: a new one in the"
+            " folder of runs.",
             show_default=False,
         ),
     ] = None,
@@ -140,7 +140,9 @@ def _job(
     steps = last_step if max_steps is None or max_steps < 0 else max_steps
     if steps is None or runner is None:
         raise ConfigError(
-            "the job has no end", where=loaded.name, help="limit it, as by `runner.max_steps=20`: every seed is a run"
+            "the job has no end",
+            where=loaded.name,
+            help="limit it, as with `runner.max_steps=20`: each seed is one run",
         )
     groups = {
         getattr(getattr(config, name, None), "group_name", name): name for name in parts.cluster.component_placement

@@ -33,7 +33,10 @@ def report(
         ),
     ] = False,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, metavar="N", help="Of --live: its port; 0: any free one.")
+        int,
+        typer.Option(
+            "--port", min=0, max=65535, metavar="N", help="With --live: the port to serve on; 0: any free one."
+        ),
     ] = 0,
     output: OutputOption = Output.TEXT,
     log_path: LogPath = DEFAULT_LOG_PATH,
@@ -62,10 +65,10 @@ def report(
         return
     if run is not None and len(run) > 1:
         raise typer.BadParameter(
-            "a report is of one run: several are shown by --live, or compared by `rlinf compare --html FILE`"
+            "a report covers one run: show several with --live, or compare them with `rlinf compare --html FILE`"
         )
     if port:
-        raise typer.BadParameter("--port is of --live")
+        raise typer.BadParameter("--port needs --live")
     require_modules("no report was written")
     folder = find_run(run[0] if run else None, log_path)
     path = _write(folder, out)

@@ -40,7 +40,7 @@ def train(
         bool,
         typer.Option(
             "--skip-checks",
-            help="Leave out the comparisons before the first step that cost time: `runner.skip_checks`.",
+            help="Skip the slow comparisons before the first step: `runner.skip_checks`.",
             show_default=False,
         ),
     ] = False,

@@ -38,7 +38,7 @@ def computed(expression: str, variable: Callable[[str], str]) -> int:
     try:
         return _value(ast.parse(text.strip() or "0", mode="eval").body, variable, 0)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError) as error:
-        raise ScriptError(f"`{expression.strip()}` cannot be computed") from error
+        raise ScriptError(f"`{expression.strip()}` cannot be evaluated") from error
 
 
 def _quotient(one: int, other: int) -> int:

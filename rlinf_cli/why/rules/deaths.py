@@ -18,7 +18,7 @@ _KILLED: Final = re.compile(r"it was killed by (SIG[A-Z]+)\b")
 
 
 def out_of_memory(incident: Incident) -> RunFinding | None:
-    """Name a kill for memory, which the kernel told of this very process or of its control group."""
+    """Name a kill for memory, which the kernel reported of this very process or of its control group."""
     process = incident.process
     if process is None or not process.out_of_memory:
         return None
@@ -59,7 +59,7 @@ def killed(incident: Incident) -> RunFinding | None:
         f"{_named(process)} was killed by {signal}",
         [
             *_cause(process),
-            "no line of the kernel tells of a lack of memory of this process",
+            "the kernel log has no line about a lack of memory for this process",
             *_memory(incident),
         ],
         f"somebody or something on its machine sent it {signal}: a person, a scheduler, a watchdog of memory",
@@ -116,7 +116,7 @@ def node_lost(incident: Incident) -> RunFinding | None:
     """Name a machine that does not answer."""
     text = incident.text
     gone = "its node left the cluster" in text or "no sign of life" in text
-    # Ray may name the node only after the run was told of a death of a process there.
+    # Ray may name the node only after the run was notified of a death of a process there.
     if not gone and not incident.nodes:
         return None
     return _finding(
@@ -124,13 +124,13 @@ def node_lost(incident: Incident) -> RunFinding | None:
         "node-lost",
         f"the machine of {_named(incident.process)} cannot be reached any more",
         [*incident.nodes, *(line.strip() for line in text.splitlines() if "node" in line or "sign of life" in line)],
-        "`rlinf status` and `rlinf doctor` tell which machines answer; look whether it is up, and at its network",
+        "`rlinf status` and `rlinf doctor` show which machines answer; check that it is up and that its network works",
         "`rlinf up FILE` starts its Ray again",
     )
 
 
 def simulator_died(incident: Incident) -> RunFinding | None:
-    """Name the death of a simulator process, which its worker tells with the environment that it was at."""
+    """Name the death of a simulator process, which its worker reports with the environment that it was at."""
     if not incident.is_a("SimulatorDiedError") or incident.process is None:
         return None
     words, _, last = incident.process.why.partition("; its last words:")

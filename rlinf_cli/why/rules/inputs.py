@@ -104,7 +104,7 @@ def contact_differs(facts: RunFacts) -> RunFinding | None:
             f" {check.note}".rstrip()
             for check in differing
         ),
-        ("docs/run-folder.md tells what was compared; the run learns from what differs",),
+        ("docs/run-folder.md lists what was compared; the run learns from what differs",),
     )
 
 

@@ -116,7 +116,7 @@ def nothing_is_clipped(facts: RunFacts) -> RunFinding | None:
 
 def entropy_collapsed(facts: RunFacts) -> RunFinding | None:
     """Find a policy that draws the same answers always, though they are not good."""
-    # A step without samples has an entropy of 0, and tells nothing.
+    # A step without samples has an entropy of 0, which says nothing.
     every = facts.column(_ENTROPY)
     entropies = every.without(0.0)
     since = entropies.since(0.0, _NO_ENTROPY)

@@ -120,7 +120,7 @@ def check_separate(shape: Sequence[int], strides: Sequence[int], width: int = 1)
 
 
 def share_memory(shape: Sequence[int], strides: Sequence[int], width: int = 1) -> bool:
-    """Return whether elements may share memory: whether some dimension's steps do not lead out of all smaller ones.
+    """Return whether elements may share memory: whether some stride is less than the span of the smaller strides.
 
     Dimensions that interlock without meeting, which no slice or transposition makes, count as shared.
     """

@@ -253,7 +253,7 @@ class TensorTarget:
         return describe(self.dtype, self.shape)
 
     def view(self) -> memoryview | None:
-        """Return the memory to fill where it lies in one piece on the host, else None."""
+        """Return the memory to fill if it is contiguous and on the host, else None."""
         if not self._plain:
             return None
         if self._tensor is not None:

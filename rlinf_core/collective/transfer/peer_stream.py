@@ -94,7 +94,7 @@ class ReceiveQueue:
                 self._pending.remove(posted)
 
     def reset(self) -> int:
-        """Drop what a predecessor of the peer sent and nobody took; return how many messages."""
+        """Drop the unread messages of a predecessor of the peer; return their number."""
         with self._lock:
             stale = list(self._arrived)
             self._arrived.clear()

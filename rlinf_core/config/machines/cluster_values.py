@@ -227,7 +227,7 @@ def _address(text: str) -> str:
     try:
         if "@" in text:
             raise HostSyntaxError(
-                "an address has no user", 0, text.index("@") + 1, "write a host name or an IP address"
+                "an address must not name a user", 0, text.index("@") + 1, "write a host name or an IP address"
             )
         text = without_brackets(text)
         check_destination(text)

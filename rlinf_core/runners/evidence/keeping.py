@@ -30,7 +30,7 @@ from rlinf_core.runners.storage.evidence import (
 )
 
 LOGGER = logging.getLogger("rlinf")
-# The first failures tell most: what followed may be due to them.
+# The first failures are the most informative: what followed may be due to them.
 _FIRST_BUNDLES: Final = 2
 _MOST_TEXT: Final = 64 << 10
 _MOST_FAILURES: Final = 200

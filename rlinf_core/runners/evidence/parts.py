@@ -188,7 +188,7 @@ def config(scene: FailureScene) -> Parts:
         yield "config.yaml", masked(file.read(_TAIL_BYTES * 4).decode("utf-8", "replace"))
 
 
-# What tells most comes first: a bundle has a limit.
+# The most informative comes first: a bundle has a limit.
 ALL: Final[Sequence[Callable[[FailureScene], Parts]]] = (waits, memory, kernel, versions, config, run_logs, ray_logs)
 
 

@@ -20,7 +20,7 @@ class PrometheusExporter(MetricsBackend):
     """The newest value of each metric at `http://127.0.0.1:PORT/metrics`, in Prometheus' text format.
 
     `env/return` becomes the gauge `rlinf_env_return` with the label `run`. `rlinf_step` is the last finished step, and
-    `rlinf_step_timestamp_seconds` when it ended, so that an alarm can tell a run that stands still.
+    `rlinf_step_timestamp_seconds` when it ended, so that an alarm can detect a stalled run.
 
     Args:
         settings: the run.

@@ -58,7 +58,7 @@ def death(error: WorkerGroupError | WorkerDiedError) -> WorkerDiedError | None:
 
 
 def all_deaths(error: BaseException | None) -> dict[str, WorkerDiedError]:
-    """Return the deaths of which a failure and its cause tell, by the address of the dead."""
+    """Return the deaths that a failure and its cause report, by the address of the dead."""
     if error is None:
         return {}
     deaths = all_deaths(error.__cause__)

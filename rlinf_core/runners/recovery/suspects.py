@@ -1,8 +1,8 @@
 """Items that processes died of: each that was there at several deaths is tried alone, and set aside if it kills again.
 
-A process that works at many items at once does not tell which of them ends it. So all that it had are suspected at its
-second death; a further death while it has one alone is that item's own. Where a process tells which one it was at,
-its third death is enough.
+A process that works at many items at once does not report which of them ends it. So all that it had are suspected at
+its second death; a further death while it has one alone is that item's own. Where a process reports which one it was
+at, its third death is enough.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from pydantic import AfterValidator, Field
 
 from rlinf_core.errors import CheckpointError
 from rlinf_core.foreign.file_models import Bytes, FileModel, Moment, Name, Rank, Step, read_model
-from rlinf_core.foreign.files import BadFileError
+from rlinf_core.foreign.files import read_fault
 from rlinf_core.runners.storage import durable, written_files
 from rlinf_core.version import __version__
 
@@ -335,7 +335,7 @@ def load_manifest(path: Path) -> Manifest:
     try:
         content = read_model(path / MANIFEST, ManifestFile)
     except OSError as error:
-        why = "there is no such folder" if not path.is_dir() else f"its {MANIFEST} {_reason(error)}"
+        why = "there is no such folder" if not path.is_dir() else f"its {MANIFEST} {read_fault(error)}"
         raise CheckpointError("this is not a complete checkpoint", where=str(path), why=why, help=_ANOTHER) from None
     return Manifest(**{name: getattr(content, name) for name in Manifest._fields})
 
@@ -393,11 +393,6 @@ def _encode(manifest: Manifest) -> str:
 
 def _shown(value: object) -> str:
     return "not set" if value is None else f"`{value}`"
-
-
-def _reason(error: OSError) -> str:
-    reason = error.strerror or type(error).__name__
-    return reason if isinstance(error, BadFileError) else f"cannot be read: {reason}"
 
 
 def _unwritable(folder: Path, error: OSError) -> CheckpointError:

@@ -78,11 +78,6 @@ def append_event(folder: Path, kind: str, step: int, text: str, details: Sequenc
         os.close(descriptor)
 
 
-def read_story(folder: Path) -> list[RunEvent]:
-    """Return the events of the run in `folder`, in order; see `story_with_faults`."""
-    return story_with_faults(folder)[0]
-
-
 def story_with_faults(folder: Path) -> tuple[list[RunEvent], list[str]]:
     """Return the events of the run in `folder`, in order, and the errors of skipped lines."""
     try:

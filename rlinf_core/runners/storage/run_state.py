@@ -11,7 +11,7 @@ from pydantic import Field
 
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Moment, Name, Step, read_model
-from rlinf_core.foreign.files import BadFileError
+from rlinf_core.foreign.files import read_fault
 from rlinf_core.node.process_identity import Presence, ProcessIdentity, look
 from rlinf_core.runners.storage.run_status import RunStatus
 
@@ -164,7 +164,7 @@ def read_state(folder: Path) -> RunState:
         raise RunError(
             "the state of a run cannot be read",
             where=str(folder),
-            why=f"`{STATE}` {_reason(error)}",
+            why=f"`{STATE}` {read_fault(error)}",
             help="the run was not touched; fix the file, or delete the folder by hand",
         ) from None
 
@@ -196,8 +196,3 @@ def _look_into(log_path: Path) -> Iterator[tuple[Path, RunState | str]]:
             except OSError:
                 continue
             yield path, error.why or error.message
-
-
-def _reason(error: OSError) -> str:
-    reason = error.strerror or type(error).__name__
-    return reason if isinstance(error, BadFileError) else f"cannot be read: {reason}"

@@ -277,11 +277,11 @@ class WorkerGroup(Generic[W]):
         return self._asked("take_spans")
 
     def memory_peaks(self) -> WorkerGroupHandle[dict[str, Peak]]:
-        """Return the peak memory of each worker by method, once it is in none."""
+        """Return the peak memory of each worker by method, once it runs none."""
         return self._asked("memory_peaks")
 
     def start_profile(self, kind: str, folder: str, name: str) -> WorkerGroupHandle[None]:
-        """Begin to profile each worker, once it is in no method, into `FOLDER/NAME-RANK.json` on its node."""
+        """Begin to profile each worker, once it runs no method, into `FOLDER/NAME-RANK.json` on its node."""
         members = self._running
         references = [
             member.actor.start_profile.remote(kind, f"{folder}/{name}-{rank}.json")

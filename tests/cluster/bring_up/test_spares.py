@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.runners.storage import run_events
-from rlinf_core.runners.storage.run_events import RunEvent, read_story
+from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
 from tests.cluster.hosts import Hosts
 from tests.cluster.started_run import started_run
 from tests.waiting import until
@@ -130,7 +130,7 @@ class Steps:
 
         def look() -> bool:
             step = max(self.numbers(), default=0)
-            events = [event for event in read_story(self.run) if event.kind == run_events.NODES]
+            events = [event for event in story_with_faults(self.run)[0] if event.kind == run_events.NODES]
             seen[:] = [event for event in events[after:] if text in event.text]
             # Read before the events: it had finished before one that is not there yet.
             self.last = self.last if seen else max(self.last, step)
@@ -162,7 +162,7 @@ def test_elastic_node_goes_and_comes_back_twice(four: Four) -> None:
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=600)
     assert process.returncode == 143, out
-    story = read_story(run)
+    story, _ = story_with_faults(run)
     assert len([event for event in story if event.kind == run_events.RESTARTED]) == 2
     numbers = steps.numbers()
     assert numbers == list(range(1, len(numbers) + 1))

@@ -1,6 +1,6 @@
 """A kinematic Franka arm that reaches for a point or picks a block up: no forces, no contacts, numpy alone.
 
-Joints move as they are told, within their limits; the hand cannot go below the table. The block is grasped by
+Joints move as commanded, within their limits; the hand cannot go below the table. The block is grasped by
 proximity: it follows the hand once the gripper closes within 3 cm of it, pointing down, and falls back to the table
 when the gripper opens. That is enough to learn from, and fast; `franka_mujoco` is the arm with physics.
 """

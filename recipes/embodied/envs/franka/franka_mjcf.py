@@ -2,7 +2,7 @@
 
 Lengths, joint limits and torque limits are Franka's. Masses and shapes are round numbers of the right size, not
 identified ones: capsules around the links, the hand as a box with its fingers, which are closed unless there is a block
-to grasp. Gravity is compensated, as the real arm's controller does, and each joint follows the velocity that it is told
+to grasp. Gravity is compensated, as the real arm's controller does, and each joint follows its commanded velocity
 within its torque.
 """
 
@@ -63,8 +63,8 @@ def mjcf(body: Body | None = None) -> str:
     """Return the arm on a table, with a puck to push or a block to grasp. The table's top is the height 0.
 
     Joints are named `joint1` to `joint7`, then, with a block, `finger1` and `finger2`; the tool centre point is the
-    site `tip`, the body has the name of its kind. The sensors `touch1` and `touch2` of the fingers tell the force, in
-    newtons, on their inner sides.
+    site `tip`, the body has the name of its kind. The sensors `touch1` and `touch2` of the fingers measure the force
+    on their inner sides, in newtons.
     """
     grasps = body == "block"
     # An elliptic cone and a high ratio of frictional to normal impedance keep a grasped block from creeping.

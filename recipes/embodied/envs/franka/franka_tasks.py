@@ -65,7 +65,7 @@ class Scene:
         velocity: [3, B], of the puck or block, in metres a second.
         opening: [B], between the fingers, in metres.
         touched: bool [B], both fingers press against something.
-        closed: bool [B], the fingers were told to close.
+        closed: bool [B], whether the fingers were commanded to close.
     """
 
     joints: Floats

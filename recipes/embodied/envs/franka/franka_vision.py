@@ -1,4 +1,4 @@
-"""A kinematic Franka arm seen from above, told in words which of several coloured points to touch.
+"""A kinematic Franka arm seen from above, with an instruction that names which of several coloured points to touch.
 
 A picture of a few thousand numbers and a sentence, drawn and written in numpy: small enough to train a
 vision-language-action policy on a laptop. Where the points are is in the picture alone, which one counts in the

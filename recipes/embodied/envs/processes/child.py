@@ -1,4 +1,4 @@
-"""A simulator process: holds simulations for an env worker, and does what that says.
+"""A simulator process: runs simulations on behalf of an env worker.
 
     python -m recipes.embodied.envs.processes.child NUMBER COMMANDS ANSWERS LIFELINE MEMORY
 

@@ -32,7 +32,7 @@ class SimulatedEnv(VectorEnv):
     that list out among themselves, so that no start is repeated before all had their turn.
 
     Simulators have no call for their state that serves all of them. A resumed run therefore repeats the actions of each
-    running episode from its start; `load` tells by the observations whether that led to the same state.
+    running episode from its start; `load` checks by the observations whether that led to the same state.
 
     Attributes:
         simulation: the class of simulations, as `package.module:Class`.
@@ -144,7 +144,7 @@ class SimulatedEnv(VectorEnv):
 
     def _foresee(self, actions: Array) -> None:
         chunk, limit = actions.shape[1], self.max_episode_steps
-        # Where numbers that are not finite end an episode, only the next step tells whether there is another.
+        # Where numbers that are not finite end an episode, only the next step shows whether there is another.
         if chunk == 1 or self.settings.on_nonfinite == "skip":
             return
         steps = np.full(self.num_envs, chunk) if limit is None else np.minimum(limit - self._episodes.steps, chunk)

@@ -83,7 +83,7 @@ class RobotDriver(ABC):
         """Stop the robot immediately. It stands still until a reset."""
 
     def score(self) -> tuple[float, bool] | None:
-        """Return the reward of the last action, and whether the task is solved; None: the robot cannot tell."""
+        """Return the reward of the last action, and whether the task is solved; None: the robot cannot measure them."""
         return None
 
     def steer(self, motion: HandMotion) -> FloatArray | None:

@@ -102,7 +102,7 @@ class DrivenRobotEnv(VectorEnv):
 
     @property
     def spec(self) -> EnvSpec:
-        """See `VectorEnv`: as the driver says; with a `task` the policy is told it."""
+        """See `VectorEnv`: the driver's, with our cameras; with a `task`, observations have instructions."""
         spec = self._robot.driver.spec
         return EnvSpec(
             spec.state_size,

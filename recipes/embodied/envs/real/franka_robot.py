@@ -103,7 +103,7 @@ class FrankaRobotEnv(VectorEnv):
     An action moves the target of the arm, which may lag behind it. What counts as executed is the change of the target
     that the controller accepted: lag is not a limit.
 
-    An action that was under way for too long is not carried out, and told; `LATE_IN_A_ROW` of them end the run.
+    An action that was under way for too long is reported instead of carried out; `LATE_IN_A_ROW` of them end the run.
     """
 
     options_model = FrankaRobotOptions

@@ -40,7 +40,7 @@ class SimulatorOptions(BaseModel):
 
     @property
     def state_size(self) -> int:
-        """Numbers in the observation `states`; 0: only the simulator tells."""
+        """Numbers in the observation `states`; 0: only the simulator knows."""
         return 0
 
     def shared_starts(self, evaluation: Any) -> SharedStarts | None:
@@ -100,7 +100,7 @@ class LiberoOptions(SimulatorOptions):
 
     @property
     def state_size(self) -> int:
-        """See `SimulatorOptions`: the hand and the gripper; how many objects there are only the task tells."""
+        """See `SimulatorOptions`: the hand and the gripper; the number of objects depends on the task."""
         return 0 if self.observe_objects else 8
 
     def shared_starts(self, evaluation: Any) -> SharedStarts | None:

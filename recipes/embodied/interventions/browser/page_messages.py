@@ -34,7 +34,7 @@ _MOST_KEYS: Final = 32
 
 
 def shown(message: Mapping[str, Any]) -> int | None:
-    """Return the number of the picture that a message acknowledges; None: it reports what a person does.
+    """Return the number of the picture that a message acknowledges; None: it is an input event.
 
     Raises:
         BadMessageError: it is not a number.

@@ -14,7 +14,7 @@ _GAMEPAD_BUTTON: Final = 0x130  # BTN_SOUTH, which every gamepad has
 
 
 class InputEvent(NamedTuple):
-    """One change.
+    """One change of a key, a button or an axis.
 
     Attributes:
         is_key: whether it is of a key or a button; else it is of an axis.

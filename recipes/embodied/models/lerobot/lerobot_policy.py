@@ -262,7 +262,7 @@ class LerobotPolicy(BasePolicy):
         return chunk[:, : self._executed], values
 
     def _chunk(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """Return the chunk [n, H, A] of an ACT, and values [n, 1] of what its encoder made of observations.
+        """Return the chunk [n, H, A] of an ACT, and the values [n, 1] of its encoder's output.
 
         Without dropout: log-probabilities of the same actions are the same.
         """

@@ -20,7 +20,7 @@ from rlinf_core import ConfigError
 PREPROCESSOR: Final = "policy_preprocessor.json"
 POSTPROCESSOR: Final = "policy_postprocessor.json"
 EPSILON: Final = 1e-8
-# Of ImageNet: by them lerobot normalizes pictures of every data set, unless it is told otherwise.
+# Of ImageNet: by them lerobot normalizes pictures of every data set, unless configured otherwise.
 _IMAGES: Final = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 # Of lerobot's modes: which share of the rows is below the lower bound, and above the upper one.
 _OUTSIDE: Final = {"MIN_MAX": 0.0, "QUANTILES": 0.01, "QUANTILE10": 0.1}

@@ -35,7 +35,7 @@ from rlinf_core.foreign.strict_json import load_json_object
 
 DINO, SIGLIP = "vision_backbone.featurizer", "vision_backbone.fused_featurizer"
 STATISTICS: Final = "dataset_statistics.json"
-# Heads of timm's models, by the beginnings of their names: sizes do not tell them.
+# Heads of timm's models, by the beginnings of their names: sizes do not identify them.
 _HEADS: Final = {"vit_large_patch14_reg4_dinov2": 16, "vit_so400m_patch14_siglip": 16}
 # Of a vocabulary's part.
 _MOST_TOKENS: Final = 100_000
@@ -176,7 +176,7 @@ def load_network(network: nn.Module, folder: str) -> None:
             f"the weights in `{folder}` cannot be read", why=first_line(error), help="copy the folder again"
         ) from None
     if missing:
-        raise _strange(folder, f"they lack `{min(missing)}`, as it is called here")
+        raise _strange(folder, f"they lack `{min(missing)}` (our name for it)")
 
 
 def translated(name: str, weight: Tensor, last: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:

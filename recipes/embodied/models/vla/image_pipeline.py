@@ -166,7 +166,7 @@ class ImagePipeline:
 
 
 def _colours(values: Any, name: str, folder: str | None) -> tuple[float, ...]:
-    """Return three numbers, in parts of 255.
+    """Return a mean or deviation of colours: three numbers, as fractions of 255.
 
     Raises:
         ConfigError: it is something else.

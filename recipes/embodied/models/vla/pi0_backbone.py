@@ -109,7 +109,7 @@ def built_pi0(
 
 
 def openpi_pi0(folder: str) -> PI0ForConditionalGeneration:
-    """Return the pi0 in a PyTorch folder of openpi or lerobot, whose weights tell its sizes.
+    """Return the pi0 in a PyTorch folder of openpi or lerobot, whose weights determine its sizes.
 
     Raises:
         ConfigError: there is none.
@@ -182,7 +182,7 @@ def shaped_pi0(folder: str) -> PI0ForConditionalGeneration:
 
 
 def check_pi0(folder: str) -> None:
-    """Check that a folder says it holds a pi0, in transformers' words or in those of lerobot.
+    """Check that the `config.json` in a folder names a pi0, as transformers or lerobot write it.
 
     Raises:
         ConfigError: it does not.

@@ -2,8 +2,8 @@
 
     begin | images of every camera | states | padding, prompt | what the chunk is read from
 
-Token by token (autoregressive) each is told those before it. In parallel all tokens of a chunk come out of one pass;
-what they are read from differs from policy to policy.
+Token by token (autoregressive) each is conditioned on those before it. In parallel all tokens of a chunk come out of
+one pass; what they are read from differs from policy to policy.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class TokenPolicy(BasePolicy):
         return critic(last if self._value_gradient else last.detach())
 
     def _read(self, prefix: Tensor, mask: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits [n, C * D, bins] of the tokens of a chunk, each told those before it, and the last hidden
-        state before them, [n, W]."""
+        """Return the logits [n, C * D, bins] of the tokens of a chunk, each conditioned on those before it, and the
+        last hidden state before them, [n, W]."""
         after = self._embed_actions(tokens)[:, :-1].to(prefix.dtype)
         whole = torch.cat((mask, mask.new_ones(after.shape[:2])), dim=1)
         hidden = self.vlm.states(torch.cat((prefix, after), dim=1), whole)[0]

@@ -38,7 +38,7 @@ class Arm(ABC):
         high: [7], the highest, likewise.
         workspace: the box that the hand must stay in; None: everywhere above the table.
         clipped: a limit made the last motion shorter than asked.
-        gripper_closed: whether it was told to close.
+        gripper_closed: whether it was commanded to close.
         stopped: why the arm stands still until a reset; None: it does not.
     """
 

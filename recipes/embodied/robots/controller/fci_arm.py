@@ -165,7 +165,7 @@ class FciArm(Arm):
         self._worker.submit(self._brake)
 
     def poll(self, now: float) -> None:
-        """See `Arm`: reflexes, and a reset that has arrived or cannot."""
+        """See `Arm`: watch for reflexes, and for a reset that has arrived or failed."""
         loop = self._loop
         if loop is not None:
             try:

@@ -81,7 +81,7 @@ class _Lanes(NamedTuple):
 
 
 class _BucketLayout:
-    """The part of a `DecodeLayout` that is about one bucket.
+    """The part of a `DecodeLayout` for one bucket.
 
     Attributes:
         rows, prompts: see `KvBucket`.

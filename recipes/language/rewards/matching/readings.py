@@ -226,7 +226,7 @@ def _written(value: Fraction) -> str:
 
 
 def _listing(plain: str) -> Listing | None:
-    """Return a text as several answers; None where it is one."""
+    """Split a text into several answers; return None for a single one."""
     begin: Begin = ""
     end, inside = "", plain
     for mark, close in _CLOSING.items():

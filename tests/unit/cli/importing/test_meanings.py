@@ -128,7 +128,7 @@ def test_an_asynchronous_loss_is_named_as_another(tmp_path: Path) -> None:
         (("task_type: embodied", "task_type: coding_online_rl"), "`runner.task_type: coding_online_rl`"),
         (('"actor,env,rollout"', "env"), "this file records episodes of a person and trains nothing"),
         (("model_type: mlp_policy", "model_type: openpi"), "the noise that steers a pi0, by soft actor-critic"),
-        (("model_type: mlp_policy", "openpi: {use_rlt: true}"), "a token that sums up what a pi0 sees"),
+        (("model_type: mlp_policy", "openpi: {use_rlt: true}"), "a token that summarizes the observations of pi0"),
     ],
 )
 def test_a_file_of_other_meaning_is_refused(tmp_path: Path, change: tuple[str, str], says: str) -> None:

@@ -46,7 +46,7 @@ def test_overrides_with_one_value_are_shared() -> None:
         (["lr=1,,2"], "a value of the sweep is empty"),
         (["lr=1,"], "a value of the sweep is empty"),
         (["lr=1,2,1"], "the value `1` is given twice"),
-        (["lr=1,2", "lr=3,4"], "`lr` has values twice"),
+        (["lr=1,2", "lr=3,4"], "`lr` is swept twice"),
     ],
 )
 def test_slips_of_the_command_line_are_refused(overrides: list[str], message: str) -> None:

@@ -148,7 +148,7 @@ def test_a_planted_file_is_refused(cli: Cli, content: str, words: str) -> None:
         (("recipe=fake", "fake.seconds=1,x"), "x"),
         (("recipe=fake", "fake.api_key=a1b2c3d4,e5f6a7b8"), "`fake.api_key` is a secret"),
         (("recipe=fake", "fake.seconds=0,1", "runner.resume_dir=auto"), "each of its runs has its own"),
-        (("recipe=fake", "fake.seconds=0,1", "--seeds", "2"), "no seed of training"),
+        (("recipe=fake", "fake.seconds=0,1", "--seeds", "2"), "no training seed"),
         (("-", "fake.seconds=0,1"), "name one file or a recipe"),
         (("fake.seconds=0,1",), "name one file or a recipe"),
     ],

@@ -34,7 +34,7 @@ _BYTE: Final = 255
 # Numbers beyond a bound by this share of it are rounded.
 _ROUNDING: Final = 1e-5
 _LOGGER: Final = logging.getLogger("rlinf")
-# What of observations was told, once in a process.
+# Warnings about observations that this process has logged: each comes once.
 _warned: set[str] = set()
 
 

@@ -32,7 +32,7 @@ _DICTIONARY: Final[frozenset[type]] = frozenset({dict})
 class CheckedEnv(gymnasium.Wrapper):
     """An environment of a vector, each of whose resets and steps is checked before Gymnasium stacks and casts them.
 
-    Its information is success alone, where it tells.
+    Its information holds success alone, if the environment reports success.
 
     Args:
         env: the environment.

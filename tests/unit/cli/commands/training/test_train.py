@@ -23,7 +23,7 @@ from rlinf_cli.runs.provenance import read_provenance
 from rlinf_core.errors import RunError
 from rlinf_core.node.node_processes import identity
 from rlinf_core.runners.storage import durable
-from rlinf_core.runners.storage.run_events import read_story
+from rlinf_core.runners.storage.run_events import story_with_faults
 from rlinf_core.runners.storage.run_folder import RunFolder
 
 Cli = Callable[..., Any]
@@ -128,7 +128,7 @@ class TestARun:
         assert ended.code == 1
         assert json.loads(ended.out)["report"] == str(last_run().path / "report.html")
         assert states == ["finished", "failed"]
-        kinds = [event.kind for event in read_story(last_run().path)]
+        kinds = [event.kind for event in story_with_faults(last_run().path)[0]]
         assert kinds == ["started", "failed"]
         assert "runner.max_steps" in (last_run().path / "origins.json").read_text()
         found = read_provenance(last_run().path)

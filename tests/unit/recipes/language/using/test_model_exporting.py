@@ -60,7 +60,7 @@ def test_other_formats_are_refused(tmp_path: Path) -> None:
 
 
 def test_folder_that_exists_is_not_overwritten(tmp_path: Path) -> None:
-    with pytest.raises(RLinfError, match="the export folder exists"):
+    with pytest.raises(RLinfError, match="the export folder already exists"):
         export_checkpoint(config_of(), tmp_path, tmp_path, "safetensors")
 
 
