@@ -1,8 +1,10 @@
 """A job on reach-v3 with environments of EnvPool or of the Meta-World package, alike in all else.
 
-    python -m benchmarks.pool_jobs KIND SEED STEPS
+    RLINF_ADDRESS=local RLINF_ENVPOOL_PYTHON=/opt/venv/envpool/bin/python python -m benchmarks.pool_jobs KIND SEED STEPS
 
-Prints one JSON object: environment steps and CPU seconds after the second training step, and what was learned.
+KIND is `envpool` or `metaworld`; the interpreter that the variable names needs both packages. Prints one JSON object:
+environment steps after the second training step, the CPU seconds of env workers (`env`) and of the whole job (`job`)
+that they took, and what was learned. Evaluations are not counted.
 """
 
 from __future__ import annotations
