@@ -145,6 +145,11 @@ def without_training_data(job: Job) -> Job:
     )
 
 
+def without_start(job: Job) -> Job:
+    """Return the job of a run without findings about the checkpoint that it was resumed from, which may be pruned."""
+    return _without(job, lambda finding: finding.code == "unusable-path" and finding.path == ("runner", "resume_dir"))
+
+
 def _without(job: Job, unwanted: Callable[[Diagnostic], bool]) -> Job:
     """Return a job without some of its findings."""
     from rlinf_core.config.diagnostics import Diagnostics

@@ -41,7 +41,7 @@ def used_job(name: str, overrides: list[str], log_path: Path) -> UsedJob:
         ConfigError: it selects no recipe.
         RLinfError: its machines do not include this one.
     """
-    from rlinf_cli.file.job_file import load, show_findings, sound, without_training_data
+    from rlinf_cli.file.job_file import load, show_findings, sound, without_start, without_training_data
     from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
     from rlinf_cli.run.runnable import check_installed
     from rlinf_core.config.diagnostics import Severity
@@ -50,6 +50,8 @@ def used_job(name: str, overrides: list[str], log_path: Path) -> UsedJob:
     run = find_run_folder(name, log_path)
     file = str(run.config_file) if run is not None else name
     job = without_training_data(load(file, overrides))
+    if run is not None:
+        job = without_start(job)
     parts = sound(job)
     if not console.verbosity.quiet:
         show_findings(job, Severity.WARNING)

@@ -191,10 +191,13 @@ def frozen_section(model: EmbodiedModelConfig) -> EmbodiedModelConfig:
 
 
 def _kind_of_folder(model: EmbodiedModelConfig) -> str:
-    """Return the `model_type` of the policy that `model_path` is to hold: of one that steers another, the other one."""
+    """Return the `model_type` of the policy that `model_path` is to hold: of one that steers another, the other one,
+    where its options or the folder name it.
+    """
     if model.model_type != STEERED or saved_type(model.model_path) == STEERED:
         return model.model_type
-    return frozen_section(model).model_type
+    frozen = frozen_section(model)
+    return frozen.model_type if "model_type" in frozen.model_fields_set else STEERED
 
 
 def published_horizon(folder: str) -> int | None:

@@ -205,7 +205,9 @@ def _check_steered(config: EmbodiedConfig, report: Report) -> None:
     except ConfigError as error:
         report(_FOLDER, "missing-key" if model.model_path is None else "bad-value", error.message, error.help or "")
         return
-    if frozen.model_type not in _STEERABLE and ":" not in frozen.model_type:
+    # A folder that says nothing is on another machine, or `folder_facts` reports it.
+    said = "model_type" in frozen.model_fields_set
+    if said and frozen.model_type not in _STEERABLE and ":" not in frozen.model_type:
         report(
             _FOLDER,
             "conflicting-settings",

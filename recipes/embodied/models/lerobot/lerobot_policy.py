@@ -166,7 +166,14 @@ class LerobotPolicy(BasePolicy):
 
     @torch.no_grad()
     def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
-        """See `BasePolicy`. A policy that draws by itself takes a seed of `generator`; greedily always the same one."""
+        """See `BasePolicy`. Greedily, where actions are a function of noise, noise is 0, as that of `FlowPolicy` is.
+
+        Another policy that draws by itself takes a seed of `generator`; greedily always the same one.
+        """
+        if greedy and self.noise_shape is not None:
+            number = len(next(iter(inputs.values())))
+            zero = torch.zeros(number, *self.noise_shape, device=_device(inputs))
+            return PolicyOutput(self.from_noise(inputs, zero), None, None)
         if not self.has_density:
             seed = 0 if greedy else int(torch.randint(_SEEDS, (), generator=generator, device=_place(generator)))
             return PolicyOutput(self._selected(inputs, seed), None, None)

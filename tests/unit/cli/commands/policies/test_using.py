@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.file.job_file import without_training_data
+from rlinf_cli.file.job_file import without_start, without_training_data
 from rlinf_cli.run.policy_source import find_run_folder
 from rlinf_core.errors import RunError
 from rlinf_core.job.load import load_job
@@ -23,6 +23,12 @@ def test_a_recording_needs_no_file_that_only_training_reads(tmp_path: Path, over
 def test_it_needs_everything_else_of_the_file(override: str) -> None:
     job = load_job("sft_laptop", ("data.train_data_paths=to/be/made", override))
     assert not without_training_data(job).ok
+
+
+def test_a_run_needs_no_checkpoint_that_it_was_resumed_from() -> None:
+    job = without_training_data(load_job("sft_laptop", ("data.train_data_paths=to/be/made", "runner.resume_dir=gone")))
+    assert not job.ok
+    assert without_start(job).ok
 
 
 def test_a_folder_of_runs_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

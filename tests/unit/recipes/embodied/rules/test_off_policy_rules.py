@@ -71,8 +71,13 @@ def steering(folder: Path, kind: str, *overrides: str) -> list[str]:
     """Return what is said of a job that steers a policy of some kind, which was saved to a folder."""
     (folder / "policy.json").write_text(json.dumps({"model": {"model_type": kind}}))
     save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
+    return reported_of(folder, *overrides)
+
+
+def reported_of(folder: Path, *overrides: str) -> list[str]:
+    """Return what is said of a job that steers the policy of a folder."""
     overrides = (*DSRL, f"actor.model.model_path={folder}", *overrides)
-    return [each.message for each in load_with_lint("laptop", overrides, environ={}).diagnostics]
+    return [diagnostic.message for diagnostic in load_with_lint("laptop", overrides, environ={}).diagnostics]
 
 
 def test_dsrl_takes_policies_that_begin_with_noise(tmp_path: Path) -> None:
@@ -81,6 +86,13 @@ def test_dsrl_takes_policies_that_begin_with_noise(tmp_path: Path) -> None:
     assert "needs a policy that begins with noise, and the `mlp_policy` in" in said
     assert any("chooses the noise of a frozen policy" in message for _, message in told("algorithm.loss_type=dsrl"))
     assert any("none is named" in message for _, message in told(*DSRL))
+
+
+def test_dsrl_guesses_no_policy_of_a_folder(tmp_path: Path) -> None:
+    (missing,) = reported_of(tmp_path / "missing")
+    assert "which is not on this machine" in missing
+    (empty,) = reported_of(tmp_path)
+    assert "it has no `policy.json`, which `steered_policy` needs" in empty
 
 
 def test_dsrl_knows_no_noise_of_recorded_steps(tmp_path: Path) -> None:

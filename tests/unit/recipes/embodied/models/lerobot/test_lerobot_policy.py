@@ -118,6 +118,14 @@ def test_the_loss_is_lerobots_own_with_its_padding() -> None:
     assert policy.model.head.weight.grad.abs().sum() > 0
 
 
+def test_greedy_actions_of_noise_begin_without_noise() -> None:
+    policy = made("diffusion", options={"config": {"noise_scheduler_type": "DDIM"}})
+    inputs = policy.prepare(seen())
+    greedy = policy.act(inputs, greedy=True).actions
+    assert torch.equal(greedy, policy.from_noise(inputs, torch.zeros(N, *policy.noise_shape)))
+    assert not torch.allclose(greedy, policy.act(inputs).actions)
+
+
 def test_draws_depend_on_the_generator_alone() -> None:
     policy = made("drawn")
     inputs = policy.prepare(seen())
