@@ -1,6 +1,6 @@
 """A job on reach-v3 with environments of EnvPool or of the Meta-World package, alike in all else.
 
-    RLINF_ADDRESS=local RLINF_ENVPOOL_PYTHON=/opt/venv/envpool/bin/python python -m benchmarks.embodied.pool_jobs KIND SEED STEPS
+    RLINF_ENVPOOL_PYTHON=/opt/venv/envpool/bin/python python -m benchmarks.embodied.pool_jobs KIND SEED STEPS
 
 KIND is `envpool` or `metaworld`; the interpreter that the variable names needs both packages. Prints one JSON object:
 environment steps after the second training step, the CPU seconds of env workers (`env`) and of the whole job (`job`)
