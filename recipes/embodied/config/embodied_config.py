@@ -101,7 +101,8 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
     normalize_observations: Bool = Field(
         default=False,
         description="Normalize states by the mean and standard deviation of all rows so far, updated after each"
-        " training step, with mlp_policy and cnn_policy. They are saved and exported with the policy.",
+        " training step, with mlp_policy, cnn_policy and squashed_policy. They are saved and exported with the policy."
+        " Off policy, rows of demonstrations count, too.",
     )
     normalize_rewards: Bool = Field(
         default=False,

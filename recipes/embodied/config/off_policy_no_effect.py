@@ -40,8 +40,7 @@ OFF_POLICY: Final = (
                 *("adv_type", "gae_lambda", "normalize_advantages", "update_epoch", "loss_agg_func", "options"),
                 *("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "entropy_bonus", "value_clip", "huber_delta"),
                 *("bootstrap_type", "reward_type", "logprob_type", "entropy_type", "filter_rewards", "bc_weight"),
-                *("critic_warmup_steps", "value_weight", "target_kl", "normalize_observations"),
-                "normalize_rewards",
+                *("critic_warmup_steps", "value_weight", "target_kl", "normalize_rewards"),
             )
         ),
         _learns_off_policy,

@@ -41,6 +41,8 @@ def with_states(
     states: Tensor,
     counted: Tensor,
     reduce_sum: Callable[[Tensor], Tensor] | None = None,
+    *,
+    raw: bool = False,
 ) -> Normalization:
     """Return the normalization of the rows so far and those of a step.
 
@@ -49,10 +51,11 @@ def with_states(
         states: float [..., S], of a step.
         counted: bool [...], which of them are rows of an episode.
         reduce_sum: sums a tensor over actors; None for a single actor.
+        raw: the states are as observed, and were not normalized.
     """
     rows = states[counted].double().cpu()
     old, before = normalization.states, normalization.rows or 0
-    if old is not None:
+    if old is not None and not raw:
         shift, scale, offset = old.affine(normalization.scheme, normalization.epsilon)
         rows = (rows + offset) * torch.from_numpy(scale).double() + torch.from_numpy(shift).double()  # pyright: ignore[reportUnknownMemberType]
     add_up = reduce_sum or alone

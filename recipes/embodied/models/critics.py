@@ -12,7 +12,8 @@ from torch.nn import functional
 from recipes.embodied.config.model_options import CONVOLUTIONS, ImageFeatures
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
-from recipes.embodied.models.small.squashed_policy import features_of, relu_layers
+from recipes.embodied.models.normalization import Normalization
+from recipes.embodied.models.small.squashed_policy import features_of, relu_layers, with_scaled_states
 
 # What hidden layers normalize: nothing; each sample over its units (RLPD); each unit over the batch (CrossQ).
 Norm: TypeAlias = Literal["none", "layer", "batch"]
@@ -103,7 +104,12 @@ class Critics(nn.Module):
         norm: see `Norm`.
         judges_states: whether there are values of observations alone, too, by a network without `norm`.
         images: how images become features.
+
+    Attributes:
+        normalization: the normalization of states, that of the policy; saved by it.
     """
+
+    normalization: Normalization = Normalization()
 
     def __init__(
         self,
@@ -139,7 +145,7 @@ class Critics(nn.Module):
 
     def forward(self, inputs: Inputs, actions: Tensor) -> Tensor:
         """Return values, float32 [E, n], of actions [n, A]."""
-        hidden = torch.cat((self.features(inputs), actions), dim=-1).expand(self.members, -1, -1)
+        hidden = torch.cat((self._features_of(inputs), actions), dim=-1).expand(self.members, -1, -1)
         for layer in self.critic:
             hidden = layer(hidden)
         return hidden[:, :, 0]
@@ -152,4 +158,7 @@ class Critics(nn.Module):
         """
         if self.states is None:
             raise ValueError("these critics judge actions alone: `judges_states` is false")
-        return self.states(self.features(inputs))[:, 0]
+        return self.states(self._features_of(inputs))[:, 0]
+
+    def _features_of(self, inputs: Inputs) -> Tensor:
+        return self.features(with_scaled_states(self.normalization, inputs))

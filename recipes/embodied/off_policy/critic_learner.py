@@ -19,6 +19,7 @@ from recipes.embodied.config.off_policy_config import OffPolicyConfig
 from recipes.embodied.envs.env_spec import Observation
 from recipes.embodied.models.base_policy import BasePolicy, Inputs
 from recipes.embodied.models.critics import Critics
+from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.losses import (
     advantage_weighted_loss,
@@ -129,6 +130,15 @@ class OffPolicyLearner:
             for trained in (policy, critics)
         )
         self.updates = 0
+
+    def normalize(self, normalization: Normalization) -> None:
+        """Normalize states of policy and critics, targets included, in this way from now on."""
+        self._policy.normalization = normalization
+        for critics in (self._critics, self._target_critics):
+            if critics is not None:
+                critics.normalization = self._policy.scaling
+        if self._target_policy is not None:
+            self._target_policy.normalization = normalization
 
     def prepare(self, observations: Observation) -> Inputs:
         """Return observations of a replay buffer as the policy and the critics take them."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.config import EmbodiedConfig
@@ -27,7 +28,9 @@ from recipes.embodied.config.off_policy_config import (
     buffer_sizes,
 )
 from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.learning.data_reading import first_pictures
+from recipes.embodied.learning.running_states import check_running, with_states
 from recipes.embodied.learning.trajectory import RolloutChunks, joined
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.checkpoint_weights import load_trained
@@ -39,6 +42,7 @@ from recipes.embodied.models.small.squashed_policy import SquashedPolicy, image_
 from recipes.embodied.off_policy.critic_learner import OffPolicyLearner, TransitionTensors
 from recipes.embodied.off_policy.noise_aliasing import NoiseAliasedLearner
 from recipes.embodied.off_policy.sources import (
+    BEFORE,
     add_recording,
     add_steps,
     demonstrations_buffer,
@@ -123,6 +127,12 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             skip_nonfinite=self._config.runner.on_nonfinite == "skip",
         )
         self._mixture = self._buffers(learned_spec(spec, self._judges[CRITIC]))
+        self._normalizes = self._config.algorithm.normalize_observations and spec.state_size > 0
+        if self._normalizes:
+            check_running(policy.normalization)
+            if self._config.data.train_data_paths:
+                self._count(fitting_data(self._config.data, spec)[0].states)
+        self._learner.normalize(self._policy.normalization)
         self._seen = self._learned = 0
         # The last step whose rollout is in the buffer.
         self._added: int | None = None
@@ -196,6 +206,8 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             if self._recorder is not None:
                 self._recorder.append(steps)
             add_steps(self._mixture.buffers[ONLINE], steps)
+            if self._normalizes:
+                self._count(steps[BEFORE + STATES][steps["valid"]], shared=self._world_size > 1)
             if INTERVENTIONS in self._mixture.buffers:
                 self._helped += add_steps(self._mixture.buffers[INTERVENTIONS], intervened(steps))
             # Rows that do not count are counted all the same, so that all ranks take equally many updates.
@@ -203,6 +215,15 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         self._seen += self._arrived
         self._added = self._step
         return staleness
+
+    def _count(self, states: NDArray[np.float32] | None, *, shared: bool = False) -> None:
+        """Count states [n, S] in the statistics that states are normalized by; `shared`: with those of other ranks."""
+        if states is None:
+            return
+        rows = torch.from_numpy(states)  # pyright: ignore[reportUnknownMemberType]
+        counted = torch.ones(len(rows), dtype=torch.bool)
+        reduce_sum = self._state.strategy.reduce_sum if shared else None
+        self._learner.normalize(with_states(self._policy.normalization, rows, counted, reduce_sum, raw=True))
 
     def compute_advantages_and_returns(self, step: int | None = None) -> dict[str, float]:
         """Return the fill level of the buffer; off-policy learning has no advantages."""
@@ -309,7 +330,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         self._state.load(folder)
         for critics in self._critics.values():
             critics.load(folder)
-        self._policy.normalization = load_normalization(folder, self._spec)
+        self._learner.normalize(load_normalization(folder, self._spec))
         self._learner.load_state(_read_state(path / _STATE))
         with np.load(path / REPLAY / f"{self._rank}.npz", allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}

@@ -39,7 +39,7 @@ _ALL: Final = slice(None)
 _LOGGER = logging.getLogger(__name__)
 # Arrays [T, B, ...] of T steps of B environments; observations before and after a step by these prefixes.
 Steps = dict[str, Array]
-_BEFORE, _AFTER = "observations/", "next_observations/"
+BEFORE, _AFTER = "observations/", "next_observations/"
 _ACTIONS, _REWARDS, _ENDS, _CUTS, _VALID = "actions", "rewards", "terminations", "truncations", "valid"
 
 
@@ -60,7 +60,7 @@ def transition_steps(chunks: RolloutChunks, learned: slice = _ALL) -> Steps:
         chunks: the rollout.
         learned: which numbers of what the policy drew are the action that is learned.
     """
-    steps = {f"{_BEFORE}{name}": tensor.numpy() for name, tensor in chunks.inputs.items()}
+    steps = {f"{BEFORE}{name}": tensor.numpy() for name, tensor in chunks.inputs.items()}
     for name, step in chunks.steps.items():
         if name.startswith(NEXT):
             steps[f"{_AFTER}{name.removeprefix(NEXT)}"] = step.numpy()
@@ -102,7 +102,7 @@ def add_steps(buffer: ReplayBuffer, steps: Steps) -> int:
         raise ValueError(f"got steps of {valid.shape[1]} environments, but the buffer has {buffer.lanes} lanes")
     for row in range(len(valid)):
         lanes = np.flatnonzero(valid[row])
-        before, after = (_named(steps, prefix, row) for prefix in (_BEFORE, _AFTER))
+        before, after = (_named(steps, prefix, row) for prefix in (BEFORE, _AFTER))
         step = Transitions(
             before, steps[_ACTIONS][row], steps[_REWARDS][row], steps[_ENDS][row], steps[_CUTS][row], after
         )

@@ -51,7 +51,7 @@ def _check_horizon(config: PolicyJob, report: Report) -> None:
 
 _NORMALIZE: Path = ("algorithm", "normalize_observations")
 # Policies that normalize states before they act, and learn from normalized ones.
-_NORMALIZING = ("mlp_policy", "cnn_policy")
+_NORMALIZING = ("mlp_policy", "cnn_policy", "squashed_policy")
 
 
 def check_running_statistics(config: EmbodiedConfig, report: Report) -> None:

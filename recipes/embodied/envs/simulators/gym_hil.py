@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import image_key
@@ -20,6 +21,30 @@ from rlinf_core import ConfigError
 _CAMERAS: Final = {"main": "pixels.front", "wrist": "pixels.wrist"}
 # Parts of ids whose actions come from a person at this machine.
 _BY_HAND: Final = ("Gamepad", "Keyboard", "Viewer")
+# Distances of the expert, in metres: heights over the cube from afar and from near, and how far beside it these end;
+# from where the open fingers close, and the closed ones hold it.
+_FAR, _NEAR, _BESIDE, _ABOVE = 0.1, 0.06, 0.04, 0.012
+_CLOSES, _HOLDS = 0.015, 0.03
+# Least angle of a gripper that closes, in rad, and largest speed of one that rests on the cube, in rad/s.
+_CLOSED, _AT_REST = 0.1, 0.05
+
+
+def pick_cube(away: NDArray[np.float64], angle: float, speed: float) -> tuple[NDArray[np.float64], float]:
+    """Return the motion [3] of the hand in metres, and of the gripper from -1, open, to 1, that pick a cube up.
+
+    Args:
+        away: position of the cube [3] less that of the fingertips, in metres.
+        angle: angle of the gripper's driver joint, 0 where it is open, in rad.
+        speed: speed of that joint, in rad/s.
+    """
+    distance = np.linalg.norm(away)
+    closed = angle > _CLOSED
+    if distance < (_HOLDS if closed else _CLOSES):
+        rise = _FAR if closed and abs(speed) < _AT_REST else 0.0
+        return np.array([0.0, 0.0, rise]), 1.0
+    flat = np.linalg.norm(away[:2])
+    height = _FAR if flat > _BESIDE else _NEAR if flat > _ABOVE else 0.0
+    return away + np.array([0.0, 0.0, height]), -1.0
 
 
 class GymHilSimulation(Simulation):
@@ -53,6 +78,8 @@ class GymHilSimulation(Simulation):
         if task not in ("gym_hil/PandaPickCubeBase-v0", "gym_hil/PandaArrangeBoxesBase-v0"):
             # A person waits for the arm to come to rest; a policy does not.
             arguments = {"reset_delay_seconds": 0.0, **arguments}
+        self._has_expert = task == GymHilEnv.default_task
+        self._arguments = arguments
         self._cameras = options.cameras
         self._plain = GymnasiumSimulation(task, arguments)
         self.max_episode_steps, self.control_hz = self._plain.max_episode_steps, self._plain.control_hz
@@ -88,6 +115,18 @@ class GymHilSimulation(Simulation):
         row = self._plain.observe()
         images = {image_key(camera): row[image_key(_CAMERAS[camera])] for camera in self._cameras}
         return {**{name: value for name, value in row.items() if not name.startswith("images.")}, **images}
+
+    def expert(self) -> Any:
+        """See `Simulation`: it picks the cube up, in `PandaPickCube-v0` alone."""
+        if not self._has_expert:
+            return None
+        wrappers = imported("gym_hil.wrappers.hil_wrappers", "gym_hil")
+        steps = self._arguments.get("ee_step_size") or wrappers.DEFAULT_EE_STEP_SIZE
+        arm: Any = self._plain.env.unwrapped
+        fingers = arm.data.joint("right_driver_joint")
+        away = arm.data.sensor("block_pos").data - arm.data.sensor("2f85/pinch_pos").data
+        motion, gripper = pick_cube(away, float(fingers.qpos[0]), float(fingers.qvel[0]))
+        return np.clip([*(motion / [steps[axis] for axis in "xyz"]), gripper], -1, 1)
 
     def examine(self, observations: Observation) -> None:
         """See `Simulation`."""

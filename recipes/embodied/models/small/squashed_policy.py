@@ -14,8 +14,10 @@ from recipes.embodied.config.model_options import CONVOLUTIONS, ImageFeatures, S
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
+from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.small.cnn_policy import ImageEncoder
 from recipes.embodied.models.small.keypoint_encoder import KeypointEncoder
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +28,13 @@ LOG_STD_MAX: Final = 2.0
 _LOG_SQRT_TAU: Final = math.log(2 * math.pi) / 2
 # The largest action whose inverse tanh is taken: beyond it float32 rounds to 1.
 _LARGEST: Final = 1 - 1e-6
+
+
+def with_scaled_states(normalization: Normalization, inputs: Inputs) -> Inputs:
+    """Return inputs whose states are normalized; by no statistics the inputs themselves."""
+    if normalization.states is None or STATES not in inputs:
+        return inputs
+    return {**inputs, STATES: normalization.normalized_states(inputs[STATES])}
 
 
 class StateFeatures(nn.Module):
@@ -94,9 +103,18 @@ class SquashedPolicy(BasePolicy):
         self.mean = nn.Linear(config.hidden_dim, spec.action_size)
         self.log_std = None if self.noise is not None else nn.Linear(config.hidden_dim, spec.action_size)
 
+    @property
+    def scaling(self) -> Normalization:
+        """The normalization of states within the network, and within critics: a replay buffer has them raw."""
+        return self.normalization
+
+    def normalization_of(self, states: Array | None, actions: Array) -> Normalization:
+        """See `BasePolicy`: demonstrations leave states as they are, and actions are from -1 to 1 already."""
+        return Normalization()
+
     def distribution(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """Return mean and logarithm of the deviation of u, [n, A]; None for the latter where noise is fixed."""
-        hidden = self.layers(self.features(inputs))
+        hidden = self.layers(self.features(with_scaled_states(self.scaling, inputs)))
         if self.log_std is None:
             return self.mean(hidden), None
         return self.mean(hidden), self.log_std(hidden).clamp(LOG_STD_MIN, LOG_STD_MAX)

@@ -22,6 +22,7 @@ from recipes.embodied.models.folder_facts import FROZEN, frozen_section, saved_t
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.registry import built_policy, make_model
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
+from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -76,6 +77,15 @@ class SteeredPolicy(SquashedPolicy):
     @normalization.setter
     def normalization(self, normalization: Normalization) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self.frozen.normalization = normalization
+
+    @property
+    def scaling(self) -> Normalization:
+        """None: noise is chosen from observations as they are."""
+        return Normalization()
+
+    def normalization_of(self, states: Array | None, actions: Array) -> Normalization | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """See `BasePolicy`; the frozen policy's."""
+        return self.frozen.normalization_of(states, actions)
 
     def train(self, mode: bool = True) -> SteeredPolicy:
         """Set the mode of what is trained."""

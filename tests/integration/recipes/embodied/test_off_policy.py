@@ -82,8 +82,13 @@ def test_killed_actor_resumes_with_equal_samples(train: Train) -> None:
             "cluster.component_placement={'actor,rollout,env': {node_group: node, placement: '0:0-1'}}",
             "actor.fsdp_config.sharding_strategy=no_shard",
         ),
+        (
+            "cluster.component_placement={'actor,rollout,env': {node_group: node, placement: '0:0-1'}}",
+            "actor.fsdp_config.sharding_strategy=no_shard",
+            "algorithm.normalize_observations=true",
+        ),
     ],
-    ids=["td3", "rlpd", "crossq", "ahead", "two of each"],
+    ids=["td3", "rlpd", "crossq", "ahead", "two of each", "two that normalize"],
 )
 def test_every_method_and_mode_trains(train: Train, overrides: tuple[str, ...]) -> None:
     run = train(*SAC, *overrides)

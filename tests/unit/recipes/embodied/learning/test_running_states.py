@@ -16,6 +16,7 @@ from recipes.embodied.learning.running_states import check_running, with_states
 from recipes.embodied.learning.trajectory import RolloutBuffer, RolloutChunks
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.normalization import Normalization, Statistics
+from recipes.embodied.off_policy.off_policy_actor import OffPolicyActor
 from recipes.embodied.workers.actor_worker import EmbodiedFSDPActor
 from rlinf_core.errors import ConfigError
 from rlinf_core.job.load import load_job
@@ -131,3 +132,47 @@ def test_actors_save_running_statistics_and_go_on_with_them(tmp_path: Path) -> N
     assert resumed._policy.normalization.rows == 36
     theirs = straight._policy.state_dict()
     assert all(torch.equal(weight, theirs[name]) for name, weight in resumed._policy.state_dict().items())
+
+
+def received(seed: int) -> RolloutChunks:
+    """Return the trajectories of a rollout as off-policy learning sends them: states as they are observed."""
+    states = torch.tensor(np.random.default_rng(seed).normal(5, 3, (4, 3, SPEC.state_size)), dtype=torch.float32)
+    no = torch.zeros(4, 3, 1, dtype=torch.bool)
+    steps = {
+        "next/states": states + 1,
+        "actions": torch.zeros(4, 3, 1, 2),
+        "logprobs": torch.zeros(4, 3, 1, 2),
+        "rewards": no.float(),
+        "terminations": no,
+        "truncations": no.clone(),
+        "valid": ~no,
+    }
+    return RolloutChunks(0, 0, {"states": states}, steps, None)
+
+
+def test_off_policy_actors_normalize_what_critics_see_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = ("actor.model.hidden_dim=8", "algorithm.normalize_observations=true", "env.train.total_num_envs=3")
+    learning = "algorithm.off_policy={learning_starts: 1, update_to_data: 0.5}"
+    sac = ("actor.model.model_type=squashed_policy", "algorithm.loss_type=sac", "actor.global_batch_size=6")
+    job = load_job("laptop", (*sac, *keys, learning), environ={})
+    job.raise_if_bad()
+    actors: list[Any] = []
+    for _ in range(2):
+        config = cast("EmbodiedConfig", job.config)
+        actor: Any = in_thread(OffPolicyActor, config.actor.group_name, Hub(), 0, 1)(config)
+        actor.init_worker(Layout(1, 1, 1, "trajectories"), SPEC)
+        monkeypatch.setattr(actor, "_receive", lambda step, attempt: [received(step)])
+        actors.append(actor)
+    straight, resumed = actors
+    straight._step = 1
+    straight.recv_rollout_batch(1)
+    straight.run_training(1)
+    normalization = straight._policy.normalization
+    assert normalization.rows == 12
+    np.testing.assert_allclose(normalization.states.mean, received(1).inputs["states"].mean(dim=(0, 1)), rtol=1e-5)
+    straight.save_checkpoint(str(tmp_path))
+    resumed.load_checkpoint(str(tmp_path))
+    for actor in actors:
+        learner = actor._learner
+        seen = [module.normalization for module in (learner._policy, learner._critics, learner._target_critics)]
+        assert seen == [normalization] * 3

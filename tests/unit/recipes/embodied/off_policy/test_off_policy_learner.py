@@ -14,6 +14,7 @@ from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig
 from recipes.embodied.config.off_policy_config import OffPolicyConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.critics import Critics
+from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.critic_learner import OffPolicyLearner, TransitionTensors
@@ -65,6 +66,24 @@ def bandit(count: int = 64) -> TransitionTensors:
     rewards = -3 * (actions - states[:, :1] / 2)[:, 0].square()
     inputs = {"states": states}
     return TransitionTensors(inputs, actions, rewards, torch.zeros(count), inputs, torch.ones(count))
+
+
+def unlike(count: int = 64) -> TransitionTensors:
+    """The same, with a number in the state as large as a gripper's command, 0 or 255."""
+    batch = bandit(count)
+    batch.inputs["states"][:, 1] = 255.0 * (torch.rand(count) < 0.5)
+    return batch
+
+
+def test_states_of_unlike_sizes_are_learned_from_once_normalized() -> None:
+    made = Made("sac", critics=4, critic_norm="layer", policy_values="mean", temperature=0.05)
+    states = unlike(1000).inputs["states"]
+    made.learner.normalize(Normalization(states=Statistics.of(states.numpy())))
+    for _ in range(250):
+        made.update(unlike())
+    asked = torch.tensor([[0.8, 0.0], [-0.8, 0.0], [0.8, 255.0], [-0.8, 255.0]])
+    actions = made.policy.act({"states": asked}, greedy=True).actions[:, 0, 0]
+    torch.testing.assert_close(actions, torch.tensor([0.4, -0.4, 0.4, -0.4]), atol=0.2, rtol=0)
 
 
 METHODS: list[tuple[Loss, dict[str, Any]]] = [

@@ -132,3 +132,11 @@ def test_other_losses_train_no_policy_of_off_policy(file: str, overrides: tuple[
 def test_squashed_policy_may_learn_without_values() -> None:
     reported = load_with_lint("laptop_grpo", ("actor.model.model_type=squashed_policy",), environ={}).diagnostics
     assert not any("cannot train" in finding.message for finding in reported)
+
+
+def test_states_are_normalized_off_policy_too() -> None:
+    normalizes = "algorithm.normalize_observations=true"
+    assert not [message for code, message in told(normalizes) if "normalize" in message or "running" in message]
+    model = "actor.model={model_type: squashed_policy}"
+    found = load_with_lint("laptop", (model, "algorithm.loss_type=td3_bc", normalizes), environ={}).diagnostics
+    assert not [each for each in found if "normalize_observations" in str(each)]
