@@ -1,6 +1,6 @@
 """HIL-SERL on gym-hil: environment steps and CPU minutes to success in 0.9 of 50 episodes, beside lerobot's.
 
-    python -m benchmarks.bench_hil_serl [--seeds 0] [--steps 8000] [--lerobot PYTHON] [--simulator PYTHON]
+    python -m benchmarks.embodied.bench_hil_serl [--seeds 0] [--steps 8000] [--lerobot PYTHON] [--simulator PYTHON]
 
 A Franka picks up a cube that lies somewhere else in each episode (`PandaPickCube-v0`): states alone, a sparse reward,
 100 steps at most. Both sides have the same 20 episodes of a scripted expert for half of every batch, batches of 256,
@@ -32,7 +32,8 @@ from benchmarks.meter import Meter, cpu_seconds
 from benchmarks.table import Result, run_parts
 from rlinf_core.runners.events import Event, StepFinished
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
+BASELINE = ROOT / "benchmarks" / "baselines" / "hil_serl_baseline.py"
 GOAL, SUCCESS, EPISODES = 0.8, 0.9, 50
 STEPS = 50
 CONFIG = """
@@ -166,7 +167,7 @@ def run(command: list[str]) -> list[str]:
         text=True,
         timeout=6 * 3600,
         check=False,
-        cwd=HERE.parent,
+        cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "RLINF_ADDRESS": "local"}
         | {"MUJOCO_GL": "egl"},
     )
@@ -177,9 +178,9 @@ def run(command: list[str]) -> list[str]:
 
 def compare(seed: int, args: argparse.Namespace, path: Path, arrays: Path) -> list[Result]:
     """Return steps and CPU time of rlinf in terms of lerobot's, with one seed."""
-    baseline = [args.lerobot, str(HERE / "hil_serl_baseline.py"), str(arrays), str(seed), str(args.steps)]
+    baseline = [args.lerobot, str(BASELINE), str(arrays), str(seed), str(args.steps)]
     settings = {"simulator": args.simulator, "demonstrations": str(path), "seed": seed, "last": args.steps // STEPS}
-    ours = [sys.executable, "-m", "benchmarks.bench_hil_serl", "--run", json.dumps(settings)]
+    ours = [sys.executable, "-m", "benchmarks.embodied.bench_hil_serl", "--run", json.dumps(settings)]
     theirs, own = (json.loads(run(command)[-1]) for command in (baseline, ours))
     results: list[Result] = []
     for name, key, unit in (("steps", "steps", 1), ("CPU minutes", "cpu_seconds", 60)):
