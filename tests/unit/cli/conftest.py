@@ -32,6 +32,7 @@ class Ended:
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Runs a command line in this process: `cli("validate", "a.yaml")`."""
+    from rlinf_cli.console import console
     from rlinf_cli.main import main
 
     for name in _NOISE:
@@ -40,6 +41,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     def run(*arguments: str | Path) -> Ended:
         capsys.readouterr()
         code = main([str(argument) for argument in arguments])
+        console.verbosity.quiet = console.verbosity.verbose = False
         out, err = capsys.readouterr()
         return Ended(int(code), out, err)
 

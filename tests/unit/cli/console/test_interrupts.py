@@ -73,11 +73,16 @@ def test_outside_of_the_run_it_is_remembered() -> None:
 @pytest.mark.parametrize("number", ENDING_SIGNALS)
 def test_exit_code_of_a_signal_names_it(number: signal.Signals) -> None:
     job = Job(wait)
-    with job.interrupts:
-        signal.raise_signal(number)
-        assert job.interrupts.code == 128 + number
-        with pytest.raises((SystemExit, KeyboardInterrupt)):
-            job.interrupts.check()
+    # The tests may run under nohup, which ignores SIGHUP, as a job there should.
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with job.interrupts:
+            signal.raise_signal(number)
+            assert job.interrupts.code == 128 + number
+            with pytest.raises((SystemExit, KeyboardInterrupt)):
+                job.interrupts.check()
+    finally:
+        signal.signal(number, before)
 
 
 @pytest.mark.parametrize("number", SCHEDULER_WARNINGS)

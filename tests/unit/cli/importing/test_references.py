@@ -93,7 +93,7 @@ def test_what_is_not_carried_over_is_replaced_by_its_value(text: str, value: str
         ("${int_div:1,0}", "divides by 0"),
         ("${multiply:a,2}", "`a` is not a number"),
         ("${e}", "a section or a list"),
-        ("x ${e.list}", "into a text"),
+        ("x ${e.list}", "into a string"),
         ("${a.b", "never closed"),
         ("${e.open}", "never closed"),
     ],

@@ -195,7 +195,7 @@ def test_options_of_live_pages_are_checked(cli: Cli, monkeypatch: pytest.MonkeyP
     first, second = full_run("runs"), full_run("runs")
     ended = cli("report", first.path, second.path)
     assert ended.code == 2
-    assert "several are shown by --live" in " ".join(ended.err.split())
+    assert "show several with --live" in " ".join(ended.err.split())
     assert cli("report", first.path, "--live", "--out", "x.html").code == 2
     assert cli("report", first.path, "--port", "8000").code == 2
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -103,10 +103,10 @@ def test_the_task_of_the_file_is_tried() -> None:
 def test_a_process_renders_on_the_accelerator_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(visible: str | None, *, renderer: str = "egl", devices: int = 4, own: str | None = None) -> str | None:
         for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("MUJOCO_GL", renderer), ("MUJOCO_EGL_DEVICE_ID", own)):
+            # Set first, so that what is unset here and set by the call is unset again after the test.
+            monkeypatch.setenv(name, value or "")
             if value is None:
-                monkeypatch.delenv(name, raising=False)
-            else:
-                monkeypatch.setenv(name, value)
+                monkeypatch.delenv(name)
         monkeypatch.setattr(rendering_device, "egl_devices", lambda: devices)
         render_on_own_accelerator()
         return os.environ.get("MUJOCO_EGL_DEVICE_ID")
