@@ -19,7 +19,7 @@ import pytest
 from recipes.embodied.replay.segments import Record, read_segments
 from recipes.embodied.robots.controller_client import FrankaClient
 from rlinf_core.hardware.robots.franka import Franka
-from tests.integration.recipes.robots.standing import check_stop
+from tests.integration.recipes.robots.standing import check_rest, check_stop
 from tests.waiting import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.ray, pytest.mark.timeout(1500)]
@@ -145,7 +145,12 @@ def test_a_process_that_is_killed_leaves_an_arm_that_stands(victim: str, start_a
     known = job.records()
     victims = {"env worker": worker, "driver": job.process.pid, "Ray": parent_of(worker)}
     os.kill(victims[victim], signal.SIGKILL)
-    assert f"process {worker} on" in check_stop(arm)
+    if victim == "Ray":
+        # The worker hears of it, and may release the arm before it ends.
+        stopped = check_rest(arm)
+        assert stopped is None or f"process {worker} on" in stopped
+    else:
+        assert f"process {worker} on" in check_stop(arm)
     assert job.process.wait(ENDS) != 0
     assert len(known) >= 2
     job.keeps(known)
