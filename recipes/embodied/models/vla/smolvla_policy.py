@@ -110,8 +110,14 @@ class SmolVlaPolicy(FlowVlaPolicy):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """See `BasePolicy`: lerobot computes with parts of the other layers, and calls those that see alone."""
-        return transformer_layers(self.base.vlm_with_expert.get_vlm_model().vision_model)
+        """See `BasePolicy`: of layers that read and act lerobot calls projections and networks, and no layer whole."""
+        both: Any = self.base.vlm_with_expert
+        reading = both.get_vlm_model()
+        layers = [*transformer_layers(reading.text_model), *transformer_layers(both.lm_expert)]
+        parts: list[nn.Module] = [
+            part for layer in cast("list[Any]", layers) for part in (*layer.self_attn.children(), layer.mlp)
+        ]
+        return [*transformer_layers(reading.vision_model), *parts]
 
     @property
     def trained_by(self) -> str:
