@@ -5,16 +5,19 @@ module or a property: "Return the rank", "The rank of a process". ruff (D401) ch
 first word. An entry of `Args` or `Attributes` says what the value is: "seed: the seed of the split", not "of the
 split". A local name says what its value is, and a test's name fits into a line of a report.
 
-`python -m docs.style --message FILE` checks the subject of a commit message instead.
+The subjects of the newest commits fit into a line of `git log`. `python -m docs.style --message FILE` checks that of a
+commit message instead.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import which
 from typing import Final, NamedTuple, TypeAlias
 
 ROOT: Final = Path(__file__).parents[1]
@@ -23,6 +26,8 @@ PRODUCT: Final = ("rlinf_core", "rlinf_cli", "recipes", "benchmarks", "docs", "e
 EMPTY_NAMES: Final = frozenset({"each", "found", "given", "more", "some", "tell", "told"})
 LONGEST_TEST_NAME: Final = 60
 LONGEST_SUBJECT: Final = 72
+# Not everybody installs the hook that checks a message, so that the newest commits are checked again.
+NEWEST_COMMITS: Final = 30
 
 _RELATIVE: Final = frozenset({"How", "That", "What", "Where", "Which", "Who", "Whom", "Whose"})
 # With one of these an entry of `Args` or `Attributes` is the rest of a sentence that nobody has begun.
@@ -115,6 +120,16 @@ def subject_fault(message: str) -> str | None:
     return f"the subject has {len(subject)} characters of {LONGEST_SUBJECT}: say the rest in the body"
 
 
+def newest_subject_faults(root: Path = ROOT) -> list[str]:
+    """Return the faults of the newest commits' subjects; none in a folder that is no checkout."""
+    if not (root / ".git").exists() or which("git") is None:
+        return []
+    command = ["git", "-C", str(root), "log", "-n", str(NEWEST_COMMITS), "--format=%h %s"]
+    log = subprocess.run(command, capture_output=True, text=True, check=False)
+    commits = (line.partition(" ") for line in log.stdout.splitlines())
+    return [f"{commit}: {fault}" for commit, _, subject in commits if (fault := subject_fault(subject))]
+
+
 def main(arguments: list[str]) -> int:
     """Print the faults; return 1 if there are any."""
     if arguments[:1] == ["--message"]:
@@ -122,6 +137,7 @@ def main(arguments: list[str]) -> int:
         lines = [fault] if fault else []
     else:
         lines = [f"{file.relative_to(ROOT)}:{line}: {text}" for file, line, text in all_faults()]
+        lines += newest_subject_faults()
     print("\n".join(lines), end="\n" if lines else "")
     return 1 if lines else 0
 

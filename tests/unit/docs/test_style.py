@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,13 @@ def test_long_subjects_are_faults(length: int, bad: bool, tmp_path: Path) -> Non
     message = tmp_path / "message"
     message.write_text("x" * length + "\n\n" + "y" * 200)
     assert style.main(["--message", str(message)]) == int(bad)
+
+
+def test_long_subjects_of_the_newest_commits_are_faults(tmp_path: Path) -> None:
+    assert style.newest_subject_faults(tmp_path) == []
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@localhost"]
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    for subject in ("x" * 72, "y" * 73):
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", subject, "-m", "z" * 200], check=True)
+    (fault,) = style.newest_subject_faults(tmp_path)
+    assert "the subject has 73 characters of 72" in fault
