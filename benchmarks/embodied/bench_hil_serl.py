@@ -204,9 +204,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=8000)
-    parser.add_argument("--lerobot", default=os.environ.get("LEROBOT_PYTHON", sys.executable), metavar="PYTHON")
-    parser.add_argument("--simulator", default=os.environ.get("RLINF_GYM_HIL_PYTHON", sys.executable), metavar="PYTHON")
+    parser.add_argument("--lerobot", default=os.environ.get("LEROBOT_PYTHON"), metavar="PYTHON")
+    parser.add_argument("--simulator", default=os.environ.get("RLINF_GYM_HIL_PYTHON"), metavar="PYTHON")
     args = parser.parse_args()
+    if args.lerobot is None or args.simulator is None:
+        print("LEROBOT_PYTHON or RLINF_GYM_HIL_PYTHON names no interpreter")
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         path, arrays = demonstrations(args.simulator, Path(folder))
         return run_parts(

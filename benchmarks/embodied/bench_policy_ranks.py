@@ -13,17 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from benchmarks.language.bench_memory_ranks import Phases, fitted
+from benchmarks.ranks import Phases, fitted, run_ranks
 from benchmarks.table import Result, run_parts
 
 ROWS: Final = 4
@@ -105,35 +102,10 @@ def take_part(rank: int, count: int, kind: str, precision: str, folder: Path) ->
     return {"peaks": phases.peaks, "losses": losses, "norm": float(norm), "parameters": size}
 
 
-def measure(python: str, count: int, kind: str, precision: str) -> list[dict[str, Any]]:
-    """Return what each of `count` ranks measured.
-
-    Raises:
-        RuntimeError: one of them failed.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
-        environment |= {"MALLOC_TRIM_THRESHOLD_": "1048576", "MALLOC_MMAP_THRESHOLD_": "1048576"}
-        environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-        words = [python, __file__, "--model", kind, "--precision", precision, "--ranks", str(count), "--folder", name]
-        ranks = [
-            subprocess.Popen([*words, "--rank", str(rank)], env=environment, stderr=subprocess.PIPE, text=True)
-            for rank in range(count)
-        ]
-        try:
-            complaints = [rank.communicate(timeout=1700)[1] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-        if any(rank.returncode for rank in ranks):
-            raise RuntimeError("".join(complaints))
-        return [json.loads((Path(name) / f"{rank}.json").read_text()) for rank in range(count)]
-
-
 def results(args: argparse.Namespace) -> Iterator[Result]:
     """Yield the rows of all phases, and whether ranks learn alike."""
-    measured = {count: measure(args.python, count, args.model, args.precision) for count in args.ranks}
+    words = ["--model", args.model, "--precision", args.precision]
+    measured = {count: run_ranks(args.python, Path(__file__), words, count) for count in args.ranks}
     first = measured[min(measured)][0]
     for phase in ("load", "train", "save"):
         peaks = {count: max(rank["peaks"][phase] for rank in ranks) / _MIB for count, ranks in measured.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from recipes.language.config import (
@@ -89,17 +88,11 @@ class Sizes(NamedTuple):
         return min(every, max(most, self.longest)), every > most
 
     def process(
-        self,
-        component: str,
-        parts: Mapping[str, int],
-        *notes: str,
-        shared: int = 0,
-        offloads: bool = False,
-        on_accelerator: Mapping[str, int] = MappingProxyType({}),
+        self, component: str, parts: Mapping[str, int], *notes: str, shared: int = 0, offloads: bool = False
     ) -> ProcessForecast:
         """Return the forecast of a component, without parts that are empty."""
         there = {part: size for part, size in parts.items() if size}
-        return ProcessForecast(component, self.count(component), there, shared, offloads, notes, on_accelerator)
+        return ProcessForecast(component, self.count(component), there, shared, offloads, notes)
 
 
 def forecast(config: LanguageConfig, world_sizes: Mapping[str, int | None]) -> list[ProcessForecast]:
@@ -133,13 +126,9 @@ def _actor(sizes: Sizes) -> ProcessForecast:
         actor.max_tokens_per_micro_batch,
     )
     parts["sent weights"] = sent
-    return sizes.process(
-        "actor",
-        parts,
-        shared=count * (sizes.batch("actor") + sent),
-        offloads=actor.enable_offload,
-        on_accelerator=on_accelerator,
-    )
+    shared = count * (sizes.batch("actor") + sent)
+    process = sizes.process("actor", parts, shared=shared, offloads=actor.enable_offload)
+    return process._replace(on_accelerator=on_accelerator)
 
 
 def _critic(sizes: Sizes) -> ProcessForecast:
@@ -148,7 +137,7 @@ def _critic(sizes: Sizes) -> ProcessForecast:
     sharing = critic.fsdp_config, critic.optim
     most = critic.max_tokens_per_micro_batch
     parts, on_accelerator = _learning(sizes, "critic", model, section.precision, sharing, most)
-    return sizes.process("critic", parts, offloads=critic.enable_offload, on_accelerator=on_accelerator)
+    return sizes.process("critic", parts, offloads=critic.enable_offload)._replace(on_accelerator=on_accelerator)
 
 
 def _learning(

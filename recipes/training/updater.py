@@ -117,8 +117,8 @@ class Updater:
         norm = strategy.gradient_norm()
         if self._is_finite(losses, norm, step):
             # Before an accelerator has more to do, which they would wait for.
-            size = norm.detach()
-            figures.add([{**loss.metrics, "actor/grad_norm": size.to(loss.loss.device)} for loss in losses])
+            # With `cpu_offload` the norm is on the CPU, and the losses are not.
+            figures.add([{**loss.metrics, "actor/grad_norm": norm.detach().to(loss.loss.device)} for loss in losses])
             strategy.clip_gradients(self._clip_grad, norm)
             # Of the first update of a training step: it waits for the accelerator.
             sample = WeightSample.of(strategy.module) if len(figures.parts) == len(losses) else None

@@ -131,6 +131,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         if self._normalizes:
             check_running(policy.normalization)
             if self._config.data.train_data_paths:
+                # Read once more: their buffer has padded and shifted rows, and nobody needs them as they are later.
                 self._count(fitting_data(self._config.data, spec)[0].states)
         self._learner.normalize(self._policy.normalization)
         self._seen = self._learned = 0

@@ -108,7 +108,7 @@ class SquashedPolicy(BasePolicy):
         """The normalization of states within the network, and within critics: a replay buffer has them raw."""
         return self.normalization
 
-    def normalization_of(self, states: Array | None, actions: Array) -> Normalization:
+    def normalization_of(self, states: Array | None, actions: Array) -> Normalization | None:
         """See `BasePolicy`: demonstrations leave states as they are, and actions are from -1 to 1 already."""
         return Normalization()
 

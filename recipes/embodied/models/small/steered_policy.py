@@ -83,7 +83,7 @@ class SteeredPolicy(SquashedPolicy):
         """None: noise is chosen from observations as they are."""
         return Normalization()
 
-    def normalization_of(self, states: Array | None, actions: Array) -> Normalization | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def normalization_of(self, states: Array | None, actions: Array) -> Normalization | None:
         """See `BasePolicy`; the frozen policy's."""
         return self.frozen.normalization_of(states, actions)
 
