@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
@@ -172,12 +172,24 @@ def check_weights(module: nn.Module, where: str) -> None:
     Raises:
         NonFiniteError: naming the weight.
     """
-    for name, weight in module.named_parameters():
-        if not weight.requires_grad:
-            continue  # an update has not changed it, and there may be many times more of these
-        mine = local_part(weight.detach())
-        if not bool(mine.isfinite().all()):
-            raise NonFiniteError(f"weight {name}", first_nonfinite(mine), where, REMEDY)
+    # An update has not changed the others, and there may be many times more of them.
+    trained = {name: local_part(weight.detach()) for name, weight in module.named_parameters() if weight.requires_grad}
+    if _has_finite_sums(trained.values()):
+        return
+    for name, weight in trained.items():
+        if not bool(weight.isfinite().all()):
+            raise NonFiniteError(f"weight {name}", first_nonfinite(weight), where, REMEDY)
+
+
+def _has_finite_sums(tensors: Iterable[Tensor]) -> bool:
+    """Return whether the sums of tensors are finite. If so all numbers are; if not, a sum may have overflowed.
+
+    A device is waited for once, not for each tensor.
+    """
+    sums: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        sums.setdefault(tensor.device, []).append(tensor.sum(dtype=torch.float32))
+    return all(bool(torch.stack(part).isfinite().all()) for part in sums.values())
 
 
 def first_nonfinite(tensor: Tensor) -> float:

@@ -5,12 +5,27 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.training.typed_tensors import integers
+
+
+class ScoredAnswers(NamedTuple):
+    """The answers to one prompt with their rewards.
+
+    Attributes:
+        answers: the segments of each trajectory next to each other.
+        group: number of the prompt.
+        rewards: the reward of the trajectory of each answer.
+    """
+
+    answers: Sequence[Answer]
+    group: int
+    rewards: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +69,13 @@ class RolloutBatch:
 
     @classmethod
     def of(cls, answers: Sequence[Answer], group: int, rewards: Sequence[float]) -> RolloutBatch:
-        """Return the answers to one prompt.
+        """Return the answers to one prompt; see `ScoredAnswers`."""
+        return cls.of_groups([ScoredAnswers(answers, group, rewards)])
 
-        Args:
-            answers: the segments of each trajectory next to each other.
-            group: number of the prompt.
-            rewards: the reward of the trajectory of each answer.
-        """
+    @classmethod
+    def of_groups(cls, groups: Sequence[ScoredAnswers]) -> RolloutBatch:
+        """Return the answers to several prompts, in their order."""
+        answers = [answer for part in groups for answer in part.answers]
         drawn = [len(answer.tokens) for answer in answers]
         return cls(
             tokens=torch.tensor([token for answer in answers for token in (*answer.prompt, *answer.tokens)]),
@@ -72,9 +87,9 @@ class RolloutBatch:
             ),
             logprobs=torch.tensor([value for answer in answers for value in answer.logprobs], dtype=torch.float32),
             versions=torch.tensor([value for answer in answers for value in answer.versions], dtype=torch.int64),
-            groups=torch.full((len(answers),), group),
+            groups=torch.tensor([part.group for part in groups for _ in part.answers]),
             samples=torch.tensor([answer.sample for answer in answers]),
-            rewards=torch.tensor(list(rewards), dtype=torch.float32),
+            rewards=torch.tensor([reward for part in groups for reward in part.rewards], dtype=torch.float32),
             step_rewards=torch.tensor(
                 [reward for answer in answers for reward in answer.rewards or (0.0,) * len(answer.tokens)],
                 dtype=torch.float32,

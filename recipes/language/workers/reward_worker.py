@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.answers.answer_batch import RolloutBatch, ScoredAnswers
 from recipes.language.answers.answer_group import AnswerGroup, EpisodeStats
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config import LanguageConfig
@@ -59,7 +59,7 @@ class RewardWorker(ComparingWorker):
             "right answers of `data`", f"`reward_type: {reward.reward_type}`", self._check_right_answers
         )
         # Answers that actors are to learn from, by slot, until it is known which of them learns.
-        self._kept: dict[int, RolloutBatch] = {}
+        self._kept: dict[int, ScoredAnswers] = {}
         # Kinds of failures already logged; the metrics count all failures.
         self._warned: set[str] = set()
 
@@ -94,9 +94,9 @@ class RewardWorker(ComparingWorker):
             groups = [group for group in self._arrived(str(self._rank)) if group.prompt.slot in missing]
             groups = list({group.prompt.slot: group for group in groups}.values())
             missing -= {group.prompt.slot for group in groups}
-            for scored, batch in self._score_groups(groups):
-                if batch is not None:
-                    self._kept[scored.report.slot] = batch
+            for scored, answers in self._score_groups(groups):
+                if answers is not None:
+                    self._kept[scored.report.slot] = answers
                 scored_groups.append(scored)
         return scored_groups
 
@@ -116,22 +116,22 @@ class RewardWorker(ComparingWorker):
         """
         for rank, parts in enumerate(assignment):
             mine = sorted(slot for part in parts for slot in part if slot % self._layout.rewards == self._rank)
-            pieces = [self._kept.pop(slot) for slot in mine]
-            if pieces:
-                self.send(RolloutBatch.joined(pieces), self._config.actor.group_name, rank)
+            groups = [self._kept.pop(slot) for slot in mine]
+            if groups:
+                self.send(RolloutBatch.of_groups(groups), self._config.actor.group_name, rank)
 
     def score_forever(self) -> None:
         """Score arriving groups until None: answers go to the actors through a channel, where they wait for their step,
         and reports to the runner."""
         inbox = Inbox(self._answers, ANSWERS)
         while (groups := inbox.wait()) is not None:
-            for scored, batch in self._score_groups(groups):
-                if batch is not None:
+            for scored, answers in self._score_groups(groups):
+                if answers is not None:
                     report = scored.report
-                    self._scored.put(batch, weight=report.tokens, key=str(report.slot))
+                    self._scored.put(RolloutBatch.of(*answers), weight=report.tokens, key=str(report.slot))
                 self._scored.put(scored, key=REPORTS)
 
-    def _score_groups(self, groups: Sequence[AnswerGroup]) -> list[tuple[ScoredGroup, RolloutBatch | None]]:
+    def _score_groups(self, groups: Sequence[AnswerGroup]) -> list[tuple[ScoredGroup, ScoredAnswers | None]]:
         """Return the reports of groups, each with its answers where they are trained on."""
         items = [self._items(group) for group in groups]
         if self._config.reward.asks_judge:
@@ -142,7 +142,7 @@ class RewardWorker(ComparingWorker):
             scores = [self._scorer.score_all(part) if part else [] for part in items]
         return [self._with_scores(group, mine) for group, mine in zip(groups, scores, strict=True)]
 
-    def _with_scores(self, group: AnswerGroup, judged: Sequence[Score]) -> tuple[ScoredGroup, RolloutBatch | None]:
+    def _with_scores(self, group: AnswerGroup, judged: Sequence[Score]) -> tuple[ScoredGroup, ScoredAnswers | None]:
         """Return the report of a group, and its answers where they are trained on.
 
         Args:
@@ -152,11 +152,11 @@ class RewardWorker(ComparingWorker):
         scores = self._scores(group, judged)
         pairs = list(zip(scores, group.trajectories, strict=True))
         report = self._report(group, [(score, parts) for score, parts in pairs if not score.failed], scores)
-        batch = None
+        answers = None
         if group.prompt.trains and report.kept:
             scored = [(score.reward, answer) for score, parts in pairs if not score.failed for answer in parts]
-            batch = RolloutBatch.of([answer for _, answer in scored], report.slot, [reward for reward, _ in scored])
-        return ScoredGroup(report, tuple(_records(group, scores)) if group.prompt.shown else ()), batch
+            answers = ScoredAnswers([answer for _, answer in scored], report.slot, [reward for reward, _ in scored])
+        return ScoredGroup(report, tuple(_records(group, scores)) if group.prompt.shown else ()), answers
 
     def _report(
         self, group: AnswerGroup, scored: Sequence[tuple[Score, list[Answer]]], scores: Sequence[Score]

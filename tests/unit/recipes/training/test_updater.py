@@ -70,6 +70,24 @@ def test_weights_that_are_not_finite_are_refused_by_name() -> None:
         updater(module).check_weights("step 2")
 
 
+def test_large_finite_weights_pass() -> None:
+    module = nn.Linear(2, 2)
+    nn.init.constant_(module.weight, torch.finfo(torch.float32).max)
+
+    updater(module).check_weights("step 2")
+
+    assert not module.weight.sum().isfinite()
+
+
+@pytest.mark.parametrize("values", [(float("inf"), float("-inf")), (float("nan"), 0.0)])
+def test_no_sum_hides_a_weight_that_is_not_finite(values: tuple[float, float]) -> None:
+    module = nn.Linear(1, 2)
+    module.bias.data = torch.tensor(values)
+
+    with pytest.raises(NonFiniteError, match="weight bias"):
+        updater(module).check_weights("step 2")
+
+
 def test_untrained_weights_are_not_checked_in_every_step() -> None:
     module = nn.Linear(1, 1)
     nn.init.constant_(module.bias, float("inf"))

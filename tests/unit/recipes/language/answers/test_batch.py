@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from recipes.language.answers.answer_batch import (
     RolloutBatch,
+    ScoredAnswers,
     answer_sums,
     balanced,
     per_token,
@@ -93,6 +94,20 @@ def test_groups_keep_the_order_of_their_first_answers() -> None:
     made = [RolloutBatch.of(answers(rng, (5,), [2]), group, [0.0]) for group in (7, 3, 7)]
 
     assert whole_groups(RolloutBatch.joined(made)) == [[0, 2], [1]]
+
+
+def test_groups_at_once_equal_groups_joined() -> None:
+    rng = random.Random(0)
+    groups = [
+        ScoredAnswers(answers(rng, (5, 6), [3, 1]), 7, [1.0, 0.5]),
+        ScoredAnswers(answers(rng, (4,), [2]), 3, [0.0]),
+    ]
+
+    at_once = RolloutBatch.of_groups(groups)
+    joined = RolloutBatch.joined([RolloutBatch.of(*group) for group in groups])
+
+    for field in fields(RolloutBatch):
+        torch.testing.assert_close(getattr(at_once, field.name), getattr(joined, field.name), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("length", [1, 5])

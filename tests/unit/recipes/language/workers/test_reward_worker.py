@@ -95,8 +95,8 @@ def test_what_could_not_be_scored_is_no_sample(monkeypatch: pytest.MonkeyPatch) 
     # One answer alone is compared with nothing: another group comes in its place.
     assert [(each.spoiled, each.kept) for each in reports] == [(False, True), (True, False), (False, True)]
     kept = worker._kept
-    assert {slot: batch.rewards.tolist() for slot, batch in kept.items()} == {0: [1.0, 0.0], 2: [1.0, 0.0]}
-    assert kept[0].samples.tolist() == [0, 2]
+    assert {slot: scored.rewards for slot, scored in kept.items()} == {0: [1.0, 0.0], 2: [1.0, 0.0]}
+    assert [answer.sample for answer in kept[0].answers] == [0, 2]
 
 
 def test_groups_whose_rewards_differ_by_rounding_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
