@@ -262,7 +262,7 @@ class FciArm(Arm):
             self._reflexes(self._loop)
             self._loop = None
         if self._loop is None:
-            self._robot.automatic_error_recovery()
+            self._recover()
             self._rest()
             if turn != self._turn:
                 return
@@ -276,6 +276,17 @@ class FciArm(Arm):
             if turn == self._turn:
                 self._loop.follow(way, dt=_ROW_SECONDS)
                 self._led = True
+
+    def _recover(self) -> None:
+        """Clear the arm's error, over a new connection where the earlier one is broken."""
+        try:
+            self._robot.automatic_error_recovery()
+        except self._error as error:
+            # After a cut link states arrive again, but the connection of requests may have ended.
+            if getattr(error, "kind", "") != "network":
+                raise
+            self._attach()
+            self._robot.automatic_error_recovery()
 
     def _brake(self) -> None:
         loop, self._loop = self._loop, None

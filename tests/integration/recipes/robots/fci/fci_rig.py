@@ -9,15 +9,22 @@ are its simulated ones, so a busy machine changes nothing; for that the controll
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
+import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from recipes.embodied.replay.segments import read_segments
+from recipes.embodied.robots.robot_errors import RobotError
 from rlinf_core.hardware.robots.franka import Franka
 from tests.waiting import until
 
@@ -25,7 +32,7 @@ PYTHON, MODEL = os.environ.get("RLINF_TEST_FCI", ""), os.environ.get("FR3_MJCF",
 ROOT = Path(__file__).parents[5]
 STARTED = 60.0  # seconds within which a process must have started
 # The loop of 1 kHz must not wait for the other processes of this machine: 20 ms of that are a reflex.
-_REALTIME = ("chrt", "-f", "10") if os.geteuid() == 0 and shutil.which("chrt") else ()
+REALTIME = ("chrt", "-f", "10") if os.geteuid() == 0 and shutil.which("chrt") else ()
 
 NEEDS_FCI = [
     pytest.mark.nightly,
@@ -35,13 +42,19 @@ NEEDS_FCI = [
 
 
 class Server:
-    """The server of the interface, in a process of its own; a `patient` one overlooks lost cycles."""
+    """The server of the interface, in a process of its own; a `patient` one overlooks lost cycles.
 
-    def __init__(self, address: str, *, patient: bool = False) -> None:
+    Args:
+        address: where it listens.
+        patient: see `fci_server.py`.
+        within: what runs the process, such as `ip netns exec NAME`.
+    """
+
+    def __init__(self, address: str, *, patient: bool = False, within: Sequence[str] = ()) -> None:
         self.address = address
         program = Path(__file__).with_name("fci_server.py")
         self.process = subprocess.Popen(
-            [PYTHON, str(program), address, *(["patient"] if patient else [])],
+            [*within, PYTHON, str(program), address, *(["patient"] if patient else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -77,7 +90,7 @@ def spawn_controller(address: str, *options: str) -> subprocess.Popen[str]:
     words = [PYTHON, "-m", "recipes.embodied.robots.controller.franka_controller", "--fci", address, "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [*_REALTIME, *words, "--realtime", "ignore", *options],
+        [*REALTIME, *words, "--realtime", "ignore", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -92,3 +105,58 @@ def start_controller(address: str, *options: str) -> tuple[Franka, subprocess.Po
     line = process.stdout.readline()
     assert line.startswith("listening on "), process.communicate()
     return Franka(node_rank=0, robot_ip="127.0.0.1", robot_port=int(line.rpartition(":")[2])), process
+
+
+class Holder:
+    """A process that holds the arm and records what it does."""
+
+    def __init__(self, arm: Franka, folder: Path, seed: int, kind: str, attempt: int = 0) -> None:
+        self.folder = folder
+        words = [
+            "-m",
+            "tests.integration.recipes.robots.fci.fci_holder",
+            str(arm.robot_port),
+            str(folder),
+            str(seed),
+            kind,
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+        )
+        self.kind, self.attempt, self.told = kind, attempt, list[tuple[str, Any]]()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            word, _, value = line.partition(" ")
+            # The last line of a killed process may be torn.
+            with contextlib.suppress(ValueError):
+                self.told.append((word, json.loads(value)))
+
+    def of(self, word: str) -> list[Any]:
+        return [value for known, value in list(self.told) if known == word]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reading.join(20)
+
+    def check_recording(self) -> None:
+        """Compare what is on disk with what was told of; the last one may be recorded and not told yet."""
+        told = [np.array(numbers) for numbers in self.of("moved")]
+        kept = [record["numbers"] for record in read_segments(self.folder)] if self.folder.exists() else []
+        assert len(told) <= len(kept) <= len(told) + 1
+        for ours, theirs in zip(told, kept, strict=False):
+            assert np.array_equal(ours.astype(theirs.dtype), theirs)
+
+
+def check_named(error: RobotError | list[str], arm: Franka, *causes: str) -> None:
+    """Check that an error says which arm, one of the causes, and what to do."""
+    text, where, why, remedy = (
+        error if isinstance(error, list) else (str(error), error.where or "", error.why or "", error.help or "")
+    )
+    assert f"Franka arm {arm.robot_ip}:{arm.robot_port}" in where
+    assert any(cause in f"{text} {why}" for cause in causes), error
+    assert remedy

@@ -5,13 +5,9 @@ RLINF_TEST_MOMENTS=200 tries more moments than the default, RLINF_TEST_FIRST=N b
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -19,13 +15,19 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from recipes.embodied.replay.segments import read_segments
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS
 from recipes.embodied.robots.replies import ArmState
 from recipes.embodied.robots.robot_errors import RobotError
 from rlinf_core.hardware.robots.franka import Franka
-from tests.integration.recipes.robots.fci.fci_rig import NEEDS_FCI, ROOT, Server, own_address, start_controller
+from tests.integration.recipes.robots.fci.fci_rig import (
+    NEEDS_FCI,
+    Holder,
+    Server,
+    check_named,
+    own_address,
+    start_controller,
+)
 from tests.waiting import until
 
 MOMENTS: Final = int(os.environ.get("RLINF_TEST_MOMENTS", "16"))
@@ -50,51 +52,6 @@ BRAKES: Final = 0.35
 DECIDES: Final = 2 * CONTROL_SECONDS + CONTROL_SECONDS / 5
 TOLD: Final = 90.0  # seconds: a limit for a holder that hangs; a reset may take 60
 STILL: Final = 0.02  # radians per second, in the mean of 20 cycles
-
-
-class Holder:
-    """A process that holds the arm and records what it does."""
-
-    def __init__(self, arm: Franka, folder: Path, seed: int, kind: str, attempt: int = 0) -> None:
-        self.folder = folder
-        words = [
-            "-m",
-            "tests.integration.recipes.robots.fci.fci_holder",
-            str(arm.robot_port),
-            str(folder),
-            str(seed),
-            kind,
-        ]
-        self.process = subprocess.Popen(
-            [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
-        )
-        self.kind, self.attempt, self.told = kind, attempt, list[tuple[str, Any]]()
-        self._reading = threading.Thread(target=self._read, daemon=True)
-        self._reading.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            word, _, value = line.partition(" ")
-            # The last line of a killed process may be torn.
-            with contextlib.suppress(ValueError):
-                self.told.append((word, json.loads(value)))
-
-    def of(self, word: str) -> list[Any]:
-        return [value for known, value in list(self.told) if known == word]
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reading.join(20)
-
-    def check_recording(self) -> None:
-        """Compare what is on disk with what was told of; the last one may be recorded and not told yet."""
-        told = [np.array(numbers) for numbers in self.of("moved")]
-        kept = [record["numbers"] for record in read_segments(self.folder)] if self.folder.exists() else []
-        assert len(told) <= len(kept) <= len(told) + 1
-        for ours, theirs in zip(told, kept, strict=False):
-            assert np.array_equal(ours.astype(theirs.dtype), theirs)
 
 
 class Rig:
@@ -139,16 +96,6 @@ def refusal_of(arm: Franka) -> RobotError:
         with pytest.raises(RobotError) as caught:
             client.move(ACTION_STEP[:, 0] * 0.1)
     return caught.value
-
-
-def check_named(error: RobotError | list[str], arm: Franka, *causes: str) -> None:
-    """Check that an error says which arm, one of the causes, and what to do."""
-    text, where, why, remedy = (
-        error if isinstance(error, list) else (str(error), error.where or "", error.why or "", error.help or "")
-    )
-    assert f"Franka arm {arm.robot_ip}:{arm.robot_port}" in where
-    assert any(cause in f"{text} {why}" for cause in causes), error
-    assert remedy
 
 
 def check_stopped_by_us(rig: Rig, holder: Holder, began: float) -> dict[str, Any]:

@@ -12,7 +12,15 @@ from recipes.embodied.robots.franka_kinematics import HOME
 
 
 class FrankaError(Exception):
-    """Any error of the library."""
+    """Any error of the library; `kind` is `network` where a connection failed."""
+
+    kind = "control"
+
+
+class NetworkError(FrankaError):
+    """The error of a broken connection, which is a `FrankaError` in the library."""
+
+    kind = "network"
 
 
 class ControlException(FrankaError):  # noqa: N818 - its name in the library
@@ -90,6 +98,8 @@ class Robot:
     Attributes:
         busy: set where another client holds the arm: connecting waits for it to be cleared.
         gone: nothing answers on this connection any more.
+        broken: requests cannot be sent any more; states arrive.
+        refuses: requests are refused.
         time: of the arm's clock, in seconds; it stands still.
     """
 
@@ -105,7 +115,7 @@ class Robot:
             Robot.busy.wait()
         self.fci_version, self.realtime = Robot.version, realtime
         self.q, self.dq, self.mode = HOME.copy(), np.zeros(7), "idle"
-        self.time, self.gone = 0.0, False
+        self.time, self.gone, self.broken, self.refuses = 0.0, False, False, False
         self.calls: list[str] = []
         self.limits: tuple[Any, ...] = ()
         self.options: dict[str, Any] = {}
@@ -125,6 +135,10 @@ class Robot:
         return SimpleNamespace(**numbers, robot_mode=self.mode, control_command_success_rate=0.99)
 
     def automatic_error_recovery(self) -> None:
+        if self.broken:
+            raise NetworkError("TCP send bytes: Broken pipe")
+        if self.refuses:
+            raise FrankaError("command not possible in the current mode")
         self.calls.append("recover")
         self.mode = "idle"
 

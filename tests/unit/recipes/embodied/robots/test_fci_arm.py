@@ -180,6 +180,35 @@ def test_reset_connects_again_after_the_arm_was_gone(arm: FciArm, monkeypatch: p
     np.testing.assert_allclose(arm.target(now), HOME + STEP)
 
 
+def test_reset_connects_again_when_only_states_arrive(arm: FciArm) -> None:
+    now, before = ready(arm), robot()
+    before.broken = True
+    before.loop.reflex("communication_constraints_violation")
+    arm.poll(now)
+    settle(arm)
+    assert "communication_constraints_violation" in str(arm.stopped)
+
+    now = ready(arm, now)
+
+    assert (arm.stopped, arm.mode) == (None, "move")
+    assert robot() is not before
+    assert robot().calls == ["recover"]
+
+
+def test_refused_recovery_keeps_the_connection(arm: FciArm) -> None:
+    now, before = ready(arm), robot()
+    before.refuses = True
+    before.loop.reflex("joint_reflex")
+    arm.poll(now)
+    settle(arm)
+
+    arm.reset(HOME, now)
+    settle(arm)
+
+    assert "command not possible" in str(arm.stopped)
+    assert robot() is before
+
+
 def test_reset_without_an_answer_ends(arm: FciArm) -> None:
     go = threading.Event()
     robot().automatic_error_recovery = lambda: go.wait(10)  # type: ignore[method-assign]
