@@ -70,7 +70,8 @@ class SquashedOptions(_Options):
         exploration_noise: standard deviation of the noise that is added to actions while training, as TD3 does; None:
             the policy learns it, as in SAC.
         images: convolutions: as `cnn_policy` encodes them; keypoints: the places of a few learned colours in each,
-            for things that have a colour of their own. The critics encode images the same way.
+            for things that have a colour of their own. The critics encode images the same way, and their loss alone
+            trains the encoder.
     """
 
     num_layers: _Count = 2

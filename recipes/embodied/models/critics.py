@@ -13,7 +13,13 @@ from recipes.embodied.config.model_options import CONVOLUTIONS, ImageFeatures
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.small.squashed_policy import features_of, relu_layers, with_scaled_states
+from recipes.embodied.models.small.squashed_policy import (
+    FEATURES,
+    StateFeatures,
+    features_from,
+    features_of,
+    relu_layers,
+)
 
 # What hidden layers normalize: nothing; each sample over its units (RLPD); each unit over the batch (CrossQ).
 Norm: TypeAlias = Literal["none", "layer", "batch"]
@@ -150,6 +156,12 @@ class Critics(nn.Module):
             hidden = layer(hidden)
         return hidden[:, :, 0]
 
+    def encoded(self, inputs: Inputs) -> Inputs:
+        """Return inputs with the features of images, for the policy, too; without images the inputs themselves."""
+        if isinstance(self.features, StateFeatures):
+            return inputs
+        return {**inputs, FEATURES: self._features_of(inputs)}
+
     def of_states(self, inputs: Inputs) -> Tensor:
         """Return values of observations, float32 [n].
 
@@ -161,4 +173,4 @@ class Critics(nn.Module):
         return self.states(self._features_of(inputs))[:, 0]
 
     def _features_of(self, inputs: Inputs) -> Tensor:
-        return self.features(with_scaled_states(self.normalization, inputs))
+        return features_from(self.features, self.normalization, inputs)

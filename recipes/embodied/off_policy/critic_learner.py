@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from recipes.embodied.off_policy.losses import (
     advantage_weighted_loss,
     bootstrapped_targets,
     cloning_policy_loss,
+    copy_weights,
     deterministic_policy_loss,
     ensemble_loss,
     expectile_loss,
@@ -109,6 +110,11 @@ class OffPolicyLearner:
         self._strategy = policy.strategy
         self._policy, self._critics = _policy_of(policy), critics_of(critics)
         device = next(self._policy.parameters()).device
+        # The critics' loss alone trains the encoder of images, as in SAC-AE (arXiv 1910.01741). Target critics take its
+        # features, too, as in DrQ-v2 (arXiv 2107.09645). The policy acts by a copy.
+        self._encoder = tuple(list(module.features.parameters()) for module in (self._policy, self._critics))
+        # A policy that was loaded knows how to see.
+        copy_weights(*reversed(self._encoder))
         # CrossQ has no target networks; only TD3 has a target policy.
         self._target_critics = None if config.critic_norm == "batch" else _frozen_copy(self._critics)
         self._target_policy = _frozen_copy(self._policy) if deterministic else None
@@ -160,6 +166,7 @@ class OffPolicyLearner:
             NonFiniteError: a loss or a gradient is not finite.
         """
         errors = self._update_critics(batch, step, critic_figures)
+        copy_weights(*self._encoder)
         self.updates += 1
         updates_policy = self.updates % self._config.policy_interval == 0
         if updates_policy:
@@ -178,8 +185,9 @@ class OffPolicyLearner:
             self._critic_updater.update([batch], lambda part: self._joint_loss(part, td_errors), step, figures)
             return td_errors[-1]
         with torch.no_grad():
-            actions, logprobs = self._next_actions(batch.next_inputs)
-            values = self._target_critics(batch.next_inputs, actions)
+            following = self._critics.encoded(batch.next_inputs)
+            actions, logprobs = self._next_actions(following)
+            values = self._target_critics(following, actions)
         targets = self._targets(batch, values, logprobs)
         errors: list[Tensor] = []
 
@@ -196,33 +204,34 @@ class OffPolicyLearner:
         with torch.no_grad():
             following = self._critics.of_states(batch.next_inputs)
             targets = bootstrapped_targets(batch.rewards, batch.discounts, following[None])
-            recorded = self._recorded_values(batch)
+            recorded = self._recorded_values(self._critics.encoded(batch.inputs), batch.actions)
         errors: list[Tensor] = []
 
         def loss(part: TransitionTensors) -> Loss:
-            values = self._critics(part.inputs, part.actions)
+            inputs = self._critics.encoded(part.inputs)
+            values = self._critics(inputs, part.actions)
             errors.append((values.detach() - targets).mean(dim=0))
             critics = ensemble_loss(values, targets, part.weights)
-            states = expectile_loss(self._critics.of_states(part.inputs), recorded, self._config.expectile)
+            states = expectile_loss(self._critics.of_states(inputs), recorded, self._config.expectile)
             return Loss(critics.loss + states.loss, {**critics.metrics, **states.metrics})
 
         self._critic_updater.update([batch], loss, step, figures)
         return errors[-1]
 
-    def _recorded_values(self, batch: TransitionTensors) -> Tensor:
+    def _recorded_values(self, inputs: Inputs, actions: Tensor) -> Tensor:
         """Return the least of what the target critics say of recorded actions, [n]."""
         critics = self._critics if self._target_critics is None else self._target_critics
-        return critics(batch.inputs, batch.actions).amin(dim=0)
+        return critics(inputs, actions).amin(dim=0)
 
     def _advantages(self, batch: TransitionTensors) -> Tensor:
         """Return by how much recorded actions are better than their states, [n]."""
         with torch.no_grad():
-            return self._recorded_values(batch) - self._critics.of_states(batch.inputs)
+            return self._recorded_values(batch.inputs, batch.actions) - self._critics.of_states(batch.inputs)
 
     def _joint_loss(self, batch: TransitionTensors, errors: list[Tensor]) -> Loss:
         """Return the loss of CrossQ: present and next actions are normalized in one batch."""
         with torch.no_grad():
-            actions, logprobs = self._next_actions(batch.next_inputs)
+            actions, logprobs = self._next_actions(self._critics.encoded(batch.next_inputs))
         both = {name: torch.cat((tensor, batch.next_inputs[name])) for name, tensor in batch.inputs.items()}
         self._critics.train()
         values, following = self._critics(both, torch.cat((batch.actions, actions))).chunk(2, dim=1)
@@ -248,6 +257,8 @@ class OffPolicyLearner:
         return bootstrapped_targets(batch.rewards, batch.discounts, values, logprobs, self.temperature)
 
     def _update_policy(self, batch: TransitionTensors, step: int, figures: Figures) -> None:
+        with torch.no_grad():
+            batch = replace(batch, inputs=self._critics.encoded(batch.inputs))
         logprobs_of_parts: list[Tensor] = []
 
         def loss(part: TransitionTensors) -> Loss:

@@ -156,6 +156,13 @@ def temperature_loss(log_temperature: Tensor, logprobs: Tensor, target_entropy: 
 
 
 @torch.no_grad()
+def copy_weights(targets: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+    """Copy weights into others, in place."""
+    for target, weight in zip(targets, weights, strict=True):
+        target.copy_(weight)
+
+
+@torch.no_grad()
 def move_toward(targets: Sequence[Tensor], weights: Sequence[Tensor], rate: float) -> None:
     """Move target weights toward the current ones, in place: target += rate * (weight - target)."""
     # One kernel for all of them; it is public in all but its name, and torch's own averaged models use it.

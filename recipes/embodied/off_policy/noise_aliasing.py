@@ -6,6 +6,7 @@ section 4.3, DSRL-NA): different noise may lead to the same actions, so that wha
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,14 +74,16 @@ class NoiseAliasedLearner(OffPolicyLearner):
         errors = super()._update_critics(batch, step, figures)
         noise = self._steered.standard_noise(batch.rewards)
         with torch.no_grad():
-            values = self._critics(batch.inputs, self._steered.carried_out(batch.inputs, noise))
+            inputs = self._critics.encoded(batch.inputs)
+            values = self._critics(inputs, self._steered.carried_out(inputs, noise))
         targets = reduced(values, self._config.policy_values)
 
         def loss(part: TransitionTensors) -> Loss:
+            # They see what the critics of actions do, whose encoder is not theirs to train.
             of_noise = ensemble_loss(self._noise_critics(part.inputs, noise), targets)
             return Loss(of_noise.loss, {"critic/noise_loss": of_noise.loss.detach()})
 
-        self._noise_updater.update([batch], loss, step, figures)
+        self._noise_updater.update([replace(batch, inputs=inputs)], loss, step, figures)
         return errors
 
     def _values_of_choice(self, inputs: Inputs, actions: Tensor) -> Tensor:

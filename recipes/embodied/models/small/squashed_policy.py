@@ -23,6 +23,8 @@ from rlinf_core import ConfigError
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig
 
+# Among inputs: features of images and states, computed before.
+FEATURES: Final = "features"
 LOG_STD_MIN: Final = -20.0
 LOG_STD_MAX: Final = 2.0
 _LOG_SQRT_TAU: Final = math.log(2 * math.pi) / 2
@@ -35,6 +37,13 @@ def with_scaled_states(normalization: Normalization, inputs: Inputs) -> Inputs:
     if normalization.states is None or STATES not in inputs:
         return inputs
     return {**inputs, STATES: normalization.normalized_states(inputs[STATES])}
+
+
+def features_from(network: nn.Module, normalization: Normalization, inputs: Inputs) -> Tensor:
+    """Return the features of inputs, [n, F]: those among them, else what a network makes of the others."""
+    if FEATURES in inputs:
+        return inputs[FEATURES]
+    return network(with_scaled_states(normalization, inputs))
 
 
 class StateFeatures(nn.Module):
@@ -114,7 +123,7 @@ class SquashedPolicy(BasePolicy):
 
     def distribution(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """Return mean and logarithm of the deviation of u, [n, A]; None for the latter where noise is fixed."""
-        hidden = self.layers(self.features(with_scaled_states(self.scaling, inputs)))
+        hidden = self.layers(features_from(self.features, self.scaling, inputs))
         if self.log_std is None:
             return self.mean(hidden), None
         return self.mean(hidden), self.log_std(hidden).clamp(LOG_STD_MIN, LOG_STD_MAX)

@@ -62,6 +62,35 @@ def test_keypoints_find_a_small_thing_of_its_own_colour() -> None:
     assert all(weights.grad is not None for weights in critics.parameters())
 
 
+def test_keypoints_are_the_same_with_and_without_gradients() -> None:
+    """With gradients images are taken in parts; and each stands for itself."""
+    torch.manual_seed(0)
+    spec = EnvSpec(state_size=0, action_size=2, cameras={"main": (8, 10, 3)})
+    features, _ = features_of(spec, 8, "keypoints")
+    inputs = {"images.main": torch.randint(256, (70, 8, 10, 3), dtype=torch.uint8)}
+    places = features(inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(features(inputs), places)
+        last = features({"images.main": inputs["images.main"][-1:]})
+    torch.testing.assert_close(last, places[-1:])
+
+
+@torch.no_grad()
+def test_critics_take_features_that_were_computed_before() -> None:
+    torch.manual_seed(0)
+    critics = Critics(EnvSpec(state_size=3, action_size=2, cameras={"main": (16, 16, 3)}), 2, 8, judges_states=True)
+    inputs = {"images.main": torch.randint(256, (4, 16, 16, 3), dtype=torch.uint8), "states": torch.randn(4, 3)}
+    actions, encoded = torch.randn(4, 2), critics.encoded(inputs)
+    values, of_states = critics(inputs, actions), critics.of_states(inputs)
+    for weight in critics.features.parameters():
+        weight.zero_()
+    assert torch.equal(critics(encoded, actions), values)
+    assert torch.equal(critics.of_states(encoded), of_states)
+    assert not torch.equal(critics(inputs, actions), values)
+    states = {"states": torch.randn(4, 5)}
+    assert Critics(SPEC, 2, 8).encoded(states) is states
+
+
 def test_layer_norm_bounds_values_of_actions_far_from_any_seen() -> None:
     """Ball et al. 2023: a layer norm bounds the value by the weights behind it, whatever the action."""
     torch.manual_seed(0)

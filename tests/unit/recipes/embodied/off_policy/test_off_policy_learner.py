@@ -24,21 +24,26 @@ from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import Figures
 
 SPEC = EnvSpec(state_size=2, action_size=1)
+SEEN = EnvSpec(state_size=2, action_size=1, cameras={"main": (8, 8, 3)})
 DEVICE = torch.device("cpu")
 Loss: TypeAlias = Literal["sac", "td3", "td3_bc", "iql"]
 
 
 class Made:
-    def __init__(self, loss: Loss = "sac", skip: bool = False, **keys: Any) -> None:
+    def __init__(self, loss: Loss = "sac", skip: bool = False, spec: EnvSpec = SPEC, **keys: Any) -> None:
         torch.manual_seed(0)
         config = OffPolicyConfig.model_validate(keys)
-        options = {} if loss == "sac" else {"exploration_noise": 0.1}
+        options: dict[str, Any] = (
+            {"images": "keypoints"} if loss == "sac" else {"images": "keypoints", "exploration_noise": 0.1}
+        )
         section = EmbodiedModelConfig(model_type="squashed_policy", hidden_dim=32, options=options)
-        policy = make_model(section, SPEC)
+        policy = make_model(section, spec)
         assert isinstance(policy, SquashedPolicy)
         self.policy = policy
         layers, norm, implicit = config.critic_layers, config.critic_norm, loss == "iql"
-        self.critics = Critics(SPEC, config.critics, 32, layers, norm, judges_states=implicit).eval()
+        self.critics = Critics(
+            spec, config.critics, 32, layers, norm, judges_states=implicit, images="keypoints"
+        ).eval()
         optim = EmbodiedOptimConfig(lr=3e-3, adam_eps=1e-8)
         states = [
             TrainingState(module, optim, FsdpConfig(), rank=0, world_size=1, device=DEVICE, component=name)
@@ -84,6 +89,15 @@ def test_states_of_unlike_sizes_are_learned_from_once_normalized() -> None:
     asked = torch.tensor([[0.8, 0.0], [-0.8, 0.0], [0.8, 255.0], [-0.8, 255.0]])
     actions = made.policy.act({"states": asked}, greedy=True).actions[:, 0, 0]
     torch.testing.assert_close(actions, torch.tensor([0.4, -0.4, 0.4, -0.4]), atol=0.2, rtol=0)
+
+
+def shown(count: int = 16) -> TransitionTensors:
+    """The same, with an image before each step and after it; no episode ends."""
+    batch = bandit(count)
+    inputs, after = (
+        {**batch.inputs, "images.main": torch.randint(256, (count, 8, 8, 3), dtype=torch.uint8)} for _ in range(2)
+    )
+    return replace(batch, inputs=inputs, next_inputs=after, discounts=torch.full((count,), 0.9))
 
 
 METHODS: list[tuple[Loss, dict[str, Any]]] = [
@@ -187,10 +201,13 @@ def test_the_temperature_rises_while_there_is_too_little_entropy(target: float, 
 
 
 @pytest.mark.parametrize(("loss", "keys"), METHODS)
-def test_a_learner_goes_on_from_its_state_as_if_nothing_had_been(loss: Loss, keys: dict[str, Any]) -> None:
-    one, other = Made(loss, **keys), Made(loss, **keys)
+@pytest.mark.parametrize("spec", [SPEC, SEEN], ids=["states", "images"])
+def test_a_learner_goes_on_from_its_state_as_if_nothing_had_been(
+    spec: EnvSpec, loss: Loss, keys: dict[str, Any]
+) -> None:
+    one, other = Made(loss, spec=spec, **keys), Made(loss, spec=spec, **keys)
     for _ in range(5):
-        one.update(bandit(16))
+        one.update(shown())
     other.policy.load_state_dict(one.policy.state_dict())
     other.critics.load_state_dict(one.critics.state_dict())
     for mine, theirs in zip(states_of(other), states_of(one), strict=True):
@@ -199,11 +216,27 @@ def test_a_learner_goes_on_from_its_state_as_if_nothing_had_been(loss: Loss, key
     for made in (one, other):
         torch.manual_seed(7)
         for _ in range(4):
-            made.update(bandit(16))
+            made.update(shown())
     for name, each in one.policy.state_dict().items():
         assert torch.equal(each, other.policy.state_dict()[name]), name
     assert torch.equal(one.learner.log_temperature, other.learner.log_temperature)
     assert one.learner.updates == other.learner.updates == 9
+
+
+@pytest.mark.parametrize(("loss", "keys"), METHODS)
+def test_the_critics_alone_teach_the_encoder_of_images(loss: Loss, keys: dict[str, Any]) -> None:
+    made = Made(loss, spec=SEEN, **keys)
+    first = copy.deepcopy(made.policy.features.state_dict())
+    for name, weight in made.critics.features.state_dict().items():
+        assert torch.equal(weight, first[name]), name
+    for _ in range(3):
+        made.update(shown())
+    weights = made.policy.features.state_dict()
+    for name, weight in made.critics.features.state_dict().items():
+        assert torch.equal(weight, weights[name]), name
+        assert not torch.equal(weight, first[name]), name
+    assert all(weight.grad is None for weight in made.policy.features.parameters())
+    assert all(weight.grad is not None for weight in made.policy.layers.parameters())
 
 
 def states_of(made: Made) -> list[torch.optim.Optimizer]:
