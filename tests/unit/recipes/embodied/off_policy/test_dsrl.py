@@ -32,25 +32,25 @@ TEMPERATURE = 0.2
 class Learning:
     """A learner of noise with everything that it trains."""
 
-    def __init__(self, folder: Path, *, aliases: bool = False, **keys: Any) -> None:
+    def __init__(self, folder: Path, *, aliases: bool = False, spec: EnvSpec = SPEC, **keys: Any) -> None:
         torch.manual_seed(0)
         flow = EmbodiedModelConfig(model_type="flow_policy", hidden_dim=16, num_action_chunks=CHUNK)
-        frozen = make_model(flow, SPEC)
+        frozen = make_model(flow, spec)
         with torch.no_grad():
             for weight in frozen.parameters():
                 weight.mul_(2)  # so that noise makes a difference
-        save_policy(frozen, flow, SPEC, folder / "flow")
+        save_policy(frozen, flow, spec, folder / "flow")
         section = EmbodiedModelConfig(
             model_type="steered_policy",
             model_path=str(folder / "flow"),
             num_action_chunks=CHUNK,
             options={"noise_bound": BOUND},
         )
-        policy = make_model(section, SPEC)
+        policy = make_model(section, spec)
         assert isinstance(policy, SteeredPolicy)
         self.policy = policy
         sizes = [CHUNK, policy.action_size] if aliases else [policy.action_size]
-        self.critics = [Critics(learned_spec(SPEC, size), 2, 32).eval() for size in sizes]
+        self.critics = [Critics(learned_spec(spec, size), 2, section.hidden_dim).eval() for size in sizes]
         optim, names = EmbodiedOptimConfig(lr=3e-3, adam_eps=1e-8), ("actor", "critic", "noise_critic")
         states = [
             TrainingState(module, optim, FsdpConfig(), rank=0, world_size=1, device=torch.device("cpu"), component=name)
@@ -149,6 +149,25 @@ def test_it_finds_the_noise_of_the_best_action(aliases: bool, tmp_path: Path) ->
     reached = mean(policy.act(inputs, greedy=True))
     assert reached > frozen + 0.3 * abs(float((best - worst).mean())), (frozen, reached, best.mean(), worst.mean())
     assert math.isfinite(float(made.learner.temperature))
+
+
+@pytest.mark.parametrize("aliases", [False, True])
+def test_critics_of_actions_teach_the_encoder_of_images(aliases: bool, tmp_path: Path) -> None:
+    made = Learning(tmp_path, aliases=aliases, spec=EnvSpec(3, 1, cameras={"main": (16, 16, 3)}))
+    observed, after = (
+        {"states": torch.randn(N, 3).numpy(), "images.main": torch.randint(256, (N, 16, 16, 3)).byte().numpy()}
+        for _ in range(2)
+    )
+    inputs, following = made.learner.prepare(observed), made.learner.prepare(after)
+    actions = torch.rand(N, CHUNK) * 2 - 1
+    batch = TransitionTensors(inputs, actions, torch.randn(N), torch.full((N,), 0.9), following, torch.ones(N))
+    before = copy.deepcopy([critics.features.state_dict() for critics in made.critics])
+    made.update(batch)
+    for name, weight in made.policy.features.state_dict().items():
+        assert torch.equal(weight, made.critics[0].features.state_dict()[name]), name
+        assert not torch.equal(weight, before[0][name]), name
+    for name, weight in before[-1].items():
+        assert torch.equal(weight, made.critics[-1].features.state_dict()[name]) == aliases, name
 
 
 def test_a_chunk_is_one_step_with_the_sum_of_its_rewards() -> None:
