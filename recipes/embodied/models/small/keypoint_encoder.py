@@ -39,11 +39,12 @@ class ColourKeypoints(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return rows and columns from -1 to 1, [n, 2 * KEYPOINTS], of uint8 [n, H, W, channels]."""
-        if not torch.is_grad_enabled() or images.device.type != "cpu":
+        traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - public, and left out of a list
+        if images.device.type != "cpu" or traced or torch.compiler.is_compiling():
+            # An exported graph takes any number of images.
             return self._keypoints(images)
-        # Parts whose gradients fit into the cache of a CPU take two thirds of the time of the whole.
-        parts = [images[first : first + _CACHED] for first in range(0, len(images), _CACHED)]
-        return torch.cat([self._keypoints(part) for part in parts])
+        # On a CPU parts that fit into its cache are faster than the whole.
+        return torch.cat([self._keypoints(part) for part in torch.split(images, _CACHED)])
 
     def _keypoints(self, images: Tensor) -> Tensor:
         count, weight = images.shape[0], self.hidden.weight
@@ -52,7 +53,7 @@ class ColourKeypoints(nn.Module):
         pixels = images.flatten(0, 2).t().to(weight.dtype, memory_format=torch.contiguous_format)
         bias = self.hidden.bias - weight.sum(dim=1) / 2
         hidden = torch.addmm(bias[:, None], weight / 255, pixels).relu()
-        scores = (self.scores.weight @ hidden).view(KEYPOINTS, count, -1)
+        scores = (self.scores.weight @ hidden).view(KEYPOINTS, count, len(self.places))
         size = scores.shape[-1:]
         sharp = functional.layer_norm(scores, size, self.sharpness.expand(size), eps=_EPSILON)
         return (sharp.softmax(dim=2) @ self.places).transpose(0, 1).flatten(1)
