@@ -48,14 +48,6 @@ class Fault(NamedTuple):
 def product_faults(file: Path) -> Iterator[Fault]:
     """Yield the docstrings and names of a module of the product that say nothing."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    # A field is read with its class beside it: `mismatch.found` says enough.
-    fields = {
-        statement.target
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-        for statement in node.body
-        if isinstance(statement, ast.AnnAssign)
-    }
     for node in ast.walk(tree):
         if isinstance(node, _Documented):
             first, _, _ = (ast.get_docstring(node) or "").partition("\n")
@@ -65,6 +57,20 @@ def product_faults(file: Path) -> Iterator[Fault]:
             for entry, opening in _entries(node):
                 if opening in _REST:
                     yield Fault(file, node.body[0].lineno, f"`{entry}: {opening} ...` does not say what the value is")
+    yield from _empty_names(file, tree)
+
+
+def _empty_names(file: Path, tree: ast.Module) -> Iterator[Fault]:
+    """Yield the names that say nothing."""
+    # A field is read with its class beside it: `mismatch.found` says enough.
+    fields = {
+        statement.target
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign)
+    }
+    for node in ast.walk(tree):
         name = _bound_name(node)
         if name in EMPTY_NAMES and node not in fields:
             yield Fault(file, getattr(node, "lineno", 1), f"`{name}` does not say what the value is")
@@ -81,9 +87,11 @@ def _entries(node: _Documented) -> Iterator[tuple[str, str]]:
             yield entry[1], entry[2]
 
 
-def long_test_names(file: Path) -> Iterator[Fault]:
-    """Yield the tests of a file whose names are too long."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+def faults_of_tests(file: Path) -> Iterator[Fault]:
+    """Yield the tests of a file whose names are too long, and the names in it that say nothing."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    yield from _empty_names(file, tree)
+    for node in ast.walk(tree):
         name = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
         if name.startswith("test_") and len(name) > LONGEST_TEST_NAME:
             yield Fault(
@@ -109,7 +117,7 @@ def all_faults() -> list[Fault]:
     """Return the faults of the whole checkout."""
     product = (file for folder in PRODUCT for file in sorted((ROOT / folder).rglob("*.py")))
     faults = [fault for file in product for fault in product_faults(file)]
-    return [*faults, *(fault for file in sorted((ROOT / "tests").rglob("*.py")) for fault in long_test_names(file))]
+    return [*faults, *(fault for file in sorted((ROOT / "tests").rglob("*.py")) for fault in faults_of_tests(file))]
 
 
 def subject_fault(message: str) -> str | None:

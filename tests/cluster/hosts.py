@@ -134,8 +134,8 @@ class Hosts:
                 host.begin()
             self.control = Control(self)
             self._switch.wait_ready()
-            for each in (*self.hosts, self.control):
-                each.ready()
+            for item in (*self.hosts, self.control):
+                item.ready()
             self.wait_for_ssh(self.hosts)
         except BaseException:
             self.end()

@@ -57,13 +57,17 @@ def compare(
     seen = json.loads(done.stdout.splitlines()[-1])
     for component, ranks in seen.items():
         for rank, (interpreter, environment) in enumerate(ranks):
-            asked = ("--component", component, "--rank", str(rank), *(f"--assume={each}" for each in assume))
+            asked = ("--component", component, "--rank", str(rank), *(f"--assume={item}" for item in assume))
             command = [default, "-m", "rlinf_cli", "inspect", "env", str(file), *asked, "--output", "json"]
-            told = control.run(command, env=env)
-            assert told.returncode == 0, told.stderr
-            offline = json.loads(told.stdout)
+            output = control.run(command, env=env)
+            assert output.returncode == 0, output.stderr
+            offline = json.loads(output.stdout)
             assert interpreter == (offline["python"] or offline["python_by_up"] or default)
-            known = {each["name"]: each["value"] for each in offline["variables"] if each["value"] != "<at launch>"}
+            known = {
+                variable["name"]: variable["value"]
+                for variable in offline["variables"]
+                if variable["value"] != "<at launch>"
+            }
             assert len(known) >= 6
             assert {name: environment.get(name) for name in known} == known, f"{component}:{rank}"
     return sum(map(len, seen.values()))

@@ -100,7 +100,7 @@ class Space:
 
     def __init__(self, script: str, arguments: Sequence[str] = (), *, spaces: Sequence[str], log: Path) -> None:
         self._log = log
-        forks = [f"--{each}" for each in spaces]
+        forks = [f"--{space}" for space in spaces]
         if "pid" in spaces:
             forks += ["--fork", "--kill-child=KILL", "--mount-proc"]
         with log.open("wb") as err:

@@ -112,9 +112,9 @@ def _policy(name: str, mask: str, loop: Callable[[Any, list[list[float]], int, i
     def differs(b: Any) -> tuple[float, float]:
         if name in ("gspo", "gmpo"):
             b.advantages = [[score] * TOKENS for score in b.scores]
-        given = {key: _tensor(getattr(b, key)) for key in ("old_logprobs", "advantages", "behaviour_logprobs", "mask")}
+        values = {key: _tensor(getattr(b, key)) for key in ("old_logprobs", "advantages", "behaviour_logprobs", "mask")}
         if settings.kl_beta:
-            given["ref_logprobs"] = _tensor(b.ref_logprobs)
+            values["ref_logprobs"] = _tensor(b.ref_logprobs)
 
         def whole(logprobs: list[list[float]]) -> float:
             losses = [
@@ -124,7 +124,7 @@ def _policy(name: str, mask: str, loop: Callable[[Any, list[list[float]], int, i
             return loops.aggregated(losses, b.mask, settings.loss_agg_func)
 
         ours = get_policy_loss(name)
-        return _compared(b, "logprobs", lambda table: ours(LossInputs(logprobs=table, **given), settings).loss, whole)
+        return _compared(b, "logprobs", lambda table: ours(LossInputs(logprobs=table, **values), settings).loss, whole)
 
     return Comparison(f"{name} {keys}", mask, differs)
 
@@ -257,11 +257,11 @@ def _loop_advantages(b: Any, name: str, gamma: float, decay: float, beta: float,
         for row, mask in enumerate(b.mask):
             first = row // GROUP * GROUP
             last = max((at for at, counts in enumerate(mask) if counts), default=0)
-            given = [
+            values = [
                 value if at != last else value - sum(scores[first : first + GROUP]) / GROUP
                 for at, value in enumerate(rewards[row])
             ]
-            table[row] = loops.returns(given, mask, gamma)
+            table[row] = loops.returns(values, mask, gamma)
     return loops.normalized(table, b.mask, peer.get("epsilon", 1e-8), peer.get("less", 1))
 
 

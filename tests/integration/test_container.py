@@ -66,7 +66,7 @@ class Image:
                 (self.root / rest[1:]).mkdir(parents=True, exist_ok=True)
             case "COPY":
                 *sources, _ = rest.split()
-                for path in (each for source in sources for each in glob.glob(source, root_dir=self.context)):
+                for path in (path for source in sources for path in glob.glob(source, root_dir=self.context)):
                     shutil.copy(self.context / path, self.root / self.folder[1:])
             case "USER":
                 self.user = rest

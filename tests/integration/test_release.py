@@ -31,10 +31,10 @@ def interpreter(version: str) -> Path:
     """Return a Python of this version, or skip."""
     asked = "import sys; print('%d.%d' % sys.version_info[:2])"
     named = shutil.which(f"python{version}")
-    found = [Path(named)] if named else []
+    result = [Path(named)] if named else []
     for kept in (f".pyenv/versions/{version}.*", f".local/share/uv/python/*-{version}.*"):
-        found += sorted(Path.home().glob(f"{kept}/bin/python"))
-    for path in found:
+        result += sorted(Path.home().glob(f"{kept}/bin/python"))
+    for path in result:
         # A name on PATH may be a script that finds no such version.
         if run(path, "-c", asked, cwd=Path.home()).stdout.strip() == version:
             return path
@@ -60,7 +60,7 @@ def test_both_pass_the_check_of_the_package_index(dist: Path) -> None:
 
 def test_the_version_is_one_and_the_changelog_tells_of_it(dist: Path) -> None:
     with zipfile.ZipFile(_wheel(dist)) as wheel:
-        (name,) = [each for each in wheel.namelist() if each.endswith(".dist-info/METADATA")]
+        (name,) = [item for item in wheel.namelist() if item.endswith(".dist-info/METADATA")]
         metadata = message_from_bytes(wheel.read(name))
     assert metadata["Version"] == __version__
     released = re.findall(r"^## \[(\d.*?)\] - \d{4}-\d\d-\d\d$", (REPOSITORY / "CHANGELOG.md").read_text(), re.M)

@@ -160,7 +160,7 @@ def test_probed_nodes_must_be_as_many_as_configured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("actual", "message"),
     [
         (NodeInfo(1, 4, "NVIDIA", "NVIDIA A800-SXM4-80GB"), "declares 8 x A800, found 4 x NVIDIA A800-SXM4-80GB"),
         (NodeInfo(1, 8, "NVIDIA", "NVIDIA H100"), "declares 8 x A800, found 8 x NVIDIA H100"),
@@ -168,12 +168,12 @@ def test_probed_nodes_must_be_as_many_as_configured() -> None:
         (NodeInfo(1), "declares 8 x A800, found none that could be counted"),
     ],
 )
-def test_what_is_found_must_be_what_is_declared(found: NodeInfo, message: str) -> None:
+def test_what_is_found_must_be_what_is_declared(actual: NodeInfo, message: str) -> None:
     config = cluster(2, {"label": "a", "node_ranks": "0-1", "accelerators": {"per_node": 8, "model": "A800"}})
     good = NodeInfo(0, 8, "NVIDIA", "NVIDIA A800-SXM4-80GB")
     assert accelerator_mismatches(config, [good, NodeInfo(1, 8, "NVIDIA", "a800 80GB")]) == []
     with pytest.raises(PlacementError) as caught:
-        ClusterTopology.from_nodes([good, found], config)
+        ClusterTopology.from_nodes([good, actual], config)
     assert caught.value.message == f"node 1: group `a` {message}"
 
 

@@ -76,7 +76,9 @@ def doctor(hosts: Hosts, tmp_path: Path) -> Doctor:
 def not_ok(data: dict[str, Any]) -> FINDINGS:
     """Return all but warnings: limits and the speed of links are those of the machine that runs the tests."""
     return {
-        (each["check"], each["rank"]): each for each in data["findings"] if each["verdict"] not in ("ok", "warning")
+        (finding["check"], finding["rank"]): finding
+        for finding in data["findings"]
+        if finding["verdict"] not in ("ok", "warning")
     }
 
 
@@ -92,14 +94,14 @@ def test_sound_hosts_have_no_fault_and_nothing_is_left_on_them(doctor: Doctor) -
         code, data = doctor.run()
         text = hosts.control.rlinf("inspect", "hardware", str(doctor.path))
     assert (code, not_ok(data)) == (0, {})
-    links = [each["data"] for each in data["findings"] if each["check"] == "link"]
-    assert {(each["from"], each["to"]) for each in links} == {
+    links = [finding["data"] for finding in data["findings"] if finding["check"] == "link"]
+    assert {(link["from"], link["to"]) for link in links} == {
         *((rank, 0) for rank in range(1, 5)),
         *((3, 2), (3, 1), (4, 1), (4, 2), (4, 3)),
     }
-    assert all(each["latency_seconds"] > 0 and each["bytes_per_second"] > 0 for each in links)
+    assert all(link["latency_seconds"] > 0 and link["bytes_per_second"] > 0 for link in links)
     # The interpreters are those of the file.
-    assert len({each["what"] for each in data["findings"] if each["check"] == "interpreter"}) == 2
+    assert len({finding["what"] for finding in data["findings"] if finding["check"] == "interpreter"}) == 2
     assert text.returncode == 0
     assert "2 NVIDIA" in text.stdout
     assert f"Franka at {ROBOT}:17310 answers" in text.stdout
@@ -127,16 +129,16 @@ def test_faults_of_machines_are_told_each_of_its_node(doctor: Doctor) -> None:
         hosts["robot0"].sh("ip route add unreachable 10.77.0.3/32")
         stack.callback(hosts["robot0"].sh, "ip route del unreachable 10.77.0.3/32")
         code, data = doctor.run()
-    found = not_ok(data)
+    results = not_ok(data)
     assert code == 1
-    assert set(found) == {("accelerators", 1), ("ports", 2), ("shm", 2), ("disk", 3), ("robot", 4), ("link", None)}
-    assert {each["verdict"] for each in found.values()} == {"fault"}
-    assert "7 of 8 declared were found" in found["accelerators", 1]["what"]
-    assert "port 20001 (node manager)" in found["ports", 2]["what"]
-    assert f"{ROBOT}:17310" in found["robot", 4]["what"]
-    assert found["link", None]["data"]["from"] == 4
-    assert found["link", None]["data"]["to"] == 2
-    assert all(each["help"] for each in found.values())
+    assert set(results) == {("accelerators", 1), ("ports", 2), ("shm", 2), ("disk", 3), ("robot", 4), ("link", None)}
+    assert {result["verdict"] for result in results.values()} == {"fault"}
+    assert "7 of 8 declared were found" in results["accelerators", 1]["what"]
+    assert "port 20001 (node manager)" in results["ports", 2]["what"]
+    assert f"{ROBOT}:17310" in results["robot", 4]["what"]
+    assert results["link", None]["data"]["from"] == 4
+    assert results["link", None]["data"]["to"] == 2
+    assert all(result["help"] for result in results.values())
 
 
 def test_faults_of_interpreters_are_told_each_of_its_node(doctor: Doctor) -> None:
@@ -149,14 +151,14 @@ def test_faults_of_interpreters_are_told_each_of_its_node(doctor: Doctor) -> Non
         "robot0": hosts.interpreter("late", first_line=late),
     }
     code, data = doctor.run("--link-seconds", "0")
-    found = not_ok(data)
+    result = not_ok(data)
     assert code == 1
-    assert "has no ray" in found["ray", 2]["what"]
-    assert "pip install ray==" in found["ray", 2]["help"]
-    assert "has no rlinf" in found["code", 2]["what"]
-    assert "is Python 3.12.1, node 0 (trainer0) runs" in found["interpreter", 3]["what"]
-    assert found["clock", 4]["verdict"] == "fault"
-    assert 3590 < -found["clock", 4]["data"]["skew_seconds"] <= 3600
+    assert "has no ray" in result["ray", 2]["what"]
+    assert "pip install ray==" in result["ray", 2]["help"]
+    assert "has no rlinf" in result["code", 2]["what"]
+    assert "is Python 3.12.1, node 0 (trainer0) runs" in result["interpreter", 3]["what"]
+    assert result["clock", 4]["verdict"] == "fault"
+    assert 3590 < -result["clock", 4]["data"]["skew_seconds"] <= 3600
 
 
 def test_nodes_that_are_not_reached_are_told_with_the_reason(doctor: Doctor) -> None:
@@ -168,13 +170,13 @@ def test_nodes_that_are_not_reached_are_told_with_the_reason(doctor: Doctor) -> 
         stack.enter_context(hosts["render0"].refusing_keys())
         stack.enter_context(hosts["render1"].frozen())
         code, data = doctor.run("--link-seconds", "0")
-    found = not_ok(data)
+    result = not_ok(data)
     assert (code, data["reached"]) == (3, 2)
-    assert "host key changed" in found["reach", 1]["what"]
-    assert "ssh-keygen -R" in found["reach", 1]["help"]
-    assert "key refused" in found["reach", 2]["what"]
-    assert "unreachable" in found["reach", 3]["what"]
-    assert found["interpreter", 4]["what"].startswith("the interpreter `/opt/nothing/python` does not exist")
+    assert "host key changed" in result["reach", 1]["what"]
+    assert "ssh-keygen -R" in result["reach", 1]["help"]
+    assert "key refused" in result["reach", 2]["what"]
+    assert "unreachable" in result["reach", 3]["what"]
+    assert result["interpreter", 4]["what"].startswith("the interpreter `/opt/nothing/python` does not exist")
 
 
 @pytest.mark.nightly
@@ -191,8 +193,8 @@ def test_status_tells_a_whole_cluster_and_a_missing_host(hosts: Hosts, tmp_path:
         # What is ours takes no port from us.
         again = control.rlinf("doctor", str(path), "--output", "json")
         assert (again.returncode, not_ok(json.loads(again.stdout))) == (0, {})
-        found = control.rlinf("inspect", "hardware", "--output", "json")
-        assert [node["host"] for node in json.loads(found.stdout)["nodes"]] == ["render0", "render1"]
+        result = control.rlinf("inspect", "hardware", "--output", "json")
+        assert [node["host"] for node in json.loads(result.stdout)["nodes"]] == ["render0", "render1"]
         hosts["render1"].kill()
         partly = control.rlinf("status", "--name", "pair")
         assert partly.returncode == 3

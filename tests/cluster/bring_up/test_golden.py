@@ -44,7 +44,7 @@ ANY_ORDER = re.compile(r"(node \d+ \(\w+\): |ok +link )")
 NOW_AND_THEN = re.compile(r"(still )?waiting for ")
 
 
-def told(printed: str) -> list[str]:
+def stable_lines(printed: str) -> list[str]:
     """Return the lines of an output without what differs from run to run; those that come in any order are at the
     end.
     """
@@ -150,4 +150,4 @@ def test_the_page_shows_what_a_run_prints(lab: Lab) -> None:
         PAGE.write_text(page)
         pytest.skip("the page was written anew: look at what has changed, and commit it")
     for run, text in zip(shown, printed, strict=True):
-        assert told(text) == told(run["printed"]), f"rlinf {run['arguments']} printed\n{text}"
+        assert stable_lines(text) == stable_lines(run["printed"]), f"rlinf {run['arguments']} printed\n{text}"

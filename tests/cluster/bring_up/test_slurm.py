@@ -67,11 +67,11 @@ class Job:
         self.id = slurm.submit(script)
         self.out = self.folder / f"slurm-{self.id}.out"
 
-    def told(self) -> str:
+    def printed(self) -> str:
         return self.out.read_text(errors="replace") if self.out.exists() else ""
 
     def until(self, pattern: str, seconds: float = 300.0) -> None:
-        self.slurm.until(lambda: re.search(pattern, self.told()), f"`{pattern}` in the output", seconds)
+        self.slurm.until(lambda: re.search(pattern, self.printed()), f"`{pattern}` in the output", seconds)
 
     def newest_checkpoint(self) -> int:
         names = [path.name for path in (self.folder / "runs").glob("*/checkpoints/global_step_*")]
@@ -100,10 +100,10 @@ def kill(host: SlurmHost, words: str) -> None:
 @pytest.mark.parametrize(("text", "nodes"), [(LAB, 2), (THREE, 3)])
 def test_a_heterogeneous_job_trains(slurm: SlurmHosts, text: str, nodes: int) -> None:
     job = Job(slurm, f"trains{nodes}", text, "--with", "time=30", "--with", "sim:comment=simulators")
-    assert slurm.wait(job.id) == "COMPLETED", job.told()
+    assert slurm.wait(job.id) == "COMPLETED", job.printed()
     assert slurm.field(job.id, "TimeLimit") == "00:30:00"
-    assert "finished" in job.told()
-    assert job.told().count("nothing left") == nodes
+    assert "finished" in job.printed()
+    assert job.printed().count("nothing left") == nodes
     assert job.newest_checkpoint() == 4
     assert_clean(slurm)
 
@@ -113,7 +113,7 @@ def test_scancel_saves_and_leaves_nothing(slurm: SlurmHosts) -> None:
     job.until(r"step \d+/")
     slurm.master.run("scancel", job.id)
     assert slurm.wait(job.id) == "CANCELLED"
-    assert job.newest_checkpoint() > 0, job.told()
+    assert job.newest_checkpoint() > 0, job.printed()
     assert_clean(slurm)
 
 
@@ -130,7 +130,7 @@ def test_a_warned_job_saves_and_goes_on_in_its_next_attempt(slurm: SlurmHosts) -
     slurm.until(lambda: slurm.field(job.id, "Restarts") == "1", "the requeue", 300)
     ended = time.time()
     saved = job.newest_checkpoint()
-    assert saved > 0, job.told()
+    assert saved > 0, job.printed()
     assert_clean(slurm)
     # Slurm holds a requeued job back for two minutes; a node refuses it in the second in which its attempt ended.
     slurm.until(lambda: slurm.state(job.id) == "PENDING", "the next attempt")
@@ -145,7 +145,7 @@ def test_a_warned_job_saves_and_goes_on_in_its_next_attempt(slurm: SlurmHosts) -
 def test_copies_of_a_job_run_side_by_side(slurm: SlurmHosts) -> None:
     jobs = [Job(slurm, "copies", ALONE) for _ in range(2)]
     assert [slurm.wait(job.id) for job in jobs] == ["COMPLETED", "COMPLETED"], slurm.logs()
-    assert all("finished" in job.told() for job in jobs)
+    assert all("finished" in job.printed() for job in jobs)
     assert_clean(slurm)
 
 
@@ -154,7 +154,7 @@ def test_a_driver_that_is_killed_ends_the_job(slurm: SlurmHosts) -> None:
     job.until(r"step \d+/")
     kill(slurm.nodes[0], "train")
     assert slurm.wait(job.id) == "FAILED"
-    assert job.told().count("nothing left") == 2
+    assert job.printed().count("nothing left") == 2
     assert_clean(slurm, driver_killed=True)
 
 
@@ -163,5 +163,5 @@ def test_a_node_whose_front_process_is_killed_ends_the_job(slurm: SlurmHosts) ->
     job.until(r"step \d+/")
     kill(slurm.nodes[1], "up")
     assert slurm.wait(job.id) == "FAILED"
-    assert "a node ended before the driver" in job.told()
+    assert "a node ended before the driver" in job.printed()
     assert_clean(slurm, driver_killed=True)

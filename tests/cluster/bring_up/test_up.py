@@ -170,9 +170,9 @@ def test_driver_on_the_head_reaches_all_interpreters(five: Five) -> None:
     assert not five.made.exists()
     # Ray's core of each process listens everywhere, which nobody can change; the data plane at the node's address only.
     data = range(21139, 21200)
-    for host, found in zip([five.hosts.hosts[0], *five.hosts.hosts], [of_driver, *of_workers], strict=True):
-        assert [address for address, port in found if port in data] == [host.address]
-        assert all(port in range(21000, 21200) for _, port in found)
+    for host, result in zip([five.hosts.hosts[0], *five.hosts.hosts], [of_driver, *of_workers], strict=True):
+        assert [address for address, port in result if port in data] == [host.address]
+        assert all(port in range(21000, 21200) for _, port in result)
 
 
 def test_ctrl_c_here_interrupts_the_driver_there(five: Five) -> None:
@@ -199,9 +199,9 @@ def test_the_token_is_in_no_process_list_and_no_log(five: Five) -> None:
     token = five.token
     for host in five.hosts.hosts:
         assert not any(token in args for args in host.processes().values())
-        found = host.run(["grep", "-rl", token, "/tmp"], check=False).stdout.split()
-        assert [Path(path).name for path in found] == ["token"]
-        assert host.run(["stat", "-c", "%a", *found]).stdout.strip() == "600"
+        result = host.run(["grep", "-rl", token, "/tmp"], check=False).stdout.split()
+        assert [Path(path).name for path in result] == ["token"]
+        assert host.run(["stat", "-c", "%a", *result]).stdout.strip() == "600"
     shown = five.rlinf("up", str(five.file), "--dry-run")
     assert token not in shown.stdout + shown.stderr
 
@@ -274,10 +274,10 @@ def test_down_is_proven_and_twice_is_fine(five: Five, foreign: tuple[Host, str])
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
     assert all(node["found"] and not node["left"] for node in report["nodes"])
-    for each in five.hosts.hosts:
-        assert not of_ray(each, "/up-"), each.name
-        assert each is host or not of_ray(each, "ray"), each.name
-        assert "rlinf" not in each.run(["ls", "/tmp", "/dev/shm"]).stdout
+    for item in five.hosts.hosts:
+        assert not of_ray(item, "/up-"), item.name
+        assert item is host or not of_ray(item, "ray"), item.name
+        assert "rlinf" not in item.run(["ls", "/tmp", "/dev/shm"]).stdout
     assert of_ray(host, folder).keys() >= theirs.keys()
     again = five.rlinf("down")
     assert (again.returncode, again.stdout) == (0, "no cluster is up\n")

@@ -32,7 +32,7 @@ class Site:
         self.folder = folder
         self.env = {"XDG_STATE_HOME": str(folder / "state")}
 
-    def file(self, *names: str, interpreter: Path | str = sys.executable, **more: str) -> str:
+    def file(self, *names: str, interpreter: Path | str = sys.executable, **extra: str) -> str:
         """Return a file of these hosts; the last has `interpreter`."""
         last = len(names) - 1
         lines = [
@@ -50,7 +50,7 @@ class Site:
         if last:
             lines.append(f"        - {{node_ranks: 0-{last - 1}, python_interpreter_path: {sys.executable}}}")
         path = self.folder / "site.yaml"
-        path.write_text("\n".join([*lines, *(f"  {key}: {value}" for key, value in more.items()), ""]))
+        path.write_text("\n".join([*lines, *(f"  {key}: {value}" for key, value in extra.items()), ""]))
         return str(path)
 
     def rlinf(self, *arguments: str) -> subprocess.CompletedProcess[str]:

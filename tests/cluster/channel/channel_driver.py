@@ -22,12 +22,12 @@ class Actor(Worker):
 
     def get(self, channel: Channel, count: int) -> list[list[float]]:
         """Return the number, the length and the mean of each item."""
-        found: list[list[float]] = []
+        result: list[list[float]] = []
         for _ in range(count):
             item = channel.get()
             tensor = item["tensor"]
-            found.append([item["number"], len(tensor), float(tensor.double().mean()) if len(tensor) else 0.0])
-        return found
+            result.append([item["number"], len(tensor), float(tensor.double().mean()) if len(tensor) else 0.0])
+        return result
 
     def get_of_each(self, channel: Channel, keys: list[str]) -> list[int]:
         """Return the length of one item of each key, all asked for at once."""

@@ -38,8 +38,8 @@ def job(hosts: Hosts) -> Iterator[Driver]:
 def test_items_pass_between_hosts_wherever_the_channel_is(job: Any, producer: int, consumer: int, node: int) -> None:
     # From what travels packed to more than one turn of reading, and more of them than the channel holds.
     sizes = [0, 1, 5_000, 200_000, 10_000_000, 10, 10, 3_000_000]
-    found = job.call("pass_on", producer, consumer, node, sizes)
-    assert found == [[number, size, number if size else 0] for number, size in enumerate(sizes)]
+    result = job.call("pass_on", producer, consumer, node, sizes)
+    assert result == [[number, size, number if size else 0] for number, size in enumerate(sizes)]
 
 
 def test_message_to_a_vanished_host_goes_to_the_next_consumer(job: Any, hosts: Hosts) -> None:

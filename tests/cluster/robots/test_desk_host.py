@@ -185,8 +185,8 @@ def desk(hosts: Hosts) -> Iterator[Callable[[str], Desk]]:
             return opened[-1]
 
         yield open_page
-        for each in opened:
-            each.browser.close()
+        for item in opened:
+            item.browser.close()
 
 
 def moves_until(watcher: Program, condition: Callable[[], object], what: str, seconds: float) -> int:

@@ -149,8 +149,8 @@ def check_recording(site: Site) -> None:
     seen = site.folder / "recording"
     site.hosts[LEARNER].sh(f"cp -r {RECORDING} {seen}")
     recorded = list(read_segments(seen / "0"))
-    assert sum(int(each["valid"].sum()) for each in recorded) == 2 * EPISODE * STEPS
-    flags = np.concatenate([each["interventions"] for each in recorded])
+    assert sum(int(item["valid"].sum()) for item in recorded) == 2 * EPISODE * STEPS
+    flags = np.concatenate([item["interventions"] for item in recorded])
     truth = np.stack([steered(np.arange(EPISODE), env) for env in range(2)], axis=1)
     assert np.array_equal(flags, np.tile(truth, (STEPS, 1)))
     shutil.rmtree(seen)

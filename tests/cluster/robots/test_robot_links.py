@@ -74,7 +74,7 @@ class Cell:
 
     def __init__(self, hosts: Hosts, folder: Path, *, is_relayed: bool) -> None:
         self.controller, self.pc, self.folder = hosts["render0"], hosts["robot0"], folder
-        self.told: list[str] = []
+        self.reports: list[str] = []
         self._started: list[Program] = []
         self.where = self.controller.address, PORT
         words = (
@@ -93,7 +93,7 @@ class Cell:
             assert self.relay.line() == "ready\n"
             self.where = between.address, RELAY_PORT
         holder = self._start(self.pc, "-m", "tests.cluster.robots.robot_holder", *map(str, self.where), str(folder))
-        threading.Thread(target=lambda: self.told.extend(holder.lines()), daemon=True).start()
+        threading.Thread(target=lambda: self.reports.extend(holder.lines()), daemon=True).start()
         until(lambda: self.count("moved") >= 20, "the arm to be moved", seconds=60)
 
     @property
@@ -106,19 +106,19 @@ class Cell:
         return ArmState.of(json.loads(self._watcher.ask("")))
 
     def count(self, word: str) -> int:
-        return sum(line.startswith(word) for line in list(self.told))
+        return sum(line.startswith(word) for line in list(self.reports))
 
     def last(self, word: str) -> str:
-        return next(line for line in reversed(list(self.told)) if line.startswith(word))
+        return next(line for line in reversed(list(self.reports)) if line.startswith(word))
 
     def check_recordings(self) -> None:
         """Compare what is on disk with what the holder told of, to the bit."""
-        told = [line.split()[1] for line in list(self.told) if line.startswith("moved ")]
-        found = [record["joints"].tobytes().hex() for record in read_segments(self.folder)]
-        assert len(told) >= 20
+        messages = [line.split()[1] for line in list(self.reports) if line.startswith("moved ")]
+        results = [record["joints"].tobytes().hex() for record in read_segments(self.folder)]
+        assert len(messages) >= 20
         # The last one may be recorded and not told yet.
-        assert found[: len(told)] == told
-        assert len(found) <= len(told) + 1
+        assert results[: len(messages)] == messages
+        assert len(results) <= len(messages) + 1
 
     def end(self) -> None:
         for host, words in ((self.controller, "simulated_controller"), (self.pc, "robot_holder")):

@@ -32,16 +32,16 @@ class Peer(Worker):
     def rally(self, peer: int, leads: bool, folder: str) -> tuple[int, float]:
         """Pass messages to and fro with a peer until the file `stop` is there; return how often, and the longest turn
         in seconds."""
-        turns, longest, more = 0, 0.0, True
-        while more:
+        turns, longest, extra = 0, 0.0, True
+        while extra:
             began = time.monotonic()
             if leads:
-                more = not Path(folder, "stop").exists()
-                self.send(more, "peer", peer)
+                extra = not Path(folder, "stop").exists()
+                self.send(extra, "peer", peer)
                 self.recv("peer", peer)
             else:
-                more = self.recv("peer", peer)
-                self.send(more, "peer", peer)
+                extra = self.recv("peer", peer)
+                self.send(extra, "peer", peer)
             turns, longest = turns + 1, max(longest, time.monotonic() - began)
             Path(folder, "begun").touch()
         return turns, longest
@@ -96,7 +96,7 @@ def death(waiter: int, mortal: int) -> list[dict[str, Any]]:
     """Return what a worker is told that waits for another one that dies, and what the driver is that has called
     that one.
     """
-    told: list[dict[str, Any]] = []
+    output: list[dict[str, Any]] = []
     waiting, dying = group.execute_on(waiter).take(mortal), group.execute_on(mortal).compute()
     for handle in (waiting, dying):
         try:
@@ -105,8 +105,8 @@ def death(waiter: int, mortal: int) -> list[dict[str, Any]]:
             (error,) = caught.exceptions
             if not isinstance(error, WorkerDiedError):
                 raise
-            told.append({"address": error.address, "node": error.node, "cause": error.cause, "where": error.where})
-    return told
+            output.append({"address": error.address, "node": error.node, "cause": error.cause, "where": error.where})
+    return output
 
 
 if __name__ == "__main__":

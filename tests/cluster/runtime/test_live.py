@@ -44,7 +44,7 @@ def test_what_is_declared_is_compared_with_what_the_nodes_have(hosts: Hosts, tmp
     assert "lab.yaml: valid" in sound.stdout
     assert lacking.returncode == 2, lacking.stderr
     findings = json.loads(lacking.stdout)["diagnostics"]
-    (finding,) = (each for each in findings if each["severity"] == "error")
+    (finding,) = (finding for finding in findings if finding["severity"] == "error")
     assert (finding["code"], finding["line"]) == ("accelerators-differ", 8)
     assert finding["message"] == "group `trainer` declares 2 accelerators, found 1 accelerator on node 1"
 
@@ -56,7 +56,7 @@ def test_who_runs_where_on_what_the_nodes_have(hosts: Hosts, tmp_path: Path) -> 
         shown = hosts.control.rlinf("inspect", "placement", str(path), "--live", "--output", "json")
     assert shown.returncode == 0, shown.stderr
     actor = json.loads(shown.stdout)["components"]["actor"]["processes"]
-    assert [(each["node_rank"], each["local_hardware_ranks"]) for each in actor] == [
+    assert [(item["node_rank"], item["local_hardware_ranks"]) for item in actor] == [
         (0, [0]),
         (0, [1]),
         (0, [2]),

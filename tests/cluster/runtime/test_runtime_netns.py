@@ -86,10 +86,10 @@ def test_a_death_on_the_other_host_is_told_with_its_evidence(job: Any, pair: Ray
     job.begin("death", 0, 2)
     until_it_waits(pair, hosts["trainer0"], "peer:0")
     hosts["trainer1"].run(["kill", "-KILL", str(job.places[2][1])])
-    told = job.result()
-    assert [one["address"] for one in told] == ["peer:2"] * 2
-    assert [one["where"] for one in told] == ["peer:0", None]
-    for one in told:
+    output = job.result()
+    assert [one["address"] for one in output] == ["peer:2"] * 2
+    assert [one["where"] for one in output] == ["peer:0", None]
+    for one in output:
         assert one["node"] == f"node 0 ({hosts['trainer1'].address})"
         assert "the last thing that it said" in one["cause"]
 
@@ -99,7 +99,7 @@ def test_a_vanished_host_is_named_with_its_node(job: Any, pair: RayHosts, hosts:
     job.begin("death", 0, 1)
     until_it_waits(pair, hosts["trainer0"], "peer:0")
     with hosts["trainer1"].unplugged():
-        told = job.result()
-    for one in told:
+        output = job.result()
+    for one in output:
         assert (one["address"], one["node"]) == ("peer:1", f"node 0 ({hosts['trainer1'].address})")
         assert "its host no longer answers" in one["cause"]

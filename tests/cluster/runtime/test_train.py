@@ -157,10 +157,10 @@ def test_a_link_that_is_cut_is_told_with_what_to_do_about_it(three: Three) -> No
         # The worker there counts as dead, and the run begins again; then it is the node that is missing.
         assert "`EnvGroup:0` on node 2 (" in out, out
         assert process.returncode == 3, out
-        told = out.partition("error: ")[2]
-        assert "has not answered since" in told, out
-        assert "reaches the head" in told
-        assert "install" not in told
+        output = out.partition("error: ")[2]
+        assert "has not answered since" in output, out
+        assert "reaches the head" in output
+        assert "install" not in output
         assert json.loads((folder / "run.json").read_text())["status"] == "failed"
     # Ray gives the node up for good, and says why.
     until(lambda: "node 2 " in three.rlinf("status").stdout, "the answer of the head", seconds=60)

@@ -180,15 +180,15 @@ class Actors:
 
 
 def channel_pids() -> list[int]:
-    found = []
+    result = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             try:
                 if b"ray::ChannelProcess" in (path / "cmdline").read_bytes() and _is_ours(int(path.name)):
-                    found.append(int(path.name))
+                    result.append(int(path.name))
             except OSError:
                 continue
-    return found
+    return result
 
 
 def _is_ours(pid: int) -> bool:

@@ -58,14 +58,14 @@ def memory(processes: Sequence[int]) -> int:
 
 def shared(process: int) -> list[tuple[int, int]]:
     """Return the identities and bytes of the shared memory that a process holds open."""
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     for path in Path(f"/proc/{process}/fd").iterdir():
         # A descriptor may be closed while it is looked at.
         with suppress(FileNotFoundError):
             if os.readlink(path).startswith("/memfd:rlinf"):
                 status = path.stat()
-                found.append((status.st_ino, status.st_blocks * 512))
-    return found
+                result.append((status.st_ino, status.st_blocks * 512))
+    return result
 
 
 class Peak:

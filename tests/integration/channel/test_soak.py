@@ -53,15 +53,15 @@ def soak(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
 
 def _processes_with(folder: str) -> list[str]:
     """Return the processes that were given this temporary folder and still live."""
-    found: list[str] = []
+    result: list[str] = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             try:
                 if f"TMPDIR={folder}".encode() in (path / "environ").read_bytes():
-                    found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                    result.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
             except OSError:
                 continue
-    return found
+    return result
 
 
 def check_report(report: dict[str, Any]) -> None:

@@ -172,14 +172,14 @@ def _left(mark: str, home: Path) -> list[str]:
 
 
 def _marked(mark: str) -> list[int]:
-    found: list[int] = []
+    result: list[int] = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and f"{_MARK}={mark}".encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
+                result.append(int(entry.name))
         except OSError:
             continue
-    return found
+    return result
 
 
 def _run(folder: Path) -> RunFolder | None:

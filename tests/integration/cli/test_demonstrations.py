@@ -49,9 +49,9 @@ def evaluated(folder: Path, run: Path, out: str) -> dict[str, Any]:
 
 def evaluation(folder: Path, out: str, *arguments: str) -> dict[str, Any]:
     rlinf(folder, "eval", *arguments, "--out", out)
-    found: dict[str, Any] = json.loads((folder / out / "eval.json").read_text())
-    del found["times"]
-    return found
+    loaded: dict[str, Any] = json.loads((folder / out / "eval.json").read_text())
+    del loaded["times"]
+    return loaded
 
 
 @pytest.mark.nightly
@@ -59,14 +59,14 @@ def test_demonstrations_teach_a_policy_whose_evaluation_repeats(tmp_path: Path) 
     rlinf(tmp_path, "record", "laptop", "--out", "shown", "-n", "4")
     rlinf(tmp_path, "train", "recipe=sft", "data.train_data_paths=shown", "runner.val_check_interval=-1", *SMALL)
     (learned,) = (tmp_path / "runs").glob("sft-*")
-    losses = [each.metrics["train/actor/bc_loss"] for each in read_metrics(learned / "metrics.jsonl")]
+    losses = [record.metrics["train/actor/bc_loss"] for record in read_metrics(learned / "metrics.jsonl")]
     assert len(losses) == 2
     assert losses[1] < losses[0]
 
     first = evaluated(tmp_path, learned, "first")
     assert json.dumps(first) == json.dumps(evaluated(tmp_path, learned, "second"))
     assert first["total"]["episodes"] == 8
-    assert all((tmp_path / "first" / each["file"]).stat().st_size for each in first["videos"])
+    assert all((tmp_path / "first" / video["file"]).stat().st_size for video in first["videos"])
     assert first["videos"]
 
     # What is exported is evaluated as the model that a file begins with.
@@ -81,7 +81,7 @@ def test_demonstrations_teach_a_policy_whose_evaluation_repeats(tmp_path: Path) 
     filmed = "env.eval.video_cfg.save_video=true"
     rlinf(tmp_path, "train", "laptop", start, "runner.val_check_interval=1", filmed, *SMALL)
     (continued,) = (tmp_path / "runs").glob("embodied-*")
-    assert {each.name[:11] for each in (continued / "videos").iterdir()} == {f"step-00000{step}" for step in range(3)}
+    assert {path.name[:11] for path in (continued / "videos").iterdir()} == {f"step-00000{step}" for step in range(3)}
     begun = read_metrics(continued / "metrics.jsonl")[0]
     # The weights are those that were evaluated, before the first step.
     assert begun.step == 0

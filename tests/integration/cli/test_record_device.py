@@ -63,19 +63,19 @@ def flags(episode: Demonstrations) -> NDArray[np.bool_]:
 @pytest.mark.nightly
 def test_a_scripted_expert_is_recorded_in_just_the_steps_it_took(tmp_path: Path) -> None:
     options = ScriptedOptions(probability=0.2, shortest=2, longest=4, seed=7)
-    given = [f"--option={name}={value}" for name, value in options.model_dump().items()]
+    values = [f"--option={name}={value}" for name, value in options.model_dump().items()]
     sizes = ("env.train.total_num_envs=3", *SMALL)
-    with rlinf(tmp_path, "record", "laptop", "--device", "scripted", *given, "-n", "6", "--out", "shown", *sizes):
+    with rlinf(tmp_path, "record", "laptop", "--device", "scripted", *values, "-n", "6", "--out", "shown", *sizes):
         pass
-    found = episodes(tmp_path / "shown")
-    assert len(found) == 6
-    for start, episode in found:
+    result = episodes(tmp_path / "shown")
+    assert len(result) == 6
+    for start, episode in result:
         truth = takeover_steps(options, start["env"], start["reset"], 0, 0)[: len(episode)]
         assert flags(episode).tolist() == truth.tolist()
         # Nobody else acts: the arm stands still where the expert does not move it.
         assert not episode.actions[~truth].any()
         assert episode.actions[truth].any()
-    assert any(flags(episode).any() and not flags(episode).all() for _, episode in found)
+    assert any(flags(episode).any() and not flags(episode).all() for _, episode in result)
 
 
 @pytest.mark.nightly
@@ -90,16 +90,16 @@ def test_a_person_elsewhere_records_an_episode_and_judges_it(tmp_path: Path) -> 
     with rlinf(
         tmp_path, "record", "laptop", "--device", "remote", *options, "-n", "1", "--out", "shown", *sizes
     ) as job:
-        found: list[tuple[socket.socket, float]] = []
+        result: list[tuple[socket.socket, float]] = []
 
         def connected() -> bool:
             assert job.poll() is None, job.communicate()
             with suppress(InterventionError):
-                found.append(connect("127.0.0.1", port, TOKEN))
-            return bool(found)
+                result.append(connect("127.0.0.1", port, TOKEN))
+            return bool(result)
 
         until(connected, "the run", 240)
-        person, hz = found[0]
+        person, hz = result[0]
         with person:
             for controls in [Controls(linear=(1.0, 0.0, 0.0))] * 10 + [Controls()] * 10 + [Controls(verdict="success")]:
                 person.sendall(encode(to_message(controls)))
@@ -157,8 +157,8 @@ def test_intervention_within_a_chunk_is_recorded_by_ticks(tmp_path: Path) -> Non
     truth = {(number, reset, step): took for number, reset, step, took in map(json.loads, log.read_text().splitlines())}
     interrupted = 0
     for start, episode in episodes(tmp_path / "corrected"):
-        told = [truth[start["env"], start["reset"], step] for step in range(len(episode))]
-        assert flags(episode).tolist() == told
+        messages = [truth[start["env"], start["reset"], step] for step in range(len(episode))]
+        assert flags(episode).tolist() == messages
         for begin in range(0, len(episode), 5):
             chunk = slice(begin, begin + 5)
             taken = flags(episode)[chunk]

@@ -60,11 +60,11 @@ def test_a_page_loads_nothing_and_has_no_fault(browser: Any, page_file: Path, wi
     axe = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
-    told: list[str] = []
+    output: list[str] = []
     asked: list[str] = []
-    page.on("console", lambda message: told.append(message.text))
-    page.on("pageerror", lambda error: told.append(str(error)))
-    page.on("dialog", lambda dialog: told.append("a dialog opened"))
+    page.on("console", lambda message: output.append(message.text))
+    page.on("pageerror", lambda error: output.append(str(error)))
+    page.on("dialog", lambda dialog: output.append("a dialog opened"))
     page.on("request", lambda request: asked.append(request.url))
     page.goto(page_file.as_uri())
     page.wait_for_selector("body[data-drawn]", timeout=120_000)
@@ -74,13 +74,13 @@ def test_a_page_loads_nothing_and_has_no_fault(browser: Any, page_file: Path, wi
     page.wait_for_selector(".chart:not(:has(svg))", state="detached", timeout=120_000)
     page.evaluate(axe)
     faults = [
-        (each["id"], each["nodes"][0]["html"])
-        for each in page.evaluate("axe.run()")["violations"]
-        if each["impact"] in ("serious", "critical")
+        (violation["id"], violation["nodes"][0]["html"])
+        for violation in page.evaluate("axe.run()")["violations"]
+        if violation["impact"] in ("serious", "critical")
     ]
     assert faults == []
     # The videos of these runs are no videos.
-    assert [line for line in told if "media" not in line.lower()] == []
+    assert [line for line in output if "media" not in line.lower()] == []
     beside = [url for url in asked if not url.startswith(("data:", "blob:")) and not url.endswith((".html", ".mp4"))]
     assert beside == []
     assert not page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1")

@@ -69,9 +69,9 @@ def rlinf(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def last_run() -> RunFolder:
-    found = RunFolder.latest("runs")
-    assert found is not None
-    return found
+    result = RunFolder.latest("runs")
+    assert result is not None
+    return result
 
 
 def test_interrupted_and_continued_to_its_end(running: subprocess.Popen[str]) -> None:
@@ -92,7 +92,7 @@ def test_interrupted_and_continued_to_its_end(running: subprocess.Popen[str]) ->
     assert (data["status"], data["step"], data["folder"]) == ("finished", last, str(run.path))
     assert data["evaluation"]["step"] == last
     assert "\x1b" not in ended.stderr
-    assert [each.step for each in read_metrics(run.metrics_file)] == list(range(1, last + 1))
+    assert [record.step for record in read_metrics(run.metrics_file)] == list(range(1, last + 1))
     assert run.refresh().status == "finished"
 
     logged = rlinf("logs", "--lines", "-1")
@@ -147,11 +147,11 @@ def test_a_worker_that_dies_is_told_first(running: subprocess.Popen[str]) -> Non
     os.kill(victim, signal.SIGKILL)
     out, err = running.communicate(timeout=100)
     assert (running.returncode, out) == (1, ""), err
-    _, _, told = err.partition("error: ")
-    assert re.match(r"`RolloutGroup:0` died in `\w+`\n", told), err
-    assert "where: component `rollout`; node 0" in told
-    assert f"pid {victim}" in told
-    assert "Traceback" not in told
+    _, _, output = err.partition("error: ")
+    assert re.match(r"`RolloutGroup:0` died in `\w+`\n", output), err
+    assert "where: component `rollout`; node 0" in output
+    assert f"pid {victim}" in output
+    assert "Traceback" not in output
     state = last_run().state
     assert state.status == "failed"
     assert state.reason.startswith("`RolloutGroup:0` died in ")
@@ -181,4 +181,4 @@ def test_diverging_run_fails_and_keeps_good_checkpoints(folder: Path) -> None:
     assert "is nan, not a finite number" in state.reason
     assert "step 3" in ended.stderr
     assert "actor.optim.lr" in ended.stderr
-    assert [each.step for each in good.checkpoints.complete()] == [2]
+    assert [item.step for item in good.checkpoints.complete()] == [2]

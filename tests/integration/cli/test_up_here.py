@@ -28,8 +28,8 @@ def free_ports() -> range:
     for first in range(24000, 32000, 200):
         try:
             for port in range(first, first + 16):
-                with socket.socket() as each:
-                    each.bind(("", port))
+                with socket.socket() as item:
+                    item.bind(("", port))
         except OSError:
             continue
         return range(first, first + 200)
@@ -59,10 +59,10 @@ def env(tmp_path: Path, base: str) -> dict[str, str]:
     return {**own, "XDG_STATE_HOME": str(tmp_path / "state"), "TMPDIR": base}
 
 
-def joined(env: dict[str, str], **more: str) -> list[str]:
+def joined(env: dict[str, str], **extra: str) -> list[str]:
     """Return what a driver on this machine says of its Ray: whether it is embedded, and its address."""
     done = subprocess.run(
-        [sys.executable, "-c", JOIN], env={**env, **more}, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", JOIN], env={**env, **extra}, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

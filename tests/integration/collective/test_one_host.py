@@ -172,4 +172,4 @@ def test_no_byte_of_a_payload_crosses_a_socket(make_cast: Any, monkeypatch: pyte
         after = *counts(cast.here), *there.call(counts)
         crossed[kind] = max(end - start for start, end in zip(before, after, strict=True))
     # Each is announced through the socket: what is counted is the way that it takes.
-    assert all(0 < each < A_FEW_WORDS for each in crossed.values()), crossed
+    assert all(0 < item < A_FEW_WORDS for item in crossed.values()), crossed

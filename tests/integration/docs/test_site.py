@@ -96,16 +96,16 @@ def test_a_part_of_a_key_is_found_by_the_search(address: str) -> None:
     with sync.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1600, "height": 1000})
-        told: list[str] = []
+        output: list[str] = []
         asked: list[str] = []
-        page.on("pageerror", lambda error: told.append(str(error)))
+        page.on("pageerror", lambda error: output.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(f"{address}/index.html")
         page.click("[data-md-component=search-query]")
         page.keyboard.type("staleness")
         page.wait_for_selector(".md-search-result__item", timeout=300_000)
-        found = page.eval_on_selector_all(".md-search-result__item a", "links => links.map(each => each.href)")
+        result = page.eval_on_selector_all(".md-search-result__item a", "links => links.map(each => each.href)")
         browser.close()
-    assert told == []
+    assert output == []
     assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
-    assert any("/reference.html" in link for link in found)
+    assert any("/reference.html" in link for link in result)

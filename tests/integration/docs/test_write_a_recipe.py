@@ -49,7 +49,7 @@ def test_other_blocks_of_the_page_are_sound() -> None:
 def test_recipe_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     job = load_job("recipe=own_recipe:recipe", ["moves=x"], environ={})
-    assert [(each.code, each.path) for each in job.diagnostics] == [("wrong-type", ("moves",))]
+    assert [(diagnostic.code, diagnostic.path) for diagnostic in job.diagnostics] == [("wrong-type", ("moves",))]
     assert dict(job.world_sizes) == {"walker": 2, "learner": 1}
 
 

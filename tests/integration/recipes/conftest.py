@@ -69,7 +69,7 @@ class Run:
     @property
     def metrics(self) -> list[Metrics]:
         """Those of the training steps; an evaluation before the first one has the step 0."""
-        return [each for each in read_metrics(self.folder.metrics_file) if each.step]
+        return [record for record in read_metrics(self.folder.metrics_file) if record.step]
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -192,13 +192,13 @@ def train_math(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture
 def learned(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
     """The problems that a language model's steps learned from; of a step that was repeated those of the last time."""
-    found: dict[int, list[int]] = {}
+    result: dict[int, list[int]] = {}
     take = PromptPlan.take
 
     def noted(plan: PromptPlan, step: int) -> list[GroupReport]:
         groups = take(plan, step)
-        found[step] = [each.problem for each in groups]
+        result[step] = [group.problem for group in groups]
         return groups
 
     monkeypatch.setattr(PromptPlan, "take", noted)
-    return found
+    return result

@@ -20,7 +20,7 @@ try:
 except RuntimeError:
     for missing in ("nms", "qnms"):
         OPERATORS.define(f"{missing}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    for name in [each for each in sys.modules if each.startswith("torchvision")]:
+    for name in [module for module in sys.modules if module.startswith("torchvision")]:
         del sys.modules[name]
 
 from lerobot.datasets.lerobot_dataset import LeRobotDataset  # noqa: E402
@@ -30,12 +30,12 @@ MAIN = "observation.images.main"
 
 def read(folder: str, out: str) -> None:
     """Keep every row as LeRobot gives it."""
-    found = LeRobotDataset("local/set", root=folder)
-    rows: list[dict[str, Any]] = [found[index] for index in range(len(found))]
+    result = LeRobotDataset("local/set", root=folder)
+    rows: list[dict[str, Any]] = [result[index] for index in range(len(result))]
     columns = {key: np.stack([np.asarray(row[key]) for row in rows]) for key in rows[0] if key != "task"}
     tasks = np.array([row["task"] for row in rows])
-    stats = {f"stats/{name}": found.meta.stats[name]["mean"] for name in ("action", MAIN)}
-    np.savez(out, tasks=tasks, fps=found.fps, episodes=found.num_episodes, **stats, **columns)
+    stats = {f"stats/{name}": result.meta.stats[name]["mean"] for name in ("action", MAIN)}
+    np.savez(out, tasks=tasks, fps=result.fps, episodes=result.num_episodes, **stats, **columns)
 
 
 def write(folder: str, kind: str, out: str) -> None:
@@ -62,7 +62,7 @@ def write(folder: str, kind: str, out: str) -> None:
             made.add_frame(row)
         made.save_episode()
     made.finalize()
-    np.savez(out, **{name: np.stack([np.asarray(each) for each in values]) for name, values in kept.items()})
+    np.savez(out, **{name: np.stack([np.asarray(value) for value in values]) for name, values in kept.items()})
 
 
 if __name__ == "__main__":

@@ -69,14 +69,14 @@ def test_lerobot_reads_what_we_write(tmp_path: Path, kind: str) -> None:
     theirs, ours = np.load(tmp_path / "out.npz"), read_lerobot(tmp_path / "set")
     assert (int(theirs["fps"]), int(theirs["episodes"])) == (10, 3)
     for name in ("observation.state", "action", "next.done"):
-        assert np.array_equal(theirs[name].squeeze(), np.concatenate([each[name] for each in parts])), name
+        assert np.array_equal(theirs[name].squeeze(), np.concatenate([part[name] for part in parts])), name
     assert theirs["tasks"].tolist() == [ours.tasks[task] for task in ours.task_of]
     assert np.array_equal(theirs["episode_index"].ravel(), np.repeat([0, 1, 2], [6, 9, 4]))
     np.testing.assert_allclose(theirs["timestamp"].ravel(), np.concatenate([np.arange(n) for n in (6, 9, 4)]) / 10)
     pictures = (theirs[MAIN].transpose(0, 2, 3, 1) * 255).round().astype(np.uint8)
     assert np.array_equal(pictures, ours.cameras["main"].read(np.arange(19)))
     if kind == "image":
-        assert np.array_equal(pictures, np.concatenate([each[MAIN] for each in parts]))
+        assert np.array_equal(pictures, np.concatenate([part[MAIN] for part in parts]))
     assert ours.statistics is not None
     np.testing.assert_allclose(theirs["stats/action"], ours.statistics["action"]["mean"])
     np.testing.assert_allclose(theirs[f"stats/{MAIN}"], ours.statistics[MAIN]["mean"])

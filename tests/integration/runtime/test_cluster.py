@@ -22,11 +22,11 @@ class Actor:
     """An ordinary class: no worker, and of no group."""
 
     def __init__(self, first: int, second: str) -> None:
-        self.given = (first, second)
+        self.value = (first, second)
         self.both_are_here = threading.Barrier(2)
 
     def arguments(self) -> tuple[int, str]:
-        return self.given
+        return self.value
 
     def place(self) -> tuple[str, dict[str, Any]]:
         """Return the node that it runs on, and what of Ray's resources it holds."""
@@ -85,8 +85,8 @@ def test_an_actor_is_made_on_its_node_with_its_arguments(cluster: Cluster, alloc
     assert cluster.node_ranks[node] == 0
     assert not resources
     assert sorted(ray.get([actor.meet.remote(), actor.meet.remote()], timeout=60)) == [0, 1]
-    found = ray.get_actor("by hand", namespace=cluster.session.job)
-    assert ray.get(found.arguments.remote(), timeout=60) == (3, "three")
+    result = ray.get_actor("by hand", namespace=cluster.session.job)
+    assert ray.get(result.arguments.remote(), timeout=60) == (3, "three")
 
 
 def test_actor_has_the_variables_of_its_group(allocate: Callable[..., Any]) -> None:

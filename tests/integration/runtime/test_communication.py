@@ -159,7 +159,7 @@ def test_a_message_waits_for_its_receiver(group: WorkerGroup[Talker]) -> None:
 
 def test_each_rank_its_own(group: WorkerGroup[Talker]) -> None:
     received = group.exchange("talk").wait(timeout=20)
-    assert [list(each.items()) for each in received] == [
+    assert [list(item.items()) for item in received] == [
         [(2, (2, 0)), (1, (1, 0))],
         [(2, (2, 1)), (0, (0, 1))],
         [(1, (1, 2)), (0, (0, 2))],

@@ -242,8 +242,8 @@ def _family(pid: int) -> set[int]:
         except OSError:
             continue
     known = {pid}
-    while more := {each for each, parent in parents.items() if parent in known} - known:
-        known |= more
+    while extra := {name for name, parent in parents.items() if parent in known} - known:
+        known |= extra
     return known
 
 
@@ -257,11 +257,11 @@ def _listening(pids: Set[int]) -> set[tuple[str, str]]:
             except OSError:
                 continue
             inodes.add(target.removeprefix("socket:[").removesuffix("]"))
-    found: set[tuple[str, str]] = set()
+    result: set[tuple[str, str]] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTENS and fields[9] in inodes:
                 address, _, port = fields[1].partition(":")
-                found.add((address, port))
-    return found
+                result.add((address, port))
+    return result

@@ -108,9 +108,9 @@ def test_what_a_worker_prints_comes_to_the_driver_under_its_name() -> None:
     heard: set[str] = set()
     try:
         for line in driver.stdout:  # ends with the driver, if it never comes
-            found = re.search(r"\((talk:\d) pid=\d+\).* hello from (\d)", line)
-            if found:
-                heard.add(f"{found[1]} {found[2]}")
+            match = re.search(r"\((talk:\d) pid=\d+\).* hello from (\d)", line)
+            if match:
+                heard.add(f"{match[1]} {match[2]}")
             if len(heard) == 2:
                 break
     finally:

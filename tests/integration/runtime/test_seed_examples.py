@@ -63,11 +63,11 @@ def test_programs(cluster: Cluster, program: str) -> None:
     assert len(examples) > 5
     try:
         # Not doctest's own way, which takes what workers print for the value.
-        for each in examples:
-            if each.want:
-                assert f"{eval(each.source, names)!r}\n" == each.want
+        for example in examples:
+            if example.want:
+                assert f"{eval(example.source, names)!r}\n" == example.want
             else:
-                exec(each.source, names)  # noqa: S102
+                exec(example.source, names)  # noqa: S102
     finally:
         for group in ("my_worker_group", "send_group", "recv_group"):
             if group in names:
@@ -139,10 +139,10 @@ class MyWorker(Worker):
 def test_what_is_told_in_words(cluster: Cluster) -> None:
     placement = NodePlacementStrategy([0, 0])
     with MyWorker.create_group().launch(cluster, placement) as group:
-        told = group.known_variables().wait()
-        assert [each["RANK"] for each in told] == ["0", "1"]
-        assert {each["WORLD_SIZE"] for each in told} == {"2"}
-        assert len({(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in told}) == 1
+        output = group.known_variables().wait()
+        assert [message["RANK"] for message in output] == ["0", "1"]
+        assert {message["WORLD_SIZE"] for message in output} == {"2"}
+        assert len({(message["MASTER_ADDR"], message["MASTER_PORT"]) for message in output}) == 1
 
         (_, info), (address, _) = group.info().wait()
         assert address.get_name() == "Worker_group_MyWorker:1"
@@ -174,4 +174,4 @@ def test_load_balancing(cluster: Cluster) -> None:
             trained[number % groups].append(len(rollout_output_queue.get()))
         generated.wait()
     assert sorted(trained[0] + trained[1]) == sorted(lengths * 2)
-    assert [len(each) for each in trained] == [len(lengths)] * groups
+    assert [len(item) for item in trained] == [len(lengths)] * groups

@@ -66,7 +66,7 @@ class Handles:
 def names_of(cfg: Any) -> dict[str, Any]:
     """Return what the programs find there before their first line."""
     classes = (Cluster, HybridComponentPlacement, EmbodiedFSDPActor, MultiStepRolloutWorker, EnvWorker, EmbodiedRunner)
-    return {"cfg": cfg, "num_nodes": 1, **{each.__name__: each for each in classes}}
+    return {"cfg": cfg, "num_nodes": 1, **{item.__name__: item for item in classes}}
 
 
 def run(text: str, names: dict[str, Any]) -> None:
@@ -105,7 +105,7 @@ def test_the_entry_program(
     assert len(folder.metrics_file.read_text().splitlines()) == 2
     assert folder.checkpoints.latest() is not None
     config = load_job(str(folder.config_file), environ={})
-    assert config.ok, [each.message for each in config.diagnostics]
+    assert config.ok, [diagnostic.message for diagnostic in config.diagnostics]
     assert config.config is not None
     assert config.config.model_dump() == cfg.model_dump()
     assert str(folder.path) in capsys.readouterr().err

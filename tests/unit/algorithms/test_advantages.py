@@ -111,20 +111,20 @@ def naive_gae(t: Trajectories, gamma: float, decay: float) -> Tensor:
 
 
 def test_gae_equals_stable_baselines3() -> None:
-    found = gae(
+    result = gae(
         Trajectories(rewards=torch.tensor(REWARDS), values=torch.tensor(VALUES), dones=torch.tensor(DONES).bool()),
         AdvantageSettings(gamma=0.97, gae_lambda=0.9, normalize_advantages=False),
     )
-    torch.testing.assert_close(found.advantages, torch.tensor(SB3_ADVANTAGES), atol=1e-6, rtol=0)
-    torch.testing.assert_close(found.returns, torch.tensor(SB3_RETURNS), atol=1e-6, rtol=0)
+    torch.testing.assert_close(result.advantages, torch.tensor(SB3_ADVANTAGES), atol=1e-6, rtol=0)
+    torch.testing.assert_close(result.returns, torch.tensor(SB3_RETURNS), atol=1e-6, rtol=0)
 
 
 @given(seeds, st.floats(0, 1), st.floats(0, 1))
 def test_gae_equals_the_sum_of_differences(seed: int, gamma: float, decay: float) -> None:
     t = sample(seed)
     assert t.values is not None
-    found = gae_advantages(t.rewards, t.values, t.dones, gamma, decay)
-    torch.testing.assert_close(found, naive_gae(t, gamma, decay), atol=1e-9, rtol=1e-9)
+    advantages = gae_advantages(t.rewards, t.values, t.dones, gamma, decay)
+    torch.testing.assert_close(advantages, naive_gae(t, gamma, decay), atol=1e-9, rtol=1e-9)
 
 
 @given(seeds)
@@ -180,8 +180,8 @@ def test_group_advantages_equal_a_loop(scores: list[float], size: int) -> None:
         deviation = math.sqrt(math.fsum((score - mean) ** 2 for score in group) / (size - 1))
         same = max(group) - min(group) <= 1e-6 * max(map(abs, group))
         expected += [0.0 if same else (score - mean) / (deviation + 1e-6) for score in group]
-    found = group_advantages(torch.tensor(scores, dtype=torch.float64), size)
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=1e-6)
+    advantages = group_advantages(torch.tensor(scores, dtype=torch.float64), size)
+    torch.testing.assert_close(advantages, torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=1e-6)
 
 
 @given(st.floats(-1e6, 1e6, width=32), st.integers(2, 9))
@@ -230,10 +230,10 @@ def test_differences_and_leave_one_out_equal_loops(scores: list[float], size: in
     rewards = torch.stack((torch.zeros(12), torch.tensor(scores, dtype=torch.float64)))
     t = Trajectories(rewards=rewards, dones=torch.zeros(2, 12).bool())
     for function, expected in ((dr_grpo, plain), (rloo, others)):
-        found = function(t, AdvantageSettings(group_size=size))
+        result = function(t, AdvantageSettings(group_size=size))
         wanted = torch.tensor(expected, dtype=torch.float64).expand(2, 12)
-        torch.testing.assert_close(found.advantages, wanted, atol=1e-9, rtol=1e-9)
-        assert found.returns is None
+        torch.testing.assert_close(result.advantages, wanted, atol=1e-9, rtol=1e-9)
+        assert result.returns is None
 
 
 @pytest.mark.parametrize("function", [grpo, dr_grpo, rloo, reinforce_pp, gae, turn_gae])
@@ -242,8 +242,8 @@ def test_a_divergence_is_taken_off_the_rewards(function: Any) -> None:
     assert t.kl is not None
     settings = AdvantageSettings(group_size=3, kl_beta=0.3, gamma=0.9, gae_lambda=0.8)
     less = Trajectories(rewards=t.rewards - 0.3 * t.kl, dones=t.dones, values=t.values, mask=t.mask)
-    found, expected = function(t, settings), function(less, settings)
-    torch.testing.assert_close(found.advantages, expected.advantages)
+    result, expected = function(t, settings), function(less, settings)
+    torch.testing.assert_close(result.advantages, expected.advantages)
 
 
 def test_distillation_is_the_teacher_less_the_policy() -> None:
@@ -267,15 +267,15 @@ def test_gae_passes_over_steps_that_do_not_count(seed: int, gamma: float, decay:
     t = sample(seed, end=0.0)
     assert t.values is not None
     assert t.mask is not None
-    found = gae_advantages(t.rewards, t.values, t.dones, gamma, decay, t.mask)
+    advantages = gae_advantages(t.rewards, t.values, t.dones, gamma, decay, t.mask)
     for b in range(t.rewards.shape[1]):
         rows = t.mask[:, b].nonzero()[:, 0]
         if not len(rows):
             continue
         values = torch.cat((t.values[rows, b], t.values[-1:, b]))[:, None]
         alone = Trajectories(rewards=t.rewards[rows, b][:, None], dones=t.dones[rows, b][:, None], values=values)
-        torch.testing.assert_close(found[rows, b], naive_gae(alone, gamma, decay)[:, 0], atol=1e-9, rtol=1e-9)
-    assert torch.equal(found[~t.mask], torch.zeros_like(found[~t.mask]))
+        torch.testing.assert_close(advantages[rows, b], naive_gae(alone, gamma, decay)[:, 0], atol=1e-9, rtol=1e-9)
+    assert torch.equal(advantages[~t.mask], torch.zeros_like(advantages[~t.mask]))
 
 
 @given(seeds, st.floats(0, 1), st.floats(0, 1))
@@ -310,9 +310,9 @@ def test_gae_over_turns_equals_a_loop_over_turns(seed: int, gamma: float, decay:
                 expected[step, b] = total
                 targets[step, b] = total + float(t.values[turns[first][0], b])
     without = Trajectories(rewards=t.rewards, dones=t.dones, values=t.values, mask=t.mask)
-    found = turn_gae(without, AdvantageSettings(gamma=gamma, gae_lambda=decay, normalize_advantages=False))
-    torch.testing.assert_close(found.advantages, expected, atol=1e-9, rtol=1e-9)
-    torch.testing.assert_close(found.returns, targets, atol=1e-9, rtol=1e-9)
+    advantages = turn_gae(without, AdvantageSettings(gamma=gamma, gae_lambda=decay, normalize_advantages=False))
+    torch.testing.assert_close(advantages.advantages, expected, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(advantages.returns, targets, atol=1e-9, rtol=1e-9)
 
 
 def test_an_answer_without_tools_is_one_turn() -> None:
@@ -321,21 +321,21 @@ def test_an_answer_without_tools_is_one_turn() -> None:
         dones=torch.tensor([[False], [False], [True]]),
         values=torch.tensor([[0.4], [0.9], [-3.0], [5.0]]),
     )
-    found = turn_gae(t, AdvantageSettings(normalize_advantages=False))
-    torch.testing.assert_close(found.advantages, torch.full((3, 1), 0.6))
-    torch.testing.assert_close(found.returns, torch.ones(3, 1))
+    advantages = turn_gae(t, AdvantageSettings(normalize_advantages=False))
+    torch.testing.assert_close(advantages.advantages, torch.full((3, 1), 0.6))
+    torch.testing.assert_close(advantages.returns, torch.ones(3, 1))
 
 
 def test_grpo_gives_every_counted_step_the_same() -> None:
     rewards = torch.tensor([[0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0], [9.0, 0.0, 0.0, 0.0]])
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [0, 1, 0, 0]]).bool()
-    found = grpo(
+    result = grpo(
         Trajectories(rewards=rewards, dones=torch.zeros(3, 4).bool(), mask=mask), AdvantageSettings(group_size=2)
     )
     unit = 0.5 / (math.sqrt(0.5) + 1e-6)
     expected = torch.tensor([[unit, -unit, 0, 0], [unit, -unit, 0, 0], [0, -unit, 0, 0]])
-    torch.testing.assert_close(found.advantages, expected, atol=1e-6, rtol=0)
-    assert found.returns is None
+    torch.testing.assert_close(result.advantages, expected, atol=1e-6, rtol=0)
+    assert result.returns is None
 
 
 def naive_reinforce(t: Trajectories, rewards: Tensor, beta: float, gamma: float) -> Tensor:
@@ -362,8 +362,8 @@ def naive_reinforce(t: Trajectories, rewards: Tensor, beta: float, gamma: float)
 @given(seeds, st.floats(0.5, 1), st.floats(0, 0.5))
 def test_reinforce_equals_a_loop(seed: int, gamma: float, beta: float) -> None:
     t = sample(seed)
-    found = reinforce_pp(t, AdvantageSettings(gamma=gamma, kl_beta=beta))
-    torch.testing.assert_close(found.advantages, naive_reinforce(t, t.rewards, beta, gamma), atol=1e-6, rtol=1e-6)
+    result = reinforce_pp(t, AdvantageSettings(gamma=gamma, kl_beta=beta))
+    torch.testing.assert_close(result.advantages, naive_reinforce(t, t.rewards, beta, gamma), atol=1e-6, rtol=1e-6)
 
 
 def test_a_tools_words_discount_nothing() -> None:
@@ -405,8 +405,8 @@ def test_what_varies_is_told_as_advantages_tell_it() -> None:
     assert not varies([])
     assert varies([0.3, 0.30001])
     for scores in ([0.1 + 0.2, 0.3], [0.3, 0.30001], [1.0, 1.0], [1.0, 0.0]):
-        found = group_advantages(torch.tensor(scores).double(), 2)
-        assert bool(found.any()) == varies(scores)
+        advantages = group_advantages(torch.tensor(scores).double(), 2)
+        assert bool(advantages.any()) == varies(scores)
 
 
 @given(seeds)
@@ -421,15 +421,15 @@ def test_the_baseline_is_the_group_mean(seed: int) -> None:
         for b in members:
             last = max(step for step in range(len(rewards)) if t.mask[step, b])
             rewards[last, b] -= math.fsum(scores) / 3
-    found = reinforce_pp_baseline(t, AdvantageSettings(group_size=3, kl_beta=0.1))
-    torch.testing.assert_close(found.advantages, naive_reinforce(t, rewards, 0.1, 1.0), atol=1e-6, rtol=1e-6)
+    result = reinforce_pp_baseline(t, AdvantageSettings(group_size=3, kl_beta=0.1))
+    torch.testing.assert_close(result.advantages, naive_reinforce(t, rewards, 0.1, 1.0), atol=1e-6, rtol=1e-6)
 
 
 def test_a_baseline_cancels_what_a_whole_group_gets() -> None:
     rewards = torch.tensor([[0.0] * 4, [5.0, 5.0, 1.0, 0.0]])
     t = Trajectories(rewards=rewards, dones=torch.tensor([[0] * 4, [1] * 4]).bool())
-    found = reinforce_pp_baseline(t, AdvantageSettings(group_size=2, normalize_advantages=False)).advantages
-    assert found.tolist() == [[0, 0, 0.5, -0.5], [0, 0, 0.5, -0.5]]
+    advantages = reinforce_pp_baseline(t, AdvantageSettings(group_size=2, normalize_advantages=False)).advantages
+    assert advantages.tolist() == [[0, 0, 0.5, -0.5], [0, 0, 0.5, -0.5]]
 
 
 def test_groups_without_variance_are_found() -> None:
@@ -456,8 +456,8 @@ def test_ranks_normalize_together(seed: int) -> None:
         return normalize(parts[number], None, reduce_sum)
 
     with ThreadPoolExecutor(2) as pool:
-        found = torch.cat(list(pool.map(rank, range(2))))
-    torch.testing.assert_close(found, (values - values.mean()) / (values.std() + 1e-8))
+        result = torch.cat(list(pool.map(rank, range(2))))
+    torch.testing.assert_close(result, (values - values.mean()) / (values.std() + 1e-8))
 
 
 def test_settings_take_what_a_section_has() -> None:

@@ -45,16 +45,16 @@ def test_parts_add_up_to_the_whole(seed: int, how: LossAggregation, cut: int) ->
     mask[0, 0] = mask[-1, 0] = True  # no part is empty, which would count as one
     parts = [(losses[:cut], mask[:cut]), (losses[cut:], mask[cut:])]
     total = torch.stack([denominator(marks, part.shape, how) for part, marks in parts]).sum()
-    found = sum(aggregate(part, marks, how, total).item() for part, marks in parts)
-    assert found == pytest.approx(aggregate(losses, mask, how).item(), abs=1e-6)
+    result = sum(aggregate(part, marks, how, total).item() for part, marks in parts)
+    assert result == pytest.approx(aggregate(losses, mask, how).item(), abs=1e-6)
 
 
 def test_a_constant_length_does_not_depend_on_the_batch() -> None:
     for width in (2, 3):
         losses, mask = torch.ones(4, width), torch.tensor([[1] * width, [1] + [0] * (width - 1)] * 2)
         total = denominator(mask, losses.shape, "seq-mean-token-sum-norm", longest=10)
-        found = aggregate(losses, mask, "seq-mean-token-sum-norm", total)
-        assert found.item() == pytest.approx(2 * (width + 1) / (4 * 10))
+        result = aggregate(losses, mask, "seq-mean-token-sum-norm", total)
+        assert result.item() == pytest.approx(2 * (width + 1) / (4 * 10))
 
 
 def test_what_is_masked_may_be_anything() -> None:

@@ -37,8 +37,8 @@ def test_expectations_are_the_divergence() -> None:
         assert mean.item() == pytest.approx(exact.item(), abs=1e-12 if name != "k2" else 5e-3)
     (expected,) = torch.autograd.grad(exact, logits, retain_graph=True)
     sampled = (probabilities.detach() * kl_estimate(logprobs, reference, "k2")).sum()
-    (found,) = torch.autograd.grad(sampled, logits)
-    torch.testing.assert_close(found, expected)
+    (result,) = torch.autograd.grad(sampled, logits)
+    torch.testing.assert_close(result, expected)
 
 
 def test_k3_stays_finite() -> None:

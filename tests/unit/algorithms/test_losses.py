@@ -40,10 +40,10 @@ def naive_policy(ratio: float, advantage: float, low: float, high: float, c: flo
 def test_policy_loss_equals_the_formula(
     ratio: float, advantage: float, low: float, high: float, c: float | None
 ) -> None:
-    found, _, _ = clipped_policy_losses(
+    result, _, _ = clipped_policy_losses(
         torch.tensor(ratio, dtype=torch.float64), torch.tensor(advantage, dtype=torch.float64), low, high, c
     )
-    assert found.item() == pytest.approx(naive_policy(ratio, advantage, low, high, c), abs=1e-9)
+    assert result.item() == pytest.approx(naive_policy(ratio, advantage, low, high, c), abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_value_loss_equals_the_formula(
 
     near = value if clip is None else old + min(max(value - old, -clip), clip)
     tensors = [torch.tensor(x, dtype=torch.float64) for x in (value, old, target)]
-    found, _ = clipped_value_loss(tensors[0], tensors[1], tensors[2], clip, delta)
-    assert found.item() == pytest.approx(max(one(target - value), one(target - near)), abs=1e-9)
+    result, _ = clipped_value_loss(tensors[0], tensors[1], tensors[2], clip, delta)
+    assert result.item() == pytest.approx(max(one(target - value), one(target - near)), abs=1e-9)
 
 
 def test_huber_equals_torch() -> None:
@@ -131,25 +131,25 @@ def test_the_whole_loss_equals_a_loop(seed: int) -> None:
             approx_kl.append(ratio - 1 - log_ratio)
             clipped.append((ratio > 1.28 and advantage > 0) or (ratio < 0.8 and advantage < 0))
     count = max(len(policy), 1)
-    found = actor(b, SETTINGS)
+    result = actor(b, SETTINGS)
     expected = (sum(policy) - 0.01 * sum(entropy) + 0.05 * sum(kl)) / count
-    assert found.loss.item() == pytest.approx(expected, abs=1e-6)
+    assert result.loss.item() == pytest.approx(expected, abs=1e-6)
     names = ("policy_loss", "approx_kl", "clip_fraction", "entropy", "kl_ref")
     sums = (sum(policy), sum(approx_kl), sum(clipped), sum(entropy), sum(kl))
     for name, value in zip(names, sums, strict=True):
-        assert found.metrics[f"actor/{name}"].item() == pytest.approx(value / count, abs=1e-6)
-        assert not found.metrics[f"actor/{name}"].requires_grad
+        assert result.metrics[f"actor/{name}"].item() == pytest.approx(value / count, abs=1e-6)
+        assert not result.metrics[f"actor/{name}"].requires_grad
 
 
 def test_actor_critic_adds_the_value_loss() -> None:
     b = batch(1)
-    found, alone = actor_critic(b, SETTINGS), actor(b, SETTINGS)
+    result, alone = actor_critic(b, SETTINGS), actor(b, SETTINGS)
     assert b.values is not None
     assert b.old_values is not None
     assert b.returns is not None
     losses, _ = clipped_value_loss(b.values, b.old_values, b.returns, 0.2, 10.0)
-    assert found.loss.item() == pytest.approx((alone.loss + losses.mean()).item(), abs=1e-12)
-    assert found.metrics["critic/value_loss"].item() == pytest.approx(losses.mean().item(), abs=1e-12)
+    assert result.loss.item() == pytest.approx((alone.loss + losses.mean()).item(), abs=1e-12)
+    assert result.metrics["critic/value_loss"].item() == pytest.approx(losses.mean().item(), abs=1e-12)
     weighted = actor_critic(b, replace(SETTINGS, value_weight=0.25)).loss
     assert weighted.item() == pytest.approx((alone.loss + 0.25 * losses.mean()).item(), abs=1e-12)
     with pytest.raises(ValueError, match="old values"):
@@ -213,12 +213,12 @@ def test_an_entropy_of_actions_beside_ratios_of_tokens() -> None:
 def test_impossible_ratios_stay_finite() -> None:
     logprobs = torch.tensor([200.0, -200.0], requires_grad=True)
     b = LossInputs(logprobs=logprobs, old_logprobs=torch.zeros(2), advantages=torch.tensor([-1.0, 1.0]))
-    found = actor(b, LossSettings(clip_ratio_c=None))
-    found.loss.backward()
-    assert torch.isfinite(found.loss)
+    result = actor(b, LossSettings(clip_ratio_c=None))
+    result.loss.backward()
+    assert torch.isfinite(result.loss)
     assert logprobs.grad is not None
     assert torch.isfinite(logprobs.grad).all()
-    assert "actor/dual_clip_fraction" not in found.metrics
+    assert "actor/dual_clip_fraction" not in result.metrics
 
 
 @pytest.mark.parametrize("cap", [None, 1.5])
@@ -231,18 +231,18 @@ def test_a_decoupled_loss_equals_a_loop_over_three_policies(seed: int, cap: floa
     for i in range(8):
         for t in range(3):
             if b.mask[i, t]:
-                now, old, drew = (float(each[i, t]) for each in (b.logprobs.detach(), b.old_logprobs, behaviour))
+                now, old, drew = (float(item[i, t]) for item in (b.logprobs.detach(), b.old_logprobs, behaviour))
                 weight = min(math.exp(old - drew), cap or math.inf)
                 losses.append(weight * naive_policy(math.exp(now - old), float(b.advantages[i, t]), 0.2, 0.28, 3.0))
     settings = replace(SETTINGS, tis_cap=cap)
-    given = replace(b, behaviour_logprobs=behaviour)
-    found = decoupled_actor(given, settings)
-    assert found.loss.item() == pytest.approx(sum(losses) / len(losses), abs=1e-9)
+    inputs = replace(b, behaviour_logprobs=behaviour)
+    result = decoupled_actor(inputs, settings)
+    assert result.loss.item() == pytest.approx(sum(losses) / len(losses), abs=1e-9)
     if cap is None:  # `actor` takes the weights only where they are truncated
-        assert actor(given, settings).loss.item() == pytest.approx(actor(b, settings).loss.item(), abs=1e-12)
+        assert actor(inputs, settings).loss.item() == pytest.approx(actor(b, settings).loss.item(), abs=1e-12)
     else:
-        assert actor(given, settings).loss.item() == pytest.approx(found.loss.item(), abs=1e-12)
-    (gradient,) = torch.autograd.grad(found.loss, b.logprobs)
+        assert actor(inputs, settings).loss.item() == pytest.approx(result.loss.item(), abs=1e-12)
+    (gradient,) = torch.autograd.grad(result.loss, b.logprobs)
     assert torch.isfinite(gradient).all()
 
 
@@ -311,12 +311,12 @@ def test_gspo_equals_a_loop_over_sequences_with_its_gradient(seed: int) -> None:
         losses[i] = -(objective if scores[i] >= 0 else torch.max(objective, 3.0 * scores[i]))
     (expected,) = torch.autograd.grad(losses.mean(), b.logprobs)
 
-    found = gspo(replace(b, advantages=scores), settings)
+    result = gspo(replace(b, advantages=scores), settings)
 
-    assert found.loss.item() == pytest.approx(losses.mean().item(), abs=1e-9)
-    (gradient,) = torch.autograd.grad(found.loss, b.logprobs)
+    assert result.loss.item() == pytest.approx(losses.mean().item(), abs=1e-9)
+    (gradient,) = torch.autograd.grad(result.loss, b.logprobs)
     torch.testing.assert_close(gradient, expected, atol=1e-9, rtol=1e-9)
-    assert 0 < found.metrics["actor/clip_fraction"].item() < 1
+    assert 0 < result.metrics["actor/clip_fraction"].item() < 1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -364,9 +364,9 @@ def test_metrics_of_parts_add_up_to_those_of_the_whole() -> None:
         parts.append(actor(LossInputs(**{**part, "total": total, "token_total": total}), settings).metrics)
     assert set(parts[0]) == set(whole)
     for name, value in whole.items():
-        both = [each[name].item() for each in parts]
-        found = max(both) if name.endswith("_max") else sum(both) / 2
-        assert found == pytest.approx(value.item(), abs=1e-6), name
+        both = [part[name].item() for part in parts]
+        result = max(both) if name.endswith("_max") else sum(both) / 2
+        assert result == pytest.approx(value.item(), abs=1e-6), name
 
 
 @pytest.mark.parametrize("ratio", [0.3, 1.0, 1.7])

@@ -34,8 +34,8 @@ class Policy:
 
 
 def test_a_model_s_instance_or_the_dictionary() -> None:
-    found = options_for(cispo, {"largest_weight": "2", "of_another": 1})
-    assert found == CispoOptions(largest_weight=2)
+    result = options_for(cispo, {"largest_weight": "2", "of_another": 1})
+    assert result == CispoOptions(largest_weight=2)
     written = {"largest_weight": 2}
     assert options_for(plain, written) == written
     assert options_for(Policy, {"depth": 3}).depth == 3

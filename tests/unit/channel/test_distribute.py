@@ -29,8 +29,8 @@ def shares(lengths: list[int], balancer: Balancer) -> tuple[list[list[int]], Bal
 
 def test_round_robin_deals_in_turn_and_keeps_the_order() -> None:
     lengths = list(range(10))
-    found, balancer = shares(lengths, RoundRobin(RANKS))
-    assert found == [lengths[rank::RANKS] for rank in range(RANKS)]
+    result, balancer = shares(lengths, RoundRobin(RANKS))
+    assert result == [lengths[rank::RANKS] for rank in range(RANKS)]
     assert balancer.counts == (3, 3, 2, 2)
 
 

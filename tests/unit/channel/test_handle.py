@@ -128,9 +128,9 @@ def test_a_failed_put_that_nobody_waited_for_is_told(channel: Channel, caplog: p
     for _ in range(3):
         channel.put("lost", key="k", async_op=True)
     wait_until_all_is_seen_to(channel, caplog)
-    told = [record for record in caplog.records if "key `k`" in record.message]
-    assert sum(record.args[2] for record in told) == 3  # type: ignore[index, misc]
-    assert all(record.levelname == "ERROR" for record in told)
+    messages = [record for record in caplog.records if "key `k`" in record.message]
+    assert sum(record.args[2] for record in messages) == 3  # type: ignore[index, misc]
+    assert all(record.levelname == "ERROR" for record in messages)
     assert "channel `c`, key `k` is closed, the item was not accepted" in caplog.text
 
 

@@ -43,8 +43,8 @@ def full_run(folder: str, *, status: str = RunStatus.FINISHED, steps: int = 12) 
         run.path,
         4,
         [
-            {"prompt": NASTY, "text": NASTY, "answer": "5", "reward": float(each % 2), "reason": "no"}
-            for each in range(40)
+            {"prompt": NASTY, "text": NASTY, "answer": "5", "reward": float(number % 2), "reason": "no"}
+            for number in range(40)
         ],
     )
     videos = run.path / "videos"

@@ -56,11 +56,11 @@ def test_recipes(complete: Complete) -> None:
 
 
 def test_shipped_configs_and_yaml_files(complete: Complete) -> None:
-    found = complete("validate", "")
-    assert set(shipped_configs()) < set(found)
-    assert "mixed.yaml" in found
-    assert "jobs/" in found
-    assert "notes.txt" not in found
+    completions = complete("validate", "")
+    assert set(shipped_configs()) < set(completions)
+    assert "mixed.yaml" in completions
+    assert "jobs/" in completions
+    assert "notes.txt" not in completions
     # The only folder comes with what is in it: the shell would put a space behind it alone.
     assert complete("inspect", "placement", "jo") == ["jobs/", "jobs/one.yaml"]
 
@@ -77,9 +77,9 @@ def test_override_keys_a_section_at_a_time(complete: Complete) -> None:
 def test_the_only_key_comes_with_a_value(complete: Complete) -> None:
     """Alone, the shell would put a space behind it."""
     assert complete("validate", "mixed.yaml", "cluster.num") == ["cluster.num_nodes=", "cluster.num_nodes=4"]
-    found = complete("validate", "mixed.yaml", "cluster.node_groups[0].ignore")
+    completions = complete("validate", "mixed.yaml", "cluster.node_groups[0].ignore")
     prefix = "cluster.node_groups[0].ignore_hardware="
-    assert found == [prefix, f"{prefix}true", f"{prefix}false"]
+    assert completions == [prefix, f"{prefix}true", f"{prefix}false"]
 
 
 def test_values_that_bash_would_take_for_a_word_are_quoted(complete: Complete) -> None:
@@ -100,8 +100,8 @@ def test_components_and_groups_of_the_file(complete: Complete) -> None:
 class TestOfTrain:
     def test_recipes_and_files_come_first(self, complete: Complete) -> None:
         assert complete("train", "recipe=e") == ["recipe=embodied"]
-        found = complete("train", "")
-        assert {"recipe=embodied", "recipe=math", "mixed.yaml", "laptop"} <= set(found)
+        completions = complete("train", "")
+        assert {"recipe=embodied", "recipe=math", "mixed.yaml", "laptop"} <= set(completions)
 
     def test_a_recipe_whose_name_bash_parts(self, complete: Complete) -> None:
         assert complete("train", "recipe", "=", "em") == ["embodied"]
@@ -111,9 +111,9 @@ class TestOfTrain:
         ]
 
     def test_keys_behind_a_recipe_and_behind_a_file(self, complete: Complete) -> None:
-        found = complete("train", "recipe=embodied", "env.train.")
-        assert "env.train.total_num_envs=" in found
-        assert complete("train", "laptop", "env.train.") == found
+        completions = complete("train", "recipe=embodied", "env.train.")
+        assert "env.train.total_num_envs=" in completions
+        assert complete("train", "laptop", "env.train.") == completions
         assert complete("train", "recipe=math", "data.prom") == complete("train", "math_laptop", "data.prom") != []
 
     def test_runs_and_their_components(self, complete: Complete) -> None:

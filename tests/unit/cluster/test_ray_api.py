@@ -34,7 +34,7 @@ def test_starting_ray_is_asked_once_the_head_lists_its_node(monkeypatch: pytest.
 
     services = import_module("ray._private.services")
     monkeypatch.setattr(module, "gcs_client", lambda address: Head())
-    monkeypatch.setattr(services, "get_node", lambda *given: asked.append((len(listed), *given)))
+    monkeypatch.setattr(services, "get_node", lambda *arguments: asked.append((len(listed), *arguments)))
     own = services.get_node
     with module.quick_start():
         services.get_node("127.0.0.1:1", "0b")

@@ -34,8 +34,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return passed
 
 
-def lines_of(pid: object, *lines: str, **more: Any) -> dict[str, Any]:
-    return {"pid": pid, "lines": list(lines), "is_err": False, **more}
+def lines_of(pid: object, *lines: str, **extra: Any) -> dict[str, Any]:
+    return {"pid": pid, "lines": list(lines), "is_err": False, **extra}
 
 
 def worker_file(folder: Path, pid: int, text: str) -> None:

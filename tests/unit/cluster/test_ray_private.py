@@ -22,10 +22,10 @@ AS_TEXT = "rlinf_cli/bootstrap/node/node_members.py"
 def test_ray_has_it_still(part: PrivatePart) -> None:
     module = import_module(part.module)
     for name in part.names:
-        found = module
+        result = module
         for word in name.split("."):
-            assert hasattr(found, word), f"{part.module}.{name}: {part.reason}"
-            found = getattr(found, word)
+            assert hasattr(result, word), f"{part.module}.{name}: {part.reason}"
+            result = getattr(result, word)
 
 
 def test_a_job_config_keeps_its_list_of_folders() -> None:
@@ -51,15 +51,15 @@ def test_ray_still_knows_the_variables_of_its_environment() -> None:
     ids=["private", "any"],
 )
 def test_one_place_touches_ray(pattern: str, allowed: set[str]) -> None:
-    found: list[str] = []
+    result: list[str] = []
     for package in ("rlinf_core", "rlinf_cli", "recipes"):
         for file in sorted((ROOT / package).rglob("*.py")):
             name = file.relative_to(ROOT).as_posix()
             lines = file.read_text(encoding="utf-8").splitlines()
             used = [line for line in lines if "ray_module(" not in line and re.search(pattern, line)]
             if used and name not in allowed:
-                found += [f"{name}: {line.strip()}" for line in used]
-    assert found == []
+                result += [f"{name}: {line.strip()}" for line in used]
+    assert result == []
 
 
 def test_what_is_not_listed_is_refused() -> None:

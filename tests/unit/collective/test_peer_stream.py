@@ -161,10 +161,10 @@ def test_mismatch_is_recorded_before_its_acknowledgement() -> None:
     # Of a send that has returned: nobody holds it.
     work: Work[None] = Work(OperationKind.SEND, "peer:0", 5.0)
     outgoing.unacknowledged[7] = work
-    found: list[tuple[list[MismatchError], list[int]]] = []
-    work.add_done_callback(lambda: found.append((outgoing.take_mismatches(), list(outgoing.unacknowledged))))
+    result: list[tuple[list[MismatchError], list[int]]] = []
+    work.add_done_callback(lambda: result.append((outgoing.take_mismatches(), list(outgoing.unacknowledged))))
     outgoing.acknowledged(7, error)
-    assert found == [([error], [7])]
+    assert result == [([error], [7])]
     assert outgoing.unacknowledged == {}
 
 

@@ -73,13 +73,13 @@ def test_waiting_ends_with_the_time_of_the_receive() -> None:
 @pytest.mark.parametrize("ended", [True, False])
 def test_callbacks_come_once_at_the_end(ended: bool) -> None:
     growth = new_growth()
-    told: list[str] = []
-    growth.when_ended(lambda: told.append("early"))
+    output: list[str] = []
+    growth.when_ended(lambda: output.append("early"))
     growth.grown(99)
-    assert told == []
+    assert output == []
     if ended:
         growth.grown(100)
     else:
         growth.fail(WorkerDiedError("actor:0"))
-    growth.when_ended(lambda: told.append("late"))
-    assert told == ["early", "late"]
+    growth.when_ended(lambda: output.append("late"))
+    assert output == ["early", "late"]

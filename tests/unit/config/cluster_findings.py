@@ -13,20 +13,20 @@ Found = list[tuple[str, int, str]]
 
 def check(text: str) -> list[Diagnostic]:
     """Return what shape and rules find in a file."""
-    found = Diagnostics()
-    source = decode("job.yaml", text.encode(), found)
+    diagnostics = Diagnostics()
+    source = decode("job.yaml", text.encode(), diagnostics)
     assert source is not None
-    tree = read(source, found)
+    tree = read(source, diagnostics)
     assert tree is not None
-    view = validate(ClusterFile, tree, found, stand_ins=STAND_INS)
-    assert view.model is not None, list(found)
-    check_cluster(view.model.cluster, view, found, RULES)
-    return list(found)
+    view = validate(ClusterFile, tree, diagnostics, stand_ins=STAND_INS)
+    assert view.model is not None, list(diagnostics)
+    check_cluster(view.model.cluster, view, diagnostics, RULES)
+    return list(diagnostics)
 
 
-def told(text: str) -> Found:
+def faults_of(text: str) -> Found:
     """(code, line, underlined text) of every finding."""
-    return [(each.code, each.span.begin.line, each.span.text) for each in check(text)]
+    return [(item.code, item.span.begin.line, item.span.text) for item in check(text)]
 
 
 def groups(*items: str, num_nodes: int = 18) -> str:

@@ -15,24 +15,24 @@ Compose = Callable[..., "tuple[Composed, Diagnostics]"]
 
 
 def _tree(text: str, name: str = "job.yaml") -> MappingNode:
-    found = Diagnostics()
-    source = decode(name, text.encode(), found)
+    diagnostics = Diagnostics()
+    source = decode(name, text.encode(), diagnostics)
     assert source is not None
-    tree = read(source, found)
-    assert tree is not None, list(found)
-    assert found.ok, list(found)
+    tree = read(source, diagnostics)
+    assert tree is not None, list(diagnostics)
+    assert diagnostics.ok, list(diagnostics)
     return tree
 
 
 def _compose(
     text: str, *overrides: str, without_recipe: str | None = None, **environ: str
 ) -> tuple[Composed, Diagnostics]:
-    found = Diagnostics()
-    source = decode("job.yaml", text.encode(), found)
+    diagnostics = Diagnostics()
+    source = decode("job.yaml", text.encode(), diagnostics)
     assert source is not None
-    composed = compose(source, overrides, found, environ=environ, without_recipe=without_recipe)
-    assert composed is not None, list(found)
-    return composed, found
+    composed = compose(source, overrides, diagnostics, environ=environ, without_recipe=without_recipe)
+    assert composed is not None, list(diagnostics)
+    return composed, diagnostics
 
 
 @pytest.fixture(scope="session")

@@ -44,8 +44,12 @@ def test_it_loads_without_a_finding(name: str) -> None:
     job = load_with_lint(name, environ={})
     # Models and data of its size come with no package.
     expected = "unusable-path" if name in BRING_YOUR_OWN else ""
-    worth_saying = [each for each in job.diagnostics if each.severity is not Severity.NOTE and each.code != expected]
-    assert [render_text(each) for each in worth_saying] == []
+    worth_saying = [
+        diagnostic
+        for diagnostic in job.diagnostics
+        if diagnostic.severity is not Severity.NOTE and diagnostic.code != expected
+    ]
+    assert [render_text(item) for item in worth_saying] == []
     assert job.cluster is not None
 
 
@@ -74,12 +78,12 @@ def test_the_heterogeneous_example_is_the_one_of_eighteen_nodes() -> None:
     cluster = load_job("hetero18", environ={}).cluster
     assert cluster is not None
     assert cluster.num_nodes == 18
-    assert [(each.label, str(each.node_ranks)) for each in cluster.node_groups] == [
+    assert [(node_group.label, str(node_group.node_ranks)) for node_group in cluster.node_groups] == [
         ("a800", "0-7"),
         ("4090", "8-15"),
         ("franka", "16-17"),
     ]
-    assert {name: (str(each.rank_map), each.node_group) for name, each in cluster.component_placement.items()} == {
+    assert {name: (str(value.rank_map), value.node_group) for name, value in cluster.component_placement.items()} == {
         "actor": ("0-63", ("a800",)),
         "rollout": ("0-63", ("4090",)),
         "env": ("0-1", ("franka",)),
@@ -97,7 +101,9 @@ def test_language_models_train_while_others_answer() -> None:
     sizes = {name: placement.get_world_size(name) for name in ("actor", "rollout", "reward")}
     assert sizes == {"actor": 16, "rollout": 64, "reward": 64}
     assert {
-        each.env_configs[0].python_interpreter_path for each in job.cluster.node_groups if each.label == "4090"
+        node_group.env_configs[0].python_interpreter_path
+        for node_group in job.cluster.node_groups
+        if node_group.label == "4090"
     } == {"/opt/venv/vllm/bin/python3"}
     assert job.config is not None
     assert (job.config.runner.max_staleness, job.config.runner.partial_rollout) == (2, True)  # type: ignore[attr-defined]

@@ -68,9 +68,9 @@ class File(Section):
 @pytest.fixture
 def check(tree_of: TreeOf) -> Callable[[str], tuple[list[Diagnostic], Validated[File]]]:
     def checking(text: str) -> tuple[list[Diagnostic], Validated[File]]:
-        found = Diagnostics()
-        view = validate(File, tree_of(text), found)
-        return list(found), view
+        diagnostics = Diagnostics()
+        view = validate(File, tree_of(text), diagnostics)
+        return list(diagnostics), view
 
     return checking
 
@@ -78,13 +78,13 @@ def check(tree_of: TreeOf) -> Callable[[str], tuple[list[Diagnostic], Validated[
 Check = Callable[[str], "tuple[list[Diagnostic], Validated[File]]"]
 
 
-def told(found: list[Diagnostic]) -> list[tuple[str, str]]:
-    return [(diagnostic.code, diagnostic.span.text) for diagnostic in found]
+def faults_of(collected: list[Diagnostic]) -> list[tuple[str, str]]:
+    return [(diagnostic.code, diagnostic.span.text) for diagnostic in collected]
 
 
 def test_sound_file_has_no_findings(check: Check) -> None:
-    found, view = check("car:\n  name: 2CV\n  wheels: [{size: 3}]\n")
-    assert found == []
+    verdict, view = check("car:\n  name: 2CV\n  wheels: [{size: 3}]\n")
+    assert verdict == []
     assert view.model is not None
     assert view.model.car.wheels[0].size == 3
     assert view.pruned == frozenset()
@@ -209,27 +209,27 @@ def test_sound_file_has_no_findings(check: Check) -> None:
 def test_each_mistake_is_told_at_its_place(
     check: Check, text: str, code: str, underlined: str, message: str, help: str | None
 ) -> None:
-    found, _ = check(text + "\n")
-    assert told(found) == [(code, underlined)]
-    assert (found[0].message, found[0].help) == (message, help)
+    verdict, _ = check(text + "\n")
+    assert faults_of(verdict) == [(code, underlined)]
+    assert (verdict[0].message, verdict[0].help) == (message, help)
 
 
 def test_missing_section_is_told_at_the_start_of_the_file(check: Check) -> None:
-    found, view = check("other: 1\n")
-    assert [diagnostic.code for diagnostic in found] == ["missing-key", "unknown-key"]
-    assert (found[0].span.start, found[0].span.end) == (0, 0)
-    assert found[0].help == "add the section `car:`"
+    diagnostics, view = check("other: 1\n")
+    assert [diagnostic.code for diagnostic in diagnostics] == ["missing-key", "unknown-key"]
+    assert (diagnostics[0].span.start, diagnostics[0].span.end) == (0, 0)
+    assert diagnostics[0].help == "add the section `car:`"
     assert view.model is None
 
 
 def test_mistyped_required_key_is_one_mistake(check: Check) -> None:
-    found, _ = check("car: {wheels: [{sise: 3}]}\n")
-    assert told(found) == [("unknown-key", "sise")]
+    verdict, _ = check("car: {wheels: [{sise: 3}]}\n")
+    assert faults_of(verdict) == [("unknown-key", "sise")]
 
 
 def test_all_mistakes_are_told_at_once(check: Check) -> None:
-    found, _ = check("car:\n  nmae: x\n  wheels: [{size: 0}, {}]\n  electric: 1\n  engine: {fuel: x, power: 0}\n")
-    assert sorted(diagnostic.code for diagnostic in found) == sorted(
+    diagnostics, _ = check("car:\n  nmae: x\n  wheels: [{size: 0}, {}]\n  electric: 1\n  engine: {fuel: x, power: 0}\n")
+    assert sorted(diagnostic.code for diagnostic in diagnostics) == sorted(
         ["unknown-key", "bad-value", "missing-key", "wrong-type", "bad-value", "bad-value"]
     )
 
@@ -255,30 +255,30 @@ def test_unknown_key_is_no_damage(check: Check) -> None:
 
 def test_consequences_of_a_mistake_are_not_told(check: Check) -> None:
     # Without its sizes no wheel is sound, so the list is lost too; only the two wrong values are told.
-    found, view = check("car: {wheels: [{size: x}, {size: y}]}\n")
-    assert told(found) == [("wrong-type", "x"), ("wrong-type", "y")]
+    verdict, view = check("car: {wheels: [{size: x}, {size: y}]}\n")
+    assert faults_of(verdict) == [("wrong-type", "x"), ("wrong-type", "y")]
     assert view.model is not None
     assert view.model.car.wheels == ()
 
 
 def test_rule_of_a_model_is_not_hidden_by_an_unknown_key(check: Check) -> None:
     wheels = ", ".join(["{size: 1}"] * 7)
-    found, _ = check(f"car: {{nmae: x, wheels: [{wheels}]}}\n")
-    assert [(diagnostic.code, diagnostic.message) for diagnostic in found] == [
+    diagnostics, _ = check(f"car: {{nmae: x, wheels: [{wheels}]}}\n")
+    assert [(diagnostic.code, diagnostic.message) for diagnostic in diagnostics] == [
         ("bad-value", "more than six wheels"),
         ("unknown-key", "unknown key `nmae` in `car`"),
     ]
 
 
 def test_members_of_a_union_make_one_finding(check: Check) -> None:
-    found, _ = check("car: {axle: big}\n")
-    assert told(found) == [("wrong-type", "big")]
-    assert found[0].message == "`axle`: expected an integer or a mapping, found text"
+    verdict, _ = check("car: {axle: big}\n")
+    assert faults_of(verdict) == [("wrong-type", "big")]
+    assert verdict[0].message == "`axle`: expected an integer or a mapping, found text"
 
 
 def test_only_the_member_of_a_union_that_was_meant_speaks(check: Check) -> None:
-    found, _ = check("car: {axle: {power: 0, fuel: x}}\n")
-    assert told(found) == [("bad-value", "0"), ("bad-value", "x")]
+    verdict, _ = check("car: {axle: {power: 0, fuel: x}}\n")
+    assert faults_of(verdict) == [("bad-value", "0"), ("bad-value", "x")]
 
 
 @pytest.mark.parametrize(
@@ -296,9 +296,9 @@ def test_verbatim_part_of_a_scalar_is_underlined(tree_of: TreeOf, written: str, 
     class Exact(Section):
         name: Annotated[Text, AfterValidator(_letters)]
 
-    found = Diagnostics()
-    validate(Exact, tree_of(f"name: {written}\n"), found)
-    (diagnostic,) = found
+    diagnostics = Diagnostics()
+    validate(Exact, tree_of(f"name: {written}\n"), diagnostics)
+    (diagnostic,) = diagnostics
     assert diagnostic.code == "name-syntax"
     assert diagnostic.span.text.split("\n")[0] == underlined
 
@@ -307,9 +307,9 @@ def test_key_of_a_mapping_is_underlined_itself(tree_of: TreeOf) -> None:
     class Keyed(Section):
         sizes: dict[Annotated[str, AfterValidator(_letters)], Int]
 
-    found = Diagnostics()
-    view = validate(Keyed, tree_of("sizes:\n  a: 1\n  b2: 2\n"), found)
-    assert told(list(found)) == [("name-syntax", "2")]
+    diagnostics = Diagnostics()
+    view = validate(Keyed, tree_of("sizes:\n  a: 1\n  b2: 2\n"), diagnostics)
+    assert faults_of(list(diagnostics)) == [("name-syntax", "2")]
     assert view.model is not None
     assert view.model.sizes == {"a": 1}
 
@@ -319,31 +319,31 @@ def test_alias_used_twice_is_one_finding_naming_both_uses(tree_of: TreeOf) -> No
         left: Car
         right: Car
 
-    found = Diagnostics()
-    validate(Garage, tree_of("left: &car\n  engine: {power: 0}\nright: *car\n"), found)
-    (diagnostic,) = found
+    diagnostics = Diagnostics()
+    validate(Garage, tree_of("left: &car\n  engine: {power: 0}\nright: *car\n"), diagnostics)
+    (diagnostic,) = diagnostics
     assert (diagnostic.code, diagnostic.span.text, diagnostic.path) == ("bad-value", "0", ("left", "engine", "power"))
     assert [(span.text, words) for span, words in diagnostic.related] == [("right", "also used at")]
 
 
 def test_stand_in_lets_the_rest_be_judged(tree_of: TreeOf) -> None:
-    found = Diagnostics()
+    diagnostics = Diagnostics()
     tree = tree_of("car: {wheels: [{size: x, spokes: 3}, {spokes: 4}, {size: 7}]}\n")
-    view = validate(File, tree, found, stand_ins={("car", "wheels", "*", "size"): 1})
+    view = validate(File, tree, diagnostics, stand_ins={("car", "wheels", "*", "size"): 1})
     assert view.model is not None
     assert [(wheel.size, wheel.spokes) for wheel in view.model.car.wheels] == [(1, 3), (1, 4), (7, 32)]
     assert view.damaged(("car", "wheels", 0, "size"))
     assert view.damaged(("car", "wheels", 1, "size"))
     assert not view.damaged(("car", "wheels", 0, "spokes"))
     assert not view.damaged(("car", "wheels", 2))
-    assert [diagnostic.code for diagnostic in found] == ["wrong-type", "missing-key"]
+    assert [diagnostic.code for diagnostic in diagnostics] == ["wrong-type", "missing-key"]
 
 
 def test_unresolved_value_is_not_judged_again(tree_of: TreeOf) -> None:
-    found = Diagnostics()
+    diagnostics = Diagnostics()
     tree = tree_of("car: {door_count: '${nope}', name: abc}\n")
-    view = validate(File, tree, found, unresolved={("car", "door_count")})
-    assert list(found) == []
+    view = validate(File, tree, diagnostics, unresolved={("car", "door_count")})
+    assert list(diagnostics) == []
     assert view.model is not None
     assert view.model.car.door_count == 4
     assert view.damaged(("car", "door_count"))
@@ -357,9 +357,9 @@ def test_unresolved_value_is_not_judged_again(tree_of: TreeOf) -> None:
     ],
 )
 def test_unknown_key_is_told_although_a_reference_in_it_failed(tree_of: TreeOf, text: str, unresolved: Path) -> None:
-    found = Diagnostics()
-    view = validate(File, tree_of(text), found, unresolved={unresolved})
-    assert told(list(found)) == [("unknown-key", "wings")]
+    diagnostics = Diagnostics()
+    view = validate(File, tree_of(text), diagnostics, unresolved={unresolved})
+    assert faults_of(list(diagnostics)) == [("unknown-key", "wings")]
     assert view.model is not None
     assert view.model.car.name == "abc"
 
@@ -369,9 +369,9 @@ def test_secret_value_is_not_quoted(tree_of: TreeOf) -> None:
         password: Literal["open", "shut"]
         user: Literal["root", "nobody"]
 
-    found = Diagnostics()
-    validate(Login, tree_of("password: hunter2\nuser: hunter3\n"), found, secret={("user",)})
-    messages = " ".join(diagnostic.message for diagnostic in found)
+    diagnostics = Diagnostics()
+    validate(Login, tree_of("password: hunter2\nuser: hunter3\n"), diagnostics, secret={("user",)})
+    messages = " ".join(diagnostic.message for diagnostic in diagnostics)
     assert "hunter" not in messages
     assert "`********`" in messages
     assert "`open`, `shut`" in messages
@@ -380,6 +380,6 @@ def test_secret_value_is_not_quoted(tree_of: TreeOf) -> None:
 @pytest.mark.parametrize("wheels", [500, pytest.param(5_000, marks=pytest.mark.nightly)])
 def test_thousands_of_mistakes_are_cheap(check: Check, wheels: int) -> None:
     items = "".join(f"    - {{size: 0, nope{index}: 1}}\n" for index in range(wheels))
-    found, view = check(f"car:\n  wheels:\n{items}")
-    assert len(found) == 2 * wheels
+    verdict, view = check(f"car:\n  wheels:\n{items}")
+    assert len(verdict) == 2 * wheels
     assert view.model is not None

@@ -247,7 +247,7 @@ def test_of_several_unseen_failures_the_first_cause_is_raised(caplog: pytest.Log
         raise_unseen([stuck, cause, other])
     assert caught.value is cause
     assert [record.message for record in caplog.records] == [
-        f"another call failed, and its result was never read: {each.message}" for each in (other, stuck)
+        f"another call failed, and its result was never read: {item.message}" for item in (other, stuck)
     ]
     raise_unseen([])
 

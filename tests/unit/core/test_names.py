@@ -62,23 +62,23 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 
 def test_no_two_public_classes_share_a_name() -> None:
-    found: defaultdict[str, list[str]] = defaultdict(list)
+    diagnostics: defaultdict[str, list[str]] = defaultdict(list)
     for path, tree in _trees():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(f"{path}:{node.lineno}")
-    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+                diagnostics[node.name].append(f"{path}:{node.lineno}")
+    assert {name: places for name, places in diagnostics.items() if len(places) > 1} == {}
 
 
 def test_no_two_contracts_of_json_share_a_name() -> None:
-    found = [
+    results = [
         name
         for package in PACKAGES
         for file in sorted((ROOT / package).rglob("*.py"))
         for name in re.findall(r'^\w*SCHEMA\b[^=]*= "(.+)"', file.read_text(encoding="utf-8"), re.MULTILINE)
     ]
-    assert len(found) > 15
-    assert sorted(found) == sorted(set(found))
+    assert len(results) > 15
+    assert sorted(results) == sorted(set(results))
 
 
 def test_no_name_is_one_that_the_glossary_replaced() -> None:

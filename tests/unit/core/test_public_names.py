@@ -67,7 +67,7 @@ def test_defining_a_worker_imports_neither_ray_nor_torch() -> None:
 
 def test_recipes_take_from_the_front_door_what_it_offers() -> None:
     """Names of one module are one name: whoever reads a recipe sees what a recipe of their own can rely on."""
-    found = [
+    results = [
         f"{file}:{node.lineno} {alias.name}"
         for file in sorted((Path(rlinf_core.__file__).parents[1] / "recipes").rglob("*.py"))
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
@@ -75,7 +75,7 @@ def test_recipes_take_from_the_front_door_what_it_offers() -> None:
         for alias in node.names
         if _MODULES.get(alias.name) == node.module
     ]
-    assert not found, "import these from `rlinf_core` itself"
+    assert not results, "import these from `rlinf_core` itself"
 
 
 def test_name_of_a_related_project_is_refused_with_ours() -> None:

@@ -72,15 +72,15 @@ def test_a_timeout_says_operation_seconds_and_picture() -> None:
 
 def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
     """Every error stands below its base, indented by two, and `rlinf_core` exports it."""
-    found: list[tuple[int, str]] = []
+    result: list[tuple[int, str]] = []
     for line in (errors.__doc__ or "").splitlines():
         name = line.split()[0] if line.startswith("    ") and line.strip() else ""
         if name:
-            found.append(((len(line) - len(line.lstrip()) - 4) // 2, name))
+            result.append(((len(line) - len(line.lstrip()) - 4) // 2, name))
     bases: list[type] = []
-    for depth, name in found:
+    for depth, name in result:
         kind = getattr(rlinf_core, name)
         assert depth == 0 or issubclass(kind, bases[depth - 1]), name
         bases[depth:] = [kind]
-    defined = {name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, Exception)}
-    assert defined <= {name for _, name in found}
+    defined = {name for name, var in vars(errors).items() if isinstance(var, type) and issubclass(var, Exception)}
+    assert defined <= {name for _, name in result}

@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[3] / "docs/bad-day.md").read_text(encoding="utf-8
 FILES = re.findall(r"^```yaml file=(\S+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 CONSOLES = re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.*?)\n(.*?)(?=^\$|\Z)", re.MULTILINE | re.DOTALL)
-COMMANDS = [each for text in CONSOLES for each in COMMAND.findall(text)]
+COMMANDS = [match for text in CONSOLES for match in COMMAND.findall(text)]
 
 
 @pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=[command for command, _ in COMMANDS])

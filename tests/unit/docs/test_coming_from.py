@@ -57,4 +57,4 @@ def test_the_file_of_the_page_is_sound() -> None:
     (text,) = re.findall(r"^```yaml file=cartpole\.yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     job = load_with_lint("-", stdin=text.encode())
     assert job.ok
-    assert [each.code for each in job.diagnostics if each.severity != "note"] == []
+    assert [diagnostic.code for diagnostic in job.diagnostics if diagnostic.severity != "note"] == []

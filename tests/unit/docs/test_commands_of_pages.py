@@ -31,9 +31,9 @@ def commands_of(text: str) -> Iterator[str]:
     """Yield the commands that a page shows, from code blocks and within lines."""
     for block in FENCE.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
-            found = LINE.match(line)
-            if found is not None:
-                yield re.split(r"\s+(?:#|\||&&|>|;)", found[1])[0].strip()
+            result = LINE.match(line)
+            if result is not None:
+                yield re.split(r"\s+(?:#|\||&&|>|;)", result[1])[0].strip()
     yield from INLINE.findall(FENCE.sub("", text))
 
 

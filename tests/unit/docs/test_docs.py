@@ -123,19 +123,19 @@ def files_named(text: str) -> list[str]:
 
     A bare name is beside the file before it, or anywhere in a package.
     """
-    found: list[str] = []
+    results: list[str] = []
     for name in re.findall(r"`([\w/]+\.py)`", text):
-        tried = [name, f"rlinf_core/{name}", *(f"{Path(each).parent}/{name}" for each in found[-1:])]
-        tried += [str(each.relative_to(REPOSITORY)) for each in (REPOSITORY / "rlinf_core").rglob(name)]
-        found.append(next((each for each in tried if (REPOSITORY / each).exists()), f"missing: {name}"))
-    return found
+        tried = [name, f"rlinf_core/{name}", *(f"{Path(result).parent}/{name}" for result in results[-1:])]
+        tried += [str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "rlinf_core").rglob(name)]
+        results.append(next((item for item in tried if (REPOSITORY / item).exists()), f"missing: {name}"))
+    return results
 
 
 def test_the_files_of_the_architecture_are_there() -> None:
     # A row of a table and a paragraph at a time: a bare file name belongs to the path before it there.
     named = [file for part in re.split(r"\n\n|\n(?=[|\d*])", ARCHITECTURE) for file in files_named(part)]
     assert len(named) > 130
-    assert [each for each in named if each.startswith("missing")] == []
+    assert [item for item in named if item.startswith("missing")] == []
 
 
 @pytest.mark.parametrize(
@@ -150,15 +150,15 @@ def test_the_walk_of_a_small_payload_counts_its_files() -> None:
     section = ARCHITECTURE.partition("## Walk of a small payload\n")[2].partition("\n## ")[0]
     putting, _, channel = section.partition("Then the channel's process:")
     putting_files = set(files_named(putting))
-    more = set(files_named(channel)) - putting_files
-    assert f"{len(putting_files | more)} files: {len(putting_files)} in" in section
+    extra = set(files_named(channel)) - putting_files
+    assert f"{len(putting_files | extra)} files: {len(putting_files)} in" in section
     assert len(putting_files) <= 15
 
 
 def test_pages_and_examples_import_from_front_doors() -> None:
     shown = [*WRITTEN, *sorted((REPOSITORY / "examples").rglob("*.*"))]
     assert any(path.name == "own_recipe.py" for path in shown)
-    deep = {path.name: found for path in shown if (found := DEEP.findall(path.read_text(encoding="utf-8")))}
+    deep = {path.name: matches for path in shown if (matches := DEEP.findall(path.read_text(encoding="utf-8")))}
     assert deep == {}
 
 

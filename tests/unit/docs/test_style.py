@@ -45,7 +45,7 @@ def test_product_faults_are_docstrings_and_names(code: str, bad: bool, tmp_path:
 def test_long_test_names_are_faults(length: int, bad: bool, tmp_path: Path) -> None:
     file = tmp_path / "test_code.py"
     file.write_text(f"def test_{'x' * (length - 5)}(): pass")
-    assert bool(list(style.long_test_names(file))) is bad
+    assert bool(list(style.faults_of_tests(file))) is bad
 
 
 @pytest.mark.parametrize(("length", "bad"), [(72, False), (73, True)])
@@ -63,3 +63,9 @@ def test_long_subjects_of_the_newest_commits_are_faults(tmp_path: Path) -> None:
         subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", subject, "-m", "z" * 200], check=True)
     (fault,) = style.newest_subject_faults(tmp_path)
     assert "the subject has 73 characters of 72" in fault
+
+
+def test_empty_names_in_tests_are_faults(tmp_path: Path) -> None:
+    file = tmp_path / "test_a.py"
+    file.write_text("def test_a():\n    found = 1\n    assert found\n")
+    assert [fault.text for fault in style.faults_of_tests(file)] == ["`found` does not say what the value is"]

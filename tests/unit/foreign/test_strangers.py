@@ -80,17 +80,17 @@ def test_origin_of_unix_socket() -> None:
 
 
 def test_warnings_beyond_the_limit_are_counted() -> None:
-    clock, told = Clock(), list[str]()
-    warn = LimitedWarnings(told.append, most=3, seconds=60, clock=clock)
+    clock, output = Clock(), list[str]()
+    warn = LimitedWarnings(output.append, most=3, seconds=60, clock=clock)
     for _ in range(100):
         warn("a stranger")
-    assert told == ["a stranger", "a stranger", "a stranger; further ones within 60 s are only counted"]
+    assert output == ["a stranger", "a stranger", "a stranger; further ones within 60 s are only counted"]
     clock.now += 60
     warn("a stranger")
-    assert told[3:] == ["97 more warnings of that kind were left out", "a stranger"]
+    assert output[3:] == ["97 more warnings of that kind were left out", "a stranger"]
     for _ in range(4):
         warn("a stranger")
     warn.close()
-    assert told[-1] == "2 more warnings of that kind were left out"
+    assert output[-1] == "2 more warnings of that kind were left out"
     warn.close()
-    assert told[-2] != told[-1]
+    assert output[-2] != output[-1]

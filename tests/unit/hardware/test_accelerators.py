@@ -139,13 +139,17 @@ def test_visibility_hides_devices_as_the_runtime_does(
 
 
 def test_a_node_is_of_the_vendor_whose_devices_it_has(machine: Callable[..., Host]) -> None:
-    found = find_accelerators(machine({"/dev/davinci0": "", "/dev/davinci_manager": ""}), {})
-    assert (found.accelerator.name, len(found.devices)) == ("Ascend", 1)
+    accelerators = find_accelerators(machine({"/dev/davinci0": "", "/dev/davinci_manager": ""}), {})
+    assert (accelerators.accelerator.name, len(accelerators.devices)) == ("Ascend", 1)
 
 
 def test_a_node_without_devices_has_none(tmp_path: Path) -> None:
-    found = find_accelerators(Host(tmp_path), {})
-    assert (found.accelerator.name, found.accelerator.visibility_variable, found.devices) == ("none", None, ())
+    accelerators = find_accelerators(Host(tmp_path), {})
+    assert (accelerators.accelerator.name, accelerators.accelerator.visibility_variable, accelerators.devices) == (
+        "none",
+        None,
+        (),
+    )
 
 
 def test_hidden_devices_make_a_node_without_accelerators(machine: Callable[..., Host]) -> None:
@@ -215,5 +219,5 @@ def test_a_tool_that_fails_hangs_or_is_missing_is_no_answer(monkeypatch: pytest.
 
 
 def test_this_machine_can_be_asked() -> None:
-    found = find_accelerators()
-    assert bool(found.devices) == (found.accelerator.name != "none")
+    accelerators = find_accelerators()
+    assert bool(accelerators.devices) == (accelerators.accelerator.name != "none")

@@ -168,8 +168,8 @@ def test_what_robots_with_a_driver_refuse(name: str, change: dict[str, Any], whe
 
 def test_an_address_may_be_a_variable_of_the_node() -> None:
     arm = Franka.model_validate({**ARM, "robot_ip": "$ARM_IP", "camera_serials": ["1"]})
-    found = arm.on_node({"ARM_IP": "10.0.0.7"})
-    assert (found.robot_ip, found.camera_serials, found.node_rank) == ("10.0.0.7", ("1",), 16)
+    result = arm.on_node({"ARM_IP": "10.0.0.7"})
+    assert (result.robot_ip, result.camera_serials, result.node_rank) == ("10.0.0.7", ("1",), 16)
     assert arm.robot_ip == "$ARM_IP"
     plain = Franka.model_validate(ARM)
     assert plain.on_node({}) is plain

@@ -116,7 +116,7 @@ def test_recipe_models_the_whole_file() -> None:
 def test_recipe_checks_with_world_sizes() -> None:
     job = load(f"recipe: toy\ntrainer: {{steps: 300, batch: 6}}\n{CLUSTER}")
     assert codes(job) == ["toy-steps", "toy-batch", "accelerators-unknown"]
-    batch = next(each for each in job.diagnostics if each.code == "toy-batch")
+    batch = next(diagnostic for diagnostic in job.diagnostics if diagnostic.code == "toy-batch")
     assert (batch.span.text, batch.message, batch.help) == ("6", "`batch` 6 for 4 ranks", "change it")
 
 
@@ -158,22 +158,22 @@ def test_cluster_is_judged_although_a_section_is_beyond_repair() -> None:
 )
 def test_recipe_that_cannot_be_used(name: str, code: str, message: str) -> None:
     job = load(f"recipe: {name}\ntrainer: {{steps: 3}}\n{CLUSTER}", assume=("4",))
-    (found,) = job.diagnostics
-    assert found.code == code
-    assert found.message.startswith(message)
+    (diagnostic,) = job.diagnostics
+    assert diagnostic.code == code
+    assert diagnostic.message.startswith(message)
     assert job.cluster is not None
 
 
 @pytest.mark.usefixtures("toy")
 def test_nearest_recipe_is_guessed() -> None:
-    (found,) = load(f"recipe: Toy\ntrainer: {{steps: 3}}\n{CLUSTER}", assume=("4",)).diagnostics
-    assert found.help == "did you mean `toy`?"
+    (diagnostics,) = load(f"recipe: Toy\ntrainer: {{steps: 3}}\n{CLUSTER}", assume=("4",)).diagnostics
+    assert diagnostics.help == "did you mean `toy`?"
 
 
 @pytest.mark.usefixtures("toy")
 def test_failing_rules_of_a_recipe_are_a_finding() -> None:
     job = load(f"recipe: toy\ntrainer: {{steps: 13}}\n{CLUSTER}", assume=("4",))
-    assert [(each.code, each.message) for each in job.diagnostics] == [
+    assert [(diagnostic.code, diagnostic.message) for diagnostic in job.diagnostics] == [
         ("broken-recipe", "the rules of recipe `toy` failed: ZeroDivisionError: unlucky")
     ]
 
@@ -182,15 +182,15 @@ def test_failing_rules_of_a_recipe_are_a_finding() -> None:
 def test_override_with_an_unknown_key_is_told_under_the_argument() -> None:
     text = f"recipe: toy\ntrainer: {{steps: 3}}\n{CLUSTER}"
     job = load(text, "trainer.batch=4", "trainer.bach=4", assume=("4",))
-    (found,) = job.diagnostics
-    assert (found.code, str(found.span), found.span.text) == ("unknown-key", "<overrides>:2:9", "bach")
-    assert found.help == "did you mean `batch`?"
+    (diagnostic,) = job.diagnostics
+    assert (diagnostic.code, str(diagnostic.span), diagnostic.span.text) == ("unknown-key", "<overrides>:2:9", "bach")
+    assert diagnostic.help == "did you mean `batch`?"
 
 
 @pytest.mark.usefixtures("toy")
 def test_mistakes_in_overrides_and_file_are_told_together() -> None:
     job = load(f"recipe: toy\ntrainer: {{steps: 3, zzz: 1}}\n{CLUSTER}", "trainer.batch=x", assume=("4",))
-    assert [(each.code, each.span.source.name) for each in job.diagnostics] == [
+    assert [(diagnostic.code, diagnostic.span.source.name) for diagnostic in job.diagnostics] == [
         ("unknown-key", "<stdin>"),
         ("wrong-type", "<overrides>"),
     ]
@@ -218,7 +218,7 @@ def test_mistyped_hardware_type_hides_no_other_mistake() -> None:
     group = f"{{label: arms, node_ranks: 0, hardware: {{type: Farnka, configs: [{unit}]}}}}"
     job = load(f"cluster:\n  num_nodes: 1\n  node_groups:\n    - {group}\n")
     assert codes(job) == ["unknown-hardware-type", "node-rank-out-of-range", "unknown-key"]
-    assert [each.help for each in job.diagnostics][2] == "did you mean `camera_type`?"
+    assert [diagnostic.help for diagnostic in job.diagnostics][2] == "did you mean `camera_type`?"
 
 
 def test_hardware_type_like_no_other_hides_no_other_mistake() -> None:
@@ -234,8 +234,8 @@ def test_hardware_type_like_no_other_hides_no_other_mistake() -> None:
         "cluster:\n  num_nodes: 1\n  node_groups:\n    - label: zebras\n      node_ranks: 0\n      hardware:\n"
         f"        type: Zebra\n        configs:\n{configs}\n"
     )
-    found = [(each.code, each.span.text) for each in load(text).diagnostics]
-    assert sorted(found) == [
+    results = [(diagnostic.code, diagnostic.span.text) for diagnostic in load(text).diagnostics]
+    assert sorted(results) == [
         ("bad-value", "10.0.0.999"),
         ("hardware-shared", "a"),
         ("node-rank-out-of-range", "3"),
@@ -256,7 +256,7 @@ def test_units_of_a_wrong_type_are_counted(kind: str) -> None:
     )
     job = load(f"cluster:\n  num_nodes: 1\n{placement}  node_groups:\n{groups}")
     assert codes(job) == ["placement-out-of-range", "unknown-hardware-type", "unknown-hardware-type", "hardware-empty"]
-    assert "\u200b" not in " ".join(f"{each.message} {each.help}" for each in job.diagnostics)
+    assert "\u200b" not in " ".join(f"{diagnostic.message} {diagnostic.help}" for diagnostic in job.diagnostics)
 
 
 @pytest.mark.usefixtures("toy")
@@ -299,7 +299,7 @@ def test_names_of_no_file_end_in_findings(name: str) -> None:
 
 def test_assumptions_that_cannot_be_made() -> None:
     job = load(CLUSTER, assume=("4", "x", "a800=8"))
-    assert [(each.code, str(each.span)) for each in job.diagnostics] == [
+    assert [(diagnostic.code, str(diagnostic.span)) for diagnostic in job.diagnostics] == [
         ("bad-assumption", "--assume:2:1"),
         ("bad-assumption", "--assume:3:1"),
     ]
@@ -321,9 +321,9 @@ def test_file_in_the_working_directory_comes_first(tmp_path: Path, monkeypatch: 
 
 
 def test_near_name_of_a_shipped_configuration_is_guessed() -> None:
-    (found,) = load_with_lint("hetero8").diagnostics
-    assert found.code == "missing-file"
-    assert found.help == "did you mean `hetero18`?"
+    (diagnostic,) = load_with_lint("hetero8").diagnostics
+    assert diagnostic.code == "missing-file"
+    assert diagnostic.help == "did you mean `hetero18`?"
 
 
 def test_shipped_configuration_can_be_a_base(tmp_path: Path) -> None:
@@ -342,10 +342,12 @@ BROUGHT = (("actor", "model", "model_path"), ("data", "train_data_paths"), ("dat
 @pytest.mark.parametrize("name", sorted(shipped_configs()))
 def test_every_shipped_configuration_is_sound(name: str) -> None:
     """Models and demonstrations may be missing on this machine: nothing is shipped or downloaded."""
-    found = [each for each in load_with_lint(name).diagnostics if each.severity is not Severity.NOTE]
-    brought = [each for each in found if each.path in BROUGHT]
-    assert {each.code for each in brought} <= {"unusable-path"}
-    assert [(each.code, each.message) for each in found if each not in brought] == []
+    diagnostics = [
+        diagnostic for diagnostic in load_with_lint(name).diagnostics if diagnostic.severity is not Severity.NOTE
+    ]
+    brought = [diagnostic for diagnostic in diagnostics if diagnostic.path in BROUGHT]
+    assert {item.code for item in brought} <= {"unusable-path"}
+    assert [(diagnostic.code, diagnostic.message) for diagnostic in diagnostics if diagnostic not in brought] == []
 
 
 @pytest.mark.parametrize(
@@ -386,9 +388,9 @@ def test_a_mistyped_key_is_meant_for_what_the_base_gives(tmp_path: Path) -> None
 
 def test_a_key_that_the_same_file_gives_is_not_meant() -> None:
     job = load("cluster:\n  num_nodes: 1\n  num_node: 2\n")
-    (found,) = job.diagnostics
-    assert found.help is not None
-    assert found.help.startswith("known keys: ")
+    (diagnostics,) = job.diagnostics
+    assert diagnostics.help is not None
+    assert diagnostics.help.startswith("known keys: ")
 
 
 def test_leading_zeros_are_suspicious_in_integers_only() -> None:
@@ -396,8 +398,8 @@ def test_leading_zeros_are_suspicious_in_integers_only() -> None:
         "cluster:\n  num_nodes: 02\n  node_groups:\n    - label: 007\n      node_ranks: 00-01\n"
         "      accelerators: {per_node: 08}\n      env_configs:\n        - {node_ranks: 0, env_vars: [{A: 010}]}\n"
     )
-    found = [(d.span.text, d.message) for d in load(text).diagnostics if d.code == "leading-zero"]
-    assert found == [
+    results = [(d.span.text, d.message) for d in load(text).diagnostics if d.code == "leading-zero"]
+    assert results == [
         ("02", "`02` is read as 2; other YAML loaders read it as octal"),
         ("08", "`08` is read as 8; other YAML loaders read it as octal"),
     ]

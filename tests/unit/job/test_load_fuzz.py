@@ -117,14 +117,14 @@ def mutated(changes: list[tuple[str, int, int, str]]) -> str:
 def check_findings(job: Job) -> None:
     """Every finding has an entry and a place, and can be printed in every form."""
     known = all_codes()
-    for each in job.diagnostics:
-        assert each.code in known
-        assert each.code != "broken-recipe", each.message
-        assert each.message
-        assert 0 <= each.span.start <= each.span.end <= len(each.span.source.text)
-        for line in render_text(each).split("\n"):
+    for diagnostic in job.diagnostics:
+        assert diagnostic.code in known
+        assert diagnostic.code != "broken-recipe", diagnostic.message
+        assert diagnostic.message
+        assert 0 <= diagnostic.span.start <= diagnostic.span.end <= len(diagnostic.span.source.text)
+        for line in render_text(diagnostic).split("\n"):
             assert line.isprintable() or "\u3000" in line
-        assert "\n" not in to_github(each)
+        assert "\n" not in to_github(diagnostic)
     json.loads(json.dumps(to_json(job.diagnostics)))
     if job.ok:
         assert job.cluster is not None
@@ -134,7 +134,7 @@ def check_findings(job: Job) -> None:
 def test_text_that_is_mutated_is_sound_to_begin_with() -> None:
     assert "".join(TOKENS) == TEXT
     job = load_with_lint("-", stdin=TEXT.encode(), environ={})
-    assert job.ok, [(each.code, each.message) for each in job.diagnostics]
+    assert job.ok, [(diagnostic.code, diagnostic.message) for diagnostic in job.diagnostics]
 
 
 @given(mutations)

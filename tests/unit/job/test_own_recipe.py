@@ -72,7 +72,7 @@ def test_override_names_a_recipe(write: Write) -> None:
     write("own_two.py", f"{IMPORT}recipe = {RECIPE}")
     job = load_job("recipe=own_two:recipe", ["cluster.num_nodes=2"], environ={})
     assert job.name == "recipe=own_two:recipe"
-    assert [each.code for each in job.diagnostics] == []
+    assert [diagnostic.code for diagnostic in job.diagnostics] == []
     assert job.cluster is not None
     assert job.cluster.num_nodes == 2
 

@@ -20,15 +20,15 @@ A: Path = ("section", "a")
 B: Path = ("section", "b")
 
 
-def told(pruned: set[Path], at: Path | FindingPlace, message: str, about: list[Path]) -> bool:
-    found = Diagnostics()
-    source = decode("job.yaml", b"section: {a: 1, b: 2}\nother: 3\n", found)
+def is_reported(pruned: set[Path], at: Path | FindingPlace, message: str, about: list[Path]) -> bool:
+    diagnostics = Diagnostics()
+    source = decode("job.yaml", b"section: {a: 1, b: 2}\nother: 3\n", diagnostics)
     assert source is not None
-    tree = read(source, found)
+    tree = read(source, diagnostics)
     assert tree is not None
     view: Validated[object] = Validated(None, tree, frozenset(pruned), {}, tree)  # type: ignore[type-var]
-    Report(view, found)(at, "toy-rule", message, about=about, severity=Severity.WARNING)
-    return bool(len(found))
+    Report(view, diagnostics)(at, "toy-rule", message, about=about, severity=Severity.WARNING)
+    return bool(len(diagnostics))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def told(pruned: set[Path], at: Path | FindingPlace, message: str, about: list[P
 def test_what_a_finding_is_about_decides(
     pruned: set[Path], at: Path | FindingPlace, about: list[Path], expected: bool
 ) -> None:
-    assert told(pruned, at, "`b` and `other` are named here", about) is expected
+    assert is_reported(pruned, at, "`b` and `other` are named here", about) is expected
 
 
 EMBODIED = (
@@ -60,15 +60,17 @@ GRPO = ("algorithm.adv_type=grpo", "algorithm.loss_type=actor", "algorithm.group
 @pytest.mark.parametrize("key", ["component_placment", "component_placement"])
 def test_a_misspelt_section_is_one_mistake(key: str) -> None:
     text = EMBODIED.replace("component_placement", key).replace("num_nodes: 1", "num_nodes: 1\n  hosts: [a, b]")
-    found = load_with_lint("-", stdin=text.encode(), environ={}).diagnostics
-    others = [each.code for each in found if each.code != "unknown-key"]
-    assert len(found) - len(others) == (key == "component_placment")
+    diagnostics = load_with_lint("-", stdin=text.encode(), environ={}).diagnostics
+    others = [diagnostic.code for diagnostic in diagnostics if diagnostic.code != "unknown-key"]
+    assert len(diagnostics) - len(others) == (key == "component_placment")
     assert others == ["hosts-count"]
 
 
 def leaves(model: type[BaseModel], path: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        below = [section for each in alternatives(field.annotation) if (section := model_of(each)) is not None]
+        below = [
+            section for alternative in alternatives(field.annotation) if (section := model_of(alternative)) is not None
+        ]
         at = f"{path}.{name}" if path else name
         if below:
             yield from (leaf for section in below for leaf in leaves(section, at))
@@ -84,9 +86,13 @@ def test_one_wrong_value_is_one_finding(base: tuple[str, ...]) -> None:
     assert len(keys) > 60
     wrong: dict[str, list[str]] = {}
     for key in keys:
-        overrides = (*(each for each in base if not each.startswith(f"{key}=")), f"{key}=[[]]")
+        overrides = (*(item for item in base if not item.startswith(f"{key}=")), f"{key}=[[]]")
         job = load_with_lint("-", overrides, stdin=EMBODIED.encode(), environ={})
-        findings = [f"{each.code}: {each.message}" for each in job.diagnostics if each.severity is Severity.ERROR]
+        findings = [
+            f"{diagnostic.code}: {diagnostic.message}"
+            for diagnostic in job.diagnostics
+            if diagnostic.severity is Severity.ERROR
+        ]
         if len(findings) > 1:
             wrong[key] = findings
     assert wrong == {}

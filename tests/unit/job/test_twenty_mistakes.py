@@ -72,21 +72,21 @@ EXPECTED_OF_OVERRIDES = {("wrong-type", 1, "fast")}
 
 
 def expected() -> set[tuple[str, int, str]]:
-    found: set[tuple[str, int, str]] = set()
+    result: set[tuple[str, int, str]] = set()
     for number, line in enumerate(TEXT.splitlines(), start=1):
         for words in line.split("#!")[1:]:
             code, _, text = words.partition(":")
-            found.add((code.strip(), number, text.strip()))
-    return found
+            result.add((code.strip(), number, text.strip()))
+    return result
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, set[tuple[str, int, str]]]:
+def mistakes() -> dict[str, set[tuple[str, int, str]]]:
     job = load_with_lint("-", OVERRIDES, stdin=TEXT.encode(), environ={})
     by_source: dict[str, set[tuple[str, int, str]]] = {}
-    for each in job.diagnostics:
-        place = (each.code, each.span.begin.line, each.span.text)
-        by_source.setdefault(each.span.source.name, set()).add(place)
+    for diagnostic in job.diagnostics:
+        place = (diagnostic.code, diagnostic.span.begin.line, diagnostic.span.text)
+        by_source.setdefault(diagnostic.span.source.name, set()).add(place)
     return by_source
 
 
@@ -94,14 +94,14 @@ def test_there_are_at_least_twenty_different_mistakes() -> None:
     assert len({code for code, _, _ in expected()}) >= 20
 
 
-def test_every_mistake_is_found_at_its_place(found: dict[str, set[tuple[str, int, str]]]) -> None:
-    assert expected() - found["<stdin>"] == set()
+def test_every_mistake_is_found_at_its_place(mistakes: dict[str, set[tuple[str, int, str]]]) -> None:
+    assert expected() - mistakes["<stdin>"] == set()
 
 
-def test_nothing_else_is_found(found: dict[str, set[tuple[str, int, str]]]) -> None:
-    assert found["<stdin>"] - expected() == set()
+def test_nothing_else_is_found(mistakes: dict[str, set[tuple[str, int, str]]]) -> None:
+    assert mistakes["<stdin>"] - expected() == set()
 
 
-def test_mistakes_of_the_command_line_are_found_in_the_same_run(found: dict[str, set[tuple[str, int, str]]]) -> None:
-    assert found["<overrides>"] >= EXPECTED_OF_OVERRIDES
-    assert {line for _, line, _ in found["<overrides>"]} == {1, 2}
+def test_mistakes_of_the_command_line_are_found_in_the_same_run(mistakes: dict[str, set[tuple[str, int, str]]]) -> None:
+    assert mistakes["<overrides>"] >= EXPECTED_OF_OVERRIDES
+    assert {line for _, line, _ in mistakes["<overrides>"]} == {1, 2}

@@ -52,5 +52,5 @@ def test_calls_and_methods_say_nothing_here() -> None:
 def test_what_is_told_is_the_operation() -> None:
     waits = LongWaits(1.0)
     assert waits.due(in_(7, 0)) == []
-    (told,) = waits.due(in_(7, 2))
-    assert told.waits(2) == "waits in recv from actor:0 for 2.0 s"
+    (output,) = waits.due(in_(7, 2))
+    assert output.waits(2) == "waits in recv from actor:0 for 2.0 s"

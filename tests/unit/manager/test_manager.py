@@ -68,14 +68,14 @@ def cause_of_death(client: ManagerClient, name: str, incarnation: int) -> str | 
 def test_a_lookup_waits_until_the_worker_is_there(join: Join) -> None:
     driver = join("driver")
     incarnation = driver.open_group("actor", 1, 5)
-    found: list[str] = []
+    result: list[str] = []
     looking = threading.Thread(
-        target=lambda: found.append(driver.lookup(WorkerAddress("actor", 0), 10).incarnation), daemon=True
+        target=lambda: result.append(driver.lookup(WorkerAddress("actor", 0), 10).incarnation), daemon=True
     )
     looking.start()
     worker = join("actor:0", incarnation)
     looking.join(10)
-    assert found == [worker.endpoint.info.incarnation]
+    assert result == [worker.endpoint.info.incarnation]
     assert driver.group_size("actor", 5) == 1
     assert driver.group_life("actor", 5).nodes == ("node 0 (127.0.0.1)",)
 
@@ -226,11 +226,11 @@ def test_nothing_is_asked_of_a_manager_that_is_gone(manager: ManagerProcess, joi
 def test_who_is_dismissed_is_told(join: Join) -> None:
     driver = join("driver")
     worker = join("actor:0", driver.open_group("actor", 1, 5))
-    told: list[object] = []
-    worker.on_cancel = told.append
+    output: list[object] = []
+    worker.on_cancel = output.append
     driver.lookup(WorkerAddress("actor", 0), 5)
     driver.tell(Dismiss({"actor:0": 1}))
-    assert _eventually(lambda: told == [None])
+    assert _eventually(lambda: output == [None])
 
 
 def test_shutdown_of_an_ended_group_spares_its_successor(join: Join) -> None:
@@ -240,15 +240,15 @@ def test_shutdown_of_an_ended_group_spares_its_successor(join: Join) -> None:
     die(first)
     assert cause_of_death(driver, "actor:0", 1) is None
     second = join("actor:0", other.open_group("actor", 1, 5))
-    told: list[object] = []
-    second.on_cancel = told.append
+    output: list[object] = []
+    second.on_cancel = output.append
     assert driver.lookup(WorkerAddress("actor", 0), 5) == second.endpoint.info
     driver.tell(Dismiss({"actor:0": 1}))
     driver.tell(CloseGroup("actor", 1))
     assert driver.group_life("actor", 5).incarnation == 2
     driver.tell(Dismiss({"actor:0": 2}))
-    assert _eventually(lambda: bool(told))
-    assert told == [None]
+    assert _eventually(lambda: bool(output))
+    assert output == [None]
 
 
 def test_the_news_of_a_death_is_not_taken_for_the_next_one(join: Join) -> None:

@@ -38,9 +38,9 @@ def test_a_crash_is_told_with_the_users_part_of_the_stack(tmp_path: Path) -> Non
 def test_else_the_last_lines_are_told_without_the_engines(tmp_path: Path) -> None:
     log = tmp_path / "err"
     log.write_text(":actor_name:env\n" + "".join(f"line {n}\n" for n in range(20)) + "[2026-01-01 E] logging.cc\n")
-    told = postmortem.describe_end(str(log))
-    assert told is not None
-    assert told.splitlines() == ["the last lines of its log:", *(f"    line {n}" for n in range(12, 20))]
+    output = postmortem.describe_end(str(log))
+    assert output is not None
+    assert output.splitlines() == ["the last lines of its log:", *(f"    line {n}" for n in range(12, 20))]
 
 
 def test_nothing_is_made_up(tmp_path: Path) -> None:

@@ -58,10 +58,10 @@ class SlowRoad:
                     time.sleep(PAUSE)
 
     def close(self) -> None:
-        for each in self._sockets:
+        for item in self._sockets:
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+                item.shutdown(socket.SHUT_RDWR)
+            item.close()
 
 
 @pytest.fixture
@@ -87,10 +87,10 @@ def workers() -> Iterator[tuple[ManagerClient, ManagerClient]]:
 def test_a_slow_transfer_is_no_deadlock(workers: tuple[ManagerClient, ManagerClient]) -> None:
     one, other = workers
     # Whichever side connects first.
-    roads = [SlowRoad(each.endpoint.info.tcp_port) for each in workers]
+    roads = [SlowRoad(worker.endpoint.info.tcp_port) for worker in workers]
     infos = [
-        replace(each.endpoint.info, unix_path=None, tcp_port=road.port)
-        for each, road in zip(workers, roads, strict=True)
+        replace(worker.endpoint.info, unix_path=None, tcp_port=road.port)
+        for worker, road in zip(workers, roads, strict=True)
     ]
     outcomes: dict[str, object] = {}
 

@@ -31,7 +31,7 @@ def call(*workers: str) -> Wait:
     return Wait(operation("call", "actor.train"), 20, workers, every=True)
 
 
-def found(*processes: Process) -> list[tuple[str, ...]]:
+def deadlocks(*processes: Process) -> list[tuple[str, ...]]:
     return [deadlock.members for deadlock in WaitGraph(processes).deadlocks()]
 
 
@@ -87,12 +87,12 @@ def test_a_long_picture_is_cut() -> None:
 
 
 def test_two_that_wait_for_each_other_are_stuck() -> None:
-    assert found(Process("a:0", (recv("b:0"),)), Process("b:0", (recv("a:0"),))) == [("a:0", "b:0")]
+    assert deadlocks(Process("a:0", (recv("b:0"),)), Process("b:0", (recv("a:0"),))) == [("a:0", "b:0")]
 
 
 def test_others_that_run_do_not_help_those() -> None:
     pair = Process("a:0", (recv("b:0"),)), Process("b:0", (recv("a:0"),))
-    assert found(*pair, Process("c:0", running=True)) == [("a:0", "b:0")]
+    assert deadlocks(*pair, Process("c:0", running=True)) == [("a:0", "b:0")]
 
 
 def test_who_waits_for_a_knot_is_not_of_it() -> None:
@@ -106,16 +106,16 @@ def test_who_waits_for_a_knot_is_not_of_it() -> None:
 def test_one_possible_producer_that_runs_is_enough() -> None:
     consumer = Process("env:0", (get("action", "rollout:0", "rollout:1"),))
     stuck = Process("rollout:0", (recv("env:0"),))
-    assert found(consumer, stuck, Process("rollout:1", running=True)) == []
-    assert found(consumer, stuck, Process("rollout:1", (recv("env:0"),))) == [("env:0", "rollout:0", "rollout:1")]
+    assert deadlocks(consumer, stuck, Process("rollout:1", running=True)) == []
+    assert deadlocks(consumer, stuck, Process("rollout:1", (recv("env:0"),))) == [("env:0", "rollout:0", "rollout:1")]
 
 
 def test_a_call_needs_every_worker() -> None:
     driver = Process("driver", (call("actor:0", "actor:1"),))
     waits_for_driver = Process("actor:0", (recv("driver"),))
-    assert found(driver, waits_for_driver, Process("actor:1", running=True)) == [("actor:0", "driver")]
-    assert found(driver, Process("actor:0", running=True), Process("actor:1", running=True)) == []
-    assert found(Process("driver", (call(),))) == []
+    assert deadlocks(driver, waits_for_driver, Process("actor:1", running=True)) == [("actor:0", "driver")]
+    assert deadlocks(driver, Process("actor:0", running=True), Process("actor:1", running=True)) == []
+    assert deadlocks(Process("driver", (call(),))) == []
 
 
 def test_a_worker_whose_method_nobody_calls() -> None:
@@ -133,60 +133,62 @@ def test_a_worker_whose_method_nobody_calls() -> None:
 
 def test_anyone_who_runs_may_call_an_idle_worker() -> None:
     waits, sleeper = Process("actor:0", (recv("env:0"),)), Process("env:0", (idle(),))
-    assert found(waits, sleeper, Process("logger:0", running=True)) == []
+    assert deadlocks(waits, sleeper, Process("logger:0", running=True)) == []
 
 
 def test_idle_workers_alone_are_no_deadlock() -> None:
-    assert found(Process("a", (idle(),)), Process("b", (idle(),))) == []
+    assert deadlocks(Process("a", (idle(),)), Process("b", (idle(),))) == []
 
 
 def test_anyone_may_connect_to_a_channel() -> None:
     pair = Process("a", (get("x", "b", anyone=True),)), Process("b", (get("y", "a", anyone=True),))
-    assert found(*pair) == [("a", "b")]
-    assert found(*pair, Process("stranger", running=True)) == []
-    assert found(*pair, Process("stranger", (idle(),))) == [("a", "b")]
+    assert deadlocks(*pair) == [("a", "b")]
+    assert deadlocks(*pair, Process("stranger", running=True)) == []
+    assert deadlocks(*pair, Process("stranger", (idle(),))) == [("a", "b")]
 
 
 def test_operations_in_flight_are_possible_producers() -> None:
     put = Wait(operation("put", "x", serial=2, detached=True), 3, ("c",), wakes=frozenset({"a"}), role="consumer")
     waits = Process("a", (get("x", "b"),))
     producer = Process("b", (recv("a"), put))
-    assert found(waits, producer, Process("c", running=True)) == []
-    assert found(waits, producer, Process("c", (recv("a"),))) == [("a", "b", "c")]
+    assert deadlocks(waits, producer, Process("c", running=True)) == []
+    assert deadlocks(waits, producer, Process("c", (recv("a"),))) == [("a", "b", "c")]
     elsewhere = Wait(put.operation, 3, ("c",), wakes=frozenset({"d"}))
-    assert found(waits, Process("b", (recv("a"), elsewhere)), Process("c", running=True)) == [("a", "b")]
+    assert deadlocks(waits, Process("b", (recv("a"), elsewhere)), Process("c", running=True)) == [("a", "b")]
 
 
 def test_what_is_in_flight_does_not_hold_its_process_up() -> None:
     send = Wait(operation("send", "b", detached=True), 3, ("b",))
-    assert found(Process("a", (send,)), Process("b", (recv("a"),))) == []
+    assert deadlocks(Process("a", (send,)), Process("b", (recv("a"),))) == []
 
 
 def test_one_of_several_tasks_is_enough() -> None:
     assert (
-        found(Process("a", (recv("b"), recv("c", serial=2))), Process("b", (recv("a"),)), Process("c", running=True))
+        deadlocks(
+            Process("a", (recv("b"), recv("c", serial=2))), Process("b", (recv("a"),)), Process("c", running=True)
+        )
         == []
     )
 
 
 def test_the_unknown_can_act() -> None:
-    assert found(Process("a", (recv("b"),)), Process("b", (recv("a"), recv("ghost", serial=2)))) == []
+    assert deadlocks(Process("a", (recv("b"),)), Process("b", (recv("a"), recv("ghost", serial=2)))) == []
 
 
 def test_the_dead_cannot_act_but_their_peers_will_be_told() -> None:
     dead = Process("z", died=1)
-    assert found(Process("a", (recv("z"),)), Process("b", (recv("a"),)), dead) == []
-    assert found(Process("a", (get("x", "z", "b"),)), Process("b", (recv("a"),)), dead) == [("a", "b")]
-    assert found(Process("a", (call("z", "b"),)), Process("b", (recv("a"),)), dead) == []
+    assert deadlocks(Process("a", (recv("z"),)), Process("b", (recv("a"),)), dead) == []
+    assert deadlocks(Process("a", (get("x", "z", "b"),)), Process("b", (recv("a"),)), dead) == [("a", "b")]
+    assert deadlocks(Process("a", (call("z", "b"),)), Process("b", (recv("a"),)), dead) == []
 
 
 def test_an_operation_that_is_about_to_fail_is_not_stuck() -> None:
     failing = Wait(operation("get", "x"), 3, ("b",), failing=True)
-    assert found(Process("a", (failing,)), Process("b", (recv("a"),))) == []
+    assert deadlocks(Process("a", (failing,)), Process("b", (recv("a"),))) == []
 
 
 def test_two_knots_are_two_deadlocks() -> None:
-    assert found(
+    assert deadlocks(
         Process("env:10", (recv("env:2"),)),
         Process("env:2", (recv("env:10"),)),
         Process("a", (recv("b"),)),
@@ -249,9 +251,9 @@ def reach(edges: dict[int, list[int]], start: int) -> frozenset[int]:
 def test_knots_are_the_smallest_sets_that_nothing_leaves(edges: dict[int, list[int]]) -> None:
     reached = {node: reach(edges, node) for node in edges}
     expected = {reached[node] for node in edges if all(reached[other] == reached[node] for other in reached[node])}
-    found = [frozenset(knot) for knot in knots(edges)]
-    assert set(found) == expected
-    assert len(found) == len(expected)
+    results = [frozenset(knot) for knot in knots(edges)]
+    assert set(results) == expected
+    assert len(results) == len(expected)
 
 
 def test_long_chains_need_no_recursion() -> None:

@@ -20,9 +20,9 @@ def registry() -> WorkerRegistry[str]:
 def test_a_worker_can_be_reached_once_it_is_ready(registry: WorkerRegistry[str]) -> None:
     assert registry.look_up(ACTOR_0) == NotYet("`actor:0` is launching")
     assert registry.ready(ACTOR_0, 1, "info 0", "node 0")
-    found = registry.look_up(ACTOR_0)
-    assert isinstance(found, WorkerRecord)
-    assert (found.info, found.node, found.life) == ("info 0", "node 0", Life.READY)
+    entry = registry.look_up(ACTOR_0)
+    assert isinstance(entry, WorkerRecord)
+    assert (entry.info, entry.node, entry.life) == ("info 0", "node 0", Life.READY)
     assert registry.groups() == {"actor": 2}
     assert [worker.life for worker in registry.workers("actor")] == [Life.READY, Life.LAUNCHING]
 
@@ -52,9 +52,9 @@ def test_groups_of_workers_are_not_declared(registry: WorkerRegistry[str]) -> No
     assert isinstance(registry.look_up(WorkerAddress("actor", (0, 1))), NotYet)
     registry.open_group("actor:0", 2)
     registry.ready(WorkerAddress("actor", (0, 1)), 1, "nested")
-    found = registry.look_up(WorkerAddress("actor", (0, 1)))
-    assert isinstance(found, WorkerRecord)
-    assert found.info == "nested"
+    entry = registry.look_up(WorkerAddress("actor", (0, 1)))
+    assert isinstance(entry, WorkerRecord)
+    assert entry.info == "nested"
 
 
 def test_a_rank_that_does_not_exist_is_wrong_at_once(registry: WorkerRegistry[str]) -> None:
@@ -110,9 +110,9 @@ def test_a_group_can_be_launched_again_under_its_name(registry: WorkerRegistry[s
     # What the old life still says does not count.
     assert not registry.ready(ACTOR_0, 1, "ghost")
     assert not registry.died(ACTOR_0, 1, now=9.0)
-    found = registry.look_up(ACTOR_0)
-    assert isinstance(found, WorkerRecord)
-    assert found.info == "new"
+    entry = registry.look_up(ACTOR_0)
+    assert isinstance(entry, WorkerRecord)
+    assert entry.info == "new"
 
 
 def test_a_rank_is_launched_again_with_an_incarnation_of_its_own(registry: WorkerRegistry[str]) -> None:

@@ -19,11 +19,11 @@ LAB = Known("lab", "10.0.0.1:20000", "/t/lab", 5)
 @pytest.fixture(autouse=True)
 def running(monkeypatch: pytest.MonkeyPatch) -> list[Known]:
     """The clusters that run on this machine."""
-    found: list[Known] = []
-    monkeypatch.setattr(attach, "_running_here", lambda: iter(found))
+    result: list[Known] = []
+    monkeypatch.setattr(attach, "_running_here", lambda: iter(result))
     for name in ("RLINF_ADDRESS", "RLINF_CLUSTER", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.setenv(name, "")
-    return found
+    return result
 
 
 def test_one_machine_joins_the_cluster_of_one_machine(running: list[Known]) -> None:
@@ -68,8 +68,8 @@ def test_an_address_finds_the_record_of_its_cluster() -> None:
     node = RecordedNode(0, "h", (), "/opt/python", {})
     cluster_records.save(ClusterRecord("far", "1", "far.yaml", "10.0.0.7:20000", True, (20000, 20999), (node,)))
     (cluster_records.folder() / "broken.json").write_text("{")
-    found = attach.destination("10.0.0.7:20000", 1, may_start=True)
-    assert found == Known("far", "10.0.0.7:20000", str(cluster_records.token_file("far")), 1, runs_here=False)
+    result = attach.destination("10.0.0.7:20000", 1, may_start=True)
+    assert result == Known("far", "10.0.0.7:20000", str(cluster_records.token_file("far")), 1, runs_here=False)
 
 
 def test_the_token_of_the_cluster_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

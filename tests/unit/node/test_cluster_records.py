@@ -65,6 +65,6 @@ def test_which_node_is_here() -> None:
     made = record()
     assert made.here() is None
     nodes = (made.nodes[0], made.nodes[1]._replace(machine=node_facts.machine()), *made.nodes[2:])
-    found = replace(made, nodes=nodes).here()
-    assert found is not None
-    assert found.rank == 1
+    result = replace(made, nodes=nodes).here()
+    assert result is not None
+    assert result.rank == 1

@@ -25,8 +25,8 @@ def test_a_value_arrives_as_it_is_written(tmp_path: Path, value: str) -> None:
 
 
 def test_lists_of_directories_go_before_the_own_ones_once() -> None:
-    def path(own: str | None, given: str) -> str:
-        return node_env.merged({} if own is None else {"PATH": own}, {"PATH": given}, ["PATH"])["PATH"]
+    def path(own: str | None, inputs: str) -> str:
+        return node_env.merged({} if own is None else {"PATH": own}, {"PATH": inputs}, ["PATH"])["PATH"]
 
     assert path("/usr/bin", "/opt/bin") == "/opt/bin:/usr/bin"
     assert path("/opt/bin:/usr/bin", "/opt/bin") == "/opt/bin:/usr/bin"
@@ -44,4 +44,4 @@ def test_only_the_user_reads_what_may_be_secret(tmp_path: Path) -> None:
     path = node_env.write(str(tmp_path), {"interpreter": "/x", "env": {"TOKEN": "hunter2"}, "prepended": []})
     assert os.stat(path).st_mode & 0o777 == 0o600
     assert "hunter2" not in path
-    assert [each.name for each in tmp_path.iterdir()] == [Path(path).name]
+    assert [path.name for path in tmp_path.iterdir()] == [Path(path).name]

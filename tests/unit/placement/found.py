@@ -25,13 +25,13 @@ def findings(text: str, assume: tuple[str, ...] = (), accelerators: int | None =
 
     With `accelerators` every node was asked, and turned out to have so many.
     """
-    found, ours = Diagnostics(), Diagnostics()
-    source = decode("file.yaml", text.replace(OPEN, "").replace(CLOSE, "").encode(), found)
+    result, ours = Diagnostics(), Diagnostics()
+    source = decode("file.yaml", text.replace(OPEN, "").replace(CLOSE, "").encode(), result)
     assert source is not None
-    tree = read(source, found)
+    tree = read(source, result)
     assert tree is not None
-    validated = validate(File, tree, found, stand_ins={("cluster", "num_nodes"): 1})
-    assert validated.model is not None, list(found)
+    validated = validate(File, tree, result, stand_ins={("cluster", "num_nodes"): 1})
+    assert validated.model is not None, list(result)
     cluster = validated.model.cluster
     topology = ClusterTopology.from_config(cluster, assume)
     if accelerators is not None:
@@ -44,11 +44,11 @@ def findings(text: str, assume: tuple[str, ...] = (), accelerators: int | None =
 
 def one(text: str, code: str, assume: tuple[str, ...] = (), accelerators: int | None = None) -> Diagnostic:
     """Return the only finding, which has this code and underlines the marked text."""
-    found = findings(text, assume, accelerators)
-    assert [each.code for each in found] == [code], found
+    diagnostics = findings(text, assume, accelerators)
+    assert [diagnostic.code for diagnostic in diagnostics] == [code], diagnostics
     start = text.index(OPEN)
-    assert (found[0].span.start, found[0].span.end) == (start, text.index(CLOSE) - 1)
-    return found[0]
+    assert (diagnostics[0].span.start, diagnostics[0].span.end) == (start, text.index(CLOSE) - 1)
+    return diagnostics[0]
 
 
 EIGHT_NODES = """

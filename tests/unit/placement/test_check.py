@@ -18,14 +18,16 @@ def test_wrong_example_is_reported_at_its_marker_alone(code: Code) -> None:
 
 @pytest.mark.parametrize("code", codes_by_stage()["placement"], ids=lambda code: code.name)
 def test_the_right_example_is_free_of_it(code: Code) -> None:
-    assert code.name not in {each.code for each in findings(code.right.text, code.right.assume, code.right.found)}
+    assert code.name not in {
+        diagnostic.code for diagnostic in findings(code.right.text, code.right.assume, code.right.found)
+    }
 
 
 def test_the_message_of_the_specification() -> None:
-    found = one(EIGHT_NODES.format(map="«0-64»"), "placement-out-of-range")
-    assert found.message == "component `actor` asks for resource 64, but `a800` has resources 0-63"
-    assert found.help == "8 nodes x 8 accelerators; did you mean 0-63?"
-    assert found.path == ("cluster", "component_placement", "actor")
+    result = one(EIGHT_NODES.format(map="«0-64»"), "placement-out-of-range")
+    assert result.message == "component `actor` asks for resource 64, but `a800` has resources 0-63"
+    assert result.help == "8 nodes x 8 accelerators; did you mean 0-63?"
+    assert result.path == ("cluster", "component_placement", "actor")
 
 
 @pytest.mark.parametrize(
@@ -33,9 +35,15 @@ def test_the_message_of_the_specification() -> None:
     ['"0-3,«9-64»"', "'0-3, «9-64»'", '["0-3", "«9-64»"]', "[0-3, «9-64»]", "\n        - 0-3\n        - «9-64»"],
 )
 def test_the_part_is_found_however_the_map_is_written(written: str) -> None:
-    found = [each for each in findings(EIGHT_NODES.format(map=written)) if each.code == "placement-out-of-range"]
+    diagnostics = [
+        diagnostic
+        for diagnostic in findings(EIGHT_NODES.format(map=written))
+        if diagnostic.code == "placement-out-of-range"
+    ]
     text = EIGHT_NODES.format(map=written)
-    assert [(each.span.start, each.span.end) for each in found] == [(text.index(OPEN), text.index(CLOSE) - 1)]
+    assert [(diagnostic.span.start, diagnostic.span.end) for diagnostic in diagnostics] == [
+        (text.index(OPEN), text.index(CLOSE) - 1)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -59,15 +67,15 @@ def test_the_part_is_found_however_the_map_is_written(written: str) -> None:
     ],
 )
 def test_what_is_wrong_with_a_map(written: str, code: str, message: str, help: str) -> None:
-    found = one(EIGHT_NODES.format(map=f'"{written}"'), code)
-    assert message in found.message
-    assert "component `actor`" in found.message
-    assert help in (found.help or "")
+    result = one(EIGHT_NODES.format(map=f'"{written}"'), code)
+    assert message in result.message
+    assert "component `actor`" in result.message
+    assert help in (result.help or "")
 
 
 def test_every_mistake_of_a_map_is_reported_in_one_pass() -> None:
-    found = findings(EIGHT_NODES.format(map='"0-3:1-4,2-5,8-15:9-11,60-70"'))
-    assert [each.code for each in found] == [
+    diagnostics = findings(EIGHT_NODES.format(map='"0-3:1-4,2-5,8-15:9-11,60-70"'))
+    assert [diagnostic.code for diagnostic in diagnostics] == [
         "process-ranks-gap",
         "placement-not-ascending",
         "placement-counts-dont-divide",
@@ -82,8 +90,8 @@ def test_a_mistyped_group_gets_the_nearest_one() -> None:
 
 def test_one_label_of_several_is_underlined() -> None:
     text = EIGHT_NODES.format(map="0-63").replace("node_group: a800", 'node_group: [a800, "«nodes»"]')
-    found = one(text.replace('"«nodes»"', "«nodes»"), "unknown-node-group")
-    assert found.help == "did you mean `node`?"
+    result = one(text.replace('"«nodes»"', "«nodes»"), "unknown-node-group")
+    assert result.help == "did you mean `node`?"
 
 
 def test_a_group_that_the_file_got_wrong_is_not_called_unknown() -> None:
@@ -105,8 +113,8 @@ def test_what_follows_from_another_mistake_is_not_reported(change: tuple[str, st
 
 def test_a_component_twice_points_at_the_first_as_well() -> None:
     text = EIGHT_NODES.format(map="0-63").replace("    actor:", '    "rollout, actor":  0-63\n    «actor»:')
-    found = one(text, "component-twice")
-    (place, _), *_ = found.related
+    result = one(text, "component-twice")
+    (place, _), *_ = result.related
     assert place.text == "actor"
     assert place.begin.line == 5
 
@@ -126,26 +134,26 @@ cluster:
 
 
 def test_unknown_accelerators_are_a_note_beside_other_checks() -> None:
-    found = findings(UNKNOWN.format(map="0-7:0-2,5-6"))
-    assert [each.code for each in found] == [
+    diagnostics = findings(UNKNOWN.format(map="0-7:0-2,5-6"))
+    assert [diagnostic.code for diagnostic in diagnostics] == [
         "placement-counts-dont-divide",
         "placement-not-ascending",
         "accelerators-unknown",
     ]
-    assert found[-1].severity is Severity.NOTE
-    assert "nodes 0-1" in found[-1].message
-    assert "--assume a=8" in (found[-1].help or "")
+    assert diagnostics[-1].severity is Severity.NOTE
+    assert "nodes 0-1" in diagnostics[-1].message
+    assert "--assume a=8" in (diagnostics[-1].help or "")
 
 
 def test_an_assumption_replaces_the_note() -> None:
-    codes = {each.code for each in findings(UNKNOWN.format(map="0-16"), ("a=8",))}
+    codes = {diagnostic.code for diagnostic in findings(UNKNOWN.format(map="0-16"), ("a=8",))}
     assert codes == {"placement-out-of-range"}
 
 
 def test_nothing_declared_anywhere_is_not_taken_for_absent() -> None:
-    found = findings("cluster:\n  num_nodes: 2\n  component_placement:\n    «actor»: 0-15\n")
-    assert [each.code for each in found] == ["accelerators-unknown"]
-    assert "`cluster`" in found[0].message
+    diagnostics = findings("cluster:\n  num_nodes: 2\n  component_placement:\n    «actor»: 0-15\n")
+    assert [diagnostic.code for diagnostic in diagnostics] == ["accelerators-unknown"]
+    assert "`cluster`" in diagnostics[0].message
 
 
 @pytest.mark.parametrize("make", [str, lambda text: text.replace("\n", "\r\n")])
@@ -163,15 +171,15 @@ def test_groups_are_checked_before_their_accelerators_are_known(labels: str, cod
       node_ranks: 3
       hardware: {type: Franka, configs: [{node_rank: 3, robot_ip: 10.0.0.1}]}
 """
-    found = [each for each in findings(text) if each.severity is Severity.ERROR]
-    assert [each.code for each in found] == [code]
-    assert found[0].span.start == text.index(OPEN)
+    diagnostics = [diagnostic for diagnostic in findings(text) if diagnostic.severity is Severity.ERROR]
+    assert [diagnostic.code for diagnostic in diagnostics] == [code]
+    assert diagnostics[0].span.start == text.index(OPEN)
 
 
 def test_count_that_does_not_fit_is_reported_once() -> None:
     text = EIGHT_NODES.format(map='"«0-1:0-2»,2-3:4-7"')
-    errors = [each for each in findings(text) if each.severity is Severity.ERROR]
-    assert [each.code for each in errors] == ["placement-counts-dont-divide"]
+    errors = [diagnostic for diagnostic in findings(text) if diagnostic.severity is Severity.ERROR]
+    assert [error.code for error in errors] == ["placement-counts-dont-divide"]
     assert "did you mean `0-1:0-3`?" in (errors[0].help or "")
 
 
@@ -181,14 +189,14 @@ def test_a_group_with_one_resource_has_only_that() -> None:
         .replace("per_node: 8", "per_node: 1")
         .replace("node_ranks: 0-7", "node_ranks: 3")
     )
-    found = one(text, "placement-out-of-range")
-    assert found.message == "component `actor` asks for resource 1, but `a800` has only resource 0"
-    assert found.help == "1 node x 1 accelerator; did you mean 0?"
+    result = one(text, "placement-out-of-range")
+    assert result.message == "component `actor` asks for resource 1, but `a800` has only resource 0"
+    assert result.help == "1 node x 1 accelerator; did you mean 0?"
 
 
 def test_a_name_that_is_missing_is_not_placed_twice() -> None:
     text = "cluster:\n  num_nodes: 1\n  component_placement: {',a': 0, 'b,': 0, ',': 0}\n"
-    assert not [each for each in findings(text, ("1",)) if each.code == "component-twice"]
+    assert not [diagnostic for diagnostic in findings(text, ("1",)) if diagnostic.code == "component-twice"]
 
 
 @pytest.mark.parametrize(
@@ -196,14 +204,16 @@ def test_a_name_that_is_missing_is_not_placed_twice() -> None:
 )
 def test_unknown_accelerators_are_declared_in_a_group(groups: str, where: str) -> None:
     text = f"cluster:\n  num_nodes: 1\n  component_placement: {{actor: 0}}\n  node_groups: {groups or '[]'}\n"
-    (found,) = findings(text)
-    assert found.code == "accelerators-unknown"
-    assert found.help is not None
-    assert where in found.help
-    assert found.span.text == "actor"
+    (diagnostic,) = findings(text)
+    assert diagnostic.code == "accelerators-unknown"
+    assert diagnostic.help is not None
+    assert where in diagnostic.help
+    assert diagnostic.span.text == "actor"
 
 
 def test_the_whole_cluster_is_never_a_group_of_that_label() -> None:
     groups = "[{label: cluster, node_ranks: 0}]"
     text = f"cluster:\n  num_nodes: 1\n  component_placement: {{actor: 0}}\n  node_groups: {groups}\n"
-    assert [each.span.text for each in findings(text) if each.code == "accelerators-unknown"] == ["actor"]
+    assert [diagnostic.span.text for diagnostic in findings(text) if diagnostic.code == "accelerators-unknown"] == [
+        "actor"
+    ]

@@ -54,19 +54,19 @@ def test_undeclared_accelerators_may_be_on_any_node() -> None:
 def test_processes_that_are_left_are_numbered_anew() -> None:
     whole = topology(3)
     left = ComponentPlacement(CLUSTER, whole).get_strategy("env").get_placement(whole)
-    assert [(each.rank, each.cluster_node_rank, each.placement_node_rank, each.local_rank) for each in left] == [
+    assert [(item.rank, item.cluster_node_rank, item.placement_node_rank, item.local_rank) for item in left] == [
         (0, 2, 0, 0),
         (1, 2, 0, 1),
         (2, 4, 1, 0),
         (3, 4, 1, 1),
     ]
-    assert {(each.world_size, each.local_world_size) for each in left} == {(4, 2)}
+    assert {(item.world_size, item.local_world_size) for item in left} == {(4, 2)}
     assert ComponentPlacement(CLUSTER, whole).get_world_size("env") == 4
 
 
 def test_other_components_keep_their_processes_and_units() -> None:
     before, after = topology(), topology(2)
-    actors = [ComponentPlacement(CLUSTER, each).get_strategy("actor").get_placement(each) for each in (before, after)]
+    actors = [ComponentPlacement(CLUSTER, item).get_strategy("actor").get_placement(item) for item in (before, after)]
     assert actors[0] == actors[1]
 
 

@@ -18,18 +18,18 @@ from rlinf_core.topology import ClusterTopology
 Places = Callable[..., list[ProcessEnvironment]]
 
 
-def cluster_of(groups: list[dict[str, Any]], num_nodes: int = 1, **more: Any) -> ClusterConfig:
-    return ClusterConfig.model_validate({"num_nodes": num_nodes, "node_groups": groups, **more})
+def cluster_of(groups: list[dict[str, Any]], num_nodes: int = 1, **extra: Any) -> ClusterConfig:
+    return ClusterConfig.model_validate({"num_nodes": num_nodes, "node_groups": groups, **extra})
 
 
-def group(label: str, node_ranks: Any = "all", **given: Any) -> dict[str, Any]:
+def group(label: str, node_ranks: Any = "all", **options: Any) -> dict[str, Any]:
     """Return a group of four accelerators a node whose `env_configs` give this to all of its nodes."""
-    configs = [{"node_ranks": "all", **given}] if given else []
+    configs = [{"node_ranks": "all", **options}] if options else []
     return {"label": label, "node_ranks": node_ranks, "accelerators": {"per_node": 4}, "env_configs": configs}
 
 
 def names(cluster: ClusterConfig, node: int, label: str) -> list[str]:
-    return [each.name for each in process_environment(cluster, node, label).variables]
+    return [variable.name for variable in process_environment(cluster, node, label).variables]
 
 
 def test_cluster_placed_process_gets_no_variables_of_a_group() -> None:
@@ -38,16 +38,16 @@ def test_cluster_placed_process_gets_no_variables_of_a_group() -> None:
     cluster = cluster_of([rollout], component_placement=placement)
     topology = ClusterTopology.from_config(cluster)
     components = ComponentPlacement(cluster, topology)
-    given = {
+    values = {
         name: {
-            process_environment(cluster, each.cluster_node_rank, each.node_group_label)
-            for each in components.get_strategy(name).get_placement(topology)
+            process_environment(cluster, item.cluster_node_rank, item.node_group_label)
+            for item in components.get_strategy(name).get_placement(topology)
         }
         for name in components.components
     }
-    assert given["env"] == {ProcessEnvironment()}
-    (of_rollout,) = given["rollout"]
-    assert [(each.name, each.value) for each in of_rollout.variables] == [("OMP_NUM_THREADS", "4")]
+    assert values["env"] == {ProcessEnvironment()}
+    (of_rollout,) = values["rollout"]
+    assert [(variable.name, variable.value) for variable in of_rollout.variables] == [("OMP_NUM_THREADS", "4")]
     assert of_rollout.interpreter == "/opt/rollout/bin/python"
     assert of_rollout.interpreter_group == "rollout"
 
@@ -59,16 +59,16 @@ def test_two_groups_of_a_node_have_their_own_interpreters() -> None:
             group("b", env_vars={"A": "2"}, python_interpreter_path="/opt/b/bin/python"),
         ]
     )
-    found = [process_environment(cluster, 0, label) for label in ("a", "b", "cluster", "node")]
-    assert [each.interpreter for each in found] == ["/opt/a/bin/python", "/opt/b/bin/python", None, None]
-    assert [each.values({}) for each in found] == [{"A": "1"}, {"A": "2"}, {}, {}]
+    results = [process_environment(cluster, 0, label) for label in ("a", "b", "cluster", "node")]
+    assert [result.interpreter for result in results] == ["/opt/a/bin/python", "/opt/b/bin/python", None, None]
+    assert [result.values({}) for result in results] == [{"A": "1"}, {"A": "2"}, {}, {}]
 
 
 def test_process_of_several_groups_gets_those_of_its_unit() -> None:
     cluster = cluster_of([group("a", 0, env_vars={"A": "1"}), group("b", 1, env_vars={"B": "1"})], 2)
     topology = ClusterTopology.from_config(cluster)
     placements = FlexiblePlacementStrategy([[0], [4], [7]], ["b", "a"]).get_placement(topology)
-    assert [names(cluster, each.cluster_node_rank, each.node_group_label) for each in placements] == [
+    assert [names(cluster, placement.cluster_node_rank, placement.node_group_label) for placement in placements] == [
         ["B"],
         ["A"],
         ["A"],
@@ -83,13 +83,13 @@ def test_all_in_an_entry_is_its_group_and_no_more() -> None:
 def test_a_default_interpreter_is_for_whoever_has_no_other() -> None:
     a = group("a", python_interpreter_path="/opt/a/bin/python")
     cluster = cluster_of([a, group("b", env_vars={"B": "1"})], python_interpreter_path="/opt/bin/python")
-    found = {label: process_environment(cluster, 0, label) for label in ("a", "b", "node")}
-    assert {label: each.interpreter for label, each in found.items()} == {
+    diagnostics = {label: process_environment(cluster, 0, label) for label in ("a", "b", "node")}
+    assert {label: diagnostic.interpreter for label, diagnostic in diagnostics.items()} == {
         "a": "/opt/a/bin/python",
         "b": "/opt/bin/python",
         "node": "/opt/bin/python",
     }
-    assert found["b"].variables
+    assert diagnostics["b"].variables
 
 
 @pytest.mark.parametrize(

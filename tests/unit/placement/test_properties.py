@@ -31,12 +31,12 @@ def maps(draw: Any) -> tuple[list[int], str, list[list[int]]]:
             last = draw(st.integers(at, stop - 1))
             resources = list(range(at, last + 1))
             count, processes = len(resources), len(expected)
-            each = draw(st.sampled_from([d for d in range(1, count + 1) if count % d == 0]))
-            sharing = draw(st.integers(1, 3)) if each == 1 else 1
-            shares = [resources[i : i + each] for i in range(0, count, each) for _ in range(sharing)]
+            item = draw(st.sampled_from([d for d in range(1, count + 1) if count % d == 0]))
+            sharing = draw(st.integers(1, 3)) if item == 1 else 1
+            shares = [resources[i : i + item] for i in range(0, count, item) for _ in range(sharing)]
             expected += shares
             text = f"{at}-{last}" if draw(st.booleans()) or at < last else f"{at}"
-            if each == sharing == 1 and draw(st.booleans()):
+            if item == sharing == 1 and draw(st.booleans()):
                 parts.append(text)
             else:
                 parts.append(f"{text}:{processes}-{len(expected) - 1}")

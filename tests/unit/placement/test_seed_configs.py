@@ -76,7 +76,7 @@ cluster:
 def load(text: str, *assume: str) -> Any:
     job = load_with_lint("-", stdin=text.encode(), assume=assume, environ={})
     assert job.cluster is not None
-    assert [each.message for each in job.diagnostics if each.severity is not Severity.NOTE] == []
+    assert [diagnostic.message for diagnostic in job.diagnostics if diagnostic.severity is not Severity.NOTE] == []
     return job
 
 
@@ -85,23 +85,23 @@ def places(job: Any, name: str) -> list[Placement]:
 
 
 def test_eighteen_nodes_are_valid_whatever_they_turn_out_to_have() -> None:
-    assert {each.code for each in load(EIGHTEEN_NODES).diagnostics} == {"accelerators-unknown"}
+    assert {diagnostic.code for diagnostic in load(EIGHTEEN_NODES).diagnostics} == {"accelerators-unknown"}
 
 
 def test_every_process_of_eighteen_nodes_has_its_place() -> None:
     job = load(EIGHTEEN_NODES, "a800=8", "4090=8")
     for name, first in (("actor", 0), ("rollout", 8)):
-        found = [(each.cluster_node_rank, each.local_hardware_ranks) for each in places(job, name)]
-        assert found == [(first + rank // 8, (rank % 8,)) for rank in range(64)]
+        results = [(place.cluster_node_rank, place.local_hardware_ranks) for place in places(job, name)]
+        assert results == [(first + rank // 8, (rank % 8,)) for rank in range(64)]
     arms = places(job, "env")
-    assert [(each.cluster_node_rank, each.local_hardware_ranks, each.hardware_type) for each in arms] == [
+    assert [(arm.cluster_node_rank, arm.local_hardware_ranks, arm.hardware_type) for arm in arms] == [
         (16, (0,), "Franka"),
         (17, (0,), "Franka"),
     ]
     agents = places(job, "agent")
-    assert Counter(each.cluster_node_rank for each in agents) == dict.fromkeys(range(4), 100)
-    assert [each.rank for each in agents if each.cluster_node_rank == 2] == list(range(200, 300))
-    assert {each.local_accelerator_rank for each in agents} == {None}
+    assert Counter(agent.cluster_node_rank for agent in agents) == dict.fromkeys(range(4), 100)
+    assert [agent.rank for agent in agents if agent.cluster_node_rank == 2] == list(range(200, 300))
+    assert {agent.local_accelerator_rank for agent in agents} == {None}
     robots = {robot.config.robot_ip: robot.config for node in job.topology.nodes for robot in node.robots}
     assert robots["10.10.10.2"].camera_serials == ("322142001232", "322142001233")
 
@@ -119,17 +119,17 @@ def test_every_process_of_eighteen_nodes_has_its_place() -> None:
 def test_processes_have_the_environment_of_their_group(
     node: int, group: str, interpreter: str | None, variables: dict[str, str]
 ) -> None:
-    found = process_environment(load(EIGHTEEN_NODES).cluster, node, group)
-    assert (found.interpreter, found.values({})) == (interpreter, variables)
+    result = process_environment(load(EIGHTEEN_NODES).cluster, node, group)
+    assert (result.interpreter, result.values({})) == (interpreter, variables)
 
 
 @pytest.mark.parametrize(("per_node", "processes"), [(8, 128), (0, 16)], ids=["accelerators", "none"])
 def test_without_hardware_ranks_count_accelerators_or_else_nodes(per_node: int, processes: int) -> None:
     job = load(EIGHTEEN_NODES.replace("placement: 0-63 ", "placement: all "), f"a800={per_node}", f"4090={per_node}")
-    found = [*places(job, "actor"), *places(job, "rollout")]
-    assert len(found) == processes
-    assert Counter(each.cluster_node_rank for each in found) == dict.fromkeys(range(16), per_node or 1)
-    assert {each.hardware_type == "node" for each in found} == {per_node == 0}
+    results = [*places(job, "actor"), *places(job, "rollout")]
+    assert len(results) == processes
+    assert Counter(result.cluster_node_rank for result in results) == dict.fromkeys(range(16), per_node or 1)
+    assert {result.hardware_type == "node" for result in results} == {per_node == 0}
 
 
 @pytest.mark.parametrize(
@@ -149,14 +149,14 @@ def test_without_hardware_ranks_count_accelerators_or_else_nodes(per_node: int, 
 def test_what_it_rules_out_is_an_error(wrong: str, right: str, code: str) -> None:
     assert EIGHTEEN_NODES.count(wrong) == 1
     job = load_with_lint("-", stdin=EIGHTEEN_NODES.replace(wrong, right).encode(), environ={})
-    assert code in {each.code for each in job.diagnostics if each.severity is Severity.ERROR}
+    assert code in {diagnostic.code for diagnostic in job.diagnostics if diagnostic.severity is Severity.ERROR}
 
 
 def test_one_node_of_eight_in_the_hybrid_mode() -> None:
     job = load(ONE_NODE, "8")
     placement = HybridComponentPlacement(job.cluster, job.topology)
     assert placement.placement_mode is PlacementMode.HYBRID
-    ranks = {name: [each.local_hardware_ranks for each in places(job, name)] for name in placement.components}
+    ranks = {name: [place.local_hardware_ranks for place in places(job, name)] for name in placement.components}
     assert ranks == {
         "actor": [(rank,) for rank in range(8)],
         "env": [(rank,) for rank in range(4)],
@@ -184,5 +184,5 @@ def test_the_keys_that_are_named_are_there() -> None:
             environ={},
             assume=("8",),
         )
-        wrong = [each.message for each in job.diagnostics if each.code == "unknown-key"]
+        wrong = [diagnostic.message for diagnostic in job.diagnostics if diagnostic.code == "unknown-key"]
         assert wrong == [], recipe

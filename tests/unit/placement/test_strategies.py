@@ -119,7 +119,7 @@ def test_node_takes_several_groups_like_its_siblings(make_cluster: Callable[...,
     topology = ClusterTopology.from_config(make_cluster(4, groups=groups))
     for labels in (["b", "a"], ("b", "a"), "b,a"):
         placements = NodePlacementStrategy([0, 2, 3], node_group_label=labels).get_placement(topology)
-        assert [(each.cluster_node_rank, each.node_group_label) for each in placements] == [
+        assert [(placement.cluster_node_rank, placement.node_group_label) for placement in placements] == [
             (1, "b"),
             (0, "a"),
             (3, "a"),

@@ -25,7 +25,7 @@ def where(placements: list[Placement]) -> list[tuple[int, list[int]]]:
 
 
 def on(node: int, *locals_: int | list[int]) -> list[tuple[int, list[int]]]:
-    return [(node, [each] if isinstance(each, int) else each) for each in locals_]
+    return [(node, [item] if isinstance(item, int) else item) for item in locals_]
 
 
 def test_1_one_process_an_accelerator(make_cluster: Make, place_one: PlaceOne) -> None:

@@ -33,7 +33,10 @@ def findings(tmp_path: Path) -> Findings:
         path = tmp_path / "job.yaml"
         path.write_text(text)
         job = load_with_lint(str(path), overrides, environ={})
-        found = [each for each in job.diagnostics if each.code != NO_EFFECT]
-        return [(each.code, each.span.text, *([each.message, each.help or ""] if messages else [])) for each in found]
+        diagnostics = [diagnostic for diagnostic in job.diagnostics if diagnostic.code != NO_EFFECT]
+        return [
+            (diagnostic.code, diagnostic.span.text, *([diagnostic.message, diagnostic.help or ""] if messages else []))
+            for diagnostic in diagnostics
+        ]
 
     return find

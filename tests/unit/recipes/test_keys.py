@@ -172,7 +172,7 @@ def _samples(kind: object, default: Any) -> list[Any]:
 @cache
 def contexts(name: str) -> list[Context]:
     """Return the files of a recipe that keys are tried in: all that are shipped, and special ones."""
-    files = [(each,) for each in sorted(shipped_configs())]
+    files = [(shipped_config,) for shipped_config in sorted(shipped_configs())]
     files += [(find_recipe(name).default_config, *overrides) for overrides in SPECIAL.get(name, ())]
     jobs = [(file, load_with_lint(file[0], file[1:], environ={})) for file in files]
     return [
@@ -185,14 +185,14 @@ def contexts(name: str) -> list[Context]:
 @cache
 def keys(name: str) -> list[Key]:
     """Return the keys of a recipe that hold a value rather than a section."""
-    found: list[Key] = []
+    result: list[Key] = []
     for place, section in sections(find_recipe(name).config_model()):
         if "[]" in place or "NAME" in place or place.startswith("cluster"):
             continue
         for key, field in written_fields(section).items():
             if not any(map(model_of, alternatives(field.annotation))) and key not in ("recipe", "cluster"):
-                found.append(Key((*place.split("."), key) if place else (key,), section))
-    return found
+                result.append(Key((*place.split("."), key) if place else (key,), section))
+    return result
 
 
 def with_value(model: Any, path: KeyPath, value: Any) -> Any:
@@ -206,10 +206,10 @@ def with_value(model: Any, path: KeyPath, value: Any) -> Any:
         below = getattr(model, key)
         changed = None if below is None else with_value(below, path[1:], value)
         return None if changed is None else model.model_copy(update={key: changed})
-    given = {name: getattr(model, name) for name in model.model_fields_set} | {key: value}
+    inputs = {name: getattr(model, name) for name in model.model_fields_set} | {key: value}
     # A file has lists.
     return type(model).model_validate(
-        {name: list(each) if isinstance(each, tuple) else each for name, each in given.items()}
+        {name: list(value) if isinstance(value, tuple) else value for name, value in inputs.items()}
     )
 
 
@@ -225,7 +225,7 @@ class Recorder:
 
 
 def covers(rule_keys: tuple[str, ...], path: KeyPath) -> bool:
-    return any(path[: len(key)] == key for key in (tuple(each.split(".")) for each in rule_keys))
+    return any(path[: len(key)] == key for key in (tuple(rule_key.split(".")) for rule_key in rule_keys))
 
 
 def has_no_effect(model: Any, path: KeyPath, sizes: WorldSizes) -> bool:
@@ -284,15 +284,15 @@ def test_every_key_is_read_by_its_recipe(name: str) -> None:
 def modules_of(name: str) -> set[Path]:
     """Return the source files that a recipe runs: what its parts import, at whatever depth, core and command line."""
     root = Path(str(recipes.__file__)).parent.parent
-    found = {file for package in ("rlinf_core", "rlinf_cli") for file in (root / package).rglob("*.py")}
+    results = {file for package in ("rlinf_core", "rlinf_cli") for file in (root / package).rglob("*.py")}
     pending = [root / f"recipes/{name}/__init__.py"]
     while pending:
         file = pending.pop()
         file = file if file.exists() else file.with_suffix("") / "__init__.py"
-        if file not in found and file.exists():
-            found.add(file)
+        if file not in results and file.exists():
+            results.add(file)
             pending += (root / f"{module.replace('.', '/')}.py" for module in source_of(file).modules)
-    return {each for each in found if not each.stem.endswith(("rules", "no_effect", "checks"))}
+    return {result for result in results if not result.stem.endswith(("rules", "no_effect", "checks"))}
 
 
 class Source(NamedTuple):
@@ -311,13 +311,15 @@ def source_of(file: Path) -> Source:
             names.add(node.attr)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
             names |= {
-                each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                argument.value
+                for argument in node.args
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
             }
         elif isinstance(node, ast.ImportFrom):
-            modules |= {str(node.module), *(f"{node.module}.{each.name}" for each in node.names)}
+            modules |= {str(node.module), *(f"{node.module}.{item.name}" for item in node.names)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             modules.add(node.value.partition(":")[0])  # parts of a recipe are named by `package.module:name`
-    return Source(frozenset(names), frozenset(each for each in modules if re.fullmatch(r"recipes[.\w]+", each)))
+    return Source(frozenset(names), frozenset(module for module in modules if re.fullmatch(r"recipes[.\w]+", module)))
 
 
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:

@@ -32,6 +32,6 @@ def test_sound_profile_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_faulty_profile_is_told(monkeypatch: pytest.MonkeyPatch, setting: str, code: str, words: str) -> None:
-    ((found, message),) = findings(monkeypatch, *setting.split())
-    assert found == code
+    ((result, message),) = findings(monkeypatch, *setting.split())
+    assert result == code
     assert words in message

@@ -24,10 +24,10 @@ PROGRAMS = (
 
 def references() -> Iterator[WorkerReference[Any]]:
     for program in PROGRAMS:
-        yield from (each for each in vars(import_module(program)).values() if isinstance(each, WorkerReference))
+        yield from (var for var in vars(import_module(program)).values() if isinstance(var, WorkerReference))
 
 
-@pytest.mark.parametrize("reference", list(references()), ids=lambda each: each.__name__)
+@pytest.mark.parametrize("reference", list(references()), ids=lambda item: item.__name__)
 def test_a_reference_says_of_its_class_what_is_so(reference: WorkerReference[Any]) -> None:
     resolved = pickle.loads(pickle.dumps(reference))
     assert (resolved.__module__, resolved.__name__) == (reference.__module__, reference.__name__)

@@ -177,17 +177,17 @@ def test_the_file_is_always_what_was_logged(tmp_path_factory: pytest.TempPathFac
             with path.open("ab") as file:
                 file.write(b'{"step": 99, "time": 1.0, "metrics": {"a": 1.0, "b": 2.0}}\n'[: rest[0] % 58])
             writer = MetricsWriter(path)
-        found = {line.step: dict(line.metrics) for line in read_metrics(path)}
-        assert set(found) <= set(expected)
-        assert behind or list(found) == sorted(expected)
-        assert behind or repr(found) == repr(_finite(dict(sorted(expected.items())), found))
+        results = {line.step: dict(line.metrics) for line in read_metrics(path)}
+        assert set(results) <= set(expected)
+        assert behind or list(results) == sorted(expected)
+        assert behind or repr(results) == repr(_finite(dict(sorted(expected.items())), results))
         assert all(json.loads(line) for line in path.read_text().splitlines())
     writer.close()
 
 
-def _finite(expected: dict[int, dict[str, float]], found: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
+def _finite(expected: dict[int, dict[str, float]], actual: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
     return {
-        step: {name: metrics[name] if math.isfinite(metrics[name]) else math.nan for name in found[step]}
+        step: {name: metrics[name] if math.isfinite(metrics[name]) else math.nan for name in actual[step]}
         for step, metrics in expected.items()
-        if set(metrics) == set(found[step])
+        if set(metrics) == set(actual[step])
     }

@@ -31,14 +31,14 @@ BROKEN = WorkerGroupError("env", "interact", {1: ValueError("no such joint"), 0:
 
 
 @pytest.fixture
-def told() -> list[Event]:
+def events() -> list[Event]:
     return []
 
 
 @pytest.fixture
-def record(tmp_path: Path, told: list[Event]) -> RunRecord:
+def record(tmp_path: Path, events: list[Event]) -> RunRecord:
     folder = RunFolder.create(RunnerConfig(logger=LoggerConfig(log_path=str(tmp_path))), "embodied")
-    return RunRecord(folder, MetricsWriter(folder.metrics_file), told.append)
+    return RunRecord(folder, MetricsWriter(folder.metrics_file), events.append)
 
 
 def test_a_death_is_told_from_an_exception() -> None:
@@ -49,7 +49,7 @@ def test_a_death_is_told_from_an_exception() -> None:
     assert isinstance(death(followed), WorkerDiedError)
 
 
-def test_a_death_sends_the_run_back_to_its_checkpoint(record: RunRecord, told: list[Event]) -> None:
+def test_a_death_sends_the_run_back_to_its_checkpoint(record: RunRecord, events: list[Event]) -> None:
     begun: list[int] = []
 
     def attempt() -> str:
@@ -64,7 +64,7 @@ def test_a_death_sends_the_run_back_to_its_checkpoint(record: RunRecord, told: l
 
     assert with_recovery(attempt, record, RestartLimit()) == "done"
     assert begun == [0, 2]
-    (restart,) = [each for each in told if isinstance(each, RunRestarted)]
+    (restart,) = [message for message in events if isinstance(message, RunRestarted)]
     assert (restart.step, restart.restart, restart.max_restarts) == (2, 1, 3)
     assert restart.reason == "`rollout:0` on node 0 died"
     (bundle,), faults = read_bundles(record.folder.path)
@@ -73,7 +73,7 @@ def test_a_death_sends_the_run_back_to_its_checkpoint(record: RunRecord, told: l
         "  why: it was killed, or exited without an exception",
         f"evidence: evidence/{bundle.path.name}",
     )
-    assert [each.step for each in read_metrics(record.folder.metrics_file)] == [1, 2, 3]
+    assert [item.step for item in read_metrics(record.folder.metrics_file)] == [1, 2, 3]
 
 
 def test_steps_stay_where_their_effect_is_stored_elsewhere(record: RunRecord) -> None:
@@ -106,7 +106,7 @@ def test_an_exception_is_not_tried_again(record: RunRecord) -> None:
     assert len(calls) == 1
 
 
-def test_there_is_an_end_of_restarts(record: RunRecord, told: list[Event]) -> None:
+def test_there_is_an_end_of_restarts(record: RunRecord, events: list[Event]) -> None:
     calls: list[int] = []
 
     def attempt() -> None:
@@ -116,10 +116,10 @@ def test_there_is_an_end_of_restarts(record: RunRecord, told: list[Event]) -> No
     with pytest.raises(WorkerGroupError):
         with_recovery(attempt, record, RestartLimit(max=2))
     assert calls == [0, 0, 0]
-    assert [each.restart for each in told if isinstance(each, RunRestarted)] == [1, 2]
+    assert [message.restart for message in events if isinstance(message, RunRestarted)] == [1, 2]
 
 
-def test_ray_that_does_not_start_again_is_tried_again(record: RunRecord, told: list[Event]) -> None:
+def test_ray_that_does_not_start_again_is_tried_again(record: RunRecord, events: list[Event]) -> None:
     failures: list[Exception] = [DEAD, RayStartError("Ray does not start"), RayStartError("Ray does not start")]
 
     def attempt() -> str:
@@ -128,17 +128,17 @@ def test_ray_that_does_not_start_again_is_tried_again(record: RunRecord, told: l
         return "done"
 
     assert with_recovery(attempt, record, RestartLimit(max=3)) == "done"
-    reasons = [each.reason for each in told if isinstance(each, RunRestarted)]
+    reasons = [message.reason for message in events if isinstance(message, RunRestarted)]
     assert reasons == ["`rollout:0` on node 0 died", "Ray does not start", "Ray does not start"]
 
 
-def test_ray_that_does_not_start_at_first_ends_the_run(record: RunRecord, told: list[Event]) -> None:
+def test_ray_that_does_not_start_at_first_ends_the_run(record: RunRecord, events: list[Event]) -> None:
     def attempt() -> None:
         raise RayStartError("Ray does not start")
 
     with pytest.raises(RayStartError):
         with_recovery(attempt, record, RestartLimit(max=3))
-    assert told == []
+    assert events == []
 
 
 def test_a_checkpoint_says_what_it_was_made_of(record: RunRecord) -> None:
@@ -153,7 +153,7 @@ def test_a_checkpoint_says_what_it_was_made_of(record: RunRecord) -> None:
 
 def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[tuple[int, dict[str, str]]] = []
-    told: list[Event] = []
+    output: list[Event] = []
     watched: dict[str, str] = {}
 
     class Machines:
@@ -191,16 +191,16 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(runners.run_program, "Cluster", Machines)
     job = load_job("laptop", [f"runner.logger.log_path={tmp_path}", "actor.group_name=ActorGroup"], environ={})
     config: Any = job.config
-    run_job(job, RunFolder.create(config.runner, "embodied"), told.append, launch)
+    run_job(job, RunFolder.create(config.runner, "embodied"), output.append, launch)
     names = {"ActorGroup": "actor", config.rollout.group_name: "rollout", config.env.group_name: "env"}
     assert launched == [(0, names), (0, names)]
-    waits = [each.what for each in told if isinstance(each, Waiting)]
+    waits = [message.what for message in output if isinstance(message, Waiting)]
     assert waits == ["the cluster", "actor: 2 processes"] * 2
-    assert isinstance(told[-1], RunFinished)
+    assert isinstance(output[-1], RunFinished)
 
 
 def test_the_manager_is_named_and_not_a_worker_that_misses_it(
-    record: RunRecord, told: list[Event], monkeypatch: pytest.MonkeyPatch
+    record: RunRecord, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = RuntimeFailure("the job has ended", why="its manager is gone")
     misses = WorkerGroupError("rollout", "generate", {0: ended}, 1)
@@ -216,11 +216,11 @@ def test_the_manager_is_named_and_not_a_worker_that_misses_it(
         return SimpleNamespace(init_workers=lambda: None, run=lambda: None)
 
     with_recovery(lambda: run_program._attempt(config, record, launch), record, RestartLimit())
-    (restart,) = [event for event in told if isinstance(event, RunRestarted)]
+    (restart,) = [event for event in events if isinstance(event, RunRestarted)]
     assert restart.reason == "`manager` on this machine died"
 
 
-def test_nodes_that_are_back_cost_no_restart(record: RunRecord, told: list[Event]) -> None:
+def test_nodes_that_are_back_cost_no_restart(record: RunRecord, events: list[Event]) -> None:
     begun: list[int] = []
 
     def attempt() -> str:
@@ -234,4 +234,4 @@ def test_nodes_that_are_back_cost_no_restart(record: RunRecord, told: list[Event
 
     assert with_recovery(attempt, record, RestartLimit(max=0)) == "done"
     assert begun == [0, 1]
-    assert not [event for event in told if isinstance(event, RunRestarted)]
+    assert not [event for event in events if isinstance(event, RunRestarted)]

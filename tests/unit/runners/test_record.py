@@ -22,15 +22,15 @@ from rlinf_core.runners.trace import TraceWriter
 
 
 @pytest.fixture
-def told() -> list[Event]:
+def emitted() -> list[Event]:
     return []
 
 
 @pytest.fixture
-def run(tmp_path: Path, told: list[Event]) -> RunRecord:
+def run(tmp_path: Path, emitted: list[Event]) -> RunRecord:
     folder = RunFolder.create(RunnerConfig(logger=LoggerConfig(log_path=str(tmp_path))), "embodied")
     trace = TraceWriter(folder.trace_file)
-    return RunRecord(folder, MetricsWriter(folder.metrics_file), told.append, trace=trace)
+    return RunRecord(folder, MetricsWriter(folder.metrics_file), emitted.append, trace=trace)
 
 
 def test_half_a_checkpoint_is_not_left_on_a_full_disk(run: RunRecord) -> None:
@@ -44,7 +44,9 @@ def test_half_a_checkpoint_is_not_left_on_a_full_disk(run: RunRecord) -> None:
     assert list(run.folder.checkpoints.folder.iterdir()) == []
 
 
-def test_ending_the_workers_is_not_counted(run: RunRecord, told: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ending_the_workers_is_not_counted(
+    run: RunRecord, emitted: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(record, "time", SimpleNamespace(monotonic=lambda: clock.now))
     run.started(1, {"actor": 1})
@@ -54,7 +56,7 @@ def test_ending_the_workers_is_not_counted(run: RunRecord, told: list[Event], mo
     run.evaluated(1, {"eval/return": 1.0})
     clock.now += 60
     run.finished()
-    (finished,) = [each for each in told if isinstance(each, events.RunFinished)]
+    (finished,) = [message for message in emitted if isinstance(message, events.RunFinished)]
     assert finished.seconds == 5.0
 
 
@@ -66,13 +68,13 @@ def test_the_state_says_where_the_cluster_is(run: RunRecord, monkeypatch: pytest
     assert RunFolder.open(run.folder.path).state.address == "10.0.0.1:6379"
 
 
-def test_changes_of_the_nodes_are_told_once(run: RunRecord, told: list[Event]) -> None:
+def test_changes_of_the_nodes_are_told_once(run: RunRecord, emitted: list[Event]) -> None:
     serves = NodeChange(1, "node 3, a spare, serves as node 1", "node 1 joined and was lost")
     without = NodeChange(2, "`env` goes on without node 2", "node 2 joined and was lost")
     for changes in ((), (serves,), (serves,), (serves, without), (without,), ()):
         cluster: Any = SimpleNamespace(record=lambda *_, **__: None, topology=None, changes=changes)
         run.watch(cast("Cluster", cluster), {})
-    assert [event[1:] for event in told if isinstance(event, events.NodesChanged)] == [
+    assert [event[1:] for event in emitted if isinstance(event, events.NodesChanged)] == [
         (serves.text, (serves.reason,)),
         (without.text, (without.reason,)),
         ("node 1 is back", ()),

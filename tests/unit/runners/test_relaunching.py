@@ -44,14 +44,14 @@ class Healing(Relaunching):
 
 
 @pytest.fixture
-def told() -> list[Event]:
+def events() -> list[Event]:
     return []
 
 
 @pytest.fixture
-def healing(tmp_path: Path, told: list[Event]) -> Healing:
+def healing(tmp_path: Path, events: list[Event]) -> Healing:
     folder = RunFolder.create(RunnerConfig(logger=LoggerConfig(log_path=str(tmp_path))), "embodied")
-    record = RunRecord(folder, MetricsWriter(folder.metrics_file), told.append)
+    record = RunRecord(folder, MetricsWriter(folder.metrics_file), events.append)
     record.restarts = Restarts(RestartLimit(max=2))
     return Healing({"env": Group("EnvGroup"), "rollout": Group("RolloutGroup"), "actor": Group("ActorGroup")}, record)
 
@@ -80,22 +80,22 @@ def failing(*errors: Exception) -> Any:
     return attempt
 
 
-def test_the_dead_are_started_again_and_work_is_repeated(healing: Healing, told: list[Event]) -> None:
+def test_the_dead_are_started_again_and_work_is_repeated(healing: Healing, events: list[Event]) -> None:
     assert healing.repeat(failing(died("EnvGroup:1", "RolloutGroup:0"))) == "done"
     assert groups_of(healing)["env"].relaunched == [(1,)]
     assert groups_of(healing)["rollout"].relaunched == [(0,)]
     assert healing.prepared == [{"env": (1,), "rollout": (0,)}]
-    (event,) = told
+    (event,) = events
     assert isinstance(event, WorkersRelaunched)
     assert (event.step, event.restart, event.max_restarts) == (0, 1, 2)
     assert (event.reason, event.repeated) == ("`EnvGroup:1` on node 0 died", "the rollout")
     assert event.details[-1].startswith("evidence: ")
 
 
-def test_a_death_tells_its_signal(healing: Healing, told: list[Event]) -> None:
+def test_a_death_tells_its_signal(healing: Healing, events: list[Event]) -> None:
     error = WorkerDiedError("EnvGroup:0", end=ProcessEnd("SIGKILL", None, None))
     assert healing.repeat(failing(WorkerGroupError("EnvGroup", "interact", {0: error}, 1))) == "done"
-    assert [event.reason for event in told if isinstance(event, WorkersRelaunched)] == ["`EnvGroup:0` died (SIGKILL)"]
+    assert [event.reason for event in events if isinstance(event, WorkersRelaunched)] == ["`EnvGroup:0` died (SIGKILL)"]
 
 
 def test_the_limit_of_restarts_counts_relaunches(healing: Healing) -> None:
@@ -117,21 +117,21 @@ def test_the_limit_of_restarts_counts_relaunches(healing: Healing) -> None:
     ],
     ids=["not allowed", "a channel too", "an exception", "the manager", "a node"],
 )
-def test_other_failures_are_raised(healing: Healing, told: list[Event], error: Exception) -> None:
+def test_other_failures_are_raised(healing: Healing, events: list[Event], error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
         healing.repeat(failing(error))
     assert caught.value is error
-    assert told == []
+    assert events == []
     assert not any(group.relaunched for group in groups_of(healing).values())
 
 
-def test_a_relaunch_that_fails_raises_the_death(healing: Healing, told: list[Event]) -> None:
+def test_a_relaunch_that_fails_raises_the_death(healing: Healing, events: list[Event]) -> None:
     groups_of(healing)["env"].broken = True
     error = died("EnvGroup:0")
     with pytest.raises(WorkerGroupError) as caught:
         healing.repeat(failing(error))
     assert caught.value is error
-    assert told == []
+    assert events == []
 
 
 def test_deaths_of_a_cause_are_found_too() -> None:

@@ -45,11 +45,11 @@ class Told(list[Event]):
         return [event.step for event in self if isinstance(event, kind)]
 
 
-def made(tmp_path: Path, told: Told, **keys: Any) -> tuple[Counting, RunFolder]:
+def made(tmp_path: Path, messages: Told, **keys: Any) -> tuple[Counting, RunFolder]:
     """Return a loop with a record in a run folder."""
     runner = RunnerConfig(**keys, logger=LoggerConfig(log_path=str(tmp_path)))
     folder = RunFolder.create(runner, "counting")
-    record = RunRecord(folder, MetricsWriter(folder.metrics_file), told.append)
+    record = RunRecord(folder, MetricsWriter(folder.metrics_file), messages.append)
     return Counting(cast("Any", SimpleNamespace(runner=runner, recipe="counting")), {}, record), folder
 
 
@@ -66,13 +66,13 @@ def made(tmp_path: Path, told: Told, **keys: Any) -> tuple[Counting, RunFolder]:
 def test_what_is_evaluated_and_kept(
     tmp_path: Path, keys: dict[str, Any], evaluated: list[int], saved: list[int]
 ) -> None:
-    told = Told()
-    loop, _ = made(tmp_path, told, **{"max_steps": 5, "val_check_interval": 2, "save_interval": 3, **keys})
+    output = Told()
+    loop, _ = made(tmp_path, output, **{"max_steps": 5, "val_check_interval": 2, "save_interval": 3, **keys})
     loop.init_workers()
     loop.run()
-    assert told.of(events.Evaluated) == evaluated
-    assert told.of(events.CheckpointSaved) == saved
-    assert told.of(events.StepFinished) == ([] if keys.get("only_eval") else [1, 2, 3, 4, 5])
+    assert output.of(events.Evaluated) == evaluated
+    assert output.of(events.CheckpointSaved) == saved
+    assert output.of(events.StepFinished) == ([] if keys.get("only_eval") else [1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_snapshots_lie_between_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], snapshots: list[int]
 ) -> None:
     monkeypatch.setattr("rlinf_core.runners.recovery.snapshots._REST", 0.0)
-    told = Told()
+    output = Told()
     loop, folder = made(
-        tmp_path, told, **{"max_steps": 5, "save_interval": 3, "snapshot_interval": "0.000001s", **keys}
+        tmp_path, output, **{"max_steps": 5, "save_interval": 3, "snapshot_interval": "0.000001s", **keys}
     )
     loop.init_workers()
     loop.run()
-    saved = [event for event in told if isinstance(event, events.CheckpointSaved)]
+    saved = [event for event in output if isinstance(event, events.CheckpointSaved)]
     assert [event.step for event in saved if event.snapshot] == snapshots
     assert not any(checkpoint.manifest.snapshot for checkpoint in folder.checkpoints.complete())
 
@@ -97,12 +97,12 @@ def test_snapshots_lie_between_checkpoints(
 def test_snapshot_that_cannot_be_written_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = Told()
-    loop, _ = made(tmp_path, told, max_steps=4, save_interval=4, snapshot_interval="0.000001s")
+    output = Told()
+    loop, _ = made(tmp_path, output, max_steps=4, save_interval=4, snapshot_interval="0.000001s")
     monkeypatch.setattr(loop, "write_checkpoint", full_disk_until(loop, 4))
     loop.init_workers()
     loop.run()
-    assert told.of(events.CheckpointSaved) == [4]
+    assert output.of(events.CheckpointSaved) == [4]
     assert [record.message for record in caplog.records if "no snapshots are saved" in record.message] != []
 
 
@@ -119,7 +119,7 @@ def test_a_step_has_the_times_of_its_phases(tmp_path: Path) -> None:
     loop, folder = made(tmp_path, Told(), max_steps=1)
     loop.init_workers()
     loop.run()
-    (line,) = [each for each in read_metrics(folder.metrics_file) if each.step]
+    (line,) = [record for record in read_metrics(folder.metrics_file) if record.step]
     assert {"train/loss", "eval/return", "time/step", "time/actor_training", "time/evaluate"} <= line.metrics.keys()
 
 
@@ -131,19 +131,19 @@ class Ahead(Counting):
 
 
 def test_items_in_flight_are_told_when_a_checkpoint_is_loaded(tmp_path: Path) -> None:
-    told = Told()
-    loop, folder = made(tmp_path, told, max_steps=2, save_interval=1, val_check_interval=-1)
+    output = Told()
+    loop, folder = made(tmp_path, output, max_steps=2, save_interval=1, val_check_interval=-1)
     loop.__class__ = Ahead
     loop.init_workers()
     loop.run()
     newest = folder.checkpoints.latest()
     assert newest is not None
     assert newest.manifest.in_flight == {"done again": ["rollout of step 3"]}
-    assert told.of(events.ItemsResumed) == []
+    assert output.of(events.ItemsResumed) == []
 
     loop.record.go_back()
     loop.init_workers()
-    assert told[-1] == events.ItemsResumed(2, {"done again": ["rollout of step 3"]})
+    assert output[-1] == events.ItemsResumed(2, {"done again": ["rollout of step 3"]})
 
 
 def test_a_resumed_loop_goes_on_after_its_checkpoint(tmp_path: Path) -> None:
@@ -151,22 +151,22 @@ def test_a_resumed_loop_goes_on_after_its_checkpoint(tmp_path: Path) -> None:
     loop.init_workers()
     loop.run()
     folder.end("finished")
-    told = Told()
-    again, same = made(tmp_path, told, max_steps=5, resume_dir="auto")
+    output = Told()
+    again, same = made(tmp_path, output, max_steps=5, resume_dir="auto")
     again.init_workers()
     assert (same.path, again.weight_version, again.next_step) == (folder.path, 3, 4)
     again.run()
-    assert told.of(events.StepFinished) == [4, 5]
-    assert 0 not in told.of(events.Evaluated)
+    assert output.of(events.StepFinished) == [4, 5]
+    assert 0 not in output.of(events.Evaluated)
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("kept", [True, False])
 def test_an_interrupted_loop_keeps_the_step_that_is_done(tmp_path: Path, end: type[BaseException], kept: bool) -> None:
-    told = Told()
-    loop, _ = made(tmp_path, told, max_steps=5, val_check_interval=-1, save_on_interrupt=kept)
+    output = Told()
+    loop, _ = made(tmp_path, output, max_steps=5, val_check_interval=-1, save_on_interrupt=kept)
     loop.init_workers()
-    take = told.append
+    take = output.append
 
     def interrupt(event: Event) -> None:
         take(event)
@@ -177,8 +177,8 @@ def test_an_interrupted_loop_keeps_the_step_that_is_done(tmp_path: Path, end: ty
     with pytest.raises(end):
         loop.run()
 
-    assert told.of(events.StepFinished) == [1, 2]
-    assert told.of(events.CheckpointSaved) == ([2] if kept else [])
+    assert output.of(events.StepFinished) == [1, 2]
+    assert output.of(events.CheckpointSaved) == ([2] if kept else [])
 
 
 def test_group_with_a_failed_call_keeps_no_other_group_running(tmp_path: Path) -> None:
@@ -206,13 +206,13 @@ def test_group_with_a_failed_call_keeps_no_other_group_running(tmp_path: Path) -
 def test_nodes_that_are_back_are_taken_after_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save_interval: int, steps: list[int]
 ) -> None:
-    told = Told()
-    loop, folder = made(tmp_path, told, max_steps=5, save_interval=save_interval)
+    output = Told()
+    loop, folder = made(tmp_path, output, max_steps=5, save_interval=save_interval)
     monkeypatch.setattr(RunRecord, "nodes_returned", property(lambda record: record.step >= 2))
     keeps = save_interval != -1
     with pytest.raises(NodesReturned) if keeps else nullcontext():
         loop.run()
-    assert told.of(events.StepFinished) == steps
+    assert output.of(events.StepFinished) == steps
     newest = folder.checkpoints.latest_sound()
     # Training goes on from that very step.
     assert (None if newest is None else newest.step) == (2 if keeps else None)

@@ -61,18 +61,18 @@ def test_spans_become_events(tmp_path: Path) -> None:
             ),
         )
         writer.add("env:0", Taken([TraceSpan(tracing.WAIT, "recv from actor:0", 100.0, 0.5, 11)], 2))
-    found = written(path)
-    complete = {event["name"]: event for event in found if event["ph"] == "X"}
+    result = written(path)
+    complete = {event["name"]: event for event in result if event["ph"] == "X"}
     assert complete["inner"]["ts"] == 100.5e6
     assert complete["inner"]["dur"] == 0.25e6
     assert complete["inner"]["tid"] == complete["run_training"]["tid"]
     assert complete["inner"]["pid"] != complete["recv from actor:0"]["pid"]
-    begin, end = (next(event for event in found if event["ph"] == phase) for phase in "be")
+    begin, end = (next(event for event in result if event["ph"] == phase) for phase in "be")
     assert begin["id"] == end["id"]
     assert (begin["ts"], end["ts"]) == (100.0e6, 100.5e6)
-    names = [event["args"]["name"] for event in found if event["name"] == "process_name"]
+    names = [event["args"]["name"] for event in result if event["name"] == "process_name"]
     assert names == ["actor:0", "env:0"]
-    assert found[-1]["args"] == {"events": 2}
+    assert result[-1]["args"] == {"events": 2}
 
 
 def test_a_busy_worker_is_not_waited_for(tmp_path: Path) -> None:

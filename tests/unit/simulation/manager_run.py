@@ -81,7 +81,7 @@ class Member:
         self.since = self.progress = self.serial = 0.0
         self.lookups: dict[int, str] = {}
         self.reopened: dict[int, str] = {}
-        self.told: list[m.Died] = []
+        self.reports: list[m.Died] = []
         info = EndpointInfo(f"{name}/{incarnation}", f"host of {name}", 0, None, "", 0, 1, "", "", None)
         self.say(m.Hello(incarnation, info, "node 1"))
 
@@ -128,7 +128,7 @@ class Member:
             self.say(m.ProcessAnswer(message.round, self.publication()))
         elif isinstance(message, m.Died):
             self.run.world.note(self.name, "hears of", message.address, message.incarnation)
-            self.told.append(message)
+            self.reports.append(message)
             if self.waits_for is not None and self.waits_for.name == message.address:
                 self.go_on()
         elif isinstance(message, m.PostmortemQuestion):
@@ -146,8 +146,8 @@ class Member:
         if name is not None and isinstance(reply.value, EndpointInfo):
             _, _, life = reply.value.incarnation.partition("/")
             self.run.world.note(self.name, "finds", reply.value.incarnation)
-            told = [died.incarnation for died in self.told if died.address == name]
-            self.run.world.check(int(life) not in told, name, life, "is found after its death was told")
+            incarnations = [died.incarnation for died in self.reports if died.address == name]
+            self.run.world.check(int(life) not in incarnations, name, life, "is found after its death was told")
 
 
 class ManagerRun:
@@ -271,12 +271,12 @@ class ManagerRun:
 
     def _judge_deaths(self) -> None:
         driver = self.members["driver"]
-        told = [(died.address, died.incarnation) for died in driver.told]
-        self.world.check(sorted(told) == sorted(set(told)), "a death is told twice:", told)
+        messages = [(died.address, died.incarnation) for died in driver.reports]
+        self.world.check(sorted(messages) == sorted(set(messages)), "a death is told twice:", messages)
         for name, _ in self.died:
-            count = sum(one == name for one, _ in told)
+            count = sum(one == name for one, _ in messages)
             self.world.check(count == 1, "the death of", name, "is told", count, "times")
-        self.world.check(len(told) == len(self.died), "told are", told, "dead are", self.died)
+        self.world.check(len(messages) == len(self.died), "told are", messages, "dead are", self.died)
         for member in self.members.values():
             if member.alive:
                 missing = [name for name in member.lookups.values() if self.members[name].alive]

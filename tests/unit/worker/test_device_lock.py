@@ -79,11 +79,11 @@ def test_one_at_a_time(make_lock: MakeLock) -> None:
 def test_what_shares_nothing_waits_for_nobody(make_lock: MakeLock) -> None:
     others = [make_lock("NVIDIA 0", secret=b"another job"), make_lock("NVIDIA 1"), make_lock(), make_lock()]
     with make_lock("NVIDIA 0"):
-        for each in others:
-            each.acquire(timeout=0)
-            assert each.held
-        for each in others:
-            each.release()
+        for other in others:
+            other.acquire(timeout=0)
+            assert other.held
+        for other in others:
+            other.release()
 
 
 def test_all_devices_or_none(make_lock: MakeLock) -> None:

@@ -35,13 +35,13 @@ class PlantedCause(NamedTuple):
     worker: str = ""
 
 
-def env_job(task: str, *more: str) -> tuple[str, ...]:
+def env_job(task: str, *extra: str) -> tuple[str, ...]:
     """Return a job whose environment has a fault of this name."""
-    return (*EMBODIED, f"env.train.task={task}", *more)
+    return (*EMBODIED, f"env.train.task={task}", *extra)
 
 
-def _reward(function: str, *more: str) -> tuple[str, ...]:
-    return (*MATH, f"reward.reward_type={FAULTS}:{function}", *more)
+def _reward(function: str, *extra: str) -> tuple[str, ...]:
+    return (*MATH, f"reward.reward_type={FAULTS}:{function}", *extra)
 
 
 CAUSES: Final[dict[str, PlantedCause]] = {

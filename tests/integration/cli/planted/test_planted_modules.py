@@ -52,7 +52,7 @@ KINDS = {".pt": "archive", ".distcp": "archive", ".npz": "numbers", ".npy": "num
 
 def rlinf(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [str(each) for each in (RLINF, *arguments)]
+    command = [str(item) for item in (RLINF, *arguments)]
     return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=280, check=False)
 
 

@@ -27,7 +27,7 @@ from tests.integration.recipes.conftest import RECOVERIES, SMALL_MATH, Killer, R
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 CHANGED = ("actor.warm_start.steps=", "runner.max_steps=")
-KEPT = tuple(each for each in SMALL_MATH if not each.startswith(CHANGED))
+KEPT = tuple(item for item in SMALL_MATH if not item.startswith(CHANGED))
 SMALL = (*KEPT, "actor.warm_start.steps=20", "runner.max_steps=3")
 CHECKED = ("rollout.check_logprobs=strict", "algorithm.recompute_logprobs=true")
 
@@ -72,7 +72,9 @@ RUNS: list[str] = []
 
 
 def gaps(run: Run) -> list[float]:
-    return [each.metrics["train/logprob_gap/max"] for each in run.metrics if "train/logprob_gap/max" in each.metrics]
+    return [
+        record.metrics["train/logprob_gap/max"] for record in run.metrics if "train/logprob_gap/max" in record.metrics
+    ]
 
 
 def test_a_model_acts_is_trained_and_shown_turn_by_turn(train_agent: Train) -> None:
@@ -92,7 +94,7 @@ def test_a_model_acts_is_trained_and_shown_turn_by_turn(train_agent: Train) -> N
         check=True,
     )
     samples = json.loads(shown.stdout)["samples"]
-    used = next(each for each in samples if any(turn["who"] == "tool" for turn in each["turns"]))
+    used = next(sample for sample in samples if any(turn["who"] == "tool" for turn in sample["turns"]))
     assert [turn["who"] for turn in used["turns"]][:3] == ["task", "model", "tool"]
     assert used["turns"][1]["text"].endswith("</calculator>")
     text = subprocess.run(
@@ -108,8 +110,8 @@ def test_a_model_acts_is_trained_and_shown_turn_by_turn(train_agent: Train) -> N
 def test_an_agent_of_the_users_branches_and_gives_rewards(train_agent: Train) -> None:
     run = train_agent(f"agent.run={__name__}:branching", *CHECKED)
 
-    for each in run.metrics:
-        metrics = each.metrics
+    for record in run.metrics:
+        metrics = record.metrics
         failed = metrics.get("failed/error", 0.0)
         assert metrics["agent/turns"] == pytest.approx(2)
         assert metrics["agent/tool_errors"] == pytest.approx(1)
@@ -129,15 +131,15 @@ def test_agents_go_on_while_the_model_learns_and_after_a_restart(
 
     (restart,) = run.of(events.RunRestarted)
     assert restart.step in (2, 3, 4)
-    assert [each.step for each in run.metrics] == [1, 2, 3, 4, 5]
-    assert max(each.metrics["rollout/staleness_max"] for each in run.metrics) <= 2
+    assert [record.step for record in run.metrics] == [1, 2, 3, 4, 5]
+    assert max(record.metrics["rollout/staleness_max"] for record in run.metrics) <= 2
     # The first tasks were done under the newest weights; those of later steps were begun under older ones.
     assert run.metrics[0].metrics["rollout/staleness_mean"] == 0
-    assert any(each.metrics["rollout/staleness_mean"] > 0 for each in run.metrics)
+    assert any(record.metrics["rollout/staleness_mean"] > 0 for record in run.metrics)
     # Of a step that was repeated the last time counts. No task is learned from twice, and none is left out.
-    found = Counter(problem for problems in learned.values() for problem in problems)
-    assert set(found.values()) == {1}
-    assert len(found) == 5 * 6
+    counts = Counter(problem for problems in learned.values() for problem in problems)
+    assert set(counts.values()) == {1}
+    assert len(counts) == 5 * 6
 
 
 @pytest.mark.nightly
@@ -154,10 +156,10 @@ def test_an_environment_is_played_from_seeds(train_agent: Train) -> None:
     )
 
     assert len(run.metrics) == 3
-    for each in run.metrics:
-        assert each.metrics["reward/unfinished"] > 0
-        assert each.metrics["reward/return"] >= 0
-        assert 1 <= each.metrics["agent/turns"] <= 3
+    for record in run.metrics:
+        assert record.metrics["reward/unfinished"] > 0
+        assert record.metrics["reward/return"] >= 0
+        assert 1 <= record.metrics["agent/turns"] <= 3
     assert max(gaps(run)) < 1e-4
 
 
@@ -183,7 +185,7 @@ def test_a_killed_agent_process_costs_its_tasks_alone(train_agent: Train, tmp_pa
     """A new process begins them again; where no restart is left, the other process does them."""
     marker, data = tmp_path / "killed", tmp_path / "tasks.jsonl"
     rows = [{"prompt": f"{number}+1=", "answer": str(number + 1), "marker": str(marker)} for number in range(10, 40)]
-    data.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     placed = {"actor,rollout,reward": {"placement": 0}, "agent": {"placement": "0:0-1"}}
     shown: dict[str, list[int]] = {}
 
@@ -203,19 +205,19 @@ def test_a_killed_agent_process_costs_its_tasks_alone(train_agent: Train, tmp_pa
 
     assert marker.exists()
     assert not run.of(events.RunRestarted)
-    assert [each.repeated for each in run.of(events.WorkersRelaunched)] == (["its tasks"] if restarts else [])
-    assert [each.metrics["agent/processes_lost"] for each in run.metrics] == [1, 1, 1]
+    assert [item.repeated for item in run.of(events.WorkersRelaunched)] == (["its tasks"] if restarts else [])
+    assert [record.metrics["agent/processes_lost"] for record in run.metrics] == [1, 1, 1]
     # Half of six tasks; the first of them had been handed on, and was done a second time for nothing.
-    assert [each.metrics["agent/tasks_moved"] for each in run.metrics] == [3, 0, 0]
-    assert all(each.metrics["agent/turns"] == pytest.approx(2) for each in run.metrics)
+    assert [record.metrics["agent/tasks_moved"] for record in run.metrics] == [3, 0, 0]
+    assert all(record.metrics["agent/turns"] == pytest.approx(2) for record in run.metrics)
     for path in run.folder.path.glob("samples/*.jsonl"):
         records = [json.loads(line) for line in path.read_text().splitlines()]
-        shown[path.name] = sorted((each["slot"], each["sample"]) for each in records)
+        shown[path.name] = sorted((record["slot"], record["sample"]) for record in records)
     assert len(shown) == 3
-    for each in shown.values():
-        slots = {slot for slot, _ in each}
+    for entry in shown.values():
+        slots = {slot for slot, _ in entry}
         assert len(slots) == 6
-        assert each == [(slot, sample) for slot in sorted(slots) for sample in range(4)]
+        assert entry == [(slot, sample) for slot in sorted(slots) for sample in range(4)]
     assert max(gaps(run)) < 1e-4
 
 
@@ -225,7 +227,7 @@ def test_a_single_agent_process_is_started_again(train_agent: Train) -> None:
     whole = train_agent(*saved)
     for component in ("agent", "reward"):
         run = train_agent(*saved, during=Killer(component, 2, events.GENERATE_ROLLOUTS))
-        assert [type(each) for each in run.events if isinstance(each, RECOVERIES)] == [events.WorkersRelaunched]
-        assert [each.step for each in run.of(events.StepFinished)] == [1, 2, 3]
+        assert [type(event) for event in run.events if isinstance(event, RECOVERIES)] == [events.WorkersRelaunched]
+        assert [item.step for item in run.of(events.StepFinished)] == [1, 2, 3]
         mine, theirs = whole.weights(), run.weights()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)

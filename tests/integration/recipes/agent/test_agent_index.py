@@ -44,7 +44,7 @@ class Searcher(Worker):
             return seen.text, seen.failure
 
         async def run() -> list[tuple[str, str]]:
-            return await asyncio.gather(*(ask(each) for each in queries))
+            return await asyncio.gather(*(ask(query) for query in queries))
 
         return asyncio.run(run())
 

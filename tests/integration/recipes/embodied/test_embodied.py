@@ -41,8 +41,8 @@ NAMES = {
 def learned(run: Run) -> list[dict[str, float]]:
     """Return what does not depend on the clock and the machine, step by step."""
     return [
-        {name: value for name, value in each.metrics.items() if not name.startswith(("time/", "speed/", "memory/"))}
-        for each in run.metrics
+        {name: value for name, value in record.metrics.items() if not name.startswith(("time/", "speed/", "memory/"))}
+        for record in run.metrics
     ]
 
 
@@ -55,15 +55,15 @@ def test_a_run_tells_and_keeps_what_it_promises(train: Train) -> None:
     run = train("runner.val_check_interval=2", "runner.save_interval=2")
     started, finished = run.of(RunStarted)[0], run.of(RunFinished)[0]
     assert (started.first_step, started.last_step, started.components) == (1, 3, {"actor": 1, "rollout": 1, "env": 1})
-    assert [each.step for each in run.of(StepFinished)] == [1, 2, 3]
-    assert [each.step for each in run.of(Evaluated)] == [0, 2, 3]
-    assert [each.step for each in run.of(CheckpointSaved)] == [2, 3]
-    assert [each.step for each in run.metrics] == [1, 2, 3]
+    assert [item.step for item in run.of(StepFinished)] == [1, 2, 3]
+    assert [item.step for item in run.of(Evaluated)] == [0, 2, 3]
+    assert [item.step for item in run.of(CheckpointSaved)] == [2, 3]
+    assert [record.step for record in run.metrics] == [1, 2, 3]
     assert run.metrics[0].metrics.keys() >= NAMES
     assert {"eval/return", "eval/success_at_end"} <= finished.metrics.keys()
     assert finished.step == 3
     assert 0 < run.metrics[0].metrics["env/episode_len"] <= 10
-    assert {(each.metrics["rollout/staleness"]) for each in run.metrics} == {0}
+    assert {(record.metrics["rollout/staleness"]) for record in run.metrics} == {0}
 
 
 @pytest.mark.nightly
@@ -79,12 +79,12 @@ def test_a_run_repeats_itself_and_its_halves_make_the_whole(train: Train) -> Non
 
 @pytest.mark.nightly
 def test_run_resumed_within_episodes_equals_the_whole_run(train: Train, spanning: Run) -> None:
-    (middle,) = [each.path for each in spanning.folder.checkpoints.complete() if each.step == 3]
+    (middle,) = [item.path for item in spanning.folder.checkpoints.complete() if item.step == 3]
     rest = train(*SPANNING, "runner.max_steps=5", f"runner.resume_dir={middle}")
     assert rest.of(RunStarted)[0].first_step == 4
     assert same_weights(spanning, rest)
     assert learned(rest)[-2:] == learned(spanning)[-2:]
-    lengths = [each.metrics["env/episode_len"] for each in spanning.metrics if "env/episode_len" in each.metrics]
+    lengths = [record.metrics["env/episode_len"] for record in spanning.metrics if "env/episode_len" in record.metrics]
     assert max(lengths) > 10, "no episode was longer than a pass"
 
 
@@ -104,7 +104,7 @@ def test_resumed_run_equals_the_whole_across_passes(train: Train) -> None:
     assert rest.of(RunStarted)[0].first_step == 5
     assert same_weights(whole, rest)
     assert learned(rest) == learned(whole)
-    lengths = [each.metrics["env/episode_len"] for each in whole.metrics if "env/episode_len" in each.metrics]
+    lengths = [record.metrics["env/episode_len"] for record in whole.metrics if "env/episode_len" in record.metrics]
     assert max(lengths) > 10, "no episode was longer than a pass"
 
 
@@ -165,15 +165,15 @@ def test_every_mode_trains(train: Train, overrides: tuple[str, ...]) -> None:
     """Two stages are those of `spanning`, and GRPO is learned by in `test_embodied_learns`."""
     run = train(*overrides)
     metrics = run.metrics
-    assert [each.step for each in metrics] == [1, 2]
-    assert all(value == value for each in metrics for value in each.metrics.values())
+    assert [record.step for record in metrics] == [1, 2]
+    assert all(value == value for record in metrics for value in record.metrics.values())
     assert metrics[-1].metrics["train/actor/grad_norm"] > 0
 
 
 def test_rollouts_run_ahead_by_as_many_versions_as_allowed(train: Train) -> None:
     run = train("runner.max_staleness=2", "runner.max_steps=4", "runner.val_check_interval=2")
-    assert [each.metrics["rollout/staleness"] for each in run.metrics] == [0, 1, 2, 2]
-    assert [each.step for each in run.of(Evaluated)] == [0, 2, 4]
+    assert [record.metrics["rollout/staleness"] for record in run.metrics] == [0, 1, 2, 2]
+    assert [item.step for item in run.of(Evaluated)] == [0, 2, 4]
 
 
 @pytest.mark.nightly

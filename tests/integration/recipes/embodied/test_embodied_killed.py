@@ -54,9 +54,9 @@ def test_killed_and_continued(train: Train, tmp_path: Path, moment: str, episode
         assert any(line.strip() == moment for line in killed.stdout)
         os.kill(killed.pid, signal.SIGKILL)
     with drive(tmp_path / "killed", long, "runner.resume_dir=auto") as again:
-        told, _ = again.communicate()
+        output, _ = again.communicate()
     assert again.returncode == 0
-    assert "RunFinished" in told
-    folder = Path(told.splitlines()[0].removeprefix("folder "))
+    assert "RunFinished" in output
+    folder = Path(output.splitlines()[0].removeprefix("folder "))
     mine, theirs = whole.weights(), read_weights(folder / "checkpoints" / "global_step_4")
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)

@@ -50,9 +50,9 @@ def test_grpo_learns_to_pick(train: Train, seed: int) -> None:
     Close to perfect, a step learns from one failure or two, and nothing else says where the greedy action should be.
     """
     run = shipped_run(train, "laptop_grpo", seed)
-    sampled = [each.metrics["env/success_at_end"] for each in run.metrics[-10:]]
+    sampled = [record.metrics["env/success_at_end"] for record in run.metrics[-10:]]
     assert sum(sampled) / len(sampled) >= 0.9
-    assert max(each.metrics["eval/success_at_end"] for each in run.of(Evaluated)) >= 0.9
+    assert max(item.metrics["eval/success_at_end"] for item in run.of(Evaluated)) >= 0.9
 
 
 @pytest.mark.nightly
@@ -60,4 +60,4 @@ def test_grpo_learns_to_pick(train: Train, seed: int) -> None:
 def test_picking_is_learned_from_samples_of_older_weights(train: Train) -> None:
     run = train("runner.max_staleness=1", "env.eval.total_num_envs=256", "runner.save_interval=-1", shipped="laptop")
     assert greedy_success(run) >= 0.9
-    assert [each.metrics["rollout/staleness"] for each in run.metrics] == [0.0, *[1.0] * (len(run.metrics) - 1)]
+    assert [record.metrics["rollout/staleness"] for record in run.metrics] == [0.0, *[1.0] * (len(run.metrics) - 1)]

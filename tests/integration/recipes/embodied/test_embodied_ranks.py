@@ -46,7 +46,7 @@ def test_two_actors_learn_what_one_learns(train: Train, strategy: str) -> None:
 @pytest.mark.nightly
 def test_several_of_each_kind(train: Train) -> None:
     run = train(*place(actor=2, rollout=2, env=2), "rollout.pipeline_stage_num=2", "runner.val_check_interval=3")
-    assert [each.step for each in run.metrics] == [1, 2, 3]
+    assert [record.step for record in run.metrics] == [1, 2, 3]
     assert "eval/return" in run.metrics[-1].metrics
 
 
@@ -68,5 +68,5 @@ def test_documented_file_trains_without_its_gpus(train: Train) -> None:
     # 8 processes that train, 4 that act, one arm.
     run = train(*place(actor=8, rollout=4, env=1), "env.train.total_num_envs=1", "actor.global_batch_size=null")
     assert run.of(RunStarted)[-1].components == {"actor": 8, "rollout": 4, "env": 1}
-    assert [each.step for each in run.metrics][-1] == 3
+    assert [record.step for record in run.metrics][-1] == 3
     assert run.metrics[-1].metrics["train/actor/grad_norm"] > 0

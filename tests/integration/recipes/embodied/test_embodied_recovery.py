@@ -33,14 +33,14 @@ def same(one: Run, other: Run) -> None:
 
 def check_is_alike(run: Run, undisturbed: Run) -> None:
     """The weights after step 3 are those of the run that nothing happened to, and each step was finished once."""
-    assert [each.step for each in run.of(StepFinished)] == [1, 2, 3]
+    assert [item.step for item in run.of(StepFinished)] == [1, 2, 3]
     check_ends_alike(run, undisturbed)
 
 
 def check_ends_alike(run: Run, undisturbed: Run) -> None:
     """The weights after step 3 are those of the run that nothing happened to, whatever was done again."""
-    assert [each.step for each in run.metrics] == [1, 2, 3]
-    (there,) = [each.path for each in undisturbed.folder.checkpoints.complete() if each.step == 3]
+    assert [record.step for record in run.metrics] == [1, 2, 3]
+    (there,) = [item.path for item in undisturbed.folder.checkpoints.complete() if item.step == 3]
     weights, mine = read_weights(there), run.weights()
     assert weights
     assert all(torch.equal(mine[name], weights[name]) for name in weights)
@@ -102,7 +102,7 @@ def test_without_a_checkpoint_it_begins_again(train: Train) -> None:
     run = train("runner.save_interval=-1", "runner.save_interval=3", during=Killer("actor", 2, "actor_training"))
     (restart,) = run.of(RunRestarted)
     assert restart.step == 0
-    assert [each.step for each in run.metrics] == [1, 2, 3]
+    assert [record.step for record in run.metrics] == [1, 2, 3]
     same(whole, run)
 
 
@@ -131,7 +131,7 @@ def test_whenever_a_worker_dies_nothing_changes(train: Train, spanning: Run, com
     run = train(*overrides, "runner.save_interval=3", during=MidStep(component, seconds))
     assert not run.of(RunRestarted)
     assert run.of(WorkersRelaunched)
-    assert [each.step for each in run.metrics] == [1, 2, 3]
+    assert [record.step for record in run.metrics] == [1, 2, 3]
     same(whole, run)
 
 

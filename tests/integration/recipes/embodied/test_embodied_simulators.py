@@ -44,11 +44,11 @@ def python_of(env_type: str) -> Path:
 
 def renderer_of(env_type: str, python: Path) -> str:
     for renderer in ("egl", "osmesa"):
-        found = probe(env_type, python, {"MUJOCO_GL": renderer})
-        assert "fault" not in found, found
-        if "frame" in found:
+        probed = probe(env_type, python, {"MUJOCO_GL": renderer})
+        assert "fault" not in probed, probed
+        if "frame" in probed:
             return renderer
-    raise AssertionError(f"no image: {found}")
+    raise AssertionError(f"no image: {probed}")
 
 
 @pytest.mark.parametrize("env_type", TASKS)

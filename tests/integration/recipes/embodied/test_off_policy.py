@@ -29,21 +29,21 @@ HELPED = ("env.train.intervention={source: scripted, options: {probability: 0.1,
 def learned(run: Run) -> list[dict[str, float]]:
     """Return the metrics of all steps that do not depend on the machine."""
     kinds = ("env/", "train/", "replay/", "rollout/")
-    return [{name: value for name, value in each.metrics.items() if name.startswith(kinds)} for each in run.metrics]
+    return [{name: value for name, value in record.metrics.items() if name.startswith(kinds)} for record in run.metrics]
 
 
 @pytest.mark.nightly
 def test_resumed_run_equals_the_whole_with_interventions(train: Train) -> None:
     whole = train(*SAC, *HELPED)
     first = train(*SAC, *HELPED, "runner.max_steps=2")
-    (half,) = [each.path for each in first.folder.checkpoints.complete() if each.step == 2]
+    (half,) = [item.path for item in first.folder.checkpoints.complete() if item.step == 2]
     second = train(*SAC, *HELPED, f"runner.resume_dir={half}")
     # Nothing is learned before 100 steps, and then a tenth of an update for each step: 6, 14, 22 updates in all.
-    assert [each["train/updates"] for each in learned(whole)] == [0, 6, 14, 22]
-    assert [each["replay/online"] for each in learned(whole)] == [80, 160, 240, 320]
+    assert [batch["train/updates"] for batch in learned(whole)] == [0, 6, 14, 22]
+    assert [batch["replay/online"] for batch in learned(whole)] == [80, 160, 240, 320]
     assert learned(second)[-2:] == learned(whole)[-2:]
-    helped = [each["env/intervened"] for each in learned(whole)]
-    assert [each["replay/interventions"] for each in learned(whole)] == [
+    helped = [batch["env/intervened"] for batch in learned(whole)]
+    assert [batch["replay/interventions"] for batch in learned(whole)] == [
         round(80 * sum(helped[: n + 1])) for n in range(4)
     ]
     assert 0 < sum(helped) < 4
@@ -93,7 +93,7 @@ def test_killed_actor_resumes_with_equal_samples(train: Train) -> None:
 def test_every_method_and_mode_trains(train: Train, overrides: tuple[str, ...]) -> None:
     run = train(*SAC, *overrides)
     assert learned(run)[-1]["train/updates"] == 22
-    shares = [each.metrics[name] for each in run.metrics for name in ("speed/learner_idle", "speed/env_idle")]
+    shares = [record.metrics[name] for record in run.metrics for name in ("speed/learner_idle", "speed/env_idle")]
     assert all(0 <= share <= 1 for share in shares)
     assert all(torch.isfinite(weight).all() for weight in run.weights().values())
 
@@ -104,8 +104,8 @@ def test_what_is_recorded_is_there_for_the_next_run(train: Train) -> None:
     recording = (*SAC, *HELPED, f"algorithm.off_policy.replay.recording_path={folder}")
     train(*recording, "runner.max_steps=2")
     parts = list(read_segments(folder / "0"))
-    assert sum(int(each["valid"].sum()) for each in parts) == 160
-    helped = sum(int(each["interventions"].sum()) for each in parts)
+    assert sum(int(part["valid"].sum()) for part in parts) == 160
+    helped = sum(int(part["interventions"].sum()) for part in parts)
     assert 0 < helped < 160
     run = train(*recording, "runner.max_steps=1")
     assert learned(run)[0]["replay/online"] == 240

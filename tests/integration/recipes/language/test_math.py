@@ -30,7 +30,7 @@ def whole(train_math: Train) -> Run:
 
 
 def test_a_model_built_on_the_spot_is_trained_kept_and_shown(whole: Run) -> None:
-    steps = [each.metrics for each in whole.metrics]
+    steps = [record.metrics for record in whole.metrics]
     assert len(steps) == 4
     # Engine and trainer are the same model: what they say of the drawn tokens differs by rounding.
     gaps = [step["train/logprob_gap/max"] for step in steps if "train/logprob_gap/max" in step]
@@ -70,10 +70,10 @@ def test_killed_workers_alone_are_started_again(train_math: Train, whole: Run) -
 
     run = train_math("runner.save_interval=2", "reward.soft_overlong=6", during=kill)
 
-    assert [type(each) for each in run.events if isinstance(each, RECOVERIES)] == [events.WorkersRelaunched] * 2
-    repeated = [each.repeated for each in run.of(events.WorkersRelaunched)]
+    assert [type(event) for event in run.events if isinstance(event, RECOVERIES)] == [events.WorkersRelaunched] * 2
+    repeated = [item.repeated for item in run.of(events.WorkersRelaunched)]
     assert repeated == ["the scores of rank 0", "the answers of rank 0"]
-    assert [each.step for each in run.of(events.StepFinished)] == [1, 2, 3, 4]
+    assert [item.step for item in run.of(events.StepFinished)] == [1, 2, 3, 4]
     mine, theirs = whole.weights(), run.weights()
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
@@ -88,7 +88,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_went_on(train_math: Tra
     checkpoint = stopped / "checkpoints" / "global_step_2"
     resumed = train_math(f"runner.resume_dir={checkpoint}", "runner.save_interval=2", "reward.soft_overlong=6")
 
-    assert [each.step for each in resumed.of(events.StepFinished)] == [3, 4]
+    assert [item.step for item in resumed.of(events.StepFinished)] == [3, 4]
     mine, theirs = whole.weights(), resumed.weights()
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
@@ -107,12 +107,12 @@ def test_async_generation_loses_no_prompt_when_a_worker_dies(train_math: Train, 
 
     (restart,) = run.of(events.RunRestarted)
     assert restart.step == 2
-    assert [each.step for each in run.metrics] == [1, 2, 3, 4]
-    assert all(each.metrics["rollout/staleness_max"] <= 1 for each in run.metrics)
+    assert [record.step for record in run.metrics] == [1, 2, 3, 4]
+    assert all(record.metrics["rollout/staleness_max"] <= 1 for record in run.metrics)
     # Of a step that was repeated the last time counts. No problem was learned from twice.
-    found = Counter(problem for problems in learned.values() for problem in problems)
-    assert set(found.values()) == {1}
-    assert len(found) >= 24
+    counts = Counter(problem for problems in learned.values() for problem in problems)
+    assert set(counts.values()) == {1}
+    assert len(counts) >= 24
 
 
 @pytest.mark.nightly
@@ -126,7 +126,7 @@ def test_a_teacher_and_a_judge_take_part(train_math: Train, whole: Run, bound: i
         *(f"judge.model_path={whole.folder.path / 'model'}", "judge.verdict=builtins:bool", "judge.template='{text}'"),
         *("judge.apply_chat_template=false", "judge.max_new_tokens=4", f"runner.max_staleness={bound}"),
     )
-    steps = [each.metrics for each in run.metrics]
+    steps = [record.metrics for record in run.metrics]
     assert len(steps) == 4
     assert all(step["train/teacher_kl"] > 0 for step in steps)
     assert any(step["rollout/correct"] > 0 for step in steps)
@@ -146,4 +146,4 @@ def test_several_of_each_share_the_work(train_math: Train, bound: int) -> None:
         f"runner.max_staleness={bound}",
         "runner.val_check_interval=2",
     )
-    assert [each.step for each in run.metrics] == [1, 2, 3, 4]
+    assert [record.step for record in run.metrics] == [1, 2, 3, 4]

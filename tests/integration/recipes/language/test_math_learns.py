@@ -22,12 +22,12 @@ def train(folder: Path, name: str, *overrides: str) -> Path:
     command = [sys.executable, "-m", "rlinf_cli", "train", name, "runner.logger.log_path=runs", *overrides]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=3500, check=False)
     assert done.returncode == 0, done.stderr
-    return max((folder / "runs").iterdir(), key=lambda each: each.stat().st_mtime)
+    return max((folder / "runs").iterdir(), key=lambda item: item.stat().st_mtime)
 
 
 def metrics(run: Path, name: str) -> list[float]:
     lines = [json.loads(line)["metrics"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [each[name] for each in lines if name in each]
+    return [line[name] for line in lines if name in line]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -44,11 +44,11 @@ def test_a_death_changes_no_weight(train_math: Train, whole: Run, component: str
     run = train_math(*SAVED, during=Killer(component, step, phase))
 
     kind = events.RunRestarted if component == "actor" else events.WorkersRelaunched
-    recovered = [type(each) for each in run.events if isinstance(each, RECOVERIES)]
+    recovered = [type(event) for event in run.events if isinstance(event, RECOVERIES)]
     assert recovered == [kind]
     if kind is events.WorkersRelaunched:
-        assert [each.step for each in run.of(events.StepFinished)] == [1, 2, 3, 4, 5]
-    assert [each.step for each in run.metrics] == [1, 2, 3, 4, 5]
+        assert [item.step for item in run.of(events.StepFinished)] == [1, 2, 3, 4, 5]
+    assert [record.step for record in run.metrics] == [1, 2, 3, 4, 5]
     mine, theirs = whole.weights(), run.weights()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
@@ -81,15 +81,15 @@ def test_async_generation_learns_from_every_prompt_once(
     )
 
     assert len(run.of(events.RunRestarted)) == 1
-    assert [each.step for each in run.metrics] == [1, 2, 3, 4, 5]
-    assert all(each.metrics["rollout/staleness_max"] <= 2 for each in run.metrics)
+    assert [record.step for record in run.metrics] == [1, 2, 3, 4, 5]
+    assert all(record.metrics["rollout/staleness_max"] <= 2 for record in run.metrics)
     # Every prompt that was set aside was learned from once, or dropped as its metrics say.
-    found = Counter(group.problem for groups in learned.values() for group in groups)
-    assert set(found.values()) == {1}
-    assert sum(found.values()) == plans[-1].taken
-    for each in run.metrics:
-        groups = learned[each.step]
-        assert each.metrics["rollout/groups_kept"] == sum(group.kept for group in groups) / len(groups)
+    counts = Counter(group.problem for groups in learned.values() for group in groups)
+    assert set(counts.values()) == {1}
+    assert sum(counts.values()) == plans[-1].taken
+    for item in run.metrics:
+        groups = learned[item.step]
+        assert item.metrics["rollout/groups_kept"] == sum(group.kept for group in groups) / len(groups)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

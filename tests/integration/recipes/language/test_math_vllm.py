@@ -61,7 +61,7 @@ def start(folder: Path, mark: str) -> subprocess.Popen[str]:
 
 def marked(mark: str) -> list[int]:
     """Return the processes that have the mark in their environment and vLLM in their memory."""
-    found: list[int] = []
+    result: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -70,8 +70,8 @@ def marked(mark: str) -> list[int]:
         except OSError:
             continue
         if mark.encode() in environment and "/vllm/" in maps:
-            found.append(int(entry.name))
-    return found
+            result.append(int(entry.name))
+    return result
 
 
 def ended(process: subprocess.Popen[str]) -> str:
@@ -106,8 +106,8 @@ def test_killed_engine_is_restarted_without_loss(tmp_path: Path) -> None:
     undisturbed, recovered = steps(whole), steps(killed)
     assert [step for step, _ in undisturbed] == [1, 2, 3, 4]
     assert sorted({step for step, _ in recovered}) == [1, 2, 3, 4]
-    for _, found in undisturbed:
-        assert found["train/logprob_gap/max"] < 1e-3
+    for _, result in undisturbed:
+        assert result["train/logprob_gap/max"] < 1e-3
     for name in ("rollout/reward", "rollout/response_length"):
         assert dict(recovered)[4][name] == undisturbed[3][1][name]
 

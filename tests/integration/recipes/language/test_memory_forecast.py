@@ -44,8 +44,8 @@ def test_forecast_is_near_the_peaks_of_a_run(name: str, tmp_path: Path) -> None:
     (run,) = (tmp_path / "runs").iterdir()
     components = json.loads(rlinf(tmp_path, "inspect", "memory", str(run), "--output", "json"))["components"]
     # Where nothing is evaluated, recipe `sft` measures its actor alone.
-    measured = {component: each for component, each in components.items() if each["host_measured"] is not None}
+    measured = {component: item for component, item in components.items() if item["host_measured"] is not None}
     assert "actor" in measured
-    ratios = {component: each["host"] / each["host_measured"] for component, each in measured.items()}
+    ratios = {component: value["host"] / value["host_measured"] for component, value in measured.items()}
     print({component: round(ratio, 3) for component, ratio in ratios.items()})
     assert {component: ratio for component, ratio in ratios.items() if abs(ratio - 1) > NEAR} == {}

@@ -30,8 +30,8 @@ SEEN = ENV.reset()
 def make(spec: EnvSpec = ENV.spec, **model: Any) -> Any:
     torch.manual_seed(0)
     options = {"max_prompt_tokens": 8, **model.pop("options", {})}
-    given = {"model_type": "smolvla", "hidden_dim": 64, "num_action_chunks": CHUNK, "options": options, **model}
-    return make_model(EmbodiedModelConfig.model_validate(given), spec)
+    inputs = {"model_type": "smolvla", "hidden_dim": 64, "num_action_chunks": CHUNK, "options": options, **model}
+    return make_model(EmbodiedModelConfig.model_validate(inputs), spec)
 
 
 def config(**model: Any) -> EmbodiedModelConfig:
@@ -44,7 +44,7 @@ def sampled(policy: Any, inputs: dict[str, torch.Tensor]) -> np.ndarray[Any, Any
     """Return what lerobot makes of the same inputs, from the noise 0."""
     policy.base.config.num_steps = STEPS
     images = inputs["images.main"].permute(0, 3, 1, 2) / 255 * 2 - 1
-    found = policy.base.sample_actions(
+    sample_actions = policy.base.sample_actions(
         [images],
         [torch.ones(N, dtype=torch.bool)],
         inputs["prompt.tokens"],
@@ -52,7 +52,7 @@ def sampled(policy: Any, inputs: dict[str, torch.Tensor]) -> np.ndarray[Any, Any
         inputs["states"],
         noise=torch.zeros(N, CHUNK, ACTIONS),
     )
-    return found.detach().numpy()
+    return sample_actions.detach().numpy()
 
 
 def check_acting() -> None:
@@ -83,11 +83,11 @@ def check_acting() -> None:
 
 def check_training() -> None:
     policy = make(lora={"rank": 2})
-    trained = [name for name, each in policy.named_parameters() if each.requires_grad]
+    trained = [name for name, weight in policy.named_parameters() if weight.requires_grad]
     assert any("lm_expert" in name and "lora_A" in name for name in trained)
     assert all("lora_" in name or name.startswith("critic.") for name in trained)
     policy = make(trainable=["smolvla.vlm_with_expert.lm_expert.*", "critic.*"])
-    assert not any(".vlm." in name for name, each in policy.named_parameters() if each.requires_grad)
+    assert not any(".vlm." in name for name, weight in policy.named_parameters() if weight.requires_grad)
     inputs, gradients = make().prepare(SEEN), []
     actions = make().act(inputs, generator=torch.Generator().manual_seed(0)).actions
     for again in (False, True):
@@ -99,7 +99,7 @@ def check_training() -> None:
     torch.testing.assert_close(gradients[0], gradients[1])
     policy, losses = make(), []
     wanted = policy.from_env(np.random.default_rng(0).uniform(-1, 1, (N, CHUNK, ACTIONS)).astype(np.float32))
-    wanted, rows = wanted.repeat(8, 1, 1), {name: torch.cat([each] * 8) for name, each in inputs.items()}
+    wanted, rows = wanted.repeat(8, 1, 1), {name: torch.cat([item] * 8) for name, item in inputs.items()}
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
     for _ in range(100):
         loss = policy.imitation_losses(rows, wanted).mean()
@@ -151,12 +151,12 @@ def check_folders(home: Path) -> None:
 
 
 def refuse(said: str, **model: Any) -> None:
-    found = ""
+    result = ""
     try:
         make(**model)
     except ConfigError as error:
-        found = f"{error.message} {error.why} {error.help}"
-    assert said in found, (said, found)
+        result = f"{error.message} {error.why} {error.help}"
+    assert said in result, (said, result)
 
 
 if __name__ == "__main__":

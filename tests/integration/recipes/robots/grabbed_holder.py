@@ -71,8 +71,8 @@ def main(ip: str, port: str, folder: str, seed: str, fault: str) -> None:
             while True:
                 chunk = random.uniform(-1, 1, (1, CHUNK, env.action_size)).astype(np.float32)
                 done = env.step(chunk)
-                told = {"policy": chunk[0], "executed": done.executed[0], "flags": done.interventions[0]}
-                recorder.append(told)
+                output = {"policy": chunk[0], "executed": done.executed[0], "flags": done.interventions[0]}
+                recorder.append(output)
                 print("recorded", flush=True)
     except RLinfError as error:
         print(error, error.help, file=sys.stderr)

@@ -73,8 +73,8 @@ class RunningJob:
     def last(self, metric: str) -> float:
         """Return a metric of the last training step."""
         (file,) = (self.folder / "runs").glob("*/metrics.jsonl")
-        told = [json.loads(line)["metrics"] for line in file.open()]
-        return [each[metric] for each in told if metric in each][-1]
+        metrics = [json.loads(line)["metrics"] for line in file.open()]
+        return [message[metric] for message in metrics if metric in message][-1]
 
     def trained(self, steps: int) -> bool:
         """Return whether so many are done; fails where the job has ended before."""
@@ -91,13 +91,13 @@ class RunningJob:
 
     def recorded(self) -> int:
         """Return how many steps of the arm are on the disk."""
-        return sum(int(each["valid"].sum()) for each in self.records())
+        return sum(int(record["valid"].sum()) for record in self.records())
 
     def keeps(self, before: list[Record]) -> None:
         """Check that the disk still begins with these records, and has all that the job has told of."""
-        found = self.records()
-        assert len(found) >= max(len(before), self.steps())
-        for ours, theirs in zip(before, found, strict=False):
+        records = self.records()
+        assert len(records) >= max(len(before), self.steps())
+        for ours, theirs in zip(before, records, strict=False):
             assert ours.keys() == theirs.keys()
             for name, array in ours.items():
                 assert np.array_equal(array, theirs[name]), name
@@ -116,13 +116,13 @@ StartJob = Callable[..., RunningJob]
 def start_job(tmp_path: Path) -> Iterator[StartJob]:
     jobs: list[RunningJob] = []
 
-    def start(name: str, arm: Franka, recording: Path | None = None, **more: Any) -> RunningJob:
-        jobs.append(RunningJob(tmp_path / name, arm, recording or tmp_path / name / "recording", **more))
+    def start(name: str, arm: Franka, recording: Path | None = None, **extra: Any) -> RunningJob:
+        jobs.append(RunningJob(tmp_path / name, arm, recording or tmp_path / name / "recording", **extra))
         return jobs[-1]
 
     yield start
-    for each in jobs:
-        each.end()
+    for job in jobs:
+        job.end()
 
 
 def parse_holder(arm: Franka) -> int:
@@ -198,8 +198,8 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         return folder
 
     yield mount
-    for each in mounted:
-        subprocess.run(["umount", "-l", str(each)], check=True)
+    for item in mounted:
+        subprocess.run(["umount", "-l", str(item)], check=True)
 
 
 def test_without_room_on_the_disk_nothing_moves(

@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[4]
 SAID = {"unplugged": ("the device was lost", "plug it in again"), "not a number": ("not finite", "fix the source")}
 
 
-def check_recorded(folder: Path, seed: int, told: int, late: int) -> None:
+def check_recorded(folder: Path, seed: int, messages: int, late: int) -> None:
     """Check that the chunks before the fault are there, and say tick by tick who moved the arm, and how.
 
     Args:
@@ -29,7 +29,7 @@ def check_recorded(folder: Path, seed: int, told: int, late: int) -> None:
     """
     chunks = list(read_segments(folder))
     ticks, last = grabbed(seed)
-    assert len(chunks) == told == last // CHUNK
+    assert len(chunks) == messages == last // CHUNK
     for chunk, truth in zip(chunks, ticks.reshape(-1, CHUNK), strict=False):
         assert np.array_equal(chunk["flags"], truth)
         begun = int(truth.argmax())
@@ -62,8 +62,8 @@ def test_an_arm_that_was_grabbed_within_a_chunk_stands(fault: str, seed: int, st
         assert f"process {holder.pid} on" in check_stop(arm)
     finally:
         holder.kill()
-    told, said = holder.communicate(timeout=60)
-    check_recorded(tmp_path, seed, 1 + told.count("recorded"), said.count("came too late"))
+    output, said = holder.communicate(timeout=60)
+    check_recorded(tmp_path, seed, 1 + output.count("recorded"), said.count("came too late"))
     if fault in SAID:
         assert holder.returncode == 1, said
         assert all(words in said for words in SAID[fault]), said

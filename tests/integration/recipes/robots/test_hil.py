@@ -70,8 +70,8 @@ def test_two_arms_with_a_person_each_feed_one_learner(start_arm: Any, tmp_path: 
     assert last["replay/online"] == 120
     assert last["env/intervened"] == pytest.approx(1 / 3)
     recorded = list(read_segments(tmp_path / "recordings" / "franka_hil" / "0"))
-    assert sum(int(each["valid"].sum()) for each in recorded) == 120
+    assert sum(int(item["valid"].sum()) for item in recorded) == 120
     # Tick by tick: who moved which arm is what the person of that arm did in that step of the episode.
-    flags = np.concatenate([each["interventions"] for each in recorded])
+    flags = np.concatenate([item["interventions"] for item in recorded])
     truth = np.stack([steered(np.arange(15), env) for env in range(2)], axis=1)
     assert np.array_equal(flags, np.tile(truth, (4, 1)))

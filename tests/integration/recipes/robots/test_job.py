@@ -74,18 +74,18 @@ def test_a_job_goes_on_after_a_worker_with_an_arm_was_killed(start_arm: Any, tmp
         ) as driver,
     ):
         try:
-            told: list[str] = []
+            output: list[str] = []
             killed = ""
             for line in driver.stdout or ():
-                told.append(line.strip())
-                if not killed and told[-1] == "StepFinished":
+                output.append(line.strip())
+                if not killed and output[-1] == "StepFinished":
                     with FrankaClient(second) as watcher:
                         killed = re.findall(r"process (\d+) on", str(watcher.state().holder))[0]
                     os.kill(int(killed), signal.SIGKILL)
             assert driver.wait(120) == 0, (tmp_path / "errors").read_text()
         finally:
             driver.kill()
-    events = [line for line in told if line.isalpha()]
+    events = [line for line in output if line.isalpha()]
     assert events.count("RunRestarted") == 1
     assert events[-1] == "RunFinished"
     assert events[-6:-1] == ["StepFinished"] * 5

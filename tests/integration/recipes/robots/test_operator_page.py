@@ -59,12 +59,12 @@ class SteeredRun:
     def show_more(self) -> None:
         """Add cameras of other shapes, one with a long name, one that has taken no picture for some time."""
         views, began = self._env.views, time.monotonic()
-        more = {"front_left_of_the_table": (720, 1280), "wrist": (480, 640), "side": (640, 480)}
+        extra = {"front_left_of_the_table": (720, 1280), "wrist": (480, 640), "side": (640, 480)}
 
         def all_views(row: int) -> list[CameraView]:
             added = [
                 CameraView(name, np.zeros((*size, 3), np.uint8), began if name == "side" else time.monotonic())
-                for name, size in more.items()
+                for name, size in extra.items()
             ]
             return [*views(row), *added]
 

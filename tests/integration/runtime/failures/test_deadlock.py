@@ -125,9 +125,9 @@ def test_a_call_that_is_under_way_may_wake_it(knot: WorkerGroup[Knot]) -> None:
         return 0.0
 
     handle = knot.execute_on(0).take(1)
-    given = knot.execute_on(1).give(0, 8, late.remote())
+    inputs = knot.execute_on(1).give(0, 8, late.remote())
     assert handle.wait() == [8]
-    given.wait()
+    inputs.wait()
 
 
 @pytest.mark.nightly

@@ -330,13 +330,13 @@ def test_what_a_worker_makes_of_a_deadlock_is_the_answer(
 ) -> None:
     import ray
 
-    told = tmp_path / "told"
+    output = tmp_path / "told"
     with Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name="knotted") as group:
-        handle = group.fail_once_there_is(told)
+        handle = group.fail_once_there_is(output)
 
         def failure(client: ManagerClient, serial: int) -> DeadlockError:
             # The caller hears of it while the worker, which hears of it too, has not failed yet.
-            told.touch()
+            output.touch()
             ray.wait(list(handle.references))
             return DeadlockError(("driver",), "")
 

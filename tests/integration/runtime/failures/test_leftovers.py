@@ -103,14 +103,14 @@ def start(folder: Path, how: str) -> subprocess.Popen[str]:
 def processes_of(folder: Path) -> list[str]:
     """Return the processes that were started below a folder: their environment names it."""
     mark = f"TMPDIR={folder}".encode()
-    found: list[str] = []
+    result: list[str] = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
-                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                result.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:
             continue
-    return found
+    return result
 
 
 def until_none_is_left(folder: Path, seconds: float) -> None:

@@ -140,8 +140,8 @@ def test_the_death_of_one_is_told_and_another_group_can_follow(cluster: Cluster)
 
 
 def test_the_environment_of_a_node_group_reaches_them(cluster: Cluster) -> None:
-    given = {"label": "agents", "node_ranks": "0", "env_configs": [{"node_ranks": "0", "env_vars": [{"MARK": "$1"}]}]}
-    configured = Cluster(cluster_cfg=ClusterConfig.model_validate({"num_nodes": 1, "node_groups": [given]}))
+    inputs = {"label": "agents", "node_ranks": "0", "env_configs": [{"node_ranks": "0", "env_vars": [{"MARK": "$1"}]}]}
+    configured = Cluster(cluster_cfg=ClusterConfig.model_validate({"num_nodes": 1, "node_groups": [inputs]}))
     strategy = FlexiblePlacementStrategy([[0], [0]], node_group_label="agents")
     with Light.create_group().launch(configured, strategy, name="light") as group:
         assert group.variables().wait() == [("0", "$1"), ("1", "$1")]
@@ -238,8 +238,8 @@ def test_a_process_that_cannot_be_forked_fails_the_launch(cluster: Cluster) -> N
 
 @pytest.mark.nightly
 def test_many_start_in_waves_and_it_is_told_how_many_have(cluster: Cluster) -> None:
-    told: list[tuple[int, int]] = []
-    cluster.record(None, on_launch=lambda _, workers, started: told.append((workers, started)))
+    output: list[tuple[int, int]] = []
+    cluster.record(None, on_launch=lambda _, workers, started: output.append((workers, started)))
     many = WAVE * 2 + 1
     try:
         with Light.create_group().launch(cluster, NodePlacementStrategy([0] * many), name="light") as group:
@@ -247,4 +247,4 @@ def test_many_start_in_waves_and_it_is_told_how_many_have(cluster: Cluster) -> N
             assert len(set(group.parent().wait())) == 1
     finally:
         cluster.record(None)
-    assert told == [(many, 0), (many, WAVE), (many, 2 * WAVE)]
+    assert output == [(many, 0), (many, WAVE), (many, 2 * WAVE)]

@@ -65,11 +65,11 @@ def interpreter(folder: Path, *lines: str, ours: bool = True) -> str:
     return str(folder / "bin" / "python")
 
 
-def with_groups(**given: dict[str, Any]) -> Cluster:
+def with_groups(**options: dict[str, Any]) -> Cluster:
     """Return the cluster of the tests, whose only node is in these groups, each with this in its `env_configs`."""
     groups = [
         {"label": label, "node_ranks": "0", "env_configs": [{"node_ranks": "0", **config}]}
-        for label, config in given.items()
+        for label, config in options.items()
     ]
     return Cluster(cluster_cfg=ClusterConfig.model_validate({"num_nodes": 1, "node_groups": groups}))
 
@@ -98,27 +98,27 @@ def test_two_groups_of_one_node_run_under_two_interpreters(cluster: Cluster, tmp
         a={"python_interpreter_path": first, "env_vars": {"MARK": odd, "PATH": "/opt/a/bin"}},
         b={"python_interpreter_path": second, "env_vars": {"MARK": "b", "RANK": "77"}},
     )
-    found: dict[str, Any] = {}
+    diagnostics: dict[str, Any] = {}
     for label in ("a", "b", "cluster", "node"):
         group = Peer.create_group().launch(both, FlexiblePlacementStrategy([[0]], label), name=f"of_{label}")
         with group:
-            (found[label],) = group.seen().wait()
-    assert {label: path for label, (path, _) in found.items()} == {
+            (diagnostics[label],) = group.seen().wait()
+    assert {label: path for label, (path, _) in diagnostics.items()} == {
         "a": first,
         "b": second,
         "cluster": sys.executable,
         "node": sys.executable,
     }
-    assert {label: seen["MARK"] for label, (_, seen) in found.items()} == {
+    assert {label: seen["MARK"] for label, (_, seen) in diagnostics.items()} == {
         "a": odd,
         "b": "b",
         "cluster": None,
         "node": None,
     }
-    assert found["a"][1]["PATH"] == f"/opt/a/bin:{os.environ['PATH']}"
-    assert found["b"][1]["PATH"] == os.environ["PATH"]
+    assert diagnostics["a"][1]["PATH"] == f"/opt/a/bin:{os.environ['PATH']}"
+    assert diagnostics["b"][1]["PATH"] == os.environ["PATH"]
     # What a group gives wins over what the runtime would set.
-    assert [found[label][1]["RANK"] for label in ("a", "b")] == ["0", "77"]
+    assert [diagnostics[label][1]["RANK"] for label in ("a", "b")] == ["0", "77"]
 
 
 def test_script_as_an_interpreter_wraps_a_profiler_around(cluster: Cluster, tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_script_as_an_interpreter_wraps_a_profiler_around(cluster: Cluster, tmp_
 
 def test_a_worker_of_a_group_launches_others_that_are_not_of_it(cluster: Cluster, tmp_path: Path) -> None:
     other = interpreter(tmp_path / "venv")
-    given = with_groups(a={"python_interpreter_path": other, "env_vars": {"MARK": "a"}})
-    with Peer.create_group().launch(given, NodePlacementStrategy([0], "a"), name="parent") as parent:
+    inputs = with_groups(a={"python_interpreter_path": other, "env_vars": {"MARK": "a"}})
+    with Peer.create_group().launch(inputs, NodePlacementStrategy([0], "a"), name="parent") as parent:
         assert parent.seen_by_a_child().wait() == [(sys.executable, None)]
 
 

@@ -66,10 +66,10 @@ def test_worker_keeps_its_nodes_visibility_variable(four_gpus: Cluster) -> None:
     """It is given no accelerator and kept from none: it computes on one of them where its torch can."""
     with Seeing.create_group().launch(four_gpus, NodePlacementStrategy([0] * 2), name="unreserved") as group:
         own = os.environ.get("CUDA_VISIBLE_DEVICES")
-        assert [tuple(each.values()) for each in group.sight().wait()] == [(own, "0", "2"), (own, "1", "2")]
+        assert [tuple(item.values()) for item in group.sight().wait()] == [(own, "0", "2"), (own, "1", "2")]
         usable = torch.cuda.device_count()
         device = [f"cuda:{rank % usable}" if usable else "cpu" for rank in range(2)]
-        assert group.device().wait() == [(each, None, (0, 1, 2, 3)) for each in device]
+        assert group.device().wait() == [(item, None, (0, 1, 2, 3)) for item in device]
 
 
 def test_workers_on_one_accelerator_take_turns(four_gpus: Cluster, tmp_path: Path) -> None:
@@ -105,5 +105,5 @@ def test_a_worker_sees_its_own_accelerators_or_all_of_its_node(
     strategy = PackedPlacementStrategy(0, 3, num_hardware_per_process=2)
     group = Seeing.create_group().launch(four_gpus, strategy, name="seeing", isolate_accelerator=isolate)
     with group:
-        assert [tuple(each.values()) for each in group.sight().wait()] == sights
+        assert [tuple(item.values()) for item in group.sight().wait()] == sights
         assert group.device().wait() == devices

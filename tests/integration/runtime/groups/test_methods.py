@@ -133,7 +133,7 @@ def test_a_rank_may_be_a_number_of_numpy(givers: WorkerGroup[Giver]) -> None:
     assert givers.execute_on(*ranks).rank().wait() == [1, 0]
 
 
-@pytest.mark.parametrize("share", [5, {1, 2}, {0: 1, 1: 2}, (each for each in range(2)), np.array(2), None])
+@pytest.mark.parametrize("share", [5, {1, 2}, {0: 1, 1: 2}, (number for number in range(2)), np.array(2), None])
 def test_what_has_no_item_for_each_rank_is_refused(givers: WorkerGroup[Giver], share: Any) -> None:
     with pytest.raises(ValueError, match="is not a sequence for 2 workers: pass one item for each"):
         givers.add.scatter(share)
@@ -232,16 +232,16 @@ class Teller(Worker):
 
 def test_what_a_worker_and_its_group_know(cluster: Cluster) -> None:
     with Teller.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="tellers") as group:
-        for rank, told in enumerate(group.tell().wait()):
-            assert told.pop("port") > 0
-            assert told == {
+        for rank, output in enumerate(group.tell().wait()):
+            assert output.pop("port") > 0
+            assert output == {
                 "rank": (rank, rank),
                 "world_size": (2, 2),
                 "group": "tellers",
                 "has_accelerator": False,
                 "hardware": (),
             }
-        assert [(str(each.address), each.rank, each.node_id) for each in group.worker_info_list] == [
+        assert [(str(item.address), item.rank, item.node_id) for item in group.worker_info_list] == [
             ("tellers:0", 0, 0),
             ("tellers:1", 1, 0),
         ]

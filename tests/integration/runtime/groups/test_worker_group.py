@@ -171,9 +171,9 @@ def test_threads_per_process_follow_the_environment(group: WorkerGroup[Probe]) -
 
 def test_the_environment_is_that_of_the_placement(group: WorkerGroup[Probe]) -> None:
     environments = group.environment().wait()
-    assert [each["RANK"] for each in environments] == ["0", "1", "2", "3"]
-    assert {each["WORLD_SIZE"] for each in environments} == {"4"}
-    assert len({(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in environments}) == 1
+    assert [environment["RANK"] for environment in environments] == ["0", "1", "2", "3"]
+    assert {environment["WORLD_SIZE"] for environment in environments} == {"4"}
+    assert len({(environment["MASTER_ADDR"], environment["MASTER_PORT"]) for environment in environments}) == 1
 
 
 def test_torch_distributed_just_works(group: WorkerGroup[Probe]) -> None:
@@ -304,7 +304,7 @@ def test_timers_are_those_of_the_call(group: WorkerGroup[Probe]) -> None:
     assert set(durations) == {"outer", "inner"}
     assert 0.04 <= durations["inner"] <= durations["outer"] < 5
     per_rank = handle.consume_durations(return_per_rank=True)
-    assert [set(each) for each in per_rank] == [{"outer", "inner"}] * 4
+    assert [set(item) for item in per_rank] == [{"outer", "inner"}] * 4
     assert group.rank().consume_durations() == {}
 
 
@@ -381,9 +381,9 @@ def test_a_name_is_taken_once(cluster: Cluster, group: WorkerGroup[Probe]) -> No
 
 
 def test_a_group_is_found_by_its_name(group: WorkerGroup[Probe]) -> None:
-    found = WorkerGroup.from_group_name(Probe, "probe")
-    assert found.world_size == 4
-    assert found.rank().wait() == [10, 11, 12, 13]
+    result = WorkerGroup.from_group_name(Probe, "probe")
+    assert result.world_size == 4
+    assert result.rank().wait() == [10, 11, 12, 13]
     with pytest.raises(UnknownGroupError, match="did you mean `probe`"):
         WorkerGroup.from_group_name(Probe, "prob")
 

@@ -141,21 +141,21 @@ def test_channel_ends_when_closed_and_drained(stage: Stage) -> None:
     until(stage.broker.announce_end)
     # It is said to those who come between the closed_notice and the end of the process, too.
     late = stage.client("l:0")
-    for each in (producer, consumer, late):
-        until(lambda each=each: each.statistics())
+    for item in (producer, consumer, late):
+        until(lambda item=item: item.statistics())
         with pytest.raises(ChannelClosed, match="the item was not accepted"):
-            each.put(1)
+            item.put(1)
         with pytest.raises(ChannelClosed, match="nothing is left in it"):
-            each.get()
+            item.get()
     stage.endpoints["c:0"].close()
-    for each in (producer, consumer, late):
-        assert each.statistics()["default"].gets == 1
-        assert (each.qsize(), each.full(), each.peek_all(), each.losses()) == (0, False, [], [])
+    for item in (producer, consumer, late):
+        assert item.statistics()["default"].gets == 1
+        assert (item.qsize(), item.full(), item.peek_all(), item.losses()) == (0, False, [], [])
         with pytest.raises(ChannelClosed):
-            each.get_batch(1, async_op=True).wait()
+            item.get_batch(1, async_op=True).wait()
         with pytest.raises(ChannelClosed):
-            each.put(1, async_op=True).wait()
-        each.close()
+            item.put(1, async_op=True).wait()
+        item.close()
 
 
 def test_memory_that_was_passed_on_keeps_a_drained_channel(stage: Stage) -> None:

@@ -7,7 +7,7 @@ from rlinf_core.channel.keyed_queue import KeyedQueue
 from rlinf_core.channel.queue_state import Accepted, Acknowledged, Delivered, Effect, Lost, Reason, Refused
 
 
-def told(effects: list[Effect[str]]) -> list[tuple[object, ...]]:
+def summaries(effects: list[Effect[str]]) -> list[tuple[object, ...]]:
     """Effects as short tuples."""
     result: list[tuple[object, ...]] = []
     for effect in effects:
@@ -39,26 +39,26 @@ def contents(queue: KeyedQueue[str], key: str = "default") -> str:
 def test_items_leave_in_the_order_of_their_key() -> None:
     queue: KeyedQueue[str] = KeyedQueue()
     for payload, key in (("a", "x"), ("b", "y"), ("c", "x")):
-        assert told(queue.put(payload, payload, key=key)) == [("accepted", payload)]
-    assert told(queue.get(1, key="x")) == [("delivered", 1, "a")]
-    assert told(queue.get(2, key="y")) == [("delivered", 2, "b")]
-    assert told(queue.get(3, key="x")) == [("delivered", 3, "c")]
+        assert summaries(queue.put(payload, payload, key=key)) == [("accepted", payload)]
+    assert summaries(queue.get(1, key="x")) == [("delivered", 1, "a")]
+    assert summaries(queue.get(2, key="y")) == [("delivered", 2, "b")]
+    assert summaries(queue.get(3, key="x")) == [("delivered", 3, "c")]
 
 
 def test_waiting_gets_are_served_first_come() -> None:
     queue: KeyedQueue[str] = KeyedQueue()
     assert queue.get(1) == queue.get(2) == []
-    assert told(queue.put("p", "a")) == [("accepted", "p"), ("delivered", 1, "a")]
-    assert told(queue.put("q", "b")) == [("accepted", "q"), ("delivered", 2, "b")]
+    assert summaries(queue.put("p", "a")) == [("accepted", "p"), ("delivered", 1, "a")]
+    assert summaries(queue.put("q", "b")) == [("accepted", "q"), ("delivered", 2, "b")]
 
 
 def test_a_full_queue_holds_that_put_back_and_nothing_else() -> None:
     queue = filled("ab", maxsize=2)
     assert queue.full()
     assert queue.put("third", "c") == []
-    assert told(queue.put("other", "d", key="other")) == [("accepted", "other")]
+    assert summaries(queue.put("other", "d", key="other")) == [("accepted", "other")]
     assert contents(queue) == "ab"
-    assert told(queue.get(1)) == [("delivered", 1, "a"), ("accepted", "third")]
+    assert summaries(queue.get(1)) == [("delivered", 1, "a"), ("accepted", "third")]
     assert contents(queue) == "bc"
 
 
@@ -67,7 +67,7 @@ def test_blocked_puts_come_in_as_they_came() -> None:
     for payload in "bcd":
         queue.put(payload, payload)
     for op_id, payload in enumerate("abc"):
-        assert ("delivered", op_id, payload) in told(queue.get(op_id))
+        assert ("delivered", op_id, payload) in summaries(queue.get(op_id))
     assert contents(queue) == "d"
 
 
@@ -75,16 +75,16 @@ def test_a_batch_takes_items_until_their_weights_reach_it() -> None:
     queue: KeyedQueue[str] = KeyedQueue()
     for payload, weight in (("a", 2), ("b", 2), ("c", 2), ("d", 2)):
         queue.put(payload, payload, weight=weight)
-    assert told(queue.get_batch(1, 5)) == [("delivered", 1, "abc")]
+    assert summaries(queue.get_batch(1, 5)) == [("delivered", 1, "abc")]
     assert queue.get_batch(2, 2.5) == []
-    assert told(queue.put("e", "e", weight=0.5)) == [("accepted", "e"), ("delivered", 2, "de")]
+    assert summaries(queue.put("e", "e", weight=0.5)) == [("accepted", "e"), ("delivered", 2, "de")]
 
 
 def test_batches_never_interleave() -> None:
     queue: KeyedQueue[str] = KeyedQueue()
     queue.get_batch(1, 2)
     queue.get_batch(2, 2)
-    delivered = [effect for payload in "abcd" for effect in told(queue.put(payload, payload, weight=1))]
+    delivered = [effect for payload in "abcd" for effect in summaries(queue.put(payload, payload, weight=1))]
     assert [effect for effect in delivered if effect[0] == "delivered"] == [
         ("delivered", 1, "ab"),
         ("delivered", 2, "cd"),
@@ -94,11 +94,11 @@ def test_batches_never_interleave() -> None:
 def test_reserved_items_do_not_count_against_maxsize() -> None:
     queue = filled("abcd", maxsize=4)
     assert queue.put("e", "e", weight=1) == []
-    assert told(queue.get_batch(1, 8)) == [("accepted", "e")]
+    assert summaries(queue.get_batch(1, 8)) == [("accepted", "e")]
     for payload in "fg":
-        assert told(queue.put(payload, payload, weight=1)) == [("accepted", payload)]
+        assert summaries(queue.put(payload, payload, weight=1)) == [("accepted", payload)]
     assert not queue.full()
-    assert told(queue.put("h", "h", weight=1)) == [("accepted", "h"), ("delivered", 1, "abcdefgh")]
+    assert summaries(queue.put("h", "h", weight=1)) == [("accepted", "h"), ("delivered", 1, "abcdefgh")]
 
 
 def test_weightless_items_are_taken_along_and_the_wait_says_so() -> None:
@@ -113,7 +113,7 @@ def test_weightless_items_are_taken_along_and_the_wait_says_so() -> None:
     assert contents(queue) == "abc"
     queue.put("d", "d", weight=1)
     queue.put("e", "e", weight=0)
-    assert told(queue.get_batch(2, 2)) == [("delivered", 2, "abcd")]
+    assert summaries(queue.get_batch(2, 2)) == [("delivered", 2, "abcd")]
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
@@ -135,12 +135,12 @@ def test_a_negative_bound_is_refused() -> None:
 
 def test_without_waiting() -> None:
     queue: KeyedQueue[str] = KeyedQueue(1)
-    assert told(queue.get(1, wait=False)) == [("empty", 1, None)]
+    assert summaries(queue.get(1, wait=False)) == [("empty", 1, None)]
     queue.put("a", "a", weight=1)
-    assert told(queue.put("b", "b", wait=False)) == [("full", "b", "b")]
-    assert told(queue.get_batch(2, 5, wait=False)) == [("empty", 2, None)]
+    assert summaries(queue.put("b", "b", wait=False)) == [("full", "b", "b")]
+    assert summaries(queue.get_batch(2, 5, wait=False)) == [("empty", 2, None)]
     assert contents(queue) == "a"
-    assert told(queue.get(3, wait=False)) == [("delivered", 3, "a")]
+    assert summaries(queue.get(3, wait=False)) == [("delivered", 3, "a")]
 
 
 def test_a_cancelled_batch_gives_back_in_order_to_the_next() -> None:
@@ -150,13 +150,13 @@ def test_a_cancelled_batch_gives_back_in_order_to_the_next() -> None:
         queue.put(payload, payload, weight=1)
     queue.get(2)
     queue.get_batch(3, 2)
-    assert told(queue.cancel(1)) == [("cancelled", 1, None), ("delivered", 2, "a"), ("delivered", 3, "bc")]
+    assert summaries(queue.cancel(1)) == [("cancelled", 1, None), ("delivered", 2, "a"), ("delivered", 3, "bc")]
 
 
 def test_a_cancelled_put_was_not_accepted() -> None:
     queue = filled("a", maxsize=1)
     queue.put("b", "b")
-    assert told(queue.cancel("b")) == [("cancelled", "b", "b")]
+    assert summaries(queue.cancel("b")) == [("cancelled", "b", "b")]
     assert queue.cancel("b") == queue.cancel("put-a") == []
     queue.get(1)
     assert contents(queue) == ""
@@ -166,16 +166,16 @@ def test_a_dead_consumer_gives_back_what_it_had_not_taken() -> None:
     queue = filled("abc")
     queue.get(1, consumer="dead")
     queue.get(2, consumer="other")
-    assert told(queue.remove("dead")) == []
+    assert summaries(queue.remove("dead")) == []
     assert contents(queue) == "ac"
-    assert told(queue.remove("other")) == []
+    assert summaries(queue.remove("other")) == []
     assert contents(queue) == "abc"
 
 
 def test_what_was_taken_does_not_come_back() -> None:
     queue = filled("ab")
     queue.get(1, consumer="dead")
-    assert told(queue.taken(1)) == [("taken", 1, "a")]
+    assert summaries(queue.taken(1)) == [("taken", 1, "a")]
     assert queue.taken(1) == queue.remove("dead") == []
     assert contents(queue) == "b"
 
@@ -185,7 +185,7 @@ def test_the_dead_get_nothing_more() -> None:
     queue.get(1, consumer="dead")
     queue.get(2, consumer="dead")
     queue.get(3, consumer="alive")
-    assert told(queue.remove("dead")) == [("delivered", 3, "a")]
+    assert summaries(queue.remove("dead")) == [("delivered", 3, "a")]
 
 
 def test_what_comes_back_stands_before_what_a_batch_had_reserved() -> None:
@@ -194,7 +194,7 @@ def test_what_comes_back_stands_before_what_a_batch_had_reserved() -> None:
     queue.get_batch(2, 3, consumer="alive")
     queue.put("b", "b", weight=1)
     assert queue.remove("dead") == []
-    assert told(queue.put("c", "c", weight=1)) == [("accepted", "c"), ("delivered", 2, "abc")]
+    assert summaries(queue.put("c", "c", weight=1)) == [("accepted", "c"), ("delivered", 2, "abc")]
 
 
 def test_a_dead_producer_loses_what_was_not_accepted_only() -> None:
@@ -202,18 +202,18 @@ def test_a_dead_producer_loses_what_was_not_accepted_only() -> None:
     queue.put("b", "b", producer="producer")
     queue.put("c", "c", producer="other")
     queue.announce("half", key="far", producer="producer")
-    assert told(queue.remove("producer")) == [
+    assert summaries(queue.remove("producer")) == [
         ("lost", "b", "default", "producer", "b"),
         ("lost", "half", "far", "producer", None),
     ]
-    assert told(queue.get(1)) == [("delivered", 1, "a"), ("accepted", "c")]
+    assert summaries(queue.get(1)) == [("delivered", 1, "a"), ("accepted", "c")]
 
 
 def test_an_announced_put_arrives_like_any_other() -> None:
     queue: KeyedQueue[str] = KeyedQueue()
     queue.announce("p", producer="producer")
     assert queue.depth() == 0
-    assert told(queue.put("p", "a", producer="producer")) == [("accepted", "p")]
+    assert summaries(queue.put("p", "a", producer="producer")) == [("accepted", "p")]
     assert queue.remove("producer") == []
     assert contents(queue) == "a"
 
@@ -221,21 +221,21 @@ def test_an_announced_put_arrives_like_any_other() -> None:
 def test_an_announced_put_can_be_cancelled() -> None:
     queue: KeyedQueue[str] = KeyedQueue()
     queue.announce("p", producer="producer")
-    assert told(queue.cancel("p")) == [("cancelled", "p", None)]
+    assert summaries(queue.cancel("p")) == [("cancelled", "p", None)]
     assert queue.remove("producer") == []
 
 
 def test_a_closed_channel_drains() -> None:
     queue = filled("ab", maxsize=2)
     queue.put("c", "c")
-    assert told(queue.close()) == [("closed", "c", "c")]
+    assert summaries(queue.close()) == [("closed", "c", "c")]
     assert queue.close() == []
-    assert told(queue.put("d", "d")) == [("closed", "d", "d")]
-    assert told(queue.get_batch(1, 5)) == [("delivered", 1, "ab")]
+    assert summaries(queue.put("d", "d")) == [("closed", "d", "d")]
+    assert summaries(queue.get_batch(1, 5)) == [("delivered", 1, "ab")]
     queue.taken(1)
     assert queue.drained
-    assert told(queue.get(2)) == [("closed", 2, None)]
-    assert told(queue.get_batch(3, 1, wait=False)) == [("closed", 3, None)]
+    assert summaries(queue.get(2)) == [("closed", 2, None)]
+    assert summaries(queue.get_batch(3, 1, wait=False)) == [("closed", 3, None)]
 
 
 def test_closing_gives_a_batch_its_remainder() -> None:
@@ -244,7 +244,7 @@ def test_closing_gives_a_batch_its_remainder() -> None:
     queue.put("a", "a", weight=1, key="x")
     queue.get_batch(2, 5, key="y")
     queue.get(3, key="y")
-    assert told(queue.close()) == [("delivered", 1, "a"), ("closed", 2, None), ("closed", 3, None)]
+    assert summaries(queue.close()) == [("delivered", 1, "a"), ("closed", 2, None), ("closed", 3, None)]
 
 
 def test_the_last_gets_wait_for_deliveries_under_way() -> None:
@@ -253,10 +253,10 @@ def test_the_last_gets_wait_for_deliveries_under_way() -> None:
     queue.close()
     assert not queue.drained
     assert queue.get(2, consumer="next") == []
-    assert told(queue.get(9, wait=False)) == [("empty", 9, None)]
-    assert told(queue.remove("slow")) == [("delivered", 2, "a")]
+    assert summaries(queue.get(9, wait=False)) == [("empty", 9, None)]
+    assert summaries(queue.remove("slow")) == [("delivered", 2, "a")]
     queue.get(3, consumer="last")
-    assert told(queue.taken(2)) == [("taken", 2, "a"), ("closed", 3, None)]
+    assert summaries(queue.taken(2)) == [("taken", 2, "a"), ("closed", 3, None)]
     assert queue.drained
 
 
@@ -308,8 +308,8 @@ def test_ten_thousand_keys_and_waiters_stay_quick() -> None:
         queue.get(("key", number), key=str(number))
     for number in range(count - 1):
         assert len(queue.cancel(("poll", number))) == 1
-    assert told(queue.put("p", "a")) == [("accepted", "p"), ("delivered", ("poll", count - 1), "a")]
-    assert told(queue.put("q", "a", key="777")) == [("accepted", "q"), ("delivered", ("key", 777), "a")]
+    assert summaries(queue.put("p", "a")) == [("accepted", "p"), ("delivered", ("poll", count - 1), "a")]
+    assert summaries(queue.put("q", "a", key="777")) == [("accepted", "q"), ("delivered", ("key", 777), "a")]
     closed = queue.close()
     assert len(closed) == count - 1
     assert {effect.reason for effect in closed if isinstance(effect, Refused)} == {Reason.CLOSED}
@@ -324,8 +324,8 @@ def test_held_back_queues_take_only_what_somebody_waits_for() -> None:
     (refused,) = queue.put(3, "now or never", wait=False)
     assert isinstance(refused, Refused)
     assert refused.reason is Reason.FULL
-    assert told(queue.get(4)) == [("delivered", 4, "before")]
-    assert told(queue.get(5)) == [("accepted", 2), ("delivered", 5, "waits")]
+    assert summaries(queue.get(4)) == [("delivered", 4, "before")]
+    assert summaries(queue.get(5)) == [("accepted", 2), ("delivered", 5, "waits")]
     queue.get(6, key="hungry")
     assert Accepted(7) in queue.put(7, "asked for", key="hungry")
 

@@ -47,7 +47,7 @@ class Model:
         self.announced: dict[int, Put] = {}
         self.accepted = 0
         self.taken: list[int] = []
-        self.told: list[tuple[object, ...]] = []
+        self.messages: list[tuple[object, ...]] = []
 
     def settle(self, key: str) -> None:
         while self.step(key):
@@ -69,20 +69,20 @@ class Model:
             self.deliver(key, len(pool))
             return True
         if self.closed and gets and not any(get.key == key for get, _ in self.delivered.values()):
-            self.told.append(("closed", gets.pop(0).op_id))
+            self.messages.append(("closed", gets.pop(0).op_id))
             return True
         return False
 
     def accept(self, put: Put) -> None:
         self.pool[put.key].append((self.accepted, put))
         self.accepted += 1
-        self.told.append(("accepted", put.op_id))
+        self.messages.append(("accepted", put.op_id))
 
     def deliver(self, key: str, count: int) -> None:
         get = self.gets[key].pop(0)
         items, self.pool[key] = self.pool[key][:count], self.pool[key][count:]
         self.delivered[get.op_id] = (get, items)
-        self.told.append(("delivered", get.op_id, tuple(put.value for _, put in items)))
+        self.messages.append(("delivered", get.op_id, tuple(put.value for _, put in items)))
 
     def take_back(self, op_id: int) -> str:
         get, items = self.delivered.pop(op_id)
@@ -121,8 +121,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def compare(self, effects: list[Effect[int]]) -> None:
         # The order of effects on different keys is free, so both sides are sorted.
         real = sorted((plain(effect) for effect in effects), key=repr)
-        assert real == sorted(self.model.told, key=repr)
-        self.model.told.clear()
+        assert real == sorted(self.model.messages, key=repr)
+        self.model.messages.clear()
 
     @rule(key=KEYS, owner=PARTIES, weight=st.integers(0, 3), announced=st.booleans(), wait=st.booleans())
     def put(self, key: str, owner: str, weight: int, announced: bool, wait: bool) -> None:
@@ -132,12 +132,12 @@ class QueueAgainstModel(RuleBasedStateMachine):
         if announced:
             self.real.announce(op_id, key=key, producer=owner)
         if model.closed:
-            model.told.append(("closed", op_id))
+            model.messages.append(("closed", op_id))
         elif wait or not model.maxsize or len(model.available(key)) < model.maxsize:
             model.blocked[key].append(put)
             model.settle(key)
         else:
-            model.told.append(("full", op_id))
+            model.messages.append(("full", op_id))
         self.compare(self.real.put(op_id, put.value, weight=weight, key=key, producer=owner, wait=wait))
 
     @rule(key=KEYS, owner=PARTIES)
@@ -155,7 +155,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         model.settle(key)
         if not wait and get in model.gets[key]:
             model.gets[key].remove(get)
-            model.told.append(("empty", op_id))
+            model.messages.append(("empty", op_id))
         if need is None:
             self.compare(self.real.get(op_id, key=key, consumer=owner, wait=wait))
         else:
@@ -168,7 +168,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         get, items = self.model.delivered.pop(op_id)
         values = [put.value for _, put in items]
         self.model.taken += values
-        self.model.told.append(("taken", op_id, tuple(values)))
+        self.model.messages.append(("taken", op_id, tuple(values)))
         self.model.settle(get.key)
         self.compare(self.real.taken(op_id))
 
@@ -187,7 +187,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
             model.take_back(op_id)
             touched = True
         if touched:
-            model.told.append(("cancelled", op_id))
+            model.messages.append(("cancelled", op_id))
         for key in ("x", "y"):
             model.settle(key)
         self.compare(self.real.cancel(op_id))
@@ -201,7 +201,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
             model.blocked[key] = [put for put in model.blocked[key] if put.owner != owner]
             model.gets[key] = [get for get in model.gets[key] if get.owner != owner]
         model.announced = {op_id: put for op_id, put in model.announced.items() if put.owner != owner}
-        model.told += [("lost", put.op_id, put.key, owner) for put in lost]
+        model.messages += [("lost", put.op_id, put.key, owner) for put in lost]
         for op_id in [op_id for op_id, (get, _) in model.delivered.items() if get.owner == owner]:
             model.take_back(op_id)
         for key in ("x", "y"):
@@ -214,7 +214,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         model = self.model
         model.closed = True
         for key in ("x", "y"):
-            model.told += [("closed", put.op_id) for put in model.blocked[key]]
+            model.messages += [("closed", put.op_id) for put in model.blocked[key]]
             model.blocked[key] = []
             model.settle(key)
         self.compare(self.real.close())

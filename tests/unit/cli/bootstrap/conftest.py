@@ -119,9 +119,9 @@ class FakeCluster(Transport):
         if fake.record is None or not fake.record["alive"]:
             return {"event": "error", "message": "the head is not up"}
         nodes = [
-            {"rank": str(rank), "address": each.record["address"], "alive": not each.unlisted, "reason": "missed beats"}
-            for rank, each in self.nodes.items()
-            if each.record and each.record["alive"]
+            {"rank": str(rank), "address": node.record["address"], "alive": not node.unlisted, "reason": "missed beats"}
+            for rank, node in self.nodes.items()
+            if node.record and node.record["alive"]
         ]
         return {"event": "result", "nodes": nodes, "jobs": self.jobs, "fault": None}
 
@@ -129,9 +129,9 @@ class FakeCluster(Transport):
         return {"event": "result", "told": len(request["jobs"]), "left": 0}
 
     def _stop(self, node: NodeTarget, fake: FakeNode, request: dict[str, Any]) -> dict[str, Any]:
-        found, fake.record = fake.record is not None, None
+        result, fake.record = fake.record is not None, None
         rest = {"processes": fake.left, "ports": [], "files": [], "shared": []}
-        return {"event": "result", "found": found, "ended": 6 if found else 0, **rest}
+        return {"event": "result", "found": result, "ended": 6 if result else 0, **rest}
 
 
 @pytest.fixture(autouse=True)

@@ -78,7 +78,7 @@ See = Callable[..., list[ProbedNode]]
 
 
 def only_fault(findings: list[Finding]) -> Finding:
-    (fault,) = [each for each in findings if each.verdict is not CheckVerdict.OK]
+    (fault,) = [finding for finding in findings if finding.verdict is not CheckVerdict.OK]
     return fault
 
 
@@ -124,11 +124,11 @@ def test_like_nodes_are_told_in_one_line(see: See, name: str) -> None:
 def test_what_is_wrong_on_one_node_is_told_of_it(
     see: See, check: str, change: dict[str, Any], what: str, help: str
 ) -> None:
-    found = only_fault(SOUND[check](see({}, {}, {}, change)))
-    assert found.verdict is (CheckVerdict.SKIPPED if check == "accelerators" else CheckVerdict.FAULT)
-    assert (found.rank, found.where) == (3, "node 3 (h3)")
-    assert what in found.what
-    assert help in found.help
+    fault = only_fault(SOUND[check](see({}, {}, {}, change)))
+    assert fault.verdict is (CheckVerdict.SKIPPED if check == "accelerators" else CheckVerdict.FAULT)
+    assert (fault.rank, fault.where) == (3, "node 3 (h3)")
+    assert what in fault.what
+    assert help in fault.help
 
 
 @pytest.mark.parametrize(
@@ -146,29 +146,29 @@ def test_what_is_merely_unwise_is_a_warning(see: See, check: str, change: dict[s
     assert only_fault(SOUND[check](see({}, {}, {}, change))).verdict is CheckVerdict.WARNING
 
 
-@pytest.mark.parametrize(("found", "verdict"), [(503 << 30, CheckVerdict.OK), (251 << 30, CheckVerdict.FAULT)])
-def test_memory_is_compared_with_what_the_file_declares(see: See, found: int, verdict: CheckVerdict) -> None:
-    (said,) = room.memory(see({"memory": found}, text=MEMORY))
+@pytest.mark.parametrize(("actual", "verdict"), [(503 << 30, CheckVerdict.OK), (251 << 30, CheckVerdict.FAULT)])
+def test_memory_is_compared_with_what_the_file_declares(see: See, actual: int, verdict: CheckVerdict) -> None:
+    (said,) = room.memory(see({"memory": actual}, text=MEMORY))
     assert said.verdict is verdict
     assert "512 GiB" in said.what
-    assert room.memory(see({"memory": found})) == []
+    assert room.memory(see({"memory": actual})) == []
 
 
 def test_a_wrong_clock_here_is_told_of_here(see: See) -> None:
-    found = only_fault(room.clocks(see(*[{"time": NOW + 7200}] * 3)))
-    assert (found.where, found.verdict) == ("this machine", CheckVerdict.WARNING)
-    assert "behind the nodes" in found.what
+    fault = only_fault(room.clocks(see(*[{"time": NOW + 7200}] * 3)))
+    assert (fault.where, fault.verdict) == ("this machine", CheckVerdict.WARNING)
+    assert "behind the nodes" in fault.what
 
 
 def test_a_slow_answer_is_not_taken_for_a_wrong_clock(see: See) -> None:
-    probed = [each._replace(asked=NOW - 40, heard=NOW + 40) for each in see({}, {"time": NOW + 30})]
-    assert all(each.verdict is CheckVerdict.OK for each in room.clocks(probed))
+    probed = [item._replace(asked=NOW - 40, heard=NOW + 40) for item in see({}, {"time": NOW + 30})]
+    assert all(clock.verdict is CheckVerdict.OK for clock in room.clocks(probed))
 
 
 def test_nodes_are_compared_with_their_majority_without_the_head(see: See) -> None:
     probed = see({}, {"ray": "2.59.0"}, {}, {})[1:]
-    found = only_fault(software.rays(probed))
-    assert (found.rank, "node 2 (h2) has 2.60.0" in found.what) == (1, True)
+    fault = only_fault(software.rays(probed))
+    assert (fault.rank, "node 2 (h2) has 2.60.0" in fault.what) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -183,37 +183,41 @@ def test_nodes_are_compared_with_their_majority_without_the_head(see: See) -> No
 def test_accelerators_are_compared_with_what_is_declared(
     see: See, models: list[str | None], verdict: CheckVerdict, what: str
 ) -> None:
-    (found,) = devices.accelerators(see({"accelerators": {"found": {"type": "NVIDIA", "models": models}}}, text=GPUS))
-    assert (found.verdict, found.what) == (verdict, what)
+    (accelerators,) = devices.accelerators(
+        see({"accelerators": {"found": {"type": "NVIDIA", "models": models}}}, text=GPUS)
+    )
+    assert (accelerators.verdict, accelerators.what) == (verdict, what)
 
 
 def test_nobody_counts_accelerators_without_rlinf(see: See) -> None:
-    (found,) = devices.accelerators(see({"accelerators": {"fault": "No module"}, "fingerprint": None}, text=GPUS))
-    assert found.verdict is CheckVerdict.SKIPPED
-    assert "rlinf is not installed there" in found.what
+    (accelerators,) = devices.accelerators(
+        see({"accelerators": {"fault": "No module"}, "fingerprint": None}, text=GPUS)
+    )
+    assert accelerators.verdict is CheckVerdict.SKIPPED
+    assert "rlinf is not installed there" in accelerators.what
 
 
 @pytest.mark.parametrize(("fault", "verdict"), [(None, CheckVerdict.OK), ("connection refused", CheckVerdict.FAULT)])
 def test_a_robot_answers_or_not(see: See, fault: str | None, verdict: CheckVerdict) -> None:
-    (found,) = devices.robots(see({"robots": [["10.9.0.1", 17310, fault]]}, text=ROBOT % "false"))
-    assert found.verdict is verdict
-    assert "Franka at 10.9.0.1:17310" in found.what
+    (robots,) = devices.robots(see({"robots": [["10.9.0.1", 17310, fault]]}, text=ROBOT % "false"))
+    assert robots.verdict is verdict
+    assert "Franka at 10.9.0.1:17310" in robots.what
 
 
 @pytest.mark.parametrize(("fault", "said"), [(None, " answers"), ("connection refused", ": connection refused")])
 def test_the_node_of_its_controller_is_named(see: See, fault: str | None, said: str) -> None:
     text = (ROBOT % "false").replace("robot_ip:", "controller_node_rank: 0, robot_ip:")
     assert "controller_node_rank" in text
-    (found,) = devices.robots(see({"robots": [["10.9.0.1", 17310, fault]]}, text=text))
-    assert "Franka at 10.9.0.1:17310, controller on node 0" in found.what
-    assert found.what.endswith(said)
-    assert ("on node 0" in (found.help or "")) is (fault is not None)
-    assert found.data["controller_node_rank"] == 0
+    (robots,) = devices.robots(see({"robots": [["10.9.0.1", 17310, fault]]}, text=text))
+    assert "Franka at 10.9.0.1:17310, controller on node 0" in robots.what
+    assert robots.what.endswith(said)
+    assert ("on node 0" in (robots.help or "")) is (fault is not None)
+    assert robots.data["controller_node_rank"] == 0
 
 
 def test_a_robot_that_is_not_to_be_asked_is_not_judged(see: See) -> None:
-    (found,) = devices.robots(see({}, text=ROBOT % "true"))
-    assert (found.verdict, "disable_validate" in found.what) == (CheckVerdict.SKIPPED, True)
+    (robots,) = devices.robots(see({}, text=ROBOT % "true"))
+    assert (robots.verdict, "disable_validate" in robots.what) == (CheckVerdict.SKIPPED, True)
 
 
 @pytest.mark.parametrize(
@@ -226,14 +230,14 @@ def test_a_robot_that_is_not_to_be_asked_is_not_judged(see: See) -> None:
     ],
 )
 def test_cameras_are_plugged_in_or_not(see: See, said: dict[str, Any], verdict: CheckVerdict, what: str) -> None:
-    (found,) = devices.cameras(see({"cameras": {"realsense": said}}, text=ROBOT % "false"))
-    assert found.verdict is verdict
-    assert what in found.what
+    (cameras,) = devices.cameras(see({"cameras": {"realsense": said}}, text=ROBOT % "false"))
+    assert cameras.verdict is verdict
+    assert what in cameras.what
 
 
 def test_two_nodes_on_one_machine_are_a_fault(see: See) -> None:
-    (found,) = access.machines(see({"machine": "a"}, {"machine": "b"}, {"machine": "a"}))
-    assert (found.rank, found.what) == (2, "it is the same machine as node 0 (h0)")
+    (machines,) = access.machines(see({"machine": "a"}, {"machine": "b"}, {"machine": "a"}))
+    assert (machines.rank, machines.what) == (2, "it is the same machine as node 0 (h0)")
 
 
 @pytest.mark.parametrize(
@@ -241,8 +245,8 @@ def test_two_nodes_on_one_machine_are_a_fault(see: See) -> None:
     [("10.0.0.1", CheckVerdict.OK), ("8.8.8.8", CheckVerdict.WARNING), ("trainer", None), (None, None)],
 )
 def test_a_head_that_strangers_reach_is_told(see: See, address: str | None, verdict: CheckVerdict | None) -> None:
-    found = access.head_address(see({}, {}), address)
-    assert [each.verdict for each in found] == ([] if verdict is None else [verdict])
+    results = access.head_address(see({}, {}), address)
+    assert [result.verdict for result in results] == ([] if verdict is None else [verdict])
 
 
 def test_a_token_that_others_read_is_a_fault(tmp_path: Path) -> None:
@@ -272,9 +276,9 @@ OWN = {"found": {"value": "lab.sort:recipe", "digest": "abcd"}}
     ],
 )
 def test_a_recipe_of_ones_own_is_the_same_everywhere(see: See, said: dict[str, Any] | None, what: str) -> None:
-    found = only_fault(software.recipes(see({"recipe": OWN}, {"recipe": said}), "sort", OWN))
-    assert (found.rank, found.verdict) == (1, CheckVerdict.FAULT)
-    assert what in found.what
+    fault = only_fault(software.recipes(see({"recipe": OWN}, {"recipe": said}), "sort", OWN))
+    assert (fault.rank, fault.verdict) == (1, CheckVerdict.FAULT)
+    assert what in fault.what
 
 
 def test_a_recipe_of_rlinf_is_part_of_its_code(see: See) -> None:
@@ -298,5 +302,5 @@ def test_a_cluster_that_is_open_to_all_is_told() -> None:
     assert (
         access.authentication(up=False, authenticated=False) == access.authentication(up=True, authenticated=True) == []
     )
-    (found,) = access.authentication(up=True, authenticated=False)
-    assert (found.verdict, "anyone who reaches its ports" in found.what) == (CheckVerdict.WARNING, True)
+    (result,) = access.authentication(up=True, authenticated=False)
+    assert (result.verdict, "anyone who reaches its ports" in result.what) == (CheckVerdict.WARNING, True)

@@ -123,7 +123,7 @@ Examine = Callable[..., preflight.DoctorReport]
 def test_nothing_is_wrong_with_sound_machines(examine: Examine, machines: Machines) -> None:
     report = examine()
     assert report.ok
-    assert {each.verdict for each in report.findings} == {CheckVerdict.OK}
+    assert {finding.verdict for finding in report.findings} == {CheckVerdict.OK}
     text = doctor_text(report)
     assert "3 of 3 nodes asked: all checks passed" in text
     assert "nodes 0-2" in text
@@ -141,8 +141,8 @@ def test_programs_of_the_recipe_are_run_where_their_component_is(examine: Examin
         + own,
         trials=(trial,),
     )
-    (found,) = [each for each in report.findings if each.check == "simulator"]
-    assert (found.verdict, found.rank, found.what) == (CheckVerdict.OK, 2, "a frame")
+    (results,) = [finding for finding in report.findings if finding.check == "simulator"]
+    assert (results.verdict, results.rank, results.what) == (CheckVerdict.OK, 2, "a frame")
     environment = {"interpreter": "/opt/sim/bin/python", "env": {"GL": "egl"}, "prepended": []}
     assert machines.trials == [(2, "my.probe", environment)]
     (arguments,) = machines.arguments
@@ -150,18 +150,18 @@ def test_programs_of_the_recipe_are_run_where_their_component_is(examine: Examin
     (variables,) = json.loads(arguments[1])
     assert (variables["RANK"], variables["WORLD_SIZE"]) == ("0", "1")
     machines.tried = {"fault": "No module named 'metaworld'"}
-    (found,) = [each for each in examine(trials=(trial,)).findings if each.check == "simulator"]
-    assert found.verdict is CheckVerdict.FAULT
-    assert "cannot run `my.probe`: No module named 'metaworld'" in found.what
+    (results,) = [finding for finding in examine(trials=(trial,)).findings if finding.check == "simulator"]
+    assert results.verdict is CheckVerdict.FAULT
+    assert "cannot run `my.probe`: No module named 'metaworld'" in results.what
 
 
 def test_links_follow_what_was_found_where_nothing_is_declared(examine: Examine) -> None:
-    uses = {tuple(each.data["uses"]) for each in examine().findings if each.check == "link"}
+    uses = {tuple(finding.data["uses"]) for finding in examine().findings if finding.check == "link"}
     assert uses == {("Ray", "actor"), ("Ray", "actor-env"), ("actor-env",)}
 
 
 def test_without_time_for_links_none_is_measured(examine: Examine, machines: Machines) -> None:
-    assert not [each for each in examine(link_seconds=0).findings if each.check == "link"]
+    assert not [finding for finding in examine(link_seconds=0).findings if finding.check == "link"]
     assert {verb for _, verb in machines.asked} == {"inspect"}
 
 
@@ -170,16 +170,16 @@ def test_unreachable_node_is_reported_and_others_are_checked(examine: Examine, m
     machines.facts[2] = {"ray": None}
     report = examine()
     assert (report.reached, report.ok, report.num_reached) == (False, False, 2)
-    lost = next(each for each in report.findings if each.verdict is CheckVerdict.UNREACHABLE)
+    lost = next(finding for finding in report.findings if finding.verdict is CheckVerdict.UNREACHABLE)
     assert (lost.rank, lost.what, lost.help) == (1, "unreachable: refused", "check that it is on")
-    assert [each.rank for each in report.findings if each.verdict is CheckVerdict.FAULT] == [2]
+    assert [finding.rank for finding in report.findings if finding.verdict is CheckVerdict.FAULT] == [2]
 
 
 def test_a_node_without_its_interpreter_was_reached(examine: Examine, machines: Machines) -> None:
     machines.results[2] = Result(127, b"", b"sh: no such file", CommandOutcome.DONE)
     report = examine()
     assert (report.reached, report.ok, report.num_reached) == (True, False, 3)
-    fault = next(each for each in report.findings if each.verdict is CheckVerdict.FAULT)
+    fault = next(finding for finding in report.findings if finding.verdict is CheckVerdict.FAULT)
     assert (fault.check, fault.rank) == ("interpreter", 2)
     assert "`/opt/python` does not exist" in fault.what
 
@@ -196,18 +196,18 @@ def test_data_says_what_the_text_says(examine: Examine, machines: Machines) -> N
     report = examine()
     data = json.loads(json.dumps(doctor_record(report)))
     assert (data["schema"], data["ok"], data["nodes"], data["reached"]) == ("rlinf.doctor/1", False, 3, 3)
-    (fault,) = [each for each in data["findings"] if each["verdict"] == "fault"]
+    (fault,) = [finding for finding in data["findings"] if finding["verdict"] == "fault"]
     assert fault["check"] == "disk"
     assert fault["what"] in doctor_text(report)
     assert fault["help"] in doctor_text(report)
-    assert {tuple(sorted(each)) for each in data["findings"]} == {
+    assert {tuple(sorted(finding)) for finding in data["findings"]} == {
         ("check", "data", "help", "rank", "verdict", "what", "where")
     }
 
 
 def test_many_good_links_are_told_in_one_line(examine: Examine) -> None:
     report = examine()
-    fine = [each for each in report.findings if each.check == "link"]
+    fine = [finding for finding in report.findings if finding.check == "link"]
     many = report._replace(findings=tuple(fine[0]._replace(where=str(index)) for index in range(20)))
     assert "20 links: 0.1 ms, 1 GB/s" in doctor_text(many)
     assert doctor_text(many, every_node=True).count("0.1 ms") == 20
@@ -215,38 +215,40 @@ def test_many_good_links_are_told_in_one_line(examine: Examine) -> None:
 
 def test_each_interpreter_of_a_node_is_judged_in_its_environment(examine: Examine, machines: Machines) -> None:
     env = "env_configs: [{node_ranks: all, python_interpreter_path: /opt/%s/python, env_vars: {WHO: %s}}]"
-    more = "".join(f"    - {{label: {each}, node_ranks: 2, {env % (each, each)}}}\n" for each in ("a", "b"))
+    text = "".join(f"    - {{label: {word}, node_ranks: 2, {env % (word, word)}}}\n" for word in ("a", "b"))
     said = {"python": [3, 11, 7], "ray": "2.60.0", "rlinf": "0.1.0", "fingerprint": "c0de", "places": {"recipes": "/b"}}
     missing = {**said, "ray": None, "fingerprint": None, "fault": "No such file or directory"}
     machines.facts[2] = {"environments": [said, missing]}
-    report = examine(FILE + more, link_seconds=0)
-    (fault,) = [each for each in report.findings if each.verdict is CheckVerdict.FAULT]
+    report = examine(FILE + text, link_seconds=0)
+    (fault,) = [finding for finding in report.findings if finding.verdict is CheckVerdict.FAULT]
     assert (fault.check, fault.rank) == ("interpreter", 2)
     assert fault.what == "`/opt/b/python` cannot report its versions: No such file or directory"
-    told = [each.what for each in report.findings if each.check == "interpreter" and each.rank == 2]
-    assert told[:2] == ["`/opt/python` is Python 3.11.7", "`/opt/a/python` is Python 3.11.7"]
+    whats = [finding.what for finding in report.findings if finding.check == "interpreter" and finding.rank == 2]
+    assert whats[:2] == ["`/opt/python` is Python 3.11.7", "`/opt/a/python` is Python 3.11.7"]
     # Both interpreters have the same Ray and code, which is said once.
-    assert [each.check for each in report.findings if each.rank == 2].count("ray") == 1
+    assert [finding.check for finding in report.findings if finding.rank == 2].count("ray") == 1
     assert "nodes 0-2" in doctor_text(report)
 
 
 def test_missing_accelerators_are_named_as_the_reason(examine: Examine, machines: Machines) -> None:
     for rank in range(3):
         machines.facts[rank] = {"accelerators": {"found": {"type": "none", "models": []}}}
-    (fault,) = [each for each in examine(link_seconds=0).findings if each.check == "placement"]
+    (fault,) = [finding for finding in examine(link_seconds=0).findings if finding.check == "placement"]
     assert fault.verdict is CheckVerdict.FAULT
     assert "no accelerator found, so ranks count nodes" in fault.help
     report = examine(FILE.replace("0-3", "0-1"), link_seconds=0)
-    (warning,) = [each for each in report.findings if each.check == "placement"]
+    (warning,) = [finding for finding in report.findings if finding.check == "placement"]
     assert report.ok
     assert warning.what == "no accelerator found: `actor` is placed by rank, and would run on the CPU"
-    assert {each.what for each in report.findings if each.check == "accelerators"} == {"no accelerator found"}
+    assert {finding.what for finding in report.findings if finding.check == "accelerators"} == {"no accelerator found"}
 
 
 def test_a_variable_that_is_to_be_forwarded_must_be_set(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MARK", raising=False)
     (fault,) = [
-        each for each in examine(FILE + "  forward_env: [MARK]\n").findings if each.verdict is not CheckVerdict.OK
+        finding
+        for finding in examine(FILE + "  forward_env: [MARK]\n").findings
+        if finding.verdict is not CheckVerdict.OK
     ]
     assert (fault.check, fault.where) == ("environment", "this machine")
     assert fault.what == "`cluster.forward_env` names `MARK`, which is not set here"

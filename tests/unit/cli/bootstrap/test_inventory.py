@@ -94,8 +94,8 @@ def test_the_environments_of_a_node_are_those_of_its_groups(make_nodes: Nodes) -
     assert (one.interpreter, one.declared_interpreter) == ("/opt/a/bin/python", True)
     # Two groups disagree: Ray runs with neither, but with the path that rlinf itself has.
     assert (both.interpreter, both.declared_interpreter) == ("/opt/python", False)
-    assert [each.label for each in one.environments] == ["a"]
-    assert [(each.label, each.interpreter) for each in both.environments] == [
+    assert [environment.label for environment in one.environments] == ["a"]
+    assert [(environment.label, environment.interpreter) for environment in both.environments] == [
         ("a", "/opt/a/bin/python"),
         ("b", "/opt/b/bin/python"),
     ]

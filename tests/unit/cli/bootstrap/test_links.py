@@ -29,8 +29,8 @@ Nodes = Callable[..., tuple[NodeTarget, ...]]
 
 
 def test_component_nodes_all_have_links_to_other_components() -> None:
-    found = links.links_of({"actor": range(4), "rollout": [4, 5], "env": [6]}, 7)
-    ends = {(link.one, link.other): link.uses for link in found}
+    result = links.links_of({"actor": range(4), "rollout": [4, 5], "env": [6]}, 7)
+    ends = {(link.one, link.other): link.uses for link in result}
     assert {pair for pair, uses in ends.items() if "Ray" in uses} == {(rank, 0) for rank in range(1, 7)}
     assert {pair for pair, uses in ends.items() if "actor" in uses} == {(1, 0), (2, 1), (3, 2), (3, 0)}
     assert {pair for pair, uses in ends.items() if "actor-rollout" in uses} == {(4, 0), (5, 1), (4, 2), (5, 3)}
@@ -44,8 +44,8 @@ def test_components_on_one_node_need_no_way() -> None:
 
 
 def test_there_are_no_more_ways_than_a_few_for_each_node() -> None:
-    found = links.links_of({"a": range(1000), "b": range(1000), "c": range(500, 1000)}, 1000)
-    assert len(found) < 5 * 1000
+    result = links.links_of({"a": range(1000), "b": range(1000), "c": range(500, 1000)}, 1000)
+    assert len(result) < 5 * 1000
 
 
 @pytest.mark.parametrize("most", [1, 3, 64])
@@ -86,18 +86,18 @@ def test_a_way_is_measured(here: dict[int, ProbedNode]) -> None:
     link = NodeLink(1, 0, ("Ray",))
     measured, left = asyncio.run(links.measure([link], here, LocalTransport(), seconds=30))
     assert left == []
-    (found,) = measured
-    assert found.fault is None
-    assert 0 < found.latency < 1
-    assert found.bandwidth > 1e6
+    (result,) = measured
+    assert result.fault is None
+    assert 0 < result.latency < 1
+    assert result.bandwidth > 1e6
 
 
 def test_ways_for_which_there_is_no_time_are_told(here: dict[int, ProbedNode]) -> None:
     link = NodeLink(1, 0, ("Ray",))
     measured, left = asyncio.run(links.measure([link], here, LocalTransport(), seconds=-1))
     assert (measured, left) == ([], [link])
-    (found,) = links.findings_of(measured, left, here)
-    assert (found.verdict, "1 of 1" in found.what) == (CheckVerdict.SKIPPED, True)
+    (result,) = links.findings_of(measured, left, here)
+    assert (result.verdict, "1 of 1" in result.what) == (CheckVerdict.SKIPPED, True)
 
 
 def test_clients_without_the_secret_are_not_answered() -> None:
@@ -143,12 +143,12 @@ def test_crowd_of_strangers_keeps_no_node_out(monkeypatch: pytest.MonkeyPatch) -
     serving.start()
     port = said.get(timeout=30)["port"]
     crowd = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(60)]
-    found = measure({"secret": secret, "peer": ["127.0.0.1", port], "seconds": 0.1})
-    assert found["fault"] is None
+    result = measure({"secret": secret, "peer": ["127.0.0.1", port], "seconds": 0.1})
+    assert result["fault"] is None
     answering = [thread for thread in threading.enumerate() if "_answer" in thread.name]
     assert len(answering) <= 32
-    for each in crowd:
-        each.close()
+    for member in crowd:
+        member.close()
     measured.set()
     serving.join(60)
     assert not serving.is_alive()
@@ -169,7 +169,7 @@ def test_what_is_found_is_told_in_figures(here: dict[int, ProbedNode]) -> None:
     assert slow.what == "slow: 2 ms, 11 MB/s (Ray, actor-env)"
     assert f"`{env_vars.NET_IF.name}`" in slow.help
     assert none.what == "no answer at 10.0.0.1:20016 (Ray, actor-env)"
-    assert [each.verdict for each in (fast, slow, none)] == [CheckVerdict.OK, CheckVerdict.WARNING, CheckVerdict.FAULT]
+    assert [item.verdict for item in (fast, slow, none)] == [CheckVerdict.OK, CheckVerdict.WARNING, CheckVerdict.FAULT]
     assert all(a.where == b.where for a, b in pairwise((fast, slow, none)))
 
 

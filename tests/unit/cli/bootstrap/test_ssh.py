@@ -53,13 +53,13 @@ cluster:
 """
     node = make_nodes(text=text)[1]
     assert run(node, ["echo", "a b"]).stdout == b"a b\n"
-    given = json.loads(log.read_text())
-    assert given[-3:] == ["--", "me@lab", "echo 'a b'"]
-    options = [given[index + 1] for index, word in enumerate(given) if word == "-o"]
+    loaded = json.loads(log.read_text())
+    assert loaded[-3:] == ["--", "me@lab", "echo 'a b'"]
+    options = [loaded[index + 1] for index, word in enumerate(loaded) if word == "-o"]
     assert options[:2] == ["BatchMode=yes", "ProxyJump=gate"]  # what is given first counts
     assert "ConnectTimeout=3" in options
     assert not any(option.startswith("StrictHostKeyChecking") for option in options)  # the user's own config decides
-    assert given[-9:-3] == ["-l", "me", "-p", "2222", "-i", os.path.expanduser("~/.ssh/id")]
+    assert loaded[-9:-3] == ["-l", "me", "-p", "2222", "-i", os.path.expanduser("~/.ssh/id")]
     [control] = [option for option in options if option.startswith("ControlPath=")]
     folder = Path(control.removeprefix("ControlPath=")).parent
     assert folder.stat().st_mode & 0o077 == 0

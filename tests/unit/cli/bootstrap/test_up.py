@@ -126,8 +126,8 @@ def test_what_contradicts_the_file_is_refused_and_named(site: Site, make_nodes: 
 
 
 def test_differing_interpreter_is_named_variables_may_differ(site: Site, make_nodes: Nodes) -> None:
-    def text(given: str) -> str:
-        env = f"env_configs: [{{node_ranks: 1, {given}}}]"
+    def text(inputs: str) -> str:
+        env = f"env_configs: [{{node_ranks: 1, {inputs}}}]"
         return f"cluster:\n  num_nodes: 4\n  hosts: h[0-3]\n  node_groups: [{{label: a, node_ranks: 0-3, {env}}}]\n"
 
     site.up(make_nodes(text=text("env_vars: [{S: first}]")))
@@ -210,7 +210,7 @@ def test_a_node_that_goes_silent_is_told_with_its_phase(site: Site) -> None:
     site.fake.nodes[1].hangs_in = "start"
     site.fake.nodes[2].hangs_in = "probe"
     report = site.up()
-    assert [(each.rank, each.phase) for each in report.failures] == [(1, Phase.JOIN), (2, Phase.PROBE)]
+    assert [(failure.rank, failure.phase) for failure in report.failures] == [(1, Phase.JOIN), (2, Phase.PROBE)]
     assert "no answer within" in report.failures[0].message
 
 

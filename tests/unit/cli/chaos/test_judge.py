@@ -108,6 +108,6 @@ def test_results_by_chance_are_not_compared() -> None:
 def test_run_with_restarts_left_must_not_end(fault: str, restarts: int, verdict: RunVerdict) -> None:
     why = ("disk-full", "No space left") if fault == "fill-actor" else KILLED
     ended = outcome(code=1, status="failed", why=(why,), struck=(struck(fault),), reason="the job has ended")
-    given, words = judge(ended, REFERENCE, restarts)
-    assert given == verdict
+    inputs, words = judge(ended, REFERENCE, restarts)
+    assert inputs == verdict
     assert ("the job has ended" in words) == (verdict == RunVerdict.WRONG)

@@ -47,8 +47,8 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     installed = importlib.metadata.entry_points
 
     def entry_points(**query: str) -> object:
-        found = list(installed(**query))
-        return [*found, _BrokenEntryPoint()] if query.get("group") == "rlinf.recipes" else found
+        result = list(installed(**query))
+        return [*result, _BrokenEntryPoint()] if query.get("group") == "rlinf.recipes" else result
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
     monkeypatch.chdir(tmp_path)
@@ -116,15 +116,15 @@ def codes() -> list[Code]:
 @pytest.mark.parametrize("code", codes(), ids=lambda code: code.name)
 def test_wrong_example_is_reported_at_the_markers(code: Code, load: Load) -> None:
     job, marked = load(code.wrong)
-    found = [diagnostic for diagnostic in job.diagnostics if diagnostic.code == code.name]
-    assert found, f"not among {[diagnostic.code for diagnostic in job.diagnostics]}"
-    assert {diagnostic.severity for diagnostic in found} == {code.severity}
+    diagnostics = [diagnostic for diagnostic in job.diagnostics if diagnostic.code == code.name]
+    assert diagnostics, f"not among {[diagnostic.code for diagnostic in job.diagnostics]}"
+    assert {diagnostic.severity for diagnostic in diagnostics} == {code.severity}
     if code.wrong.data is not None:
         return  # bytes that are no text have no markers; the reader's own tests look at the place
     if marked is None:
-        assert (found[0].span.begin.line, found[0].span.begin.column) == (1, 1)
+        assert (diagnostics[0].span.begin.line, diagnostics[0].span.begin.column) == (1, 1)
     else:
-        assert [place(diagnostic) for diagnostic in found] == [marked]
+        assert [place(diagnostic) for diagnostic in diagnostics] == [marked]
 
 
 @pytest.mark.parametrize("code", codes(), ids=lambda code: code.name)
@@ -171,5 +171,5 @@ def test_every_code_that_is_emitted_has_an_entry() -> None:
 
 
 def test_the_scan_for_emitted_codes_sees_every_stage() -> None:
-    found = {name for name, _ in emitted_codes()}
-    assert found >= {"duplicate-key", "unknown-key", "bad-value", "duplicate-label", "placement-out-of-range"}
+    results = {name for name, _ in emitted_codes()}
+    assert results >= {"duplicate-key", "unknown-key", "bad-value", "duplicate-label", "placement-out-of-range"}

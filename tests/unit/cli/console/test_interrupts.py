@@ -28,7 +28,7 @@ class Job:
 
     def __init__(self, work: Work, patience: float = 0.0, holds_nothing: bool = False) -> None:
         self.work = work
-        self.told = 0
+        self.notices = 0
         self.hard: list[ExitCode] = []
         self.interrupts = Interrupts(
             within=Job.run.__code__,
@@ -39,7 +39,7 @@ class Job:
         )
 
     def tell(self) -> None:
-        self.told += 1
+        self.notices += 1
 
     def run(self) -> None:
         self.work(self)
@@ -57,14 +57,14 @@ def test_a_signal_ends_what_waits() -> None:
     job = Job(interrupted)
     with job.interrupts, pytest.raises(KeyboardInterrupt):
         job.run()
-    assert (job.interrupts.code, job.told) == (ExitCode.INTERRUPTED, 1)
+    assert (job.interrupts.code, job.notices) == (ExitCode.INTERRUPTED, 1)
 
 
 def test_outside_of_the_run_it_is_remembered() -> None:
     job = Job(wait)
     with job.interrupts:
         signal.raise_signal(signal.SIGTERM)
-        assert (job.interrupts.code, job.told) == (ExitCode.TERMINATED, 1)
+        assert (job.interrupts.code, job.notices) == (ExitCode.TERMINATED, 1)
         with pytest.raises(SystemExit, match="143"):
             job.interrupts.check()
         job.interrupts.check()
@@ -165,7 +165,7 @@ def test_a_forked_child_leaves_ctrl_c_to_its_parent(number: signal.Signals, stat
     job = Job(forking)
     with job.interrupts:
         job.run()
-    assert (job.interrupts.code, job.told) == (None, 0)
+    assert (job.interrupts.code, job.notices) == (None, 0)
 
 
 def test_what_was_lost_is_raised_again_where_it_suits() -> None:

@@ -157,9 +157,9 @@ def test_what_we_accept_it_accepts(mistakes: Any, text: str) -> None:
     ],
 )
 def test_what_is_a_mistake_it_refuses(mistakes: Any, text: str, what: str) -> None:
-    found = mistakes(text)
-    assert found
-    assert what in " ".join(found)
+    diagnostics = mistakes(text)
+    assert diagnostics
+    assert what in " ".join(diagnostics)
 
 
 def test_every_key_tells_what_it_means(schema: dict[str, Any]) -> None:

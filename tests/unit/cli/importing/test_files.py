@@ -31,9 +31,9 @@ ENVIRON = {"SHARED_CONFIGS": str(DATA / "shared")}
 
 @cache
 def composed(file: Path) -> HydraFile:
-    found = read_job(str(file), [], [], ENVIRON)
-    assert found.file is not None, [render_text(each) for each in found.diagnostics]
-    return found.file
+    job = read_job(str(file), [], [], ENVIRON)
+    assert job.file is not None, [render_text(diagnostic) for diagnostic in job.diagnostics]
+    return job.file
 
 
 @cache
@@ -65,34 +65,36 @@ def test_the_result_validates(file: Path) -> None:
     result = converted(file)
     # `validate` reads it anew: what the summary says must be what it says.
     job = load_with_lint("-", stdin=result.text.encode(), environ=ENVIRON)
-    errors = [each for each in job.diagnostics if each.severity is Severity.ERROR]
-    told = {format_path(each.path) for each in (*result.errors, *result.lacking)}
-    assert {format_path(each.path) for each in errors} == told
-    wrong = {format_path(each.path) for each in result.errors}
-    assert wrong == UNDECIDED.get(file.stem, set()), [render_text(each) for each in result.errors]
+    errors = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is Severity.ERROR]
+    messages = {format_path(item.path) for item in (*result.errors, *result.lacking)}
+    assert {format_path(error.path) for error in errors} == messages
+    wrong = {format_path(error.path) for error in result.errors}
+    assert wrong == UNDECIDED.get(file.stem, set()), [render_text(error) for error in result.errors]
 
 
 @by_name
 def test_every_key_is_accounted_for(file: Path) -> None:
     result = converted(file)
-    told = [each.source for each in result.outcomes]
-    assert len(told) == len(set(told))
+    sources = [outcome.source for outcome in result.outcomes]
+    assert len(sources) == len(set(sources))
     keys = set(leaves(composed(file).tree))
     # A reference to a whole section stands for the keys of that section.
-    assert {key for key in keys if not any(each == key or each.startswith(f"{key}.") for each in told)} == set()
+    assert {
+        key for key in keys if not any(message == key or message.startswith(f"{key}.") for message in sources)
+    } == set()
     job = load_with_lint("-", stdin=result.text.encode(), environ=ENVIRON)
     assert job.tree is not None
     written = set(leaves(job.tree))
-    for each in result.outcomes:
-        if each.fate in (Fate.CARRIED, Fate.RENAMED):
-            assert set(each.targets) <= written, each
+    for entry in result.outcomes:
+        if entry.fate in (Fate.CARRIED, Fate.RENAMED):
+            assert set(entry.targets) <= written, entry
         else:
-            assert each.reason, each
+            assert entry.reason, entry
             # As a comment of the new file, with its value.
-            assert re.search(rf"^ *# +{re.escape(each.source)}: ", result.text, re.MULTILINE), each
+            assert re.search(rf"^ *# +{re.escape(entry.source)}: ", result.text, re.MULTILINE), entry
     assert written <= {
-        *(target for each in result.outcomes for target in each.targets),
-        *(format_path(each.path) for each in result.added),
+        *(target for outcome in result.outcomes for target in outcome.targets),
+        *(format_path(item.path) for item in result.added),
         "recipe",
     }
 
@@ -113,15 +115,15 @@ def test_comments_stay(file: Path) -> None:
 
 def comments(file: Path) -> list[str]:
     """Return the comments of a file, but for those in its defaults list, of which nothing is left."""
-    found: list[str] = []
+    result: list[str] = []
     in_defaults = False
     for line in file.read_text().splitlines():
         if line and not line[0].isspace() and not line.startswith(("#", "-")):
             in_defaults = line.startswith("defaults")
         match = re.search(r"(?:^|\s)(#.*)$", re.sub(r"\"[^\"]*\"", "", line))
         if match and not in_defaults and "Not a comment" not in line:
-            found.append(match[1].strip())
-    return found
+            result.append(match[1].strip())
+    return result
 
 
 @by_name
@@ -154,6 +156,6 @@ def test_a_file_is_composed_as_hydra_composes_it(file: Path, monkeypatch: pytest
     ours = plain(composed(file).tree)
     ours.pop("hydra", None)
     # A component that is placed alone leaves the group that a base has placed; Hydra would place it twice.
-    for each in (ours, theirs):
-        each.get("cluster", {}).pop("component_placement", None)
+    for item in (ours, theirs):
+        item.get("cluster", {}).pop("component_placement", None)
     assert ours == theirs

@@ -17,6 +17,6 @@ def test_the_example_becomes_what_is_shown(tmp_path: Path) -> None:
     )
     file = tmp_path / "before.yaml"
     file.write_text(shown["before.yaml"])
-    found = read_job(str(file), [], [], {})
-    assert found.file is not None
-    assert convert(found.file, {}).text == shown["after.yaml"]
+    job = read_job(str(file), [], [], {})
+    assert job.file is not None
+    assert convert(job.file, {}).text == shown["after.yaml"]

@@ -26,17 +26,17 @@ e:
 
 
 def tree() -> MappingNode:
-    found = read(SourceText("a.yaml", TEXT), Diagnostics())
-    assert found is not None
-    return found
+    text = read(SourceText("a.yaml", TEXT), Diagnostics())
+    assert text is not None
+    return text
 
 
 def rewritten(text: str, *, carried: bool = True, environ: dict[str, str] | None = None) -> tuple[str, str | None]:
     """Return a value at `a.new` in our form; `a.b` and `e.f` are carried over as `x.b` and `y.f`."""
     names = {("a", "b"): ("x", "b"), ("e", "f"): ("y", "f")} if carried else {}
     whole = tree()
-    found = References(whole, environ or {}).rewritten(ScalarNode(whole.span, text, text), ("a", "new"), names)
-    return found.raw, found.note
+    result = References(whole, environ or {}).rewritten(ScalarNode(whole.span, text, text), ("a", "new"), names)
+    return result.raw, result.note
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,6 @@ def test_a_section_behind_references_is_found() -> None:
     whole = tree()
     node = find(whole, ("a", "c"))
     assert node is not None
-    found = References(whole, {}).followed(node, ("a", "c"))
-    assert isinstance(found, ScalarNode)
-    assert found.raw == "3"
+    result = References(whole, {}).followed(node, ("a", "c"))
+    assert isinstance(result, ScalarNode)
+    assert result.raw == "3"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rlinf_core.config.diagnostics import Severity
-from tests.unit.config.cluster_findings import check, env, told
+from tests.unit.config.cluster_findings import check, env, faults_of
 
 
 def test_variables_as_a_plain_map_have_places_too() -> None:
-    assert told(env("node_ranks: 0, env_vars: {A: 1, RANK: 2, HF_TOKEN: xyz}")) == [
+    assert faults_of(env("node_ranks: 0, env_vars: {A: 1, RANK: 2, HF_TOKEN: xyz}")) == [
         ("env-var-of-process", 4, "RANK"),
         ("secret-in-file", 4, "HF_TOKEN"),
     ]
@@ -17,15 +17,15 @@ def test_variables_as_a_plain_map_have_places_too() -> None:
 
 @pytest.mark.parametrize("value", ["/opt/lib:$LD_LIBRARY_PATH", "$HOME/x", "~/bin", "a:~/b"])
 def test_value_for_a_shell_is_a_warning(value: str) -> None:
-    (found,) = check(env(f"node_ranks: 0, env_vars: [X: '{value}']"))
-    assert (found.code, found.severity) == ("env-var-not-expanded", Severity.WARNING)
+    (diagnostic,) = check(env(f"node_ranks: 0, env_vars: [X: '{value}']"))
+    assert (diagnostic.code, diagnostic.severity) == ("env-var-not-expanded", Severity.WARNING)
 
 
 @pytest.mark.parametrize("value", ["a$", "$1", "a~b", "100%", "x=${y}"])
 def test_other_signs_are_left_alone(value: str) -> None:
-    assert told(env(f"node_ranks: 0, env_vars: [X: '{value}']")) == []
+    assert faults_of(env(f"node_ranks: 0, env_vars: [X: '{value}']")) == []
 
 
 def test_forwarded_variables() -> None:
     text = "cluster:\n  num_nodes: 1\n  forward_env: [HOME, RANK, HF_TOKEN, HOME]\n"
-    assert told(text) == [("env-var-of-process", 3, "RANK"), ("duplicate-env-var", 3, "HOME")]
+    assert faults_of(text) == [("env-var-of-process", 3, "RANK"), ("duplicate-env-var", 3, "HOME")]

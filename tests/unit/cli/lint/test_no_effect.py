@@ -22,29 +22,32 @@ GRPO = "algorithm:\n  adv_type: grpo\n  loss_type: actor\n  group_size: 8\n"
 WARNING, NOTE = Severity.WARNING, Severity.NOTE
 
 
-def told(text: str, overrides: Sequence[str] = ()) -> list[Diagnostic]:
+def faults_of(text: str, overrides: Sequence[str] = ()) -> list[Diagnostic]:
     return list(load_with_lint("-", overrides, stdin=text.encode(), environ={}).diagnostics)
 
 
 def dead(text: str, overrides: Sequence[str] = ()) -> list[tuple[str, Severity]]:
     """Return the lines of keys without effect, without blanks, and how grave each is."""
-    found = [each for each in told(text, overrides) if each.code == NO_EFFECT]
-    return [(each.span.source.line(each.span.begin.line).strip(), each.severity) for each in found]
+    diagnostics = [item for item in faults_of(text, overrides) if item.code == NO_EFFECT]
+    return [
+        (diagnostic.span.source.line(diagnostic.span.begin.line).strip(), diagnostic.severity)
+        for diagnostic in diagnostics
+    ]
 
 
 def test_a_finding_says_what_makes_it_so_and_where() -> None:
-    (found,) = told(EMBODIED + GRPO + "  gae_lambda: 0.9\n")
-    assert (found.code, found.severity, found.span.begin.line) == (NO_EFFECT, WARNING, 7)
-    assert found.message == "`gae_lambda` has no effect: `adv_type: grpo` uses no value estimates"
-    assert found.help == "remove it, or write `adv_type: gae` and `loss_type: actor_critic`"
-    assert [(str(place.begin), words) for place, words in found.related] == [("4:13", "`adv_type` is set at")]
+    (diagnostic,) = faults_of(EMBODIED + GRPO + "  gae_lambda: 0.9\n")
+    assert (diagnostic.code, diagnostic.severity, diagnostic.span.begin.line) == (NO_EFFECT, WARNING, 7)
+    assert diagnostic.message == "`gae_lambda` has no effect: `adv_type: grpo` uses no value estimates"
+    assert diagnostic.help == "remove it, or write `adv_type: gae` and `loss_type: actor_critic`"
+    assert [(str(place.begin), words) for place, words in diagnostic.related] == [("4:13", "`adv_type` is set at")]
 
 
 def test_a_key_of_another_name_is_told_by_both() -> None:
-    (found,) = told(EMBODIED + GRPO + "  lam: 0.9\n")
-    assert found.message.startswith("`lam` (`gae_lambda`) has no effect: ")
-    (found,) = told(EMBODIED + GRPO, ["algorithm.lam=0.9"])
-    assert found.message.startswith("`lam` (`gae_lambda`) has no effect: ")
+    (result,) = faults_of(EMBODIED + GRPO + "  lam: 0.9\n")
+    assert result.message.startswith("`lam` (`gae_lambda`) has no effect: ")
+    (result,) = faults_of(EMBODIED + GRPO, ["algorithm.lam=0.9"])
+    assert result.message.startswith("`lam` (`gae_lambda`) has no effect: ")
 
 
 def test_a_default_that_is_written_down_is_a_note() -> None:
@@ -63,8 +66,8 @@ def test_a_section_is_told_once_and_its_only_key_by_itself() -> None:
 
 
 def test_an_override_is_told_where_it_was_typed() -> None:
-    (found,) = told(EMBODIED + GRPO, ["algorithm.gae_lambda=0.9"])
-    assert (found.span.source.kind, found.span.text) == ("overrides", "0.9")
+    (diagnostic,) = faults_of(EMBODIED + GRPO, ["algorithm.gae_lambda=0.9"])
+    assert (diagnostic.span.source.kind, diagnostic.span.text) == ("overrides", "0.9")
 
 
 def test_what_a_reference_reads_is_read() -> None:
@@ -87,13 +90,18 @@ def test_keys_of_a_shipped_configuration_are_not_the_users(tmp_path: Path) -> No
     file = tmp_path / "job.yaml"
     file.write_text("extends: math_laptop\nactor: {model: {model_path: .}}\n")
     # The shipped file's warm start is for the model that this file replaces.
-    codes = [each.code for each in load_with_lint(str(file), environ={}).diagnostics]
+    codes = [diagnostic.code for diagnostic in load_with_lint(str(file), environ={}).diagnostics]
     assert NO_EFFECT not in codes
-    codes = [each.code for each in load_with_lint("math_laptop", ["actor.model.model_path=."], environ={}).diagnostics]
+    codes = [
+        diagnostic.code
+        for diagnostic in load_with_lint("math_laptop", ["actor.model.model_path=."], environ={}).diagnostics
+    ]
     assert NO_EFFECT not in codes
     file.write_text("extends: math_laptop\nactor: {warm_start: {steps: 7}, model: {model_path: .}}\n")
-    found = [each for each in load_with_lint(str(file), environ={}).diagnostics if each.code == NO_EFFECT]
-    assert [each.span.text for each in found] == ["7"]
+    diagnostics = [
+        diagnostic for diagnostic in load_with_lint(str(file), environ={}).diagnostics if diagnostic.code == NO_EFFECT
+    ]
+    assert [diagnostic.span.text for diagnostic in diagnostics] == ["7"]
 
 
 def test_the_configuration_that_a_run_keeps_is_no_file_of_a_user() -> None:
@@ -105,22 +113,24 @@ def test_the_configuration_that_a_run_keeps_is_no_file_of_a_user() -> None:
 
 
 def test_what_is_wrong_in_itself_is_told_once() -> None:
-    assert [each.code for each in told(EMBODIED + GRPO + "  gae_lambda: [1]\n")] == ["wrong-type"]
+    assert [item.code for item in faults_of(EMBODIED + GRPO + "  gae_lambda: [1]\n")] == ["wrong-type"]
     # Nothing follows from a value that is wrong.
     text = EMBODIED + "algorithm:\n  adv_type: grbo\n  bootstrap_type: standard\n  gae_lambda: 0.9\n"
-    assert [each.code for each in told(text)] == ["unknown-choice"]
+    assert [item.code for item in faults_of(text)] == ["unknown-choice"]
 
 
 def test_what_asks_for_something_that_is_not_there_is_an_error() -> None:
-    (found,) = told(EMBODIED + "actor: {fsdp_config: {gradient_checkpointing: true}}\n")
-    assert (found.code, found.severity, found.span.text) == ("not-available", Severity.ERROR, "true")
-    (found,) = told(EMBODIED + "actor: {fsdp_config: {gradient_checkpointing: false}}\n")
-    assert (found.code, found.severity) == (NO_EFFECT, NOTE)
+    (diagnostic,) = faults_of(EMBODIED + "actor: {fsdp_config: {gradient_checkpointing: true}}\n")
+    assert (diagnostic.code, diagnostic.severity, diagnostic.span.text) == ("not-available", Severity.ERROR, "true")
+    (diagnostic,) = faults_of(EMBODIED + "actor: {fsdp_config: {gradient_checkpointing: false}}\n")
+    assert (diagnostic.code, diagnostic.severity) == (NO_EFFECT, NOTE)
 
 
 def test_an_evaluation_alone_is_a_note() -> None:
-    found = dead(EMBODIED + "runner:\n  only_eval: true\n  max_steps: 3\nalgorithm:\n  gamma: 0.5\n  update_epoch: 2\n")
-    assert found == [("max_steps: 3", NOTE), ("algorithm:", NOTE)]
+    result = dead(
+        EMBODIED + "runner:\n  only_eval: true\n  max_steps: 3\nalgorithm:\n  gamma: 0.5\n  update_epoch: 2\n"
+    )
+    assert result == [("max_steps: 3", NOTE), ("algorithm:", NOTE)]
 
 
 def test_shared_file_is_read_where_several_processes_may() -> None:

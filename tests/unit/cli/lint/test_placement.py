@@ -13,9 +13,9 @@ from tests.unit.placement.found import EIGHT_NODES, findings
 
 
 def test_idle_accelerators_are_counted_by_node() -> None:
-    found = findings(EIGHT_NODES.format(map='"0-3,8-61"'))
-    assert [each.code for each in found] == ["idle-accelerators"]
-    assert found[0].message == ("6 accelerators of `a800` are used by no component: 4-7 on node 0, 6-7 on node 7")
+    diagnostics = findings(EIGHT_NODES.format(map='"0-3,8-61"'))
+    assert [diagnostic.code for diagnostic in diagnostics] == ["idle-accelerators"]
+    assert diagnostics[0].message == ("6 accelerators of `a800` are used by no component: 4-7 on node 0, 6-7 on node 7")
 
 
 def test_nodes_that_nothing_is_placed_on_are_told_of() -> None:
@@ -50,7 +50,7 @@ def test_robots_that_nothing_is_placed_on_are_told_of() -> None:
         "cluster:\n  num_nodes: 2\n  component_placement: {env: {node_group: LABEL, placement: 0}}\n"
         f"  node_groups: [{{label: arms, node_ranks: 1, hardware: {arms}}}]\n"
     )
-    assert [each.code for each in findings(text.replace("LABEL", "arms"))] == []
+    assert [diagnostic.code for diagnostic in findings(text.replace("LABEL", "arms"))] == []
     (idle,) = findings(text.replace("LABEL", "node"))
     assert (idle.code, idle.severity, idle.span.text) == ("idle-robots", Severity.WARNING, "arms")
 
@@ -59,7 +59,7 @@ def test_robots_and_nodes_do_not_make_accelerators_idle_twice() -> None:
     text = EIGHT_NODES.format(map="0-31").replace(
         "  node_groups:\n", "    agent: {node_group: node, placement: '0-7:0-799'}\n  node_groups:\n"
     )
-    (note, idle) = sorted(findings(text), key=lambda each: each.severity is Severity.WARNING)
+    (note, idle) = sorted(findings(text), key=lambda item: item.severity is Severity.WARNING)
     assert idle.code == "idle-accelerators"
     assert (note.code, note.severity) == ("accelerators-not-reserved", Severity.NOTE)
     expected = "`agent` sees all accelerators of nodes 0-3, none reserved for it; `actor` holds some of them"
@@ -77,13 +77,15 @@ cluster:
     - {label: a, node_ranks: 0-1, ENV, env_configs: [{node_ranks: 0, env_vars: {A: 1}}]}
     - {label: b, node_ranks: 1-2, ENV, env_configs: [{node_ranks: 1-2, python_interpreter_path: /b}]}
 """.replace("ENV", "accelerators: {per_node: 0}")
-    found = {each.code: each for each in findings(text)}
+    results = {diagnostic.code: diagnostic for diagnostic in findings(text)}
     # Node 1 is in two groups: nobody would take the variables of either for those of the node. `actor` goes
     # through `a`: the file tells the two apart.
-    told = [each.message for each in findings(text) if each.code == "env-configs-unused"]
-    assert told == ["`env` is placed through `node`: the `env_configs` of `b` on node 2 do not apply"]
-    assert found["env-configs-unused"].severity is Severity.NOTE
-    assert found["unused-interpreter"].message == "`b` places no process on nodes 1-2, for which it sets an interpreter"
+    messages = [diagnostic.message for diagnostic in findings(text) if diagnostic.code == "env-configs-unused"]
+    assert messages == ["`env` is placed through `node`: the `env_configs` of `b` on node 2 do not apply"]
+    assert results["env-configs-unused"].severity is Severity.NOTE
+    assert (
+        results["unused-interpreter"].message == "`b` places no process on nodes 1-2, for which it sets an interpreter"
+    )
 
 
 @pytest.mark.parametrize("other", ["0-63:0-63", "0-63:0-31"])
@@ -118,11 +120,11 @@ ON_NUMBERS = "cluster:\n  num_nodes: 2\n  component_placement: {{actor: {map}}}\
 def test_unused_accelerators_are_reported_unless_declared(map: str, group: str, code: str | None) -> None:
     text = ON_NUMBERS.format(map=map, group=group)
     # Node 1 is idle where `a` alone is used.
-    found = [each for each in findings(text, accelerators=0) if each.code != "idle-nodes"]
-    assert [each.code for each in found] == ([code] if code else [])
-    assert all("no accelerator found" in f"{each.message} {each.help}" for each in found)
+    diagnostics = [diagnostic for diagnostic in findings(text, accelerators=0) if diagnostic.code != "idle-nodes"]
+    assert [diagnostic.code for diagnostic in diagnostics] == ([code] if code else [])
+    assert all("no accelerator found" in f"{diagnostic.message} {diagnostic.help}" for diagnostic in diagnostics)
     # Before the nodes were asked nobody can know.
-    assert "no-accelerator-found" not in {each.code for each in findings(text)}
+    assert "no-accelerator-found" not in {diagnostic.code for diagnostic in findings(text)}
 
 
 piece_lists = st.lists(st.builds(range, st.integers(0, 40), st.integers(0, 40)), max_size=6).map(merge_ranges)

@@ -26,12 +26,12 @@ algorithm:
 def test_keys_without_effect_are_named() -> None:
     unread = without_effect(load_with_lint("-", stdin=JOB, environ={}).diagnostics)
     text = summary_text(RunProgress(), Path("/runs/one"), unread=unread)
-    (line,) = [each for each in text.splitlines() if each.strip().startswith("no effect")]
+    (line,) = [line for line in text.splitlines() if line.strip().startswith("no effect")]
     assert "algorithm.gae_lambda (<stdin>:7), algorithm.value_clip (<stdin>:8)" in line
     assert line.endswith("algorithm.huber_delta (<stdin>:9), algorithm.normalize_advantages (<stdin>:10)")
-    found = summary_record("finished", "embodied", Path("/runs/one"), unread=unread)["no_effect"]
-    assert [each["key"] for each in found][-1] == "algorithm.normalize_advantages"
-    assert found[0]["place"] == "<stdin>:7:15"
+    results = summary_record("finished", "embodied", Path("/runs/one"), unread=unread)["no_effect"]
+    assert [result["key"] for result in results][-1] == "algorithm.normalize_advantages"
+    assert results[0]["place"] == "<stdin>:7:15"
 
 
 def test_without_such_keys_there_is_no_line() -> None:

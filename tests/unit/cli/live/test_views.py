@@ -289,8 +289,8 @@ def test_agents_are_told_of_by_turns_and_tools() -> None:
         "agent/tool_seconds/http": 2.0,
         "agent/seconds": 4.0,
     }
-    told = "turns 2.5, tool errors 10%, waiting for tools 75%"
-    assert labels.figures_text(labels.conversations(metrics)) == told
+    output = "turns 2.5, tool errors 10%, waiting for tools 75%"
+    assert labels.figures_text(labels.conversations(metrics)) == output
     assert labels.conversations({"agent/turns": 1.0, "agent/tool_calls": 0.0}) == [("turns", "1")]
     assert labels.conversations({"agent/tool_calls": 1.0})[-1] == ("waiting for tools", "0%")
     assert labels.conversations({"env/return": 1.0}) == []

@@ -7,8 +7,8 @@ from rlinf_core.config.secrets import MASK
 
 
 def test_masking_an_environment() -> None:
-    given = {"HF_TOKEN": "x", "EMPTY_KEY": "", "PATH": "/bin"}
-    assert {name: masked(name, value, ()) for name, value in given.items()} == {
+    inputs = {"HF_TOKEN": "x", "EMPTY_KEY": "", "PATH": "/bin"}
+    assert {name: masked(name, value, ()) for name, value in inputs.items()} == {
         "HF_TOKEN": MASK,
         "EMPTY_KEY": "",
         "PATH": "/bin",

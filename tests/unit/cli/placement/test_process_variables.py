@@ -43,10 +43,10 @@ cluster:
 
 @pytest.fixture
 def tree() -> MappingNode:
-    found = Diagnostics()
-    source = decode("file.yaml", TEXT.encode(), found)
+    diagnostics = Diagnostics()
+    source = decode("file.yaml", TEXT.encode(), diagnostics)
     assert source is not None
-    tree = read(source, found)
+    tree = read(source, diagnostics)
     assert tree is not None
     return tree
 
@@ -61,10 +61,13 @@ def cluster(tree: MappingNode) -> ClusterConfig:
 def test_each_variable_says_what_set_it_and_where(cluster: ClusterConfig, tree: MappingNode) -> None:
     topology = ClusterTopology.from_config(cluster)
     placement = ComponentPlacement(cluster, topology).get_strategy("actor").get_placement(topology)[1]
-    found = process_variables(cluster, placement, tree)
-    assert [each.name for each in found] == sorted(each.name for each in found)
-    told = {each.name: (each.value, each.layer, each.span.text if each.span else None) for each in found}
-    assert told == {
+    diagnostics = process_variables(cluster, placement, tree)
+    assert [diagnostic.name for diagnostic in diagnostics] == sorted(diagnostic.name for diagnostic in diagnostics)
+    values = {
+        diagnostic.name: (diagnostic.value, diagnostic.layer, diagnostic.span.text if diagnostic.span else None)
+        for diagnostic in diagnostics
+    }
+    assert values == {
         "CUDA_VISIBLE_DEVICES": ("1", Layer.RUNTIME, None),
         "LD_LIBRARY_PATH": ("/opt/a/lib:<node's own>", Layer.PATH_MERGE, "/opt/a/lib"),
         "LOCAL_RANK": ("0", Layer.RUNTIME, None),
@@ -79,25 +82,28 @@ def test_each_variable_says_what_set_it_and_where(cluster: ClusterConfig, tree: 
         "WANDB_MODE": ("<from the driver>", Layer.FORWARD_ENV, "WANDB_MODE"),
         "WORLD_SIZE": ("4", Layer.RUNTIME, None),
     }
-    groups = {each.name: each.group for each in found if each.group}
+    groups = {diagnostic.name: diagnostic.group for diagnostic in diagnostics if diagnostic.group}
     assert groups == {"LD_LIBRARY_PATH": "a", "NCCL_DEBUG": "a"}
 
 
 def test_what_a_group_gives_wins_over_the_runtime(cluster: ClusterConfig, tree: MappingNode) -> None:
     topology = ClusterTopology.from_config(cluster)
     placement = FlexiblePlacementStrategy([[2]], "everywhere").get_placement(topology)[0]
-    told = {each.name: (each.value, each.layer, each.group) for each in process_variables(cluster, placement, tree)}
-    assert told["CUDA_VISIBLE_DEVICES"] == ("7", Layer.ENV_CONFIGS, "everywhere")
-    assert told["LEVEL"] == ("2.50", Layer.ENV_CONFIGS, "everywhere")
-    assert "LD_LIBRARY_PATH" not in told
+    values = {
+        process_variable.name: (process_variable.value, process_variable.layer, process_variable.group)
+        for process_variable in process_variables(cluster, placement, tree)
+    }
+    assert values["CUDA_VISIBLE_DEVICES"] == ("7", Layer.ENV_CONFIGS, "everywhere")
+    assert values["LEVEL"] == ("2.50", Layer.ENV_CONFIGS, "everywhere")
+    assert "LD_LIBRARY_PATH" not in values
 
 
 def test_without_the_file_there_are_values_but_no_places(cluster: ClusterConfig) -> None:
     topology = ClusterTopology.from_config(cluster)
     placement = ComponentPlacement(cluster, topology).get_strategy("actor").get_placement(topology)[0]
-    found = process_variables(cluster, placement)
-    assert not any(each.span for each in found)
-    assert {each.name: each.value for each in found}["NCCL_DEBUG"] == "INFO"
+    diagnostics = process_variables(cluster, placement)
+    assert not any(diagnostic.span for diagnostic in diagnostics)
+    assert {diagnostic.name: diagnostic.value for diagnostic in diagnostics}["NCCL_DEBUG"] == "INFO"
 
 
 def test_a_default_interpreter_is_named_as_the_layer() -> None:

@@ -19,5 +19,5 @@ def test_the_best_and_worst_samples_are_of_different_prompts(tmp_path: Path) -> 
         [{"prompt": prompt, "text": "", "answer": "", "reward": reward, "reason": ""} for prompt, reward in answers],
     )
     shown = gather(run).samples
-    assert [each.reward for each in shown] == [1.0] * 8 + [0.0] * 8
-    assert len({each.prompt for each in shown}) == 16
+    assert [item.reward for item in shown] == [1.0] * 8 + [0.0] * 8
+    assert len({item.prompt for item in shown}) == 16

@@ -39,9 +39,9 @@ def test_what_matters_most_comes_first() -> None:
     ours = Provenance({"torch": "2.13.0"}, {"recipes": "aa"}, {"sums.jsonl": "11"}, {"host": "one"})
     theirs = Provenance({"torch": "2.12.0"}, {"recipes": "bb"}, {"sums.jsonl": "22"}, {"host": "two"})
 
-    found = differences([CONFIG, other], [ours, theirs])
+    results = differences([CONFIG, other], [ours, theirs])
 
-    assert [(each.kind, each.name) for each in found] == [
+    assert [(result.kind, result.name) for result in results] == [
         (Kind.EVALUATION, "env.eval.total_num_envs"),
         (Kind.CONFIG, "actor.optim.lr"),
         (Kind.INPUTS, "sums.jsonl"),
@@ -52,7 +52,7 @@ def test_what_matters_most_comes_first() -> None:
         (Kind.MACHINE, "host"),
         (Kind.SEEDS, "actor.seed"),
     ]
-    assert found[1] == ConfigDifference(Kind.CONFIG, "actor.optim.lr", ("0.001", "0.01"))
+    assert results[1] == ConfigDifference(Kind.CONFIG, "actor.optim.lr", ("0.001", "0.01"))
 
 
 def test_missing_provenance_is_equal_and_a_package_differs() -> None:
@@ -85,9 +85,9 @@ def test_results_of_evaluations_and_of_training() -> None:
 
 
 def test_an_interval_that_was_written_is_taken() -> None:
-    found = result_of("eval/pass@1", [(3, {"eval/pass@1": 0.5, "eval/pass@1_low": 0.4, "eval/pass@1_high": 0.6})])
+    result = result_of("eval/pass@1", [(3, {"eval/pass@1": 0.5, "eval/pass@1_low": 0.4, "eval/pass@1_high": 0.6})])
 
-    assert (found.low, found.high) == (0.4, 0.6)
+    assert (result.low, result.high) == (0.4, 0.6)
 
 
 def test_the_noise_between_seeds_is_that_of_welch() -> None:
@@ -95,10 +95,10 @@ def test_the_noise_between_seeds_is_that_of_welch() -> None:
         return [RunResult("m", value, 1) for value in values]
 
     # By hand: variances 0.01 and 0.0025 of three each, and 2.94 degrees of freedom, taken as 2.
-    found = verdict(of(0.5, 0.6, 0.7), of(0.85, 0.9, 0.95))
+    result = verdict(of(0.5, 0.6, 0.7), of(0.85, 0.9, 0.95))
     half = 4.3027 * math.sqrt(0.0125 / 3)
-    assert (found.gap, found.low, found.high) == pytest.approx((0.3, 0.3 - half, 0.3 + half))
-    assert found.larger_than_noise is True
+    assert (result.gap, result.low, result.high) == pytest.approx((0.3, 0.3 - half, 0.3 + half))
+    assert result.larger_than_noise is True
     assert verdict(of(0.5, 0.9), of(0.6, 0.85)).larger_than_noise is False
 
 
@@ -107,8 +107,8 @@ def test_single_runs_are_judged_by_their_own_intervals() -> None:
         return [result_of("eval/success_once", [(1, {"eval/success_once": share, "eval/episodes": float(episodes)})])]
 
     # Newcombe's example (1998, table II, row a): 56 of 70 against 48 of 80, method 10.
-    found = verdict(evaluated(48 / 80, 80), evaluated(56 / 70, 70))
-    assert (found.low, found.high) == (pytest.approx(0.0524, abs=1e-4), pytest.approx(0.3339, abs=1e-4))
+    result = verdict(evaluated(48 / 80, 80), evaluated(56 / 70, 70))
+    assert (result.low, result.high) == (pytest.approx(0.0524, abs=1e-4), pytest.approx(0.3339, abs=1e-4))
     assert verdict(evaluated(0.9, 64), evaluated(0.95, 64)).larger_than_noise is False
     assert verdict([RunResult("m", 1.0, 1)], [RunResult("m", 2.0, 1)]).larger_than_noise is None
 

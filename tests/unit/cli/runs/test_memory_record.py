@@ -93,11 +93,11 @@ def test_accelerators_have_a_column_and_a_line() -> None:
     lines = memory_text(record(ON_TWO)).splitlines()
     assert lines[0].split()[2:4] == ["host", "accelerator"]
     assert "node 0, its fullest accelerator: 9,050 MiB of 80.0 GiB" in lines
-    found = record(ON_TWO, NodeMemory(64 * GIB, 8 * GIB))
-    (node,) = found["nodes"]
+    recorded = record(ON_TWO, NodeMemory(64 * GIB, 8 * GIB))
+    (node,) = recorded["nodes"]
     assert (node["accelerator"], node["accelerator_available"], node["fits"]) == (9050 * MIB, 8 * GIB, False)
-    assert found["components"]["actor"]["on_device"] == ["weights", "activations"]
-    assert found["components"]["env"]["accelerator"] == 0
+    assert recorded["components"]["actor"]["on_device"] == ["weights", "activations"]
+    assert recorded["components"]["env"]["accelerator"] == 0
 
 
 def test_keys_that_save_are_named_where_a_host_is_too_small() -> None:

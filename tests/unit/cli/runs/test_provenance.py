@@ -13,12 +13,12 @@ from rlinf_core.errors import RunError
 
 
 def test_versions_are_those_that_are_installed() -> None:
-    found = collect(packages=["rlinf_core"]).versions
+    versions = collect(packages=["rlinf_core"]).versions
 
-    assert {name: found[name] for name in ("torch", "ray", "pydantic")} == {
+    assert {name: versions[name] for name in ("torch", "ray", "pydantic")} == {
         name: version(name) for name in ("torch", "ray", "pydantic")
     }
-    assert found["python"].count(".") == 2
+    assert versions["python"].count(".") == 2
 
 
 def test_code_and_inputs_are_told_apart_by_their_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,9 +78,9 @@ def test_the_working_folders_commit_and_its_changes(tmp_path: Path, monkeypatch:
 
 def test_it_is_kept_and_read_again(tmp_path: Path) -> None:
     assert read_provenance(tmp_path) is None
-    found = Provenance({"python": "3.11.7"}, {"recipes": "aa"}, {}, {"host": "one"})
-    write_provenance(tmp_path, found)
-    assert read_provenance(tmp_path) == found
+    result = Provenance({"python": "3.11.7"}, {"recipes": "aa"}, {}, {"host": "one"})
+    write_provenance(tmp_path, result)
+    assert read_provenance(tmp_path) == result
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": "rlinf.environment/9"}', '{"schema": "rlinf.environment/1"}'])

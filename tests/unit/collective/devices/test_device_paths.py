@@ -83,8 +83,8 @@ class Pair:
     def __init__(self, ours: DeviceTransport | None, theirs: DeviceTransport | None) -> None:
         secret, settings = ClusterSecret.generate(), Settings(timeout=20.0, connect_timeout=5.0, arena_bytes=32 << 20)
         self.a, self.b = (
-            Endpoint(secret, ip="127.0.0.1", settings=settings, transports=[each] if each else [])
-            for each in (ours, theirs)
+            Endpoint(secret, ip="127.0.0.1", settings=settings, transports=[item] if item else [])
+            for item in (ours, theirs)
         )
         resolver = StaticResolver({A: self.a.info, B: self.b.info})
         self.from_a = CollectiveGroup(self.a, A, [B], resolver)
@@ -112,9 +112,9 @@ def pair() -> Iterator[Callable[..., Pair]]:
         return made[-1]
 
     yield make
-    for each in made:
-        each.a.close()
-        each.b.close()
+    for item in made:
+        item.a.close()
+        item.b.close()
 
 
 def test_a_path_is_used_once_a_probe_has_passed_unchanged(pair: Any) -> None:
@@ -170,7 +170,7 @@ def check_the_host_path(two: Pair, caplog: pytest.LogCaptureFixture, reason: str
         two.until(PathState.FAILED)
         two.send(3.0)
         two.send(4.0)
-    (record,) = [each for each in caplog.records if "host memory" in each.message]
+    (record,) = [record for record in caplog.records if "host memory" in record.message]
     assert reason in record.message
     assert "`b:0`" in record.message
 
@@ -247,7 +247,7 @@ def test_the_variable_chooses_the_transports(
 ) -> None:
     monkeypatch.setenv("RLINF_DEVICE_TRANSPORT", choice)
     settings = Settings.from_environment()
-    assert [each.kind for each in device_transports(settings.device_transport)] == kinds
+    assert [device_transport.kind for device_transport in device_transports(settings.device_transport)] == kinds
 
 
 def test_another_word_is_an_error_that_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

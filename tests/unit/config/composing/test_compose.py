@@ -22,11 +22,11 @@ def unmarked(text: str) -> str:
 def findings(folder: Path, example: Example) -> tuple[Composed | None, Diagnostics]:
     for name, text in (("job.yaml", example.text), *example.files):
         (folder / name).write_text(unmarked(text), encoding="utf-8")
-    found = Diagnostics()
-    source = load_source(str(folder / "job.yaml"), found)
+    diagnostics = Diagnostics()
+    source = load_source(str(folder / "job.yaml"), diagnostics)
     assert source is not None
     overrides = [unmarked(argument) for argument in example.overrides]
-    return compose(source, overrides, found, environ=dict(example.environ), without_recipe="cluster"), found
+    return compose(source, overrides, diagnostics, environ=dict(example.environ), without_recipe="cluster"), diagnostics
 
 
 def marked(example: Example) -> tuple[str, int, int]:
@@ -42,17 +42,17 @@ def place(problem: Diagnostic) -> tuple[str, int, int]:
 
 @pytest.mark.parametrize("code", codes_by_stage()["composing"], ids=lambda code: code.name)
 def test_the_wrong_example_is_reported_at_its_marker(tmp_path: Path, code: Code) -> None:
-    _, found = findings(tmp_path, code.wrong)
-    (problem,) = found
+    _, diagnostics = findings(tmp_path, code.wrong)
+    (problem,) = diagnostics
     assert (problem.code, problem.severity) == (code.name, code.severity)
     assert place(problem) == marked(code.wrong)
 
 
 @pytest.mark.parametrize("code", codes_by_stage()["composing"], ids=lambda code: code.name)
 def test_the_right_example_composes(tmp_path: Path, code: Code) -> None:
-    composed, found = findings(tmp_path, code.right)
+    composed, diagnostics = findings(tmp_path, code.right)
     assert composed is not None
-    assert not list(found)
+    assert not list(diagnostics)
 
 
 def test_the_order_is_base_file_overrides_references(tmp_path: Path) -> None:
@@ -61,9 +61,9 @@ def test_the_order_is_base_file_overrides_references(tmp_path: Path) -> None:
         overrides=("y=override", "z=${x}"),
         files=(("base.yaml", "x: base\ny: base\nshown: ${x}-${y}\n"),),
     )
-    composed, found = findings(tmp_path, example)
+    composed, diagnostics = findings(tmp_path, example)
     assert composed is not None
-    assert found.ok
+    assert diagnostics.ok
     assert to_data(composed.tree) == {
         "x": "file",
         "y": "override",
@@ -80,8 +80,8 @@ def test_all_mistakes_are_found_in_one_pass(tmp_path: Path) -> None:
         overrides=("+b=1", "c", "d.e=2"),
         files=(("base.yaml", "d: ${env:NONE}\n"),),
     )
-    _, found = findings(tmp_path, example)
-    assert {problem.code for problem in found} == {
+    _, diagnostics = findings(tmp_path, example)
+    assert {problem.code for problem in diagnostics} == {
         "override-plus",
         "override-syntax",
         "override-path",
@@ -91,9 +91,9 @@ def test_all_mistakes_are_found_in_one_pass(tmp_path: Path) -> None:
 
 
 def test_overrides_are_judged_when_a_base_is_missing(tmp_path: Path) -> None:
-    composed, found = findings(tmp_path, Example("extends: gone.yaml\n", overrides=("+a=1",)))
+    composed, diagnostics = findings(tmp_path, Example("extends: gone.yaml\n", overrides=("+a=1",)))
     assert composed is None
-    assert {problem.code for problem in found} == {"base-unreadable", "override-plus"}
+    assert {problem.code for problem in diagnostics} == {"base-unreadable", "override-plus"}
 
 
 def test_a_composed_configuration_is_saved_and_loads_back(tmp_path: Path) -> None:
@@ -103,13 +103,13 @@ def test_a_composed_configuration_is_saved_and_loads_back(tmp_path: Path) -> Non
         files=(("base.yaml", "cluster:\n  component_placement:\n    actor,env: 0-7\n"),),
         environ=(("N", "2"),),
     )
-    composed, found = findings(tmp_path, example)
+    composed, diagnostics = findings(tmp_path, example)
     assert composed is not None
-    assert found.ok
+    assert diagnostics.ok
     (tmp_path / "saved").mkdir()
-    again, found = findings(tmp_path / "saved", Example(resolved_text(composed.tree)))
+    again, diagnostics = findings(tmp_path / "saved", Example(resolved_text(composed.tree)))
     assert again is not None
-    assert found.ok
+    assert diagnostics.ok
     assert resolved_text(again.tree) == resolved_text(composed.tree)
     assert to_data(again.tree) == to_data(composed.tree)
 
@@ -122,21 +122,21 @@ def write(folder: Path, **files: str) -> None:
 
 
 def load(folder: Path, find_base: FindBase | None = None) -> tuple[Any, Diagnostics, list[str]]:
-    found = Diagnostics()
-    source = load_source(str(folder / "main.yaml"), found)
+    diagnostics = Diagnostics()
+    source = load_source(str(folder / "main.yaml"), diagnostics)
     assert source is not None
-    read = with_bases(source, found, find_base)
+    read = with_bases(source, diagnostics, find_base)
     if read is None:
-        return None, found, []
+        return None, diagnostics, []
     tree, sources = read
-    return to_data(tree), found, [Path(each.name).name for each in sources]
+    return to_data(tree), diagnostics, [Path(source.name).name for source in sources]
 
 
 def test_a_file_overrides_its_base_deeply(tmp_path: Path) -> None:
     write(tmp_path, main="extends: base.yaml\na: {x: 1}\nl: [3]\n", base="a: {x: 0, y: 0}\nl: [1, 2]\nb: 5\n")
-    data, found, sources = load(tmp_path)
+    data, loaded, sources = load(tmp_path)
     assert data == {"a": {"x": 1, "y": 0}, "l": [3], "b": 5}
-    assert found.ok
+    assert loaded.ok
     assert sources == ["main.yaml", "base.yaml"]
 
 
@@ -160,10 +160,10 @@ def test_a_base_shared_by_two_is_read_once(tmp_path: Path) -> None:
         b="extends: c.yaml\n",
         c="x: c\ny: c\n",
     )
-    data, found, sources = load(tmp_path)
+    data, loaded, sources = load(tmp_path)
     # b brings c's x again, over a's.
     assert data == {"x": "c", "y": "c"}
-    assert found.ok
+    assert loaded.ok
     assert sources.count("c.yaml") == 1
 
 
@@ -172,17 +172,17 @@ def test_many_diamonds_cost_no_more_than_their_files(tmp_path: Path) -> None:
     for level in range(25):
         write(tmp_path, **{f"f{level}": f"extends: [f{level + 1}.yaml, f{level + 1}.yaml]\nx{level}: 1\n"})
     write(tmp_path, f25="last: 1\n")
-    data, found, _ = load(tmp_path)
+    data, loaded, _ = load(tmp_path)
     assert len(data) == 26
-    assert found.ok
+    assert loaded.ok
 
 
 def test_spans_tell_the_file(tmp_path: Path) -> None:
     write(tmp_path, main="extends: base.yaml\na: 1\n", base="\nb: 2\n")
-    found = Diagnostics()
-    source = load_source(str(tmp_path / "main.yaml"), found)
+    diagnostics = Diagnostics()
+    source = load_source(str(tmp_path / "main.yaml"), diagnostics)
     assert source is not None
-    read = with_bases(source, found)
+    read = with_bases(source, diagnostics)
     assert read is not None
     node = find(read[0], ("b",))
     assert node is not None
@@ -223,22 +223,22 @@ def test_shipped_bases_are_asked_for_last(tmp_path: Path) -> None:
 )
 def test_what_names_no_file(tmp_path: Path, main: str, underlined: str) -> None:
     write(tmp_path, main=main, base="x: 1\n")
-    data, found, _ = load(tmp_path)
+    data, loaded, _ = load(tmp_path)
     assert data is None
-    (problem,) = found
+    (problem,) = loaded
     assert problem.code == "extends-form"
     assert problem.span.text.startswith(underlined)
 
 
 def test_a_missing_base_is_reported_where_it_is_named(tmp_path: Path) -> None:
     write(tmp_path, main="a: 1\nextends: [bsae.yaml, gone/x.yaml]\n", base="x: 1\n")
-    data, found, _ = load(tmp_path)
+    data, diagnostics, _ = load(tmp_path)
     assert data is None
-    assert [(d.code, d.span.text, d.path) for d in found] == [
+    assert [(d.code, d.span.text, d.path) for d in diagnostics] == [
         ("base-unreadable", "bsae.yaml", ("extends", 0)),
         ("base-unreadable", "gone/x.yaml", ("extends", 1)),
     ]
-    assert next(iter(found)).help == "did you mean `base.yaml`?"
+    assert next(iter(diagnostics)).help == "did you mean `base.yaml`?"
 
 
 def test_a_base_that_is_a_folder_is_reported_where_it_is_named(tmp_path: Path) -> None:
@@ -250,9 +250,9 @@ def test_a_base_that_is_a_folder_is_reported_where_it_is_named(tmp_path: Path) -
 
 def test_a_mistake_in_a_base_is_reported_in_the_base(tmp_path: Path) -> None:
     write(tmp_path, main="extends: base.yaml\n", base="a: [1\n")
-    data, found, _ = load(tmp_path)
+    data, diagnostics, _ = load(tmp_path)
     assert data is None
-    assert {d.span.source.name for d in found} == {str(tmp_path / "base.yaml")}
+    assert {d.span.source.name for d in diagnostics} == {str(tmp_path / "base.yaml")}
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
@@ -260,9 +260,9 @@ def test_a_circle_is_reported_at_the_extends_that_closes_it(tmp_path: Path, leng
     names = ["main", *(f"f{index}" for index in range(1, length))]
     for name, after in zip(names, [*names[1:], "main"], strict=True):
         write(tmp_path, **{name: f"extends: ./{after}.yaml\n"})
-    data, found, _ = load(tmp_path)
+    data, loaded, _ = load(tmp_path)
     assert data is None
-    (problem,) = found
+    (problem,) = loaded
     assert problem.code == "extends-cycle"
     assert (problem.span.source.name, problem.span.text) == (str(tmp_path / f"{names[-1]}.yaml"), "./main.yaml")
 
@@ -271,17 +271,17 @@ def test_a_chain_without_end_is_refused(tmp_path: Path) -> None:
     write(tmp_path, main="extends: f0.yaml\n")
     for index in range(MAX_CHAIN + 5):
         write(tmp_path, **{f"f{index}": f"extends: f{index + 1}.yaml\n"})
-    data, found, _ = load(tmp_path)
+    data, diagnostics, _ = load(tmp_path)
     assert data is None
-    assert [d.code for d in found] == ["extends-cycle"]
+    assert [d.code for d in diagnostics] == ["extends-cycle"]
 
 
 def test_standard_input_extends_files_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, base="x: 1\n")
     monkeypatch.chdir(tmp_path)
-    found = Diagnostics()
-    source = decode("<stdin>", b"extends: base.yaml\n", found, "stdin")
+    diagnostics = Diagnostics()
+    source = decode("<stdin>", b"extends: base.yaml\n", diagnostics, "stdin")
     assert source is not None
-    read = with_bases(source, found)
+    read = with_bases(source, diagnostics)
     assert read is not None
     assert to_data(read[0]) == {"x": 1}

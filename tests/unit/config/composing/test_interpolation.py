@@ -24,8 +24,8 @@ Compose = Callable[..., "tuple[Composed, Diagnostics]"]
 
 
 def resolved(composing: Compose, text: str, **environ: str) -> Any:
-    composed, found = composing(text, **environ)
-    assert not list(found)
+    composed, result = composing(text, **environ)
+    assert not list(result)
     assert not composed.unresolved
     return to_data(composed.tree)
 
@@ -43,7 +43,10 @@ def test_any_text_is_split_or_refused_inside_of_it(text: str) -> None:
         refusal = error
     else:
         references = [piece for piece in pieces if isinstance(piece, Reference)]
-        assert all(text[each.start : each.start + 2] == "${" and text[each.end - 1] == "}" for each in references)
+        assert all(
+            text[reference.start : reference.start + 2] == "${" and text[reference.end - 1] == "}"
+            for reference in references
+        )
         return
     assert has_references(text[refusal.start : refusal.end])
 
@@ -98,8 +101,8 @@ def test_keys_are_left_alone(composing: Compose) -> None:
 
 
 def test_references_see_overrides_and_overrides_refer(composing: Compose) -> None:
-    composed, found = composing("n: 1\na: ${n}\n", "n=2", "b=${a}${n}")
-    assert found.ok
+    composed, result = composing("n: 1\na: ${n}\n", "n=2", "b=${a}${n}")
+    assert result.ok
     assert to_data(composed.tree) == {"n": 2, "a": 2, "b": "22"}
 
 
@@ -142,8 +145,8 @@ def test_the_value_stands_where_it_is_used(composing: Compose) -> None:
     ],
 )
 def test_mistakes(composing: Compose, text: str, code: str, line: int, underlined: str, words: str) -> None:
-    composed, found = composing(text)
-    (problem,) = found
+    composed, result = composing(text)
+    (problem,) = result
     assert (problem.code, problem.span.begin.line, problem.span.text) == (code, line, underlined)
     assert words in problem.message
     assert problem.path in composed.unresolved
@@ -151,48 +154,48 @@ def test_mistakes(composing: Compose, text: str, code: str, line: int, underline
 
 def test_only_the_section_read_must_resolve_without_a_recipe(composing: Compose) -> None:
     text = "a: ${gone}\nb: {x: '${mul:2,3}', y: 1}\ncluster: {n: '${c}', m: '${b.y}'}\nc: ${env:NONE}\n"
-    composed, found = composing(text, without_recipe="cluster")
-    assert [(each.severity, each.code, each.path) for each in found] == [
+    composed, diagnostics = composing(text, without_recipe="cluster")
+    assert [(diagnostic.severity, diagnostic.code, diagnostic.path) for diagnostic in diagnostics] == [
         (Severity.NOTE, "reference-not-checked", ("a",)),
         (Severity.ERROR, "unknown-variable", ("c",)),
     ]
-    assert "`${gone}`, `${mul:2,3}`" in next(iter(found)).message
+    assert "`${gone}`, `${mul:2,3}`" in next(iter(diagnostics)).message
     assert to_data(composed.tree)["cluster"]["m"] == 1  # type: ignore[index, call-overload]
 
 
 def test_with_a_recipe_every_reference_must_resolve(composing: Compose) -> None:
-    _, found = composing("recipe: x\na: ${gone}\n", without_recipe="cluster")
-    assert [each.code for each in found] == ["unknown-reference"]
+    _, diagnostics = composing("recipe: x\na: ${gone}\n", without_recipe="cluster")
+    assert [diagnostic.code for diagnostic in diagnostics] == ["unknown-reference"]
 
 
 def test_hints(composing: Compose) -> None:
-    _, found = composing("num_nodes: 1\na: ${num_node}\nb: ${env:NODE}\n", NODES="3")
-    assert [problem.help for problem in found] == ["did you mean `num_nodes`?", "did you mean `NODES`?"]
+    _, diagnostics = composing("num_nodes: 1\na: ${num_node}\nb: ${env:NODE}\n", NODES="3")
+    assert [problem.help for problem in diagnostics] == ["did you mean `num_nodes`?", "did you mean `NODES`?"]
 
 
 def test_dependents_of_a_mistake_are_unresolved_without_findings(composing: Compose) -> None:
-    composed, found = composing("a: ${b}\nb: ${gone}\nc: ${d}\nd: {x: '${b}', y: 1}\n")
-    assert [problem.path for problem in found] == [("b",)]
+    composed, result = composing("a: ${b}\nb: ${gone}\nc: ${d}\nd: {x: '${b}', y: 1}\n")
+    assert [problem.path for problem in result] == [("b",)]
     assert composed.unresolved == {("a",), ("b",), ("c", "x"), ("d", "x")}
     assert to_data(composed.tree)["c"]["y"] == 1  # type: ignore[index, call-overload]
 
 
 def test_the_same_reference_twice_is_found_in_the_right_place(composing: Compose) -> None:
-    _, found = composing('a: "\\t${n} ${x} ${x}"\nn: 1\n')
-    assert [str(problem.span) for problem in found] == ["job.yaml:1:12"]
+    _, diagnostics = composing('a: "\\t${n} ${x} ${x}"\nn: 1\n')
+    assert [str(problem.span) for problem in diagnostics] == ["job.yaml:1:12"]
 
 
 def test_a_list_of_lists_of_lists_does_not_explode(composing: Compose) -> None:
     levels = [f"a{n}: [{', '.join(['${a' + str(n - 1) + '}'] * 9)}]\n".replace("${", "'${").replace("}", "}'")
               for n in range(1, 12)]  # fmt: skip
-    _, found = composing("a0: ha\n" + "".join(levels))
-    assert [problem.code for problem in found] == ["reference-too-large"]
+    _, diagnostics = composing("a0: ha\n" + "".join(levels))
+    assert [problem.code for problem in diagnostics] == ["reference-too-large"]
 
 
 def test_a_text_of_texts_does_not_explode(composing: Compose) -> None:
     levels = [f"a{n}: {'${a' + str(n - 1) + '}${a' + str(n - 1) + '}'}\n" for n in range(1, 40)]
-    _, found = composing("a0: ha\n" + "".join(levels))
-    assert [problem.code for problem in found] == ["reference-too-large"]
+    _, diagnostics = composing("a0: ha\n" + "".join(levels))
+    assert [problem.code for problem in diagnostics] == ["reference-too-large"]
 
 
 @pytest.mark.parametrize("forward", [True, False])
@@ -200,15 +203,15 @@ def test_a_chain_without_end_is_refused(composing: Compose, forward: bool) -> No
     lines = [f"a{n}: {{x: '${{a{n + 1}}}'}}\n" for n in range(2000)]
     if not forward:
         lines.reverse()
-    _, found = composing("".join(lines) + "a2000: 1\n")
-    assert [problem.code for problem in found] == ["reference-too-large"]
+    _, diagnostics = composing("".join(lines) + "a2000: 1\n")
+    assert [problem.code for problem in diagnostics] == ["reference-too-large"]
 
 
 def test_deep_files_with_long_chains_do_not_overflow(composing: Compose) -> None:
     deep = "[" * 90 + "'${a119}'" + "]" * 90
     chain = "".join(f"a{n}: ${{a{n - 1}}}\n" for n in range(119, 0, -1))
-    _, found = composing(f"z: {deep}\n{chain}a0: {'{x: ' * 90}1{'}' * 90}\n")
-    assert {problem.code for problem in found} <= {"reference-too-large"}
+    _, diagnostics = composing(f"z: {deep}\n{chain}a0: {'{x: ' * 90}1{'}' * 90}\n")
+    assert {problem.code for problem in diagnostics} <= {"reference-too-large"}
 
 
 @pytest.mark.parametrize(
@@ -222,8 +225,8 @@ def test_deep_files_with_long_chains_do_not_overflow(composing: Compose) -> None
     ],
 )
 def test_what_came_from_a_secret_is_one(composing: Compose, text: str, secret: set[Any]) -> None:
-    composed, found = composing(text, HF_TOKEN="hf_x", PLAIN="p")
-    assert not list(found)
+    composed, result = composing(text, HF_TOKEN="hf_x", PLAIN="p")
+    assert not list(result)
     assert secret <= composed.secret
     assert ("c", 0) not in composed.secret
     assert bool(composed.secret) == bool(secret)
@@ -232,5 +235,5 @@ def test_what_came_from_a_secret_is_one(composing: Compose, text: str, secret: s
 @given(st.dictionaries(st.sampled_from("abcde"), st.text(alphabet="$ {}abcde.env:-[0]x", max_size=20), max_size=5))
 def test_no_references_whatever_raise(composing: Compose, values: dict[str, str]) -> None:
     text = "x: 1\n" + "".join(f"{key}: '{value}'\n" for key, value in values.items())
-    composed, found = composing(text)
-    assert bool(composed.unresolved) == (not found.ok)
+    composed, result = composing(text)
+    assert bool(composed.unresolved) == (not result.ok)

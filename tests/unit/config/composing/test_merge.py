@@ -169,5 +169,5 @@ def test_keys_and_values_point_at_who_wrote_them_last(tree_of: TreeOf) -> None:
 
 def test_finding_components(tree_of: TreeOf) -> None:
     tree = tree_of("actor,env: 1\nrollout: 2\n")
-    found = [find_components(tree, key) for key in ("env", "env,actor", "rollout", "env,rollout", "agent")]
-    assert [entry.key.raw if entry else None for entry in found] == ["actor,env", "actor,env", "rollout", None, None]
+    results = [find_components(tree, key) for key in ("env", "env,actor", "rollout", "env,rollout", "agent")]
+    assert [entry.key.raw if entry else None for entry in results] == ["actor,env", "actor,env", "rollout", None, None]

@@ -64,8 +64,8 @@ def test_files_overrides_and_references(composing: Compose) -> None:
 def test_defaults_follow_what_is_written(composing: Compose) -> None:
     composed, _ = composing("title: t\noptim: {lr: 1}\ngroups: [{label: a}]\nby_name: {g: {label: b}}\n")
     model = Job.model_validate(to_data(composed.tree))
-    found = listed(composed.tree, model)
-    defaults = [(path, text) for path, text, where in found if where == "default"]
+    result = listed(composed.tree, model)
+    defaults = [(path, text) for path, text, where in result if where == "default"]
     assert defaults == [
         ("optim.betas[0]", "0.9"),
         ("optim.betas[1]", "0.99"),
@@ -75,14 +75,14 @@ def test_defaults_follow_what_is_written(composing: Compose) -> None:
         ("nothing", "null"),
         ("ports", "20-29"),
     ]
-    assert len(found) == len(defaults) + 4
+    assert len(result) == len(defaults) + 4
 
 
 def test_an_empty_value_that_only_the_model_has(composing: Compose) -> None:
     composed, _ = composing("title: t\n")
-    found = listed(composed.tree, Job.model_validate(to_data(composed.tree)))
-    assert ("optim.lr", "0.0001", "default") in found
-    assert ("groups", "[]", "default") in found
+    result = listed(composed.tree, Job.model_validate(to_data(composed.tree)))
+    assert ("optim.lr", "0.0001", "default") in result
+    assert ("groups", "[]", "default") in result
 
 
 def test_secrets_are_not_told(composing: Compose) -> None:
@@ -119,12 +119,12 @@ _DATA = st.dictionaries(
 
 
 def loaded(text: str) -> MappingNode:
-    found = Diagnostics()
-    source = decode("dump.yaml", text.encode(), found)
-    assert source is not None, list(found)
-    composed = compose(source, (), found, environ={})
-    assert composed is not None, (text, list(found))
-    assert not list(found)
+    diagnostics = Diagnostics()
+    source = decode("dump.yaml", text.encode(), diagnostics)
+    assert source is not None, list(diagnostics)
+    composed = compose(source, (), diagnostics, environ={})
+    assert composed is not None, (text, list(diagnostics))
+    assert not list(diagnostics)
     return composed.tree
 
 

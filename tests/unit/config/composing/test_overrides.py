@@ -33,20 +33,20 @@ _KEYS = st.text(st.characters(exclude_categories=["C"]), max_size=6)
 
 
 def applied(tree: MappingNode, *arguments: str) -> tuple[MappingNode, Diagnostics]:
-    found = Diagnostics()
-    _, overrides = parse_overrides(arguments, found)
-    return apply_overrides(tree, overrides, found), found
+    diagnostics = Diagnostics()
+    _, overrides = parse_overrides(arguments, diagnostics)
+    return apply_overrides(tree, overrides, diagnostics), diagnostics
 
 
 def overridden(tree: MappingNode, *arguments: str) -> Any:
-    tree, found = applied(tree, *arguments)
-    assert not list(found)
+    tree, changed = applied(tree, *arguments)
+    assert not list(changed)
     return to_data(tree)
 
 
 def refused(tree: MappingNode, argument: str) -> Diagnostic:
-    after, found = applied(tree, argument)
-    (problem,) = found
+    after, changed = applied(tree, argument)
+    (problem,) = changed
     assert to_data(after) == to_data(tree)
     assert problem.span.source.kind == "overrides"
     return problem
@@ -74,9 +74,9 @@ def refused(tree: MappingNode, argument: str) -> Diagnostic:
     ],
 )
 def test_setting(tree_of: TreeOf, argument: str, path: tuple[str | int, ...], value: Any) -> None:
-    tree, found = applied(tree_of(FILE), argument)
+    tree, changed = applied(tree_of(FILE), argument)
     node = find(tree, path)
-    assert not list(found)
+    assert not list(changed)
     assert node is not None
     assert to_data(node) == value
 
@@ -199,8 +199,8 @@ def test_a_key_of_a_reference_is_not_overridden_behind_its_back(tree_of: TreeOf)
 
 
 def test_bad_yaml_is_reported_and_other_arguments_apply(tree_of: TreeOf) -> None:
-    tree, found = applied(tree_of(FILE), "a=[1, 2", "b=3")
-    (problem,) = found
+    tree, changed = applied(tree_of(FILE), "a=[1, 2", "b=3")
+    (problem,) = changed
     assert problem.span.begin.line == 1
     assert find(tree, ("a",)) is None
     assert find(tree, ("b",)) is not None
@@ -219,10 +219,10 @@ def test_bad_yaml_is_reported_and_other_arguments_apply(tree_of: TreeOf) -> None
     ],
 )
 def test_an_override_without_effect_is_a_warning(tree_of: TreeOf, arguments: list[str], shadowed: list[str]) -> None:
-    found = Diagnostics()
-    parse_overrides(arguments, found)
-    assert [d.span.text for d in found if d.code == "override-shadowed"] == shadowed
-    assert found.ok
+    diagnostics = Diagnostics()
+    parse_overrides(arguments, diagnostics)
+    assert [d.span.text for d in diagnostics if d.code == "override-shadowed"] == shadowed
+    assert diagnostics.ok
 
 
 def test_the_last_of_two_wins(tree_of: TreeOf) -> None:
@@ -235,10 +235,10 @@ def test_no_arguments_are_no_source() -> None:
 
 
 def _empty_tree() -> MappingNode:
-    found = Diagnostics()
-    source = decode("job.yaml", FILE.encode(), found)
+    diagnostics = Diagnostics()
+    source = decode("job.yaml", FILE.encode(), diagnostics)
     assert source is not None
-    tree = read(source, found)
+    tree = read(source, diagnostics)
     assert tree is not None
     return tree
 
@@ -246,8 +246,8 @@ def _empty_tree() -> MappingNode:
 @given(st.lists(_KEYS, min_size=1, max_size=5), st.one_of(st.integers(), st.booleans(), st.floats(allow_nan=False)))
 def test_what_is_set_is_found(keys: list[str], value: Any) -> None:
     path = ("new section", *keys)
-    tree, found = applied(_empty_tree(), f"{format_path(path)}={inline(value)}")
-    assert not list(found)
+    tree, changed = applied(_empty_tree(), f"{format_path(path)}={inline(value)}")
+    assert not list(changed)
     node = find(tree, path)
     assert node is not None
     assert to_data(node) == value
@@ -255,14 +255,14 @@ def test_what_is_set_is_found(keys: list[str], value: Any) -> None:
 
 @given(st.lists(st.one_of(st.text(), st.text(alphabet="~+cluster.num_nodes[0]=\"'{}:, \n\t"))))
 def test_no_argument_whatever_raises(arguments: list[str]) -> None:
-    source, overrides = parse_overrides(arguments, found := Diagnostics())
-    apply_overrides(_empty_tree(), overrides, found)
+    source, overrides = parse_overrides(arguments, diagnostics := Diagnostics())
+    apply_overrides(_empty_tree(), overrides, diagnostics)
     assert source is None or len(source.text.split("\n")) == len(arguments)
-    assert all(0 <= d.span.start <= d.span.end <= len(d.span.source.text) for d in found)
+    assert all(0 <= d.span.start <= d.span.end <= len(d.span.source.text) for d in diagnostics)
 
 
 @given(st.text(alphabet="abcnum_des.=[]{}\"'${}:-,&*!|>%@`#\t ~", max_size=30))
 def test_no_value_whatever_raises(value: str) -> None:
     for argument in (f"a={value}", f"cluster.component_placement={{{value}}}", f"cluster.node_groups{value}=1"):
-        _, found = applied(_empty_tree(), argument)
-        assert all(0 <= d.span.start <= d.span.end <= len(d.span.source.text) for d in found)
+        _, diagnostics = applied(_empty_tree(), argument)
+        assert all(0 <= d.span.start <= d.span.end <= len(d.span.source.text) for d in diagnostics)

@@ -32,17 +32,17 @@ def mistakes(text: str) -> list[tuple[str, tuple[Any, ...], str | None]]:
     """Code, path and offending piece of every mistake."""
     with pytest.raises(ValidationError) as caught:
         load(text)
-    found: list[tuple[str, tuple[Any, ...], str | None]] = []
+    result: list[tuple[str, tuple[Any, ...], str | None]] = []
     for error in caught.value.errors():
         context = error.get("ctx", {})
         raw = str(getattr(error["input"], "raw", error["input"]))
         piece = raw[context["start"] : context["end"]] if "start" in context else None
-        found.append((error["type"], error["loc"], piece))
-    return found
+        result.append((error["type"], error["loc"], piece))
+    return result
 
 
-def group(more: str = "", label: str = "a", ranks: str = "0") -> str:
-    lines = "".join(f"    {line}\n" for line in more.splitlines())
+def group(rest: str = "", label: str = "a", ranks: str = "0") -> str:
+    lines = "".join(f"    {line}\n" for line in rest.splitlines())
     return f"num_nodes: 18\nnode_groups:\n  - label: {label}\n    node_ranks: {ranks}\n{lines}"
 
 
@@ -161,12 +161,12 @@ class TestPlacement:
         ],
     )
     def test_what_is_refused(self, entry: str, code: str, path: tuple[Any, ...], piece: str | None) -> None:
-        found = mistakes(f"num_nodes: 1\ncomponent_placement: {{{entry}}}")
-        assert found == [(code, ("component_placement", *path), piece)]
+        diagnostics = mistakes(f"num_nodes: 1\ncomponent_placement: {{{entry}}}")
+        assert diagnostics == [(code, ("component_placement", *path), piece)]
 
     @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), min_size=1, max_size=5))
     def test_parts_know_where_they_stand(self, ranges: list[tuple[int, int]]) -> None:
-        pieces = [f"{start}-{start + more}:0-{more}" for start, more in ranges]
+        pieces = [f"{start}-{start + extra}:0-{extra}" for start, extra in ranges]
         text = " , ".join(pieces)
         assert [text[part.start : part.end] for part in RankMap.parse(text).parts] == pieces
         assert [(part.item, part.start) for part in RankMap.parse(pieces).parts] == [(i, 0) for i in range(len(pieces))]
@@ -201,7 +201,9 @@ class TestEnvConfigs:
     )
     def test_variables_that_are_none(self, value: str, code: str, path: tuple[Any, ...]) -> None:
         at = ("node_groups", 0, "env_configs", 0, "env_vars")
-        assert [found[:2] for found in mistakes(group(self.HEAD + f"    env_vars: {value}"))] == [(code, (*at, *path))]
+        assert [diagnostic[:2] for diagnostic in mistakes(group(self.HEAD + f"    env_vars: {value}"))] == [
+            (code, (*at, *path))
+        ]
 
     def test_a_shell_assignment_is_answered_with_the_right_form(self) -> None:
         with pytest.raises(ValidationError) as caught:
@@ -222,7 +224,7 @@ class TestHardware:
     def test_an_unknown_type_hides_its_units_but_nothing_else(self) -> None:
         text = group("hardware: {type: Frank, configs: [{nonsense: 1}]}\nignore_hardware: 3")
         at = ("node_groups", 0)
-        assert [found[:2] for found in mistakes(text)] == [
+        assert [diagnostic[:2] for diagnostic in mistakes(text)] == [
             ("unknown-hardware-type", (*at, "hardware", "type")),
             ("wrong-type", (*at, "ignore_hardware")),
         ]
@@ -230,7 +232,7 @@ class TestHardware:
     def test_every_unit_is_judged(self) -> None:
         text = group("hardware: {type: Franka, configs: [{node_rank: 0, robot_ip: x}, {robot_ip: 10.0.0.1, ip: 1}]}")
         at = ("node_groups", 0, "hardware", "configs")
-        assert [found[:2] for found in mistakes(text)] == [
+        assert [diagnostic[:2] for diagnostic in mistakes(text)] == [
             ("bad-value", (*at, 0, "robot_ip")),
             ("missing", (*at, 1, "node_rank")),
             ("extra_forbidden", (*at, 1, "ip")),
@@ -309,11 +311,11 @@ class TestMachines:
         assert SshConfig().over(base) == base
 
     @given(st.integers(0, 200), st.integers(0, 40), st.integers(1, 4))
-    def test_host_ranges_count_and_keep_their_width(self, first: int, more: int, width: int) -> None:
-        start, end = str(first).zfill(width), str(first + more)
+    def test_host_ranges_count_and_keep_their_width(self, first: int, rest: int, width: int) -> None:
+        start, end = str(first).zfill(width), str(first + rest)
         hosts = expand_hosts(f"n[{start}-{end}].lab, last")
-        assert len(hosts) == more + 2
-        assert [int(host[1:-4]) for host in hosts[:-1]] == list(range(first, first + more + 1))
+        assert len(hosts) == rest + 2
+        assert [int(host[1:-4]) for host in hosts[:-1]] == list(range(first, first + rest + 1))
         assert hosts[0] == f"n{start}.lab"
         assert all(len(host) >= len(hosts[0]) for host in hosts[:-1])
 

@@ -7,7 +7,7 @@ import pytest
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.topology import ClusterTopology
-from tests.unit.config.cluster_findings import told
+from tests.unit.config.cluster_findings import faults_of
 
 FRANKA = "hardware: {type: Franka, configs: [{node_rank: 1, robot_ip: 10.0.0.9}]}"
 
@@ -31,7 +31,7 @@ def test_no_process_is_placed_on_a_spare() -> None:
     topology = ClusterTopology.from_config(cluster, ["0"])
     placement = ComponentPlacement(cluster, topology)
     assert (topology.num_nodes, cluster.spare_ranks) == (3, range(3, 4))
-    nodes = [each.cluster_node_rank for each in placement.get_strategy("env").get_placement(topology)]
+    nodes = [item.cluster_node_rank for item in placement.get_strategy("env").get_placement(topology)]
     assert nodes == [1, 1, 2, 2]
     assert placement.get_world_size("agent") == 3
 
@@ -57,4 +57,4 @@ def test_topology_leaves_probed_spares_out() -> None:
     ids=["same-group", "no-group", "other-group", "head-only", "robot", "all-spares", "out-of-range"],
 )
 def test_spare_must_fit_a_node(text: str, findings: list[tuple[str, int, str]]) -> None:
-    assert told(text) == findings
+    assert faults_of(text) == findings

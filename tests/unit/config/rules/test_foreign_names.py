@@ -69,37 +69,39 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def check(
     tree: MappingNode, unresolved: tuple[Path, ...] = (), secret: tuple[Path, ...] = ()
 ) -> tuple[list[Diagnostic], Validated[File]]:
-    found = Diagnostics()
-    view = validate(File, tree, found, unresolved=unresolved, secret=secret)
-    return list(found), view
+    diagnostics = Diagnostics()
+    view = validate(File, tree, diagnostics, unresolved=unresolved, secret=secret)
+    return list(diagnostics), view
 
 
 def test_a_key_may_have_either_name_at_any_depth(tree_of: TreeOf) -> None:
-    found, view = check(
+    verdict, view = check(
         tree_of(
             "piece:\n  optim: {learning_rate: 1}\n  others: [{learning_rate: 2}, {rate: 3}]\n"
             "  by_name: {a: {learning_rate: 4}}\n"
         )
     )
-    assert found == []
+    assert verdict == []
     assert view.model is not None
     part = view.model.part
-    assert (part.optim.rate, [each.rate for each in part.others], part.by_name["a"].rate) == (1, [2, 3], 4)
+    assert (part.optim.rate, [other.rate for other in part.others], part.by_name["a"].rate) == (1, [2, 3], 4)
     assert to_data(view.whole) == {
         "part": {"optim": {"rate": 1}, "others": [{"rate": 2}, {"rate": 3}], "by_name": {"a": {"rate": 4}}}
     }
 
 
 def test_a_finding_stands_at_the_name_that_is_written(tree_of: TreeOf) -> None:
-    found, _ = check(tree_of("piece:\n  optim: {learning_rate: fast}\n"))
-    assert [(each.code, each.span.text) for each in found] == [("wrong-type", "fast")]
-    assert str(found[0].span) == "job.yaml:2:26"
+    diagnostics, _ = check(tree_of("piece:\n  optim: {learning_rate: fast}\n"))
+    assert [(diagnostic.code, diagnostic.span.text) for diagnostic in diagnostics] == [("wrong-type", "fast")]
+    assert str(diagnostics[0].span) == "job.yaml:2:26"
 
 
 def test_both_names_at_once_are_one_mistake(tree_of: TreeOf) -> None:
-    found, view = check(tree_of("part:\n  optim: {rate: 1, learning_rate: 2}\n"))
-    assert [(each.code, each.span.text) for each in found] == [("duplicate-key", "learning_rate")]
-    assert found[0].message == "`learning_rate` is an alias of `rate`, which is set too"
+    diagnostics, view = check(tree_of("part:\n  optim: {rate: 1, learning_rate: 2}\n"))
+    assert [(diagnostic.code, diagnostic.span.text) for diagnostic in diagnostics] == [
+        ("duplicate-key", "learning_rate")
+    ]
+    assert diagnostics[0].message == "`learning_rate` is an alias of `rate`, which is set too"
     assert view.model is not None
     assert view.model.part.optim.rate == 1
 
@@ -113,7 +115,7 @@ def test_an_override_wins_over_a_file_by_either_name(text: str, argument: str) -
         stdin=f"{EMBODIED}actor: {{optim: {{{text}}}}}\n".replace("learning_rate", "grad_clip")
         .replace("rate:", "clip_grad:").encode(), environ={},
     )  # fmt: skip
-    assert [each.message for each in job.diagnostics] == []
+    assert [diagnostic.message for diagnostic in job.diagnostics] == []
     assert job.config.actor.optim.clip_grad == 2  # type: ignore[union-attr]
 
 
@@ -123,11 +125,11 @@ def test_file_wins_over_its_base_by_either_name(base: str, own: str, tmp_path: F
     first.write_text(f"part: {{optim: {{{own}}}, others: [{{rate: 5}}]}}\n", encoding="utf-8")
     middle.write_text(f"extends: first.yaml\npart: {{optim: {{{base}}}}}\n", encoding="utf-8")
     last.write_text(f"extends: middle.yaml\npiece: {{optim: {{{own}}}}}\n", encoding="utf-8")
-    found = Diagnostics()
-    composed = compose(load_source(str(last), found), (), found, environ={})
+    diagnostics = Diagnostics()
+    composed = compose(load_source(str(last), diagnostics), (), diagnostics, environ={})
     assert composed is not None
-    model = validate(File, composed.tree, found).model
-    assert [diagnostic.message for diagnostic in found] == []
+    model = validate(File, composed.tree, diagnostics).model
+    assert [diagnostic.message for diagnostic in diagnostics] == []
     assert model is not None
     assert (model.part.optim.rate, [part.rate for part in model.part.others]) == (2, [5])
 
@@ -135,16 +137,16 @@ def test_file_wins_over_its_base_by_either_name(base: str, own: str, tmp_path: F
 def test_secrets_and_broken_references_survive_renaming(tree_of: TreeOf) -> None:
     tree = tree_of("piece: {optim: {token: t0p, learning_rate: x}}\n")
     at: Path = ("piece", "optim", "learning_rate")
-    found, view = check(tree, unresolved=(at,), secret=(("piece", "optim", "token"),))
-    assert found == []
+    verdict, view = check(tree, unresolved=(at,), secret=(("piece", "optim", "token"),))
+    assert verdict == []
     assert view.secret == {("part", "optim", "token")}
     assert view.pruned == {("part", "optim", "rate")}
 
 
 def test_what_is_not_available_names_the_nearest_thing(tree_of: TreeOf) -> None:
-    (found,), view = check(tree_of("part:\n  optim: {betas: [0.9], beta: 0.5}\n"))
-    assert (found.code, found.span.text, found.help) == ("not-available", "betas", "write `beta`")
-    assert found.message == "`part.optim.betas` is not available"
+    (result,), view = check(tree_of("part:\n  optim: {betas: [0.9], beta: 0.5}\n"))
+    assert (result.code, result.span.text, result.help) == ("not-available", "betas", "write `beta`")
+    assert result.message == "`part.optim.betas` is not available"
     assert view.model is not None
     assert view.model.part.optim.beta == 0.5
 
@@ -176,11 +178,11 @@ EMBODIED = (
 )
 def test_files_of_others_mean_what_they_say(text: str, path: tuple[str, ...], value: object) -> None:
     job = load_with_lint("-", stdin=(EMBODIED + text).encode(), environ={})
-    assert [each.message for each in job.diagnostics if each.code != NO_EFFECT] == []
-    found: object = job.config
+    assert [diagnostic.message for diagnostic in job.diagnostics if diagnostic.code != NO_EFFECT] == []
+    config: object = job.config
     for name in path:
-        found = getattr(found, name)
-    assert found == value
+        config = getattr(config, name)
+    assert config == value
 
 
 MATH = EMBODIED.replace("embodied", "math").replace("env:", "reward:")
@@ -197,11 +199,11 @@ MATH = EMBODIED.replace("embodied", "math").replace("env:", "reward:")
 )
 def test_files_of_language_models_mean_what_they_say(text: str, path: tuple[str, ...], value: object) -> None:
     job = load_with_lint("-", stdin=(MATH + text).encode(), environ={})
-    assert [each.message for each in job.diagnostics if each.code != NO_EFFECT] == []
-    found: object = job.config
+    assert [diagnostic.message for diagnostic in job.diagnostics if diagnostic.code != NO_EFFECT] == []
+    config: object = job.config
     for name in path:
-        found = getattr(found, name)
-    assert found == value
+        config = getattr(config, name)
+    assert config == value
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_files_of_language_models_mean_what_they_say(text: str, path: tuple[str,
 )
 def test_keys_that_say_what_is_so_anyway_are_left_out(recipe: str, text: str) -> None:
     job = load_with_lint("-", stdin=(recipe + text).encode(), environ={})
-    assert [each.message for each in job.diagnostics if each.severity is Severity.ERROR] == []
+    assert [diagnostic.message for diagnostic in job.diagnostics if diagnostic.severity is Severity.ERROR] == []
     assert job.ok
     assert job.config is not None
 
@@ -241,9 +243,9 @@ def test_keys_that_say_what_is_so_anyway_are_left_out(recipe: str, text: str) ->
 )
 def test_other_values_of_them_are_answered(recipe: str, text: str, underlined: str) -> None:
     job = load_with_lint("-", stdin=(recipe + text).encode(), environ={})
-    found = [each for each in job.diagnostics if each.code == "not-available"]
-    assert [each.span.text for each in found] == [underlined]
-    assert all(each.help for each in found)
+    diagnostics = [diagnostic for diagnostic in job.diagnostics if diagnostic.code == "not-available"]
+    assert [diagnostic.span.text for diagnostic in diagnostics] == [underlined]
+    assert all(diagnostic.help for diagnostic in diagnostics)
 
 
 class TestModelDir:
@@ -262,12 +264,14 @@ class TestModelDir:
 
     def test_contradicts_the_path_of_the_actor(self) -> None:
         text = EMBODIED + "actor: {model: {model_path: /a}}\nrollout: {model_dir: /b}\n"
-        found = [
-            each
-            for each in load_with_lint("-", stdin=text.encode(), environ={}).diagnostics
-            if each.code != "unusable-path"
+        diagnostics = [
+            diagnostic
+            for diagnostic in load_with_lint("-", stdin=text.encode(), environ={}).diagnostics
+            if diagnostic.code != "unusable-path"
         ]
-        assert [(each.code, each.span.text) for each in found] == [("duplicate-key", "model_dir")]
+        assert [(diagnostic.code, diagnostic.span.text) for diagnostic in diagnostics] == [
+            ("duplicate-key", "model_dir")
+        ]
 
     def test_is_replaced_by_an_override_of_either_name(self) -> None:
         text = EMBODIED + "actor: {model: {model_path: /a}}\nrollout: {model_dir: /a}\n"
@@ -295,21 +299,23 @@ class TestModelDir:
     ],
 )
 def test_keys_of_others_are_answered(text: str, underlined: str, words: str) -> None:
-    (found,) = load_with_lint("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
-    assert (found.code, found.span.text) == ("not-available", underlined)
-    assert words in (found.help or "")
+    (diagnostic,) = load_with_lint("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
+    assert (diagnostic.code, diagnostic.span.text) == ("not-available", underlined)
+    assert words in (diagnostic.help or "")
 
 
 @pytest.mark.parametrize("key", ["tracer", "profiling", "net_emulation", "auto_scheduler"])
 def test_missing_cluster_keys_are_answered_without_a_recipe(key: str) -> None:
-    (found,) = load_with_lint("-", stdin=f"cluster:\n  num_nodes: 1\n  {key}: {{}}\n".encode(), environ={}).diagnostics
-    assert (found.code, found.span.text) == ("not-available", key)
+    (diagnostic,) = load_with_lint(
+        "-", stdin=f"cluster:\n  num_nodes: 1\n  {key}: {{}}\n".encode(), environ={}
+    ).diagnostics
+    assert (diagnostic.code, diagnostic.span.text) == ("not-available", key)
 
 
 def test_a_file_of_hydra_without_a_recipe_is_told_of_extends() -> None:
     job = load_with_lint("-", stdin=b"defaults: [base]\ncluster: {num_nodes: 1}\n", environ={})
-    (found,) = job.diagnostics
-    assert "`extends: FILE`" in (found.help or "")
+    (diagnostics,) = job.diagnostics
+    assert "`extends: FILE`" in (diagnostics.help or "")
     assert job.ok
 
 
@@ -336,15 +342,15 @@ def test_accelerators_have_a_model_by_either_name() -> None:
     ],
 )
 def test_a_key_is_guessed_only_where_it_means_the_same(text: str, hint: str | None) -> None:
-    (found,) = load_with_lint("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
-    assert found.code == "unknown-key"
-    assert (found.help or "").startswith(hint or "known keys")
+    (diagnostic,) = load_with_lint("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
+    assert diagnostic.code == "unknown-key"
+    assert (diagnostic.help or "").startswith(hint or "known keys")
 
 
 def sections_of_all() -> dict[str, type[BaseModel]]:
     models = [ClusterFile, *(find_recipe(name).config_model() for name in recipe_names())]
-    found = {base for model in models for _, section in sections(model) for base in section.__mro__}
-    return {section.__name__: section for section in found if issubclass(section, ConfigModel)}
+    results = {base for model in models for _, section in sections(model) for base in section.__mro__}
+    return {section.__name__: section for section in results if issubclass(section, ConfigModel)}
 
 
 def test_every_table_is_of_a_section() -> None:
@@ -359,8 +365,8 @@ def test_models_hold_our_own_names_only() -> None:
 @pytest.mark.parametrize("name", sorted(set(tomllib.loads(foreign_names.TABLES.read_text()))))
 def test_foreign_names_map_to_fields_and_none_is_unavailable(name: str) -> None:
     section, table = sections_of_all()[name], foreign_names.tables()[name]
-    below = [each for each in sections_of_all().values() if issubclass(each, section)]
-    known = {field for each in below for field in written_fields(each)}
+    below = [item for item in sections_of_all().values() if issubclass(item, section)]
+    known = {field for item in below for field in written_fields(item)}
     assert set(table.get("names", {}).values()) <= known
     assert {*table.get("accepted", {}), *table.get("means", {})} <= {
         *foreign_names.names_of(section).unavailable,
@@ -382,8 +388,11 @@ def test_keys_that_moved_lead_to_keys(name: str) -> None:
 
 def test_a_key_that_moved_is_answered_with_its_path() -> None:
     text = "recipe: math\ncluster: {num_nodes: 1}\nalgorithm: {sampling_params: {top_k: 3}}\n"
-    found = {each.path: each.help for each in load_with_lint("-", stdin=text.encode(), environ={}).diagnostics}
-    assert found["algorithm", "sampling_params"] == "`sampling_params` is `rollout.sampling_params` here"
+    results = {
+        diagnostic.path: diagnostic.help
+        for diagnostic in load_with_lint("-", stdin=text.encode(), environ={}).diagnostics
+    }
+    assert results["algorithm", "sampling_params"] == "`sampling_params` is `rollout.sampling_params` here"
 
 
 @pytest.mark.parametrize(
@@ -398,8 +407,8 @@ def test_a_key_that_moved_is_answered_with_its_path() -> None:
     ],
 )
 def test_moved_key_is_answered_with_its_full_path(text: str, path: str) -> None:
-    (found,) = load_with_lint("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
-    assert (found.code, found.help) == ("unknown-key", f"`{found.span.text}` is `{path}` here")
+    (diagnostic,) = load_with_lint("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
+    assert (diagnostic.code, diagnostic.help) == ("unknown-key", f"`{diagnostic.span.text}` is `{path}` here")
 
 
 NAMED = re.compile(r"`([a-z_0-9]+(?:\.[a-z_0-9]+)*)(?:: [^`]*)?`")

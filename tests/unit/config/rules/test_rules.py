@@ -18,7 +18,7 @@ from rlinf_core.config.yaml.reader import decode, read
 from rlinf_core.hardware.robots import registry
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.job.load import ClusterFile, check_cluster
-from tests.unit.config.cluster_findings import Found, check, env, groups, told
+from tests.unit.config.cluster_findings import Found, check, env, faults_of, groups
 
 SEED = """
 cluster:
@@ -49,7 +49,7 @@ cluster:
 
 
 def test_the_example_of_the_documentation_is_sound() -> None:
-    assert told(SEED) == []
+    assert faults_of(SEED) == []
 
 
 @pytest.mark.parametrize(
@@ -69,81 +69,81 @@ def test_the_example_of_the_documentation_is_sound() -> None:
 )
 def test_node_ranks(ranks: str, expected: Found) -> None:
     ranks = ranks if ranks.startswith(("[", '"')) else f'"{ranks}"'
-    assert told(groups(f"label: a, node_ranks: {ranks}")) == expected
+    assert faults_of(groups(f"label: a, node_ranks: {ranks}")) == expected
 
 
 def test_off_by_one_is_guessed() -> None:
-    (found,) = check(groups("label: a, node_ranks: 0-18"))
-    assert found.help == "18 nodes have the ranks 0-17; did you mean `0-17`?"
-    assert [str(span) for span, _ in found.related] == ["job.yaml:2:14"]
+    (verdict,) = check(groups("label: a, node_ranks: 0-18"))
+    assert verdict.help == "18 nodes have the ranks 0-17; did you mean `0-17`?"
+    assert [str(span) for span, _ in verdict.related] == ["job.yaml:2:14"]
 
 
 def test_ranks_out_of_order_are_sorted_in_the_help() -> None:
-    (found,) = check(groups('label: a, node_ranks: "4-5,0-2,2"'))
-    assert found.help is not None
-    assert "`0-2,4-5`" in found.help
+    (verdict,) = check(groups('label: a, node_ranks: "4-5,0-2,2"'))
+    assert verdict.help is not None
+    assert "`0-2,4-5`" in verdict.help
 
 
 def test_labels_are_case_sensitive() -> None:
-    assert told(groups("label: A, node_ranks: 0", "label: a, node_ranks: 1", "label: Node, node_ranks: 2")) == []
+    assert faults_of(groups("label: A, node_ranks: 0", "label: a, node_ranks: 1", "label: Node, node_ranks: 2")) == []
 
 
 def test_labels_that_look_like_numbers_are_compared_as_written() -> None:
-    assert told(groups("label: 4090, node_ranks: 0", 'label: "4090", node_ranks: 1')) == [
+    assert faults_of(groups("label: 4090, node_ranks: 0", 'label: "4090", node_ranks: 1')) == [
         ("duplicate-label", 5, '"4090"')
     ]
-    assert told(groups("label: 1e3, node_ranks: 0", "label: 1000, node_ranks: 1")) == []
+    assert faults_of(groups("label: 1e3, node_ranks: 0", "label: 1000, node_ranks: 1")) == []
 
 
 def test_three_groups_with_one_label_name_the_first() -> None:
-    found = check(groups(*(f"label: a, node_ranks: {rank}" for rank in range(3))))
-    assert [each.code for each in found] == ["duplicate-label", "duplicate-label"]
-    assert {span.begin.line for each in found for span, _ in each.related} == {4}
+    diagnostics = check(groups(*(f"label: a, node_ranks: {rank}" for rank in range(3))))
+    assert [diagnostic.code for diagnostic in diagnostics] == ["duplicate-label", "duplicate-label"]
+    assert {span.begin.line for diagnostic in diagnostics for span, _ in diagnostic.related} == {4}
 
 
 def test_env_config_within_its_group() -> None:
-    assert told(env('node_ranks: "0-3", env_vars: [A: 1]', "node_ranks: 4-7, env_vars: [A: 2]")) == []
-    assert told(env("node_ranks: all, env_vars: [A: 1]")) == []
+    assert faults_of(env('node_ranks: "0-3", env_vars: [A: 1]', "node_ranks: 4-7, env_vars: [A: 2]")) == []
+    assert faults_of(env("node_ranks: all, env_vars: [A: 1]")) == []
 
 
 def test_env_config_outside_its_group_names_the_strangers() -> None:
-    (found,) = check(env("node_ranks: 4-9, env_vars: [A: 1]"))
-    assert (found.code, found.span.text) == ("env-config-outside-group", "4-9")
-    assert found.message == "nodes 8-9 are not in group `a`"
+    (diagnostic,) = check(env("node_ranks: 4-9, env_vars: [A: 1]"))
+    assert (diagnostic.code, diagnostic.span.text) == ("env-config-outside-group", "4-9")
+    assert diagnostic.message == "nodes 8-9 are not in group `a`"
 
 
 def test_rank_beyond_the_cluster_is_not_also_outside_the_group() -> None:
-    assert told(env("node_ranks: 40, env_vars: [A: 1]")) == [("node-rank-out-of-range", 4, "40")]
+    assert faults_of(env("node_ranks: 40, env_vars: [A: 1]")) == [("node-rank-out-of-range", 4, "40")]
 
 
 def test_all_overlaps_with_every_other_entry() -> None:
-    assert told(env("node_ranks: all, env_vars: [A: 1]", "node_ranks: 3, env_vars: [B: 1]")) == [
+    assert faults_of(env("node_ranks: all, env_vars: [A: 1]", "node_ranks: 3, env_vars: [B: 1]")) == [
         ("env-config-overlap", 4, "3")
     ]
 
 
 def test_overlap_is_reported_at_the_later_entry() -> None:
-    (found,) = check(env("node_ranks: 4-6, env_vars: [A: 1]", "node_ranks: 0-4, env_vars: [B: 1]"))
-    assert (found.code, found.span.text, found.message) == (
+    (diagnostic,) = check(env("node_ranks: 4-6, env_vars: [A: 1]", "node_ranks: 0-4, env_vars: [B: 1]"))
+    assert (diagnostic.code, diagnostic.span.text, diagnostic.message) == (
         "env-config-overlap",
         "0-4",
         "node 4 has two `env_configs` in group `a`",
     )
-    assert [span.text for span, _ in found.related] == ["4-6"]
+    assert [span.text for span, _ in diagnostic.related] == ["4-6"]
 
 
 def test_same_variable_on_disjoint_nodes_is_fine() -> None:
-    assert told(env("node_ranks: 0, env_vars: [A: 1]", "node_ranks: 1, env_vars: [A: 2]")) == []
+    assert faults_of(env("node_ranks: 0, env_vars: [A: 1]", "node_ranks: 1, env_vars: [A: 2]")) == []
 
 
 def test_same_variable_twice_in_one_entry() -> None:
-    assert told(env("node_ranks: 0, env_vars: [A: 1, B: 2, A: 1]")) == [("duplicate-env-var", 4, "A")]
+    assert faults_of(env("node_ranks: 0, env_vars: [A: 1, B: 2, A: 1]")) == [("duplicate-env-var", 4, "A")]
 
 
 def test_two_groups_on_a_node_may_differ() -> None:
     first, second = "env_vars: [A: 1], python_interpreter_path: /a", "env_vars: [A: 2], python_interpreter_path: /b"
     assert (
-        told(
+        faults_of(
             groups(
                 f"label: a, node_ranks: 0-3, env_configs: [{{node_ranks: 0-3, {first}}}]",
                 f"label: b, node_ranks: 3-5, env_configs: [{{node_ranks: 3-5, {second}}}]",
@@ -153,13 +153,13 @@ def test_two_groups_on_a_node_may_differ() -> None:
     )
 
 
-def arms(*units: str, ranks: str = "0-3", more: str = "") -> str:
+def arms(*units: str, ranks: str = "0-3", extra: str = "") -> str:
     configs = ", ".join(f"{{{unit}}}" for unit in units)
-    return f"label: arms, node_ranks: {ranks}, hardware: {{type: Franka, configs: [{configs}]}}{more}"
+    return f"label: arms, node_ranks: {ranks}, hardware: {{type: Franka, configs: [{configs}]}}{extra}"
 
 
 def test_several_robots_on_a_node_are_fine() -> None:
-    assert told(groups(arms("node_rank: 0, robot_ip: 10.0.0.1", "node_rank: 0, robot_ip: 10.0.0.2"))) == []
+    assert faults_of(groups(arms("node_rank: 0, robot_ip: 10.0.0.1", "node_rank: 0, robot_ip: 10.0.0.2"))) == []
 
 
 @pytest.mark.parametrize(
@@ -174,28 +174,28 @@ def test_several_robots_on_a_node_are_fine() -> None:
 )
 def test_wrong_unit(unit: str, code: str, underlined: str) -> None:
     sound = "node_rank: 0, robot_ip: 10.0.0.1, camera_serials: [c0, c1]"
-    assert told(groups(arms(sound, unit))) == [(code, 4, underlined)]
+    assert faults_of(groups(arms(sound, unit))) == [(code, 4, underlined)]
 
 
 def test_a_variable_is_an_address_of_its_own_on_each_node() -> None:
     first, second, again = (f"node_rank: {node}, robot_ip: $ARM_IP" for node in (0, 1, 0))
-    assert told(groups(arms(first, second))) == []
-    assert told(groups(arms(first, second, again))) == [("hardware-shared", 4, "$ARM_IP")]
+    assert faults_of(groups(arms(first, second))) == []
+    assert faults_of(groups(arms(first, second, again))) == [("hardware-shared", 4, "$ARM_IP")]
 
 
 def test_one_address_in_two_spellings_is_one_address() -> None:
-    found = told(groups(arms('node_rank: 0, robot_ip: "fe80::1"', 'node_rank: 1, robot_ip: "fe80:0::1"')))
-    assert found == [("hardware-shared", 4, '"fe80:0::1"')]
+    result = faults_of(groups(arms('node_rank: 0, robot_ip: "fe80::1"', 'node_rank: 1, robot_ip: "fe80:0::1"')))
+    assert result == [("hardware-shared", 4, '"fe80:0::1"')]
 
 
 def test_hardware_of_two_groups_on_one_node() -> None:
-    found = told(
+    result = faults_of(
         groups(
             arms("node_rank: 1, robot_ip: 10.0.0.1"),
             arms("node_rank: 1, robot_ip: 10.0.0.2", "node_rank: 2, robot_ip: 10.0.0.1").replace("arms", "more"),
         )
     )
-    assert found == [("hardware-in-two-groups", 5, "1"), ("hardware-shared", 5, "10.0.0.1")]
+    assert result == [("hardware-in-two-groups", 5, "1"), ("hardware-shared", 5, "10.0.0.1")]
 
 
 def test_units_that_nothing_tells_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_units_that_nothing_tells_apart(monkeypatch: pytest.MonkeyPatch) -> None
         "label: g, node_ranks: 0-1, hardware: {type: TestGripper, configs: [{node_rank: 0}, {node_rank: 1},"
         " {node_rank: 0, color: blue}, {node_rank: 0}]}"
     )
-    assert told(text) == [("hardware-shared", 4, "{node_rank: 0}")]
+    assert faults_of(text) == [("hardware-shared", 4, "{node_rank: 0}")]
 
 
 # What is wrong in itself must not be judged against others.
@@ -228,12 +228,12 @@ def test_units_that_nothing_tells_apart(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_one_mistake_is_one_finding(text: str) -> None:
     assert text != SEED
-    assert len(told(text)) == 1
+    assert len(faults_of(text)) == 1
 
 
 def test_contradictions_are_told_although_num_nodes_is_wrong() -> None:
     text = SEED.replace("num_nodes: 18", "num_nodes: 0").replace("label: 4090", "label: a800")
-    assert [code for code, _, _ in told(text)] == ["bad-value", "duplicate-label"]
+    assert [code for code, _, _ in faults_of(text)] == ["bad-value", "duplicate-label"]
 
 
 ranges = st.builds(lambda start, size: range(start, start + size), st.integers(0, 30), st.integers(1, 10))
@@ -260,17 +260,17 @@ def test_contradictions_are_found_exactly_where_there_are_some(items: list[tuple
 @given(ranges, st.lists(ranges, max_size=6))
 def test_outside_is_the_first_run_of_missing_numbers(piece: range, others: list[range]) -> None:
     inside = merge_ranges(others)
-    have = {number for each in others for number in each}
-    assert sorted(have) == [number for each in inside for number in each]
+    have = {number for other in others for number in other}
+    assert sorted(have) == [number for item in inside for number in item]
     missing = [number for number in piece if number not in have]
-    found = outside(piece, inside)
+    result = outside(piece, inside)
     if not missing:
-        assert found is None
+        assert result is None
     else:
-        assert found is not None
-        assert found[0] == missing[0]
-        assert set(found) <= set(missing)
-        assert found.stop == piece.stop or found.stop in have
+        assert result is not None
+        assert result[0] == missing[0]
+        assert set(result) <= set(missing)
+        assert result.stop == piece.stop or result.stop in have
 
 
 @pytest.mark.parametrize("same", [False, True], ids=["apart", "on one node"])
@@ -281,14 +281,14 @@ def test_thousands_of_groups_are_no_burden(same: bool) -> None:
         f" env_vars: [A: {index}]}}]"
         for index in range(count)
     )
-    found = Diagnostics()
-    source = decode("job.yaml", groups(*items, num_nodes=count).encode(), found)
+    diagnostics = Diagnostics()
+    source = decode("job.yaml", groups(*items, num_nodes=count).encode(), diagnostics)
     assert source is not None
-    tree = read(source, found)
+    tree = read(source, diagnostics)
     assert tree is not None
-    view = validate(ClusterFile, tree, found)
+    view = validate(ClusterFile, tree, diagnostics)
     assert view.model is not None
     start = time.process_time()
-    check_cluster(view.model.cluster, view, found)
+    check_cluster(view.model.cluster, view, diagnostics)
     assert time.process_time() - start < 2
-    assert len(found) == 0
+    assert len(diagnostics) == 0

@@ -15,16 +15,16 @@ from rlinf_core.config.yaml.reader import Limits, decode, load_source, read, rea
 
 
 def read_text(text: str, limits: Limits | None = None) -> tuple[MappingNode | None, list[Diagnostic]]:
-    found = Diagnostics()
-    source = decode("test.yaml", text.encode(), found)
-    tree = read(source, found, limits or Limits()) if source else None
-    return tree, list(found)
+    diagnostics = Diagnostics()
+    source = decode("test.yaml", text.encode(), diagnostics)
+    tree = read(source, diagnostics, limits or Limits()) if source else None
+    return tree, list(diagnostics)
 
 
 def data(text: str) -> Value:
     """Return the data of a text that must read without any finding."""
-    tree, found = read_text(text)
-    assert not found
+    tree, result = read_text(text)
+    assert not result
     assert tree is not None
     return to_data(tree)
 
@@ -38,11 +38,11 @@ class TestFiles:
     def test_a_file(self, tmp_path: FilePath) -> None:
         file = tmp_path / "a.yaml"
         file.write_text("a: 1\n")
-        found = Diagnostics()
-        source = load_source(str(file), found)
+        diagnostics = Diagnostics()
+        source = load_source(str(file), diagnostics)
         assert source is not None
         assert (source.name, source.text, source.kind) == (str(file), "a: 1\n", "file")
-        assert not len(found)
+        assert not len(diagnostics)
 
     def test_standard_input(self) -> None:
         source = load_source("-", Diagnostics(), stdin=b"a: 1\n")
@@ -67,9 +67,9 @@ class TestFiles:
             buffer = Unreadable()
 
         monkeypatch.setattr("sys.stdin", Stdin())
-        found = Diagnostics()
-        assert load_source("-", found) is None
-        assert [(d.code, str(d.span)) for d in found] == [("is-directory", "<stdin>:1:1")]
+        diagnostics = Diagnostics()
+        assert load_source("-", diagnostics) is None
+        assert [(d.code, str(d.span)) for d in diagnostics] == [("is-directory", "<stdin>:1:1")]
 
     def test_a_pipe(self) -> None:
         reading, writing = os.pipe()
@@ -83,9 +83,9 @@ class TestFiles:
         assert source.text == "a: 1\n"
 
     def failure(self, name: str) -> Diagnostic:
-        found = Diagnostics()
-        assert load_source(name, found) is None
-        (finding,) = found
+        diagnostics = Diagnostics()
+        assert load_source(name, diagnostics) is None
+        (finding,) = diagnostics
         assert (finding.span.source.name, finding.span.start, finding.span.end) == (name, 0, 0)
         assert finding.severity is Severity.ERROR
         return finding
@@ -138,23 +138,23 @@ class TestFiles:
     def test_a_file_that_is_too_large(self, tmp_path: FilePath) -> None:
         file = tmp_path / "a.yaml"
         file.write_text("a: 12345\n")
-        found = Diagnostics()
-        assert load_source(str(file), found, limits=Limits(file_bytes=8)) is None
-        assert [d.code for d in found] == ["file-too-large"]
+        diagnostics = Diagnostics()
+        assert load_source(str(file), diagnostics, limits=Limits(file_bytes=8)) is None
+        assert [d.code for d in diagnostics] == ["file-too-large"]
         assert load_source(str(file), Diagnostics(), limits=Limits(file_bytes=9)) is not None
 
     def test_an_endless_file(self) -> None:
-        found = Diagnostics()
-        assert load_source("/dev/zero", found, limits=Limits(file_bytes=1000)) is None
-        assert [d.code for d in found] == ["file-too-large"]
+        diagnostics = Diagnostics()
+        assert load_source("/dev/zero", diagnostics, limits=Limits(file_bytes=1000)) is None
+        assert [d.code for d in diagnostics] == ["file-too-large"]
 
 
 class TestBytes:
     def test_a_byte_order_mark_counts_no_column(self) -> None:
-        source = decode("a", b"\xef\xbb\xbfa: *b\n", found := Diagnostics())
+        source = decode("a", b"\xef\xbb\xbfa: *b\n", diagnostics := Diagnostics())
         assert source is not None
-        read(source, found)
-        assert [str(d.span.begin) for d in found] == ["1:4"]
+        read(source, diagnostics)
+        assert [str(d.span.begin) for d in diagnostics] == ["1:4"]
 
     def test_carriage_returns(self) -> None:
         assert data("a: 1\r\nb: |\r\n  x\r\n  y\r\n") == {"a": 1, "b": "x\ny\n"}
@@ -176,9 +176,9 @@ class TestBytes:
         ],
     )
     def test_not_utf8(self, content: bytes, place: str, offset: int) -> None:
-        found = Diagnostics()
-        assert decode("a", content, found) is None
-        (finding,) = found
+        diagnostics = Diagnostics()
+        assert decode("a", content, diagnostics) is None
+        (finding,) = diagnostics
         assert (finding.code, str(finding.span.begin)) == ("not-utf8", place)
         assert f"0x{content[offset]:02x} at offset {offset}" in finding.message
 
@@ -186,9 +186,9 @@ class TestBytes:
     @pytest.mark.parametrize("order", ["-le", "-be"])
     def test_wide_text_is_refused_by_its_name(self, encoding: str, order: str) -> None:
         content = "\ufeffa: 1\n".encode(encoding + order)
-        found = Diagnostics()
-        assert decode("a", content, found) is None
-        (finding,) = found
+        diagnostics = Diagnostics()
+        assert decode("a", content, diagnostics) is None
+        (finding,) = diagnostics
         assert (finding.code, finding.message) == ("not-utf8", f"the file is {encoding}, but a configuration is UTF-8")
 
     @pytest.mark.parametrize("character", ["\0", "\x01", "\x1b", "\x7f", "\x80", "\ufffe"])
@@ -198,9 +198,11 @@ class TestBytes:
     def test_a_binary_file_is_called_one(self) -> None:
         _, (finding,) = read_text("\x7fELF"[1:] + "\0")
         assert "looks like a binary file" in finding.message
-        found = Diagnostics()
-        assert decode("a", b"\x7fELF\0\0\xd0", found) is None
-        assert [(each.code, each.message) for each in found] == [("not-utf8", "this is a binary file, not text")]
+        diagnostics = Diagnostics()
+        assert decode("a", b"\x7fELF\0\0\xd0", diagnostics) is None
+        assert [(diagnostic.code, diagnostic.message) for diagnostic in diagnostics] == [
+            ("not-utf8", "this is a binary file, not text")
+        ]
 
     def test_json_is_yaml_with_its_pairs_of_halves(self) -> None:
         value = {"a": [1, 2.5, None, True, "x\ud83d\ude00\n\x1b"], "b": {"c": {}}}
@@ -317,8 +319,8 @@ class TestTabs:
 
 class TestKeys:
     def test_duplicates_are_all_found_with_both_places(self) -> None:
-        tree, found = read_text('a: 1\n4090: x\nb: {c: 1, c: 2, "c": 3}\n"4090": y\na: 2\n')
-        assert [(d.code, d.span.text, str(d.span.begin), str(d.related[0][0].begin), d.path) for d in found] == [
+        tree, diagnostics = read_text('a: 1\n4090: x\nb: {c: 1, c: 2, "c": 3}\n"4090": y\na: 2\n')
+        assert [(d.code, d.span.text, str(d.span.begin), str(d.related[0][0].begin), d.path) for d in diagnostics] == [
             ("duplicate-key", "c", "3:11", "3:5", ("b", "c")),
             ("duplicate-key", '"c"', "3:17", "3:5", ("b", "c")),
             ("duplicate-key", '"4090"', "4:1", "2:1", ("4090",)),
@@ -410,15 +412,15 @@ class TestTags:
 
 class TestAliases:
     def test_an_alias_is_the_node_it_names(self) -> None:
-        tree, found = read_text("a: &x {b: [1]}\nc: *x\nd: [*x, *x]\n")
-        assert not found
+        tree, text = read_text("a: &x {b: [1]}\nc: *x\nd: [*x, *x]\n")
+        assert not text
         assert tree is not None
         assert find(tree, ("c",)) is find(tree, ("a",))
         assert to_data(tree) == {"a": {"b": [1]}, "c": {"b": [1]}, "d": [{"b": [1]}, {"b": [1]}]}
 
     def test_an_alias_as_key_stands_where_it_is_used(self) -> None:
-        tree, found = read_text("a: &x k\n*x : 1\n")
-        assert not found
+        tree, text = read_text("a: &x k\n*x : 1\n")
+        assert not text
         assert tree is not None
         entry = tree.entry("k")
         assert entry is not None
@@ -443,10 +445,10 @@ class TestAliases:
     def test_a_bomb(self) -> None:
         lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
         lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 20)]
-        tree, found = read_text("\n".join(lines))
+        tree, diagnostics = read_text("\n".join(lines))
         assert tree is None
-        assert [d.code for d in found] == ["too-many-nodes"]
-        assert "aliases" in found[0].message
+        assert [d.code for d in diagnostics] == ["too-many-nodes"]
+        assert "aliases" in diagnostics[0].message
 
     def test_nodes_are_counted_after_expansion(self) -> None:
         text = "a: &x [1, 2]\nb: *x\n"  # the mapping, two lists, four numbers
@@ -507,9 +509,9 @@ class TestSize:
         ],
     )
     def test_depth(self, text: str) -> None:
-        tree, found = read_text(text)
+        tree, diagnostics = read_text(text)
         assert tree is None
-        assert [d.code for d in found] == ["too-deep"]
+        assert [d.code for d in diagnostics] == ["too-deep"]
 
     def test_the_deepest_that_is_read(self) -> None:
         assert not report("a: " + "[" * 99 + "]" * 99)
@@ -517,10 +519,10 @@ class TestSize:
 
     @pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.nightly)])
     def test_many_values_are_read(self, count: int) -> None:
-        found = Diagnostics()
+        diagnostics = Diagnostics()
         source = SourceText("big.yaml", "a: [" + "1, " * count + "]\n")
-        assert read(source, found) is not None
-        assert not len(found)
+        assert read(source, diagnostics) is not None
+        assert not len(diagnostics)
 
     def test_a_number_with_5000_digits(self) -> None:
         assert data(f"a: {'9' * 5000}\n") == {"a": "9" * 5000}
@@ -529,8 +531,8 @@ class TestSize:
 class TestValues:
     def value(self, text: str) -> tuple[object, list[Diagnostic]]:
         source = SourceText("<overrides>", f"key={text}\nother=1", "overrides")
-        found = Diagnostics()
-        return read_value(source, 4, 4 + len(text), found), list(found)
+        diagnostics = Diagnostics()
+        return read_value(source, 4, 4 + len(text), diagnostics), list(diagnostics)
 
     @pytest.mark.parametrize(
         ("text", "expected"),
@@ -549,8 +551,8 @@ class TestValues:
         ],
     )
     def test_values(self, text: str, expected: Value) -> None:
-        node, found = self.value(text)
-        assert not found
+        node, result = self.value(text)
+        assert not result
         assert node is not None
         assert to_data(node) == expected
 
@@ -577,9 +579,9 @@ class TestValues:
 
     def test_nothing_beyond_the_piece_is_looked_at(self) -> None:
         source = SourceText("<overrides>", "a=1\x00\nb=[", "overrides")
-        found = Diagnostics()
-        assert isinstance(read_value(source, 2, 3, found), ScalarNode)
-        assert not len(found)
+        diagnostics = Diagnostics()
+        assert isinstance(read_value(source, 2, 3, diagnostics), ScalarNode)
+        assert not len(diagnostics)
 
 
 DOCUMENTED = """\

@@ -64,8 +64,8 @@ def check_tree(root: Node, *, has_aliases: bool) -> None:
             waiting += [(entry.value, node.span) for entry in node.entries]
 
 
-def check_findings(found: Diagnostics) -> None:
-    for finding in found:
+def check_findings(collected: Diagnostics) -> None:
+    for finding in collected:
         check_span(finding.span, None)
         for span, _ in finding.related:
             check_span(span, None)
@@ -76,24 +76,24 @@ def check_findings(found: Diagnostics) -> None:
 
 
 def check_reading(data: bytes) -> None:
-    found = Diagnostics()
-    source = decode("fuzz.yaml", data, found, limits=LIMITS)
-    tree = read(source, found, LIMITS) if source else None
-    assert tree is not None or not found.ok
-    check_findings(found)
-    if any(finding.code in SYNTAX for finding in found):
-        errors = [finding.code for finding in found if finding.severity is Severity.ERROR]
+    diagnostics = Diagnostics()
+    source = decode("fuzz.yaml", data, diagnostics, limits=LIMITS)
+    tree = read(source, diagnostics, LIMITS) if source else None
+    assert tree is not None or not diagnostics.ok
+    check_findings(diagnostics)
+    if any(finding.code in SYNTAX for finding in diagnostics):
+        errors = [finding.code for finding in diagnostics if finding.severity is Severity.ERROR]
         assert len([code for code in errors if code != "yaml-version"]) == 1
     if source is None:
         return
     if tree is not None:
         check_tree(tree, has_aliases="*" in source.text)
-    found = Diagnostics()
+    diagnostics = Diagnostics()
     start = min(2, len(source.text))
-    value = read_value(source, start, len(source.text), found, LIMITS)
-    assert value is not None or not found.ok
-    check_findings(found)
-    assert all(finding.span.start >= start for finding in found)
+    value = read_value(source, start, len(source.text), diagnostics, LIMITS)
+    assert value is not None or not diagnostics.ok
+    check_findings(diagnostics)
+    assert all(finding.span.start >= start for finding in diagnostics)
     if value is not None:
         check_tree(value, has_aliases="*" in source.text)
 
@@ -183,11 +183,11 @@ def test_agreement_with_a_full_loader(document: dict[str, Any], flow: bool | Non
     if not keys_are_text(theirs):
         reject()  # the same: in `{?0: 1}` the key is a number, which is refused here
 
-    found = Diagnostics()
-    source = decode("dumped.yaml", text.encode("utf-8"), found)
-    assert source is not None, list(found)
-    tree = read(source, found)
-    assert not len(found), list(found)
+    diagnostics = Diagnostics()
+    source = decode("dumped.yaml", text.encode("utf-8"), diagnostics)
+    assert source is not None, list(diagnostics)
+    tree = read(source, diagnostics)
+    assert not len(diagnostics), list(diagnostics)
     assert tree is not None
     check_tree(tree, has_aliases=False)
     ours = to_data(tree)

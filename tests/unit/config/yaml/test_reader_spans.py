@@ -11,10 +11,10 @@ from rlinf_core.config.yaml.reader import read
 
 
 def tree_of(text: str) -> MappingNode:
-    found = Diagnostics()
-    tree = read(SourceText("spans.yaml", text), found)
-    assert tree is not None, list(found)
-    assert not len(found)
+    diagnostics = Diagnostics()
+    tree = read(SourceText("spans.yaml", text), diagnostics)
+    assert tree is not None, list(diagnostics)
+    assert not len(diagnostics)
     return tree
 
 

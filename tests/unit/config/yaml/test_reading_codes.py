@@ -10,26 +10,26 @@ from rlinf_core.config.yaml.reader import decode, load_source, read
 
 
 def findings(example: Example) -> Diagnostics:
-    found = Diagnostics()
+    diagnostics = Diagnostics()
     if example.name:
-        source = load_source(example.name, found)
+        source = load_source(example.name, diagnostics)
     else:
         text = example.text.replace(OPEN, "").replace(CLOSE, "")
-        source = decode("example.yaml", example.data if example.data is not None else text.encode(), found)
+        source = decode("example.yaml", example.data if example.data is not None else text.encode(), diagnostics)
     if source is not None:
-        read(source, found)
-    return found
+        read(source, diagnostics)
+    return diagnostics
 
 
 @pytest.mark.parametrize("code", codes_by_stage()["reading"], ids=lambda code: code.name)
 def test_the_wrong_example_is_reported_at_its_marker(code: Code) -> None:
-    found = [d for d in findings(code.wrong) if d.code == code.name]
-    assert found, f"{code.name} is not reported"
-    assert found[0].severity is code.severity
+    results = [d for d in findings(code.wrong) if d.code == code.name]
+    assert results, f"{code.name} is not reported"
+    assert results[0].severity is code.severity
     if OPEN in code.wrong.text:
         start = code.wrong.text.index(OPEN)
         marked = (start, code.wrong.text.index(CLOSE) - len(OPEN))
-        assert (found[0].span.start, found[0].span.end) == marked
+        assert (results[0].span.start, results[0].span.end) == marked
 
 
 @pytest.mark.parametrize("code", codes_by_stage()["reading"], ids=lambda code: code.name)

@@ -18,8 +18,8 @@ LAPTOP = (
 )
 
 
-def is_note(found: Diagnostic) -> bool:
-    return found.severity is Severity.NOTE
+def is_note(finding: Diagnostic) -> bool:
+    return finding.severity is Severity.NOTE
 
 
 def load(text: str) -> Job:
@@ -76,13 +76,13 @@ def test_head_address_may_have_brackets() -> None:
     ],
 )
 def test_each_slip_is_one_finding_with_what_to_write(group: str, place: str, help: str) -> None:
-    (found,) = load(f"{GROUPED}{group}}}\n").diagnostics
-    assert (found.span.text, found.help) == (place, help)
+    (diagnostic,) = load(f"{GROUPED}{group}}}\n").diagnostics
+    assert (diagnostic.span.text, diagnostic.help) == (place, help)
 
 
 def test_host_with_a_port_is_one_finding() -> None:
     text = f"{GROUPED}hosts: [gpu0]}}\n    - {{label: b, node_ranks: 1, hosts: ['gpu1:2222']}}\n"
-    assert [found.code for found in load(text).diagnostics] == ["host-syntax"]
+    assert [diagnostic.code for diagnostic in load(text).diagnostics] == ["host-syntax"]
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_host_with_a_port_is_one_finding() -> None:
     ],
 )
 def test_numbers_beyond_numbers_are_named(key: str, value: str, words: str) -> None:
-    (found,) = load(f"{LAPTOP}actor: {{optim: {{{key}: {value}}}}}\n").diagnostics
-    assert words in found.message
+    (diagnostics,) = load(f"{LAPTOP}actor: {{optim: {{{key}: {value}}}}}\n").diagnostics
+    assert words in diagnostics.message
 
 
 def test_infinity_is_answered_with_the_value_for_none() -> None:
-    (found,) = load(LAPTOP + "actor: {optim: {clip_grad: .inf}}\n").diagnostics
-    assert found.help == "write 0 for none (no clipping)"
+    (diagnostics,) = load(LAPTOP + "actor: {optim: {clip_grad: .inf}}\n").diagnostics
+    assert diagnostics.help == "write 0 for none (no clipping)"
 
 
 @pytest.mark.parametrize(("text", "steps"), [("1e3", 1000), ("10.0", 10), ("2E+2", 200)])
@@ -122,8 +122,14 @@ def test_float_that_is_an_integer_is_one(text: str, steps: int) -> None:
 )
 @pytest.mark.parametrize("target", ["os:path", "json.decoder:JSONDecoder"])
 def test_standard_library_holds_nothing_of_a_user(section: str, target: str) -> None:
-    found = [each for each in load(LAPTOP + section.replace("TARGET", target)).diagnostics if not is_note(each)]
-    assert [(each.code, "standard library" in each.message) for each in found] == [("unknown-choice", True)]
+    diagnostics = [
+        diagnostic
+        for diagnostic in load(LAPTOP + section.replace("TARGET", target)).diagnostics
+        if not is_note(diagnostic)
+    ]
+    assert [(diagnostic.code, "standard library" in diagnostic.message) for diagnostic in diagnostics] == [
+        ("unknown-choice", True)
+    ]
 
 
 def test_infinity_where_it_is_allowed_stays() -> None:

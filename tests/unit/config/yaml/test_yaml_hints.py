@@ -12,11 +12,11 @@ def only_finding(marked: str) -> tuple[Diagnostic, str]:
     """Return the single finding about a text whose «marked» part is expected to be underlined, and that part."""
     start, end = marked.index("«"), marked.index("»") - 1
     text = marked.replace("«", "").replace("»", "")
-    found = Diagnostics()
-    source = decode("slip.yaml", text.encode(), found)
+    diagnostics = Diagnostics()
+    source = decode("slip.yaml", text.encode(), diagnostics)
     assert source is not None
-    assert read(source, found) is None
-    (finding,) = found
+    assert read(source, diagnostics) is None
+    (finding,) = diagnostics
     assert (finding.span.start, finding.span.end) == (start, end), finding
     return finding, text[start:end]
 

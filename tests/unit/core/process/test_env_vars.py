@@ -85,8 +85,8 @@ def test_all_wrong_register_entries_are_reported() -> None:
 
 
 def test_a_mistyped_one_is_told_with_the_one_that_was_meant() -> None:
-    told = env_vars.unknown({"RLINF_TIMOUT": "3", "RLINF_WEATHER": "fine", "RLINF_TIMEOUT": "3", "PATH": "/bin"})
-    assert told == [
+    output = env_vars.unknown({"RLINF_TIMOUT": "3", "RLINF_WEATHER": "fine", "RLINF_TIMEOUT": "3", "PATH": "/bin"})
+    assert output == [
         "`RLINF_TIMOUT` in the environment is not a variable of rlinf; did you mean `RLINF_TIMEOUT`?",
         "`RLINF_WEATHER` in the environment is not a variable of rlinf",
     ]
@@ -101,7 +101,7 @@ def test_what_processes_of_rlinf_are_told_by_is_no_mistake() -> None:
 
 def test_the_package_reads_no_other_variable() -> None:
     package = Path(env_vars.__file__).parent
-    found: set[str] = set()
+    result: set[str] = set()
     for file in package.rglob("*.py"):
-        found |= set(re.findall(r"""(?:environ(?:\.get)?|getenv)[\[(]\s*["'](RLINF_\w+)""", file.read_text()))
-    assert found <= set(REGISTER)
+        result |= set(re.findall(r"""(?:environ(?:\.get)?|getenv)[\[(]\s*["'](RLINF_\w+)""", file.read_text()))
+    assert result <= set(REGISTER)

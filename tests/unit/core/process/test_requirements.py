@@ -29,7 +29,7 @@ def test_what_is_missing() -> None:
 
 @pytest.mark.parametrize("requirement", sorted(requirements._REQUIREMENTS.values()))
 def test_the_extras_ask_for_the_same(requirement: str) -> None:
-    assert requirement in {each for extra in PROJECT["optional-dependencies"].values() for each in extra}
+    assert requirement in {item for extra in PROJECT["optional-dependencies"].values() for item in extra}
 
 
 def test_no_message_installs_by_the_name_of_another_project() -> None:

@@ -56,13 +56,13 @@ def test_waits_and_transfers_are_spans() -> None:
     serial = board.operations.begin(OperationKind.METHOD, "generate")
     assert (work.wait(), sender.wait()) == (1, 2)
     board.operations.end(serial)
-    found = {(span.kind, span.name) for span in tracing.take().spans}
+    results = {(span.kind, span.name) for span in tracing.take().spans}
     assert {
         ("wait", "recv from actor:0"),
         ("transfer", "recv from actor:0"),
         ("transfer", "send to actor:0"),
         ("method", "generate"),
-    } <= found
+    } <= results
 
 
 @pytest.mark.usefixtures("traced")

@@ -37,8 +37,8 @@ def lines(answers: Mapping[str, ProcessAnswer | None], driver: ProcessAnswer | N
         name: WorkerRecord(WorkerAddress.from_name(name), 1, life=Life.READY) for name in answers
     }
     peers = {name: hello(10 + place) for place, name in enumerate(answers)}
-    given = {name: one for name, one in answers.items() if one is not None}
-    job = JobSnapshot("job", peers, workers, {}, {**given, **({"driver": driver} if driver else {})})
+    values = {name: one for name, one in answers.items() if one is not None}
+    job = JobSnapshot("job", peers, workers, {}, {**values, **({"driver": driver} if driver else {})})
 
     def read(question: ReadStacks) -> list[ProcessStacks]:
         return [ProcessStacks(11, 0, "ray::env", "py-spy", OWN, "")] if question.own else []

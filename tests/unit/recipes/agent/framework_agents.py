@@ -38,21 +38,21 @@ def openai_client() -> str:
         for chunk in client.chat.completions.create(model="policy", messages=messages, tools=[ADD], stream=True):
             delta = chunk.choices[0].delta
             text += delta.content or ""
-            for each in delta.tool_calls or ():
-                part = calls.setdefault(each.index, {"id": "", "name": "", "arguments": ""})
-                part["id"] += each.id or ""
-                part["name"] += each.function.name or ""
-                part["arguments"] += each.function.arguments or ""
+            for item in delta.tool_calls or ():
+                part = calls.setdefault(item.index, {"id": "", "name": "", "arguments": ""})
+                part["id"] += item.id or ""
+                part["name"] += item.function.name or ""
+                part["arguments"] += item.function.arguments or ""
         if not calls:
             return text
         entries = [
-            {"id": each["id"], "type": "function", "function": {"name": each["name"], "arguments": each["arguments"]}}
-            for each in calls.values()
+            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+            for call in calls.values()
         ]
         messages.append({"role": "assistant", "content": text, "tool_calls": entries})
-        for each in calls.values():
-            seen = str(add(**json.loads(each["arguments"])))
-            messages.append({"role": "tool", "tool_call_id": each["id"], "content": seen})
+        for item in calls.values():
+            seen = str(add(**json.loads(item["arguments"])))
+            messages.append({"role": "tool", "tool_call_id": item["id"], "content": seen})
 
 
 def pydantic_ai() -> str:

@@ -58,26 +58,26 @@ class LocalEngine(AgentRolloutWorker):
 
     async def draw(self, request: DrawRequest) -> DrawnTurn:
         number = len(self._answers)
-        found = self._answers[number] = asyncio.get_running_loop().create_future()
+        result = self._answers[number] = asyncio.get_running_loop().create_future()
         self._asked.append(request._replace(request_id=number))
-        return await found
+        return await result
 
     def _send(self, agent: int, turns: list[DrawnTurn]) -> None:
-        for each in turns:
-            self._answers[each.request_id].set_result(each)
+        for turn in turns:
+            self._answers[turn.request_id].set_result(turn)
 
     def run(self, *runs: Awaitable[T]) -> list[T]:
         """Return what runs return, which ask this engine."""
 
         async def serve() -> list[T]:
-            tasks = [asyncio.ensure_future(each) for each in runs]
-            while not all(each.done() for each in tasks):
+            tasks = [asyncio.ensure_future(run) for run in runs]
+            while not all(task.done() for task in tasks):
                 # Until every run has gone on as far as it can.
                 for _ in range(8):
                     await asyncio.sleep(0)
                 asked, self._asked = self._asked, []
                 self._begin(asked)
                 self._finish(self._engine.step())
-            return [each.result() for each in tasks]
+            return [task.result() for task in tasks]
 
         return asyncio.run(serve())

@@ -18,7 +18,7 @@ def forecast(*overrides: str, file: str = "agent_calculator", **counts: int) -> 
     job = load_job(file, (*SMALL, *overrides))
     job.raise_if_bad()
     config: Any = job.config
-    return {each.component: each for each in agent_memory.forecast(config, counts)}
+    return {item.component: item for item in agent_memory.forecast(config, counts)}
 
 
 def test_agents_and_their_index_are_counted(tmp_path: Path) -> None:

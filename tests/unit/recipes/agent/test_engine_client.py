@@ -23,9 +23,9 @@ def test_simultaneous_requests_share_one_message() -> None:
 
     async def engine() -> int:
         asked = await channel.get(key=engine_key(0), async_op=True).async_wait()
-        assert {each.agent for each in asked} == {3}
+        assert {item.agent for item in asked} == {3}
         # In another order than they were asked for, and in two messages.
-        turns = [answer(each) for each in reversed(asked)]
+        turns = [answer(item) for item in reversed(asked)]
         channel.put(tuple(turns[:4]), key=agent_key(3))
         channel.put(tuple(turns[4:]), key=agent_key(3))
         return len(asked)
@@ -48,7 +48,7 @@ def test_runs_of_a_task_keep_to_an_engine_and_load_is_shared() -> None:
     after = client.route(2)
 
     # Processes begin with different engines.
-    assert [each.engine for each in routes] == [1, 2, 0, 1]
+    assert [route.engine for route in routes] == [1, 2, 0, 1]
     assert after.engine == 2
 
 

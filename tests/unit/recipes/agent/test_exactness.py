@@ -90,7 +90,7 @@ def said(chance: random.Random) -> str:
         return chance.choice((*SAID, *MARKED))
     codes = [chance.choice((0x7F, 0x2FFF, 0xD7FF, 0x10FFFF)) for _ in range(chance.randrange(6))]
     texts = [chr(chance.randrange(1, most)) for most in codes]
-    return "".join(each for each in texts if not "\ud800" <= each <= "\udfff")
+    return "".join(text for text in texts if not "\ud800" <= text <= "\udfff")
 
 
 async def wander(model: LanguageModel, seed: int) -> list[Answer]:
@@ -127,17 +127,17 @@ def _begun(model: LanguageModel, chance: random.Random) -> Chat:
 
 def check_learned(segments: Sequence[Answer], turns: Sequence[tuple[DrawRequest, DrawnTurn]]) -> None:
     """Check that exactly the tokens of turns are learned from in the segments of a run, each once, as drawn."""
-    left = [[number for number, drawn in enumerate(learned(each)) if drawn] for each in segments]
+    left = [[number for number, drawn in enumerate(learned(segment)) if drawn] for segment in segments]
     # Those of long pasts first: a branch with equal tokens would take them.
-    for request, turn in sorted(turns, key=lambda each: -len(each[0].context)):
+    for request, turn in sorted(turns, key=lambda item: -len(item[0].context)):
         before = (*request.context, *turn.observed)
         places = list(range(len(before), len(before) + len(turn.tokens)))
         number = next(
             number
-            for number, each in enumerate(segments)
-            if (*each.prompt, *each.tokens)[: places[-1] + 1] == (*before, *turn.tokens)
+            for number, segment in enumerate(segments)
+            if (*segment.prompt, *segment.tokens)[: places[-1] + 1] == (*before, *turn.tokens)
             and left[number][-len(places) :] == places
-            and each.logprobs[places[0] - len(each.prompt) :][: len(places)] == turn.logprobs
+            and segment.logprobs[places[0] - len(segment.prompt) :][: len(places)] == turn.logprobs
         )
         del left[number][-len(places) :]
     assert not any(left)
@@ -151,14 +151,14 @@ def check_told(engine: LocalEngine, turns: Sequence[tuple[DrawRequest, DrawnTurn
     """Check that the model was told the messages as its chat template writes them, and an end where it wrote none."""
     tokenizer: Any = engine.tokenizer
     for request, turn in turns:
-        listed = [{"role": each.role, "content": each.text} for each in request.messages]
-        told = "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in listed)
+        listed = [{"role": message.role, "content": message.text} for message in request.messages]
+        text = "".join(f"<|im_start|>{item['role']}\n{item['content']}<|im_end|>\n" for item in listed)
         if request.context:
             ended = request.context[-1] == tokenizer.eos_token_id
-            expected = f"{'' if ended else '<|im_end|>'}\n{told}<|im_start|>assistant\n"
+            expected = f"{'' if ended else '<|im_end|>'}\n{text}<|im_start|>assistant\n"
         else:
             expected = tokenizer.apply_chat_template(listed, add_generation_prompt=True, tokenize=False)
-            assert expected.endswith(f"{told}<|im_start|>assistant\n")
+            assert expected.endswith(f"{text}<|im_start|>assistant\n")
         assert turn.observed == tuple(tokenizer.encode(expected, add_special_tokens=False))
 
 
@@ -181,15 +181,15 @@ def test_trained_tokens_are_those_drawn_and_engines_agree(engine: LocalEngine, f
     most = 120 if engine.tokenizer.chat_template is None else 400
     settings = [DrawSettings(n, 1, 1.0, max_turns=6, max_tokens=most, max_new_tokens=8) for n in range(CHUNK)]
     witnesses = [Witness(engine) for _ in settings]
-    models = [LanguageModel(each, some) for each, some in zip(witnesses, settings, strict=True)]
+    models = [LanguageModel(witness, setting) for witness, setting in zip(witnesses, settings, strict=True)]
 
-    found = engine.run(*(wander(model, first + number) for number, model in enumerate(models)))
+    results = engine.run(*(wander(model, first + number) for number, model in enumerate(models)))
 
-    segments = [each for some in found for each in some]
+    segments = [item for result in results for item in result]
     assert len(segments) > len(models)
-    turns = [each for witness in witnesses for each in witness.turns if each[1].tokens]
-    for some, witness in zip(found, witnesses, strict=True):
-        check_learned(some, [each for each in witness.turns if each[1].tokens])
+    turns = [turn for witness in witnesses for turn in witness.turns if turn[1].tokens]
+    for part, witness in zip(results, witnesses, strict=True):
+        check_learned(part, [turn for turn in witness.turns if turn[1].tokens])
     if engine.tokenizer.chat_template is not None:
         check_told(engine, turns)
         ended = [turn.tokens[-1] == engine.tokenizer.eos_token_id for _, turn in turns]

@@ -214,7 +214,7 @@ class TestEngines:
     ) -> None:
         step = engine._engine.step
         lost = {"finish_reason": "aborted", "tokens": (), "logprobs": (), "versions": (), "failure": "status 503"}
-        monkeypatch.setattr(engine._engine, "step", lambda: [replace(each, **lost) for each in step()])
+        monkeypatch.setattr(engine._engine, "step", lambda: [replace(item, **lost) for item in step()])
         seen: list[str] = []
 
         async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:

@@ -29,9 +29,9 @@ pytestmark = [
 
 async def agent(name: str, endpoint: ChatEndpoint, token: str | None = None) -> tuple[int, str, str]:
     """Return how an agent's program ended, and what it printed."""
-    given = {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": token or endpoint.api_key}
+    inputs = {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": token or endpoint.api_key}
     process = await asyncio.create_subprocess_exec(
-        PYTHON, str(PROGRAM), name, env={**os.environ, **given}, stdout=-1, stderr=-1
+        PYTHON, str(PROGRAM), name, env={**os.environ, **inputs}, stdout=-1, stderr=-1
     )
     out, err = await process.communicate()
     return process.returncode or 0, out.decode().strip(), err.decode()

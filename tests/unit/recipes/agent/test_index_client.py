@@ -15,7 +15,7 @@ class Index:
     """An index in this process; one that is dead raises what a group call raises."""
 
     def __init__(self, documents: list[str]) -> None:
-        self._documents = {each.partition(" ")[0]: each for each in documents}
+        self._documents = {document.partition(" ")[0]: document for document in documents}
         self.calls: list[list[str]] = []
         self.dead = False
 
@@ -26,13 +26,13 @@ class Index:
     async def async_wait(self) -> list[list[str | None]]:
         if self.dead:
             raise WorkerGroupError("IndexGroup", "search", {0: WorkerDiedError("IndexGroup:0")}, 1)
-        return [[self._documents.get(each) for each in self.calls[-1]]]
+        return [[self._documents.get(call) for call in self.calls[-1]]]
 
 
-def found(tools: Toolbox, *queries: str) -> list[tuple[str, str]]:
+def answers_of(tools: Toolbox, *queries: str) -> list[tuple[str, str]]:
     async def run() -> list[tuple[str, str]]:
-        seen = await asyncio.gather(*(tools.call("search", each) for each in queries))
-        return [(each.text, each.failure) for each in seen]
+        seen = await asyncio.gather(*(tools.call("search", query) for query in queries))
+        return [(item.text, item.failure) for item in seen]
 
     return asyncio.run(run())
 
@@ -40,7 +40,7 @@ def found(tools: Toolbox, *queries: str) -> list[tuple[str, str]]:
 def test_searches_at_the_same_time_are_one_call() -> None:
     index = Index(["one 1", "two 2"])
     tools = Toolbox([IndexSearch(index, print)], 30.0)
-    assert found(tools, "one", "three", "two") == [("one 1", ""), ("error: nothing found", "error"), ("two 2", "")]
+    assert answers_of(tools, "one", "three", "two") == [("one 1", ""), ("error: nothing found", "error"), ("two 2", "")]
     assert index.calls == [["one", "three", "two"]]
 
 
@@ -50,6 +50,6 @@ def test_a_dead_index_is_told_once_and_fails_the_runs() -> None:
     tools = Toolbox([IndexSearch(index, warnings.append)], 30.0)
     for queries in (("one", "one"), ("one",)):
         with pytest.raises(ToolUnavailable, match="the index is unreachable: "):
-            found(tools, *queries)
+            answers_of(tools, *queries)
     assert len(warnings) == 1
     assert "IndexGroup" in warnings[0]

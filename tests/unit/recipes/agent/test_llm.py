@@ -25,12 +25,12 @@ class Script:
     async def draw(self, request: DrawRequest) -> DrawnTurn:
         self.requests.append(request)
         await asyncio.sleep(0)
-        observed = tuple(ord(each) for message in request.messages for each in message.text)
+        observed = tuple(ord(item) for message in request.messages for item in message.text)
         room = request.max_tokens - len(request.context) - len(observed)
         if room < 1:
             return DrawnTurn(0, (), (), (), (), "", "length")
         text = self._turns.pop(0)
-        ends = any(text.endswith(each) for each in request.stop)
+        ends = any(text.endswith(item) for item in request.stop)
         tokens = tuple(map(ord, text)) + (() if ends else (0,))
         return DrawnTurn(0, observed, tokens, (-1.0,) * len(tokens), (3,) * len(tokens), text, "stop")
 
@@ -53,7 +53,7 @@ def test_an_agent_uses_tools_until_it_answers() -> None:
     learned = [token for token, drawn in zip(segment.tokens, segment.trained, strict=True) if drawn]
     assert learned == [*tokens("<calculator>2*3</calculator>6"), 0]
     assert segment.sample == 2
-    assert [(each.who, each.text) for each in turns] == [
+    assert [(turn.who, turn.text) for turn in turns] == [
         ("task", "2*3="),
         ("model", "<calculator>2*3</calculator>"),
         ("model", "6"),
@@ -76,7 +76,7 @@ def test_turns_are_limited_over_all_conversations() -> None:
         asyncio.run(run())
     assert reached.value.limit == "turns"
     assert model.turns == 4
-    assert [each.drawn for each in model.segments()] == [4, 4]
+    assert [segment.drawn for segment in model.segments()] == [4, 4]
 
 
 def test_a_conversation_that_is_full_ends_the_run() -> None:
@@ -118,7 +118,7 @@ def test_branches_are_segments_that_share_what_came_before() -> None:
     assert turns[-1] == TurnRecord("reward", "+0.5", segment=1)
     assert trunk.tokens == (*tokens("a"), 0, *tokens("b"), 0)
     # Equal conversations draw other tokens in each branch.
-    assert len({each.sample for each in script.requests}) == 2
+    assert len({request.sample for request in script.requests}) == 2
 
 
 def test_the_model_says_one_thing_at_a_time() -> None:

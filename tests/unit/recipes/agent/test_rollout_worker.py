@@ -66,8 +66,8 @@ def test_messages_that_cannot_be_written_cost_their_run_alone(
             assert model.turns == 0
             return str(refusal)
 
-    found = engine.run(run("12*3="), run("1+1="), run("2+2="), run("3*12="))
-    assert found == ["True", "roles must alternate", "TypeError: of the template", "True"]
+    result = engine.run(run("12*3="), run("1+1="), run("2+2="), run("3*12="))
+    assert result == ["True", "roles must alternate", "TypeError: of the template", "True"]
 
 
 def test_messages_are_counted_without_a_draw(engine: LocalEngine) -> None:
@@ -102,7 +102,7 @@ def test_turns_wait_for_their_weights_while_others_continue(monkeypatch: pytest.
 
     drawn: dict[int, DrawnTurn] = {}
     monkeypatch.setattr(engine, "_receive", receive)
-    monkeypatch.setattr(engine, "_send", lambda agent, turns: drawn.update({each.request_id: each for each in turns}))
+    monkeypatch.setattr(engine, "_send", lambda agent, turns: drawn.update({turn.request_id: turn for turn in turns}))
     engine._sleeps = False
     asked = tuple(request(number, version) for number, version in enumerate((0, 0, 0, 1)))
     engine._inbox = cast("Any", Script((0, NewWeights(0)), (0, asked), (3, NewWeights(1)), (4, None)))

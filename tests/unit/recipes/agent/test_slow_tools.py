@@ -4,17 +4,17 @@ from recipes.agent.loop.agent_runner import SlowTools
 
 
 def test_a_tool_that_takes_most_of_a_run_is_told_once() -> None:
-    told: list[str] = []
-    slow = SlowTools(told.append)
+    output: list[str] = []
+    slow = SlowTools(output.append)
     slow.look({"agent/seconds": 4.0, "agent/tool_seconds/search": 1.9, "agent/tool_seconds/calculator": 0.0})
-    assert told == []
+    assert output == []
     for _ in range(2):
         slow.look({"agent/seconds": 4.0, "agent/tool_seconds/search": 3.0, "agent/tool_seconds/calculator": 0.0})
-    assert told == ["agents spend 3 s of the 4 s of a run in the tool `search`"]
+    assert output == ["agents spend 3 s of the 4 s of a run in the tool `search`"]
 
 
 def test_what_takes_little_is_not_slow() -> None:
-    told: list[str] = []
-    SlowTools(told.append).look({"agent/seconds": 0.05, "agent/tool_seconds/search": 0.04})
-    SlowTools(told.append).look({"agent/tool_seconds/search": 4.0})
-    assert told == []
+    output: list[str] = []
+    SlowTools(output.append).look({"agent/seconds": 0.05, "agent/tool_seconds/search": 0.04})
+    SlowTools(output.append).look({"agent/tool_seconds/search": 4.0})
+    assert output == []

@@ -21,8 +21,8 @@ def scenes(count: int, seed: int, *, size: int = 48, mirrored_alike: bool = Fals
     left = (size - size // 6) // 2 if mirrored_alike else size // 8
     pictures[:, : size * 2 // 3, left : left + size // 6] = (230, 230, 240)
     block = size // 8
-    for each in pictures if not mirrored_alike else ():
+    for item in pictures if not mirrored_alike else ():
         row, column = random.integers(size // 3, size - block), random.integers(0, size - block)
-        each[row : row + block, column : column + block] = (180, 20, 20)
+        item[row : row + block, column : column + block] = (180, 20, 20)
     noise = random.normal(0, 4, pictures.shape)
     return np.clip(pictures + noise, 0, 255).astype(np.uint8)

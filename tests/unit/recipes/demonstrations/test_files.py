@@ -31,8 +31,8 @@ VIDEO = "videos/observation.images.main/chunk-000/file-000.mp4"
 def folder(tmp_path: Path) -> Path:
     with DatasetWriter(tmp_path / "set", 10, FEATURES) as writer:
         columns = {
-            name: np.zeros((4, *each.shape), np.uint8 if each.is_camera else np.float32)
-            for name, each in FEATURES.items()
+            name: np.zeros((4, *value.shape), np.uint8 if value.is_camera else np.float32)
+            for name, value in FEATURES.items()
         }
         writer.add(columns, "do it")
     return tmp_path / "set"

@@ -37,25 +37,25 @@ def test_libero(tmp_path: Path) -> None:
         "env_args": {"env_kwargs": {"control_freq": 20}},
     }
     write(file, observations, said, tuple(range(2, 14)))
-    found = load_demonstrations([str(file)])
-    assert found.tasks == ("pick up the bowl",)
-    assert found.fps == 20
-    assert found.episodes == 12
-    assert found.states is not None
-    assert found.states.shape == (len(found), 8)
+    demonstrations = load_demonstrations([str(file)])
+    assert demonstrations.tasks == ("pick up the bowl",)
+    assert demonstrations.fps == 20
+    assert demonstrations.episodes == 12
+    assert demonstrations.states is not None
+    assert demonstrations.states.shape == (len(demonstrations), 8)
     # demo_10 after demo_9.
-    assert np.array_equal(found.actions[found.bounds[:-1], 0], np.arange(12))
-    assert found.cameras["agentview_rgb"].read(np.array([5, 0]))[:, 0, 0, 0].tolist() == [3, 1]
+    assert np.array_equal(demonstrations.actions[demonstrations.bounds[:-1], 0], np.arange(12))
+    assert demonstrations.cameras["agentview_rgb"].read(np.array([5, 0]))[:, 0, 0, 0].tolist() == [3, 1]
 
 
 def test_robomimic(tmp_path: Path) -> None:
     file = tmp_path / "lift.hdf5"
     observations = {"robot0_eef_pos": (3,), "robot0_eef_quat": (4,), "robot0_gripper_qpos": (2,), "object": (10,)}
     write(file, observations, {"env_args": {"env_name": "Lift"}}, (3, 4))
-    found = load_demonstrations([str(file)])
-    assert (found.tasks, found.fps, found.cameras) == (("Lift",), None, {})
-    assert found.states is not None
-    assert found.states.shape == (7, 9)
+    demonstrations = load_demonstrations([str(file)])
+    assert (demonstrations.tasks, demonstrations.fps, demonstrations.cameras) == (("Lift",), None, {})
+    assert demonstrations.states is not None
+    assert demonstrations.states.shape == (7, 9)
     wider = load_demonstrations([str(file)], ["robot0_eef_pos", "object"])
     assert wider.states is not None
     assert wider.states.shape == (7, 13)
@@ -96,7 +96,7 @@ def test_one_more_observation_than_actions_is_left_out(extra: int, notes: int, t
     assert data.states is not None
     assert data.states[:, 0].tolist() == [0, 1, 2, 10, 11, 12]
     assert len(data) == len(data.actions) == 6
-    assert [each for each in data.notes if "dropped the last observation of 2 demonstrations" in each] == list(
+    assert [note for note in data.notes if "dropped the last observation of 2 demonstrations" in note] == list(
         data.notes
     )
     assert len(data.notes) == notes
@@ -165,8 +165,8 @@ def test_success_of_isaac_lab_is_that_of_the_last_step(solved: tuple[bool, ...],
     file = tmp_path / "isaac.hdf5"
     write(file, {"eef_pos": (3,), "eef_quat": (4,), "gripper_pos": (2,)}, {}, (2, 3))
     with h5py.File(file, "a") as opened:
-        for number, each in enumerate(solved):
-            opened[f"data/demo_{number}"].attrs["success"] = each
+        for number, item in enumerate(solved):
+            opened[f"data/demo_{number}"].attrs["success"] = item
     successes = load_demonstrations([str(file)]).successes
     assert successes is not None
     assert successes.tolist() == [False, solved[0], False, False, solved[1]]

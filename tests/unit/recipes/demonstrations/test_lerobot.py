@@ -52,8 +52,8 @@ def episode(number: int, length: int) -> dict[str, NDArray[Any]]:
 def write(folder: Path, dtype: str = "image", fps: int = 10) -> list[dict[str, NDArray[Any]]]:
     episodes = [episode(number, length) for number, length in enumerate(LENGTHS)]
     with DatasetWriter(folder, fps, features(dtype), robot_type="panda", origin={"env": "test"}) as writer:
-        for number, each in enumerate(episodes):
-            writer.add(each, "pick it up" if number != 1 else "put it down")
+        for number, item in enumerate(episodes):
+            writer.add(item, "pick it up" if number != 1 else "put it down")
     return episodes
 
 
@@ -65,28 +65,28 @@ def test_what_is_written_is_read_again(tmp_path: Path, dtype: str, tolerance: in
     assert read.bounds.tolist() == [0, 5, 8, 15]
     assert [read.tasks[task] for task in read.task_of[[0, 6, 9]]] == ["pick it up", "put it down", "pick it up"]
     assert read.states is not None
-    assert np.array_equal(read.actions, np.concatenate([each["action"] for each in written]))
-    assert np.array_equal(read.states, np.concatenate([each["observation.state"] for each in written]))
-    pictures = np.concatenate([each[MAIN] for each in written]).astype(int)
+    assert np.array_equal(read.actions, np.concatenate([item["action"] for item in written]))
+    assert np.array_equal(read.states, np.concatenate([item["observation.state"] for item in written]))
+    pictures = np.concatenate([item[MAIN] for item in written]).astype(int)
     shuffled = np.random.default_rng(0).permutation(len(read))
-    found = read.cameras["main"].read(shuffled).astype(int)
-    assert np.abs(found - pictures[shuffled]).mean() <= tolerance
+    result = read.cameras["main"].read(shuffled).astype(int)
+    assert np.abs(result - pictures[shuffled]).mean() <= tolerance
     # Blue tells the frames apart.
-    assert np.abs((found - pictures[shuffled])[..., 2].mean(axis=(1, 2))).max() < 2.5
+    assert np.abs((result - pictures[shuffled])[..., 2].mean(axis=(1, 2))).max() < 2.5
 
 
 def test_statistics_are_those_of_all_rows(tmp_path: Path) -> None:
     written = write(tmp_path / "set")
-    found = read_statistics(tmp_path / "set")
-    assert found is not None
-    actions = np.concatenate([each["action"] for each in written]).astype(np.float64)
-    pictures = np.concatenate([each[MAIN] for each in written]) / 255
-    np.testing.assert_allclose(found["action"]["mean"], actions.mean(axis=0))
-    np.testing.assert_allclose(found["action"]["std"], actions.std(axis=0))
-    np.testing.assert_allclose(found["action"]["q10"], np.quantile(actions, 0.1, axis=0))
-    np.testing.assert_allclose(found[MAIN]["mean"].ravel(), pictures.mean(axis=(0, 1, 2)))
-    np.testing.assert_allclose(found[MAIN]["std"].ravel(), pictures.std(axis=(0, 1, 2)))
-    np.testing.assert_allclose(found[MAIN]["max"].ravel(), pictures.max(axis=(0, 1, 2)))
+    result = read_statistics(tmp_path / "set")
+    assert result is not None
+    actions = np.concatenate([item["action"] for item in written]).astype(np.float64)
+    pictures = np.concatenate([item[MAIN] for item in written]) / 255
+    np.testing.assert_allclose(result["action"]["mean"], actions.mean(axis=0))
+    np.testing.assert_allclose(result["action"]["std"], actions.std(axis=0))
+    np.testing.assert_allclose(result["action"]["q10"], np.quantile(actions, 0.1, axis=0))
+    np.testing.assert_allclose(result[MAIN]["mean"].ravel(), pictures.mean(axis=(0, 1, 2)))
+    np.testing.assert_allclose(result[MAIN]["std"].ravel(), pictures.std(axis=(0, 1, 2)))
+    np.testing.assert_allclose(result[MAIN]["max"].ravel(), pictures.max(axis=(0, 1, 2)))
 
 
 def test_a_folder_has_its_name_once_it_is_whole(tmp_path: Path) -> None:
@@ -239,9 +239,9 @@ def test_several_data_sets_are_one(tmp_path: Path) -> None:
     written = [*write(tmp_path / "one"), *write(tmp_path / "two", "video")]
     both = load_demonstrations([str(tmp_path / "one"), str(tmp_path / "two")])
     assert both.episodes == 6
-    assert np.array_equal(both.actions, np.concatenate([each["action"] for each in written]))
+    assert np.array_equal(both.actions, np.concatenate([item["action"] for item in written]))
     rows = np.array([20, 3, 16, 0])
-    pictures = np.concatenate([each[MAIN] for each in written])[rows]
+    pictures = np.concatenate([item[MAIN] for item in written])[rows]
     assert np.abs(both.cameras["main"].read(rows).astype(int) - pictures).max() <= 24
     part = both.chosen([4, 1])
     assert part.bounds.tolist() == [0, 3, 6]

@@ -32,11 +32,11 @@ def matched(kept: NDArray[np.uint8], flip: Flip = "none", seen: NDArray[np.float
 @pytest.mark.parametrize("configured", FLIPS)
 @pytest.mark.parametrize("right", FLIPS)
 def test_the_right_flip_is_named(right: Flip, configured: Flip) -> None:
-    found = matched(flipped(scenes(8, seed=2), right), configured)
-    assert found.best == right
-    assert found.verdict == ("agrees" if right == configured else "differs")
-    assert found.likeness[right] > 0.9
-    assert max(found.likeness[flip] for flip in FLIPS if flip != right) < 0.8
+    result = matched(flipped(scenes(8, seed=2), right), configured)
+    assert result.best == right
+    assert result.verdict == ("agrees" if right == configured else "differs")
+    assert result.likeness[right] > 0.9
+    assert max(result.likeness[flip] for flip in FLIPS if flip != right) < 0.8
 
 
 def test_an_upside_down_symmetric_scene_is_refused() -> None:
@@ -62,9 +62,9 @@ def one_colour(count: int, seed: int) -> NDArray[np.uint8]:
 def lone_block(count: int, seed: int) -> NDArray[np.uint8]:
     """Return a block anywhere on a plain ground: mirrored places are as likely as others."""
     pictures, random = np.full((count, 48, 48, 3), 200, np.uint8), np.random.default_rng(seed)
-    for each in pictures:
+    for picture in pictures:
         row, column = random.integers(0, 40, 2)
-        each[row : row + 8, column : column + 8] = (255, 0, 0)
+        picture[row : row + 8, column : column + 8] = (255, 0, 0)
     return pictures
 
 
@@ -99,5 +99,8 @@ def test_cameras_are_compared_by_their_names() -> None:
     upright = thumbnails(scenes(8, seed=2))
     shown = [PicturesShown("a", "none", {"main": upright, "wrist": upright[:, ::-1]})]
     seen = [{"main": SEEN[:3]}, {"main": SEEN[3:], "wrist": SEEN, "other": SEEN}]
-    found = {each.camera: each.verdict for each in compared_orientations(shown, seen)}
-    assert found == {"main": "agrees", "wrist": "differs"}
+    results = {
+        compared_orientation.camera: compared_orientation.verdict
+        for compared_orientation in compared_orientations(shown, seen)
+    }
+    assert results == {"main": "agrees", "wrist": "differs"}

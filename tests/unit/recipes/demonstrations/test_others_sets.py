@@ -125,7 +125,7 @@ def test_cameras_are_found_by_usual_names(name: str, camera: str, tmp_path: Path
     cell = {"bytes": encoded(np.full((4, 6, 3), 9, np.uint8)), "path": None}
     folder = make(tmp_path, row=lambda episode, step: {name: cell}, features={name: ("image", [4, 6, 3])})
     cameras = load_demonstrations([folder]).cameras
-    assert {each: cameras[each].shape for each in cameras} == {camera: (4, 6, 3)}
+    assert {camera: cameras[camera].shape for camera in cameras} == {camera: (4, 6, 3)}
     assert cameras[camera].read(np.array([2])).max() == 9
 
 
@@ -169,7 +169,7 @@ def test_a_split_is_a_part_of_the_episodes(part: str, episodes: list[int], tmp_p
     data = read_demonstrations(folder, part=part)
     assert data.numbers is not None
     assert data.numbers.tolist() == episodes
-    assert len(data) == sum((2, 3, 4)[each] for each in episodes)
+    assert len(data) == sum((2, 3, 4)[episode] for episode in episodes)
     with pytest.raises(DatasetError, match="no split `val`") as caught:
         read_demonstrations(folder, part="val")
     assert "`train`, `test`, `rest`" in (caught.value.help or "")

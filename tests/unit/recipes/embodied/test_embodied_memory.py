@@ -27,7 +27,7 @@ def config_of(*overrides: str, file: str = "laptop") -> Any:
 
 
 def forecasts(*overrides: str, file: str = "laptop", **counts: int) -> dict[str, ProcessForecast]:
-    return {each.component: each for each in forecast(config_of(*overrides, file=file), counts)}
+    return {item.component: item for item in forecast(config_of(*overrides, file=file), counts)}
 
 
 def parts(component: str, *overrides: str, **counts: int) -> dict[str, int]:
@@ -130,9 +130,9 @@ def test_checkpointing_holds_less_of_a_large_policy() -> None:
     ],
 )
 def test_every_policy_has_a_forecast(overrides: tuple[str, ...]) -> None:
-    found = forecasts(*overrides)
-    assert found["actor"].parts["activations"] > 0
-    assert found["rollout"].parts["weights"] > 0
+    result = forecasts(*overrides)
+    assert result["actor"].parts["activations"] > 0
+    assert result["rollout"].parts["weights"] > 0
 
 
 RLPD = (
@@ -166,11 +166,11 @@ def test_compressed_images_take_what_they_are_given() -> None:
 
 
 def test_spilled_buffers_note_the_disk_they_take() -> None:
-    plain, given = parts("actor", *SEEN)["replay"], int(0.01 * 2**30)
+    plain, inputs = parts("actor", *SEEN)["replay"], int(0.01 * 2**30)
     spilled = "algorithm.off_policy.replay={memory_gib: %s, spill_path: /tmp/rows, capacity: 10000}"
     actor = forecasts(*SEEN, spilled % "0.01")["actor"]
-    assert actor.parts["replay"] == given
-    assert actor.notes == (f"the replay buffers take {(plain - given) / 2**30:.1f} GiB of disk in /tmp/rows",)
+    assert actor.parts["replay"] == inputs
+    assert actor.notes == (f"the replay buffers take {(plain - inputs) / 2**30:.1f} GiB of disk in /tmp/rows",)
     roomy = forecasts(*SEEN, spilled % "1")["actor"]
     assert (roomy.parts["replay"], roomy.notes) == (plain, ())
 

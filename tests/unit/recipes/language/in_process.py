@@ -58,9 +58,9 @@ class LocalJob:
         self.teacher = worker(LanguageTeacher, config.teacher) if "teacher" in placed else None
         further = [int(name in placed) for name in OPTIONAL_COMPONENTS]
         layout = LanguageLayout(1, 1, 1, "answers", "scored", *further)
-        for each in (self.actor, self.critic, self.reference, self.teacher):
-            if each is not None:
-                each.init_worker(layout)
+        for item in (self.actor, self.critic, self.reference, self.teacher):
+            if item is not None:
+                item.init_worker(layout)
         tokenizer = make_tokenizer(config.actor)
         self.stops = stop_token_ids(tokenizer, config.actor.model.model_path)
         self.engine = make_engine(config, tokenizer, self.stops, torch.device("cpu"))
@@ -82,14 +82,14 @@ class LocalJob:
         steps = config.minibatches
         self.actor.recv_rollout_batch(step, (tuple(tuple(slots[number::steps]) for number in range(steps)),))
         calls: list[Callable[[], Any]] = [lambda: self.actor.compute_advantages_and_returns(step)]
-        evaluating = [each for each in (self.critic, self.reference, self.teacher) if each is not None]
-        calls += [lambda each=each: each.evaluate(step) for each in evaluating]
-        learning = [each for each in (self.actor, self.critic) if each is not None]
+        evaluating = [item for item in (self.critic, self.reference, self.teacher) if item is not None]
+        calls += [lambda item=item: item.evaluate(step) for item in evaluating]
+        learning = [item for item in (self.actor, self.critic) if item is not None]
         with ThreadPoolExecutor(len(calls)) as pool:
-            found = [each.result() for each in [pool.submit(call) for call in calls]]
-            self.metrics = dict(found[0])
-            for each in [pool.submit(worker.run_training, step, config.runner.last_step) for worker in learning]:
-                self.metrics |= each.result()
+            results = [item.result() for item in [pool.submit(call) for call in calls]]
+            self.metrics = dict(results[0])
+            for entry in [pool.submit(worker.run_training, step, config.runner.last_step) for worker in learning]:
+                self.metrics |= entry.result()
         return batch
 
     def _answers(self, step: int) -> RolloutBatch:
@@ -107,32 +107,33 @@ class LocalJob:
             groups[int(answer.request_id)].append(answer)
         pieces: list[RolloutBatch] = []
         for slot, index in enumerate(order):
-            answers = sorted(groups[slot], key=lambda each: each.sample)
+            answers = sorted(groups[slot], key=lambda item: item.sample)
             right = self.problems[index].answer
-            texts = [self.encoder.text(each.tokens[:-1]) for each in answers]
+            texts = [self.encoder.text(answer.tokens[:-1]) for answer in answers]
             scores = [
-                float(text == right and each.finish_reason == "stop") for text, each in zip(texts, answers, strict=True)
+                float(text == right and answer.finish_reason == "stop")
+                for text, answer in zip(texts, answers, strict=True)
             ]
             pieces.append(RolloutBatch.of(answers, slot, scores))
         return RolloutBatch.joined(pieces)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint."""
-        for each in (self.actor, self.critic):
-            if each is not None:
-                each.save_checkpoint(str(folder))
+        for item in (self.actor, self.critic):
+            if item is not None:
+                item.save_checkpoint(str(folder))
 
     def load(self, folder: Path) -> None:
         """Read a checkpoint."""
-        for each in (self.actor, self.critic):
-            if each is not None:
-                each.load_checkpoint(str(folder))
+        for item in (self.actor, self.critic):
+            if item is not None:
+                item.load_checkpoint(str(folder))
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return copies of all weights that are trained."""
-        found: dict[str, torch.Tensor] = {}
-        for name, each in (("actor", self.actor), ("critic", self.critic)):
-            if each is not None:
-                state: dict[str, torch.Tensor] = dict(each._state.whole_tensors())  # pyright: ignore[reportPrivateUsage]
-                found |= {f"{name}.{key}": value.clone() for key, value in state.items()}
-        return found
+        result: dict[str, torch.Tensor] = {}
+        for name, item in (("actor", self.actor), ("critic", self.critic)):
+            if item is not None:
+                state: dict[str, torch.Tensor] = dict(item._state.whole_tensors())  # pyright: ignore[reportPrivateUsage]
+                result |= {f"{name}.{key}": value.clone() for key, value in state.items()}
+        return result

@@ -64,14 +64,14 @@ class Handle:
         return bool(self._failures())
 
     def _failures(self) -> dict[int, Exception]:
-        found = {rank: each.exception() for rank, each in enumerate(self._futures) if each.done()}
-        failures = {rank: error for rank, error in found.items() if isinstance(error, Exception)}
-        if self._group.is_dead and not all(each.done() for each in self._futures):
+        diagnostics = {rank: future.exception() for rank, future in enumerate(self._futures) if future.done()}
+        failures = {rank: error for rank, error in diagnostics.items() if isinstance(error, Exception)}
+        if self._group.is_dead and not all(future.done() for future in self._futures):
             failures[0] = WorkerDiedError(f"{self._group.worker_group_name}:0")
         return failures
 
     def done(self) -> bool:
-        return self.failed or all(each.done() for each in self._futures)
+        return self.failed or all(future.done() for future in self._futures)
 
     def abandon(self) -> None:
         """Leave the threads alone: they end with their group."""
@@ -82,7 +82,7 @@ class Handle:
         failures = self._failures()
         if failures:
             raise WorkerGroupError(self._group.worker_group_name, self._method, failures, len(self._futures))
-        return [each.result() for each in self._futures]
+        return [future.result() for future in self._futures]
 
 
 class Post:
@@ -131,10 +131,10 @@ def in_thread(kind: type[Any], group: str, hub: Hub, rank: int, world_size: int)
         torch_device = torch.device("cpu")
         worker_info = SimpleNamespace(address=f"{group}:{rank}")
 
-        def init_worker(self, *given: Any) -> Any:
+        def init_worker(self, *arguments: Any) -> Any:
             # Models are made of random numbers of the process, which threads have in common.
             with hub.making:
-                return super().init_worker(*given)
+                return super().init_worker(*arguments)
 
         def connect_channel(self, name: str) -> Channel:
             return hub.channel(name)
@@ -143,8 +143,8 @@ def in_thread(kind: type[Any], group: str, hub: Hub, rank: int, world_size: int)
             if source != (group, rank):
                 return Post(hub.inbox(group, rank))
             ((peers, ranks),) = groups
-            for each in ranks:
-                hub.inbox(peers, each).put(as_received(content))
+            for item in ranks:
+                hub.inbox(peers, item).put(as_received(content))
             return Post(None)
 
         def send(self, content: Any, peers: str, peer: int) -> None:
@@ -170,10 +170,10 @@ class Group:
 
     def __getattr__(self, method: str) -> Callable[..., Handle]:
         def call(*args: Any) -> Handle:
-            each = zip(self._threads, self.workers, strict=True)
+            item = zip(self._threads, self.workers, strict=True)
             futures: list[Future[Any]] = [Future() for _ in self.workers]
             if not self.is_dead:
-                futures = [thread.submit(getattr(worker, method), *args) for thread, worker in each]
+                futures = [thread.submit(getattr(worker, method), *args) for thread, worker in item]
             return Handle(self, method, futures)
 
         return call
@@ -203,20 +203,20 @@ class LocalRun:
 
     @property
     def metrics(self) -> list[Metrics]:
-        return [each for each in read_metrics(self.folder.metrics_file) if each.step]
+        return [record for record in read_metrics(self.folder.metrics_file) if record.step]
 
     @property
     def steps(self) -> list[int]:
         return [event.step for event in self.events if isinstance(event, StepFinished)]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
+        result: dict[str, torch.Tensor] = {}
         for component in ("actor", "critic"):
             group: Any = self.runner.groups.get(component)
             for worker in group.workers if group is not None else ():
                 state: dict[str, torch.Tensor] = worker._state.policy.state_dict()
-                found |= {f"{component}.{name}": value.clone() for name, value in state.items()}
-        return found
+                result |= {f"{component}.{name}": value.clone() for name, value in state.items()}
+        return result
 
 
 LocalTrain = Callable[..., LocalRun]
@@ -237,11 +237,11 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
         return hubs[-1].channel(name)
 
     def together(*handles: Any) -> list[list[Any]]:
-        while not all(each.done() for each in handles):
-            if any(each.failed for each in handles):
+        while not all(handle.done() for handle in handles):
+            if any(handle.failed for handle in handles):
                 break
             threading.Event().wait(0.001)
-        return [each.wait() for each in sorted(handles, key=lambda each: not each.failed)]
+        return [handle.wait() for handle in sorted(handles, key=lambda handle: not handle.failed)]
 
     monkeypatch.setattr("recipes.language.loop.reasoning_runner.Channel.create", created)
     for module in (

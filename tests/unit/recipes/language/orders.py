@@ -13,10 +13,10 @@ class Script:
         self.now = 0
 
     def poll(self) -> list[Any]:
-        found = [order for at, order in self.left if at <= self.now]
-        self.left = [each for each in self.left if each[0] > self.now]
+        results = [order for at, order in self.left if at <= self.now]
+        self.left = [item for item in self.left if item[0] > self.now]
         self.now += 1
-        return found
+        return results
 
     def wait(self) -> Any:
         assert self.left, "waited for an order that never comes"

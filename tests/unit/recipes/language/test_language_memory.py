@@ -29,8 +29,8 @@ def config_of(*overrides: str, file: str = "math_laptop") -> Any:
 
 
 def forecast(*overrides: str, file: str = "math_laptop", **counts: int) -> dict[str, ProcessForecast]:
-    found = language_memory.forecast(config_of(*overrides, file=file), counts)
-    return {each.component: each for each in found}
+    results = language_memory.forecast(config_of(*overrides, file=file), counts)
+    return {result.component: result for result in results}
 
 
 def parts(component: str, *overrides: str, file: str = "math_laptop", **counts: int) -> dict[str, int]:
@@ -128,12 +128,12 @@ def test_shards_divide_weights_and_are_sent_whole() -> None:
 
 def test_gradients_wait_whole_only_where_they_are_summed_once() -> None:
     small = ("actor.model.num_layers=16", "actor.max_tokens_per_micro_batch=32")
-    each, once = (
+    values, once = (
         parts("actor", *small, f"actor.fsdp_config.reduce_each_micro_batch={value}", actor=2)
         for value in ("true", "false")
     )
     assert once["gathered gradients"] == 2 * once["gradients"]
-    assert each["gathered gradients"] < once["gathered gradients"] / 3
+    assert values["gathered gradients"] < once["gathered gradients"] / 3
 
 
 def folder_of(path: Path, **sizes: Any) -> str:
@@ -214,8 +214,8 @@ def test_large_models_fit_where_they_should(
     config.save_pretrained(tmp_path)
     overrides = (f"actor.model.model_path={tmp_path}", "actor.fsdp_config.gradient_checkpointing=true", *keys)
     job = load_job("math_grpo_8gpu", overrides, environ={})
-    found = language_memory.forecast(cast("Any", job.config), {"actor": actors, "rollout": actors})
-    _, device = next(each for each in found if each.component == "actor").held(accelerated=True)
+    results = language_memory.forecast(cast("Any", job.config), {"actor": actors, "rollout": actors})
+    _, device = next(result for result in results if result.component == "actor").held(accelerated=True)
     assert device < gib * 2**30
     # The model is what fills it: with twice as much memory the keys would not be asked for.
     assert device > gib * 2**30 / 2

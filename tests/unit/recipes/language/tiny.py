@@ -63,10 +63,10 @@ def tiny_mixture() -> Any:
 
 def answers(rng: random.Random, prompt: tuple[int, ...], lengths: list[int]) -> list[Sequence]:
     """Return random answers of these lengths to one prompt."""
-    found: list[Sequence] = []
+    result: list[Sequence] = []
     for number, length in enumerate(lengths):
         tokens = tuple(rng.randrange(2, VOCABULARY) for _ in range(length))
-        found.append(
+        result.append(
             Sequence(
                 request_id="0",
                 sample=number,
@@ -77,7 +77,7 @@ def answers(rng: random.Random, prompt: tuple[int, ...], lengths: list[int]) -> 
                 finish_reason="stop",
             )
         )
-    return found
+    return result
 
 
 def random_batch(

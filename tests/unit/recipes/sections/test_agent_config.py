@@ -21,19 +21,19 @@ def test_a_cluster_is_enough(findings: Any) -> None:
 
 
 def test_http_needs_hosts(findings: Any) -> None:
-    found = findings(FILE + "agent:\n  tools: [http]\n", messages=True)
-    assert [(each[0], each[3]) for each in found] == [
+    diagnostics = findings(FILE + "agent:\n  tools: [http]\n", messages=True)
+    assert [(diagnostic[0], diagnostic[3]) for diagnostic in diagnostics] == [
         ("conflicting-settings", "write `agent.http.allow: [HOST, ...]`"),
     ]
-    assert [each[0] for each in findings(HTTP + "[]")] == ["conflicting-settings"]
+    assert [diagnostic[0] for diagnostic in findings(HTTP + "[]")] == ["conflicting-settings"]
     assert findings(HTTP + "[api.example.org, https://*.example.org, '10.0.0.0/8']") == []
 
 
 @pytest.mark.parametrize("host", ["ftp://example.org", "https://example.org/path", "example.org:99999", "'*'"])
 def test_hosts_that_are_none(findings: Any, host: str) -> None:
-    found = findings(HTTP + f"[example.org, {host}]", messages=True)
-    assert [each[:2] for each in found] == [("bad-value", host)]
-    assert "is not a valid host" in found[0][2]
+    diagnostics = findings(HTTP + f"[example.org, {host}]", messages=True)
+    assert [diagnostic[:2] for diagnostic in diagnostics] == [("bad-value", host)]
+    assert "is not a valid host" in diagnostics[0][2]
 
 
 def test_mcp_servers(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,12 +41,14 @@ def test_mcp_servers(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recipes.agent.config.agent_config.missing_modules", lambda names: [])
     assert findings(servers) == []
     assert findings(servers.replace("[python3, server.py]", "python3")) == []
-    found = findings(servers.replace("python3", "no-such-program"), messages=True)
-    assert [(each[0], each[2]) for each in found] == [
+    diagnostics = findings(servers.replace("python3", "no-such-program"), messages=True)
+    assert [(diagnostic[0], diagnostic[2]) for diagnostic in diagnostics] == [
         ("unusable-path", "the command `no-such-program` does not exist on this machine")
     ]
-    assert [each[0] for each in findings(servers.replace("command: [python3, server.py], ", ""))] == ["missing-key"]
-    assert [each[0] for each in findings(servers.replace("[python3, server.py]", "[]"))] == ["bad-value"]
+    assert [diagnostic[0] for diagnostic in findings(servers.replace("command: [python3, server.py], ", ""))] == [
+        "missing-key"
+    ]
+    assert [diagnostic[0] for diagnostic in findings(servers.replace("[python3, server.py]", "[]"))] == ["bad-value"]
     monkeypatch.setattr("recipes.agent.config.agent_config.missing_modules", list)
     assert findings(servers)[0][0] == "missing-extra"
 
@@ -55,25 +57,29 @@ def test_the_index_has_a_place_of_its_own(findings: Any) -> None:
     placed = FILE.replace("agent:", "agent,index:")
     searching = "agent:\n  tools: [search]\ndata:\n  type: lookups\n"
     assert findings(placed + searching) == []
-    assert [each[:2] for each in findings(placed)] == [("unused-component", "index")]
+    assert [diagnostic[:2] for diagnostic in findings(placed)] == [("unused-component", "index")]
 
 
 def test_environments_are_played_from_seeds(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     played = FILE + "agent:\n  run: env_agent\n  environment: {}\ndata:\n  type: episodes\n"
     assert findings(played) == []
-    assert [each[0] for each in findings(FILE + "data:\n  type: episodes\n")] == ["conflicting-settings"]
-    assert [each[0] for each in findings(FILE + "agent:\n  run: env_agent\n")] == ["conflicting-settings"]
+    assert [diagnostic[0] for diagnostic in findings(FILE + "data:\n  type: episodes\n")] == ["conflicting-settings"]
+    assert [diagnostic[0] for diagnostic in findings(FILE + "agent:\n  run: env_agent\n")] == ["conflicting-settings"]
     remote = played.replace("{}", "{type: openenv}")
-    assert [each[:2] for each in findings(remote)] == [("conflicting-settings", "openenv")]
+    assert [diagnostic[:2] for diagnostic in findings(remote)] == [("conflicting-settings", "openenv")]
     assert findings(remote.replace("openenv", "openenv, url: 'http://127.0.0.1:8000'")) == []
     monkeypatch.setattr("recipes.agent.config.agent_config.missing_modules", lambda names: [])
     library = played.replace("{}", "{type: verifiers}")
-    assert [each[:2] for each in findings(library)] == [("conflicting-settings", "verifiers")]
+    assert [diagnostic[:2] for diagnostic in findings(library)] == [("conflicting-settings", "verifiers")]
     assert findings(library.replace("verifiers", "verifiers, name: textarena, options: {game: Wordle-v0}")) == []
     monkeypatch.setattr("recipes.agent.config.agent_config.missing_modules", list)
-    assert [each[0] for each in findings(library.replace("verifiers", "verifiers, name: words"))] == ["missing-extra"]
-    assert [each[0] for each in findings(played.replace("{}", "{type: chess}"))] == ["unknown-choice"]
-    assert [each[0] for each in findings(played.replace("{}", "{type: 'no.such:Game'}"))] == ["missing-extra"]
+    assert [diagnostic[0] for diagnostic in findings(library.replace("verifiers", "verifiers, name: words"))] == [
+        "missing-extra"
+    ]
+    assert [diagnostic[0] for diagnostic in findings(played.replace("{}", "{type: chess}"))] == ["unknown-choice"]
+    assert [diagnostic[0] for diagnostic in findings(played.replace("{}", "{type: 'no.such:Game'}"))] == [
+        "missing-extra"
+    ]
 
 
 def test_python_needs_bubblewrap(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +87,8 @@ def test_python_needs_bubblewrap(findings: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("recipes.agent.config.agent_config.shutil.which", lambda name: f"/usr/bin/{name}")
     assert findings(programs) == []
     monkeypatch.setattr("recipes.agent.config.agent_config.shutil.which", lambda name: None)
-    found = findings(programs, messages=True)
-    assert [(each[0], each[1], each[3]) for each in found] == [
+    diagnostics = findings(programs, messages=True)
+    assert [(diagnostic[0], diagnostic[1], diagnostic[3]) for diagnostic in diagnostics] == [
         ("missing-extra", "python", "run `apt install bubblewrap`")
     ]
 
@@ -94,12 +100,12 @@ def test_doctor_tries_the_sandbox_where_programs_are_run() -> None:
         return trials(load_job("-", stdin=f"{FILE}agent:\n  tools: [{tools}]\n".encode()).config)
 
     assert tried("calculator") == []
-    (found,) = tried("calculator, python")
-    assert found[:3] == ("agent", "sandbox", "recipes.language.sandbox.sandbox_probe")
+    (result,) = tried("calculator, python")
+    assert result[:3] == ("agent", "sandbox", "recipes.language.sandbox.sandbox_probe")
 
 
 def test_files_beside_generated_tasks_are_refused(findings: Any) -> None:
     text = FILE + "data: {type: calculations, train_data_paths: [a.jsonl]}\n"
-    found = findings(text, messages=True)
+    diagnostics = findings(text, messages=True)
     message = "`data.type: calculations` generates its problems, but files are set too"
-    assert message in [each[2] for each in found]
+    assert message in [diagnostic[2] for diagnostic in diagnostics]

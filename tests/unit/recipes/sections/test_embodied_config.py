@@ -76,17 +76,17 @@ class TestComponents:
 
     def test_help_writes_no_group_where_the_file_has_none(self, findings: Any) -> None:
         text = LAPTOP.replace(f"actor,rollout,env: {NODE}", "actor,rollout: 0")
-        found = findings(text, messages=True)
-        assert [each[3] for each in found if each[0] == "missing-component"] == ["add `env: 0`"]
+        diagnostics = findings(text, messages=True)
+        assert [diagnostic[3] for diagnostic in diagnostics if diagnostic[0] == "missing-component"] == ["add `env: 0`"]
 
     def test_a_mistyped_one(self, findings: Any) -> None:
-        found = findings(LAPTOP.replace("env:", "evn:"), messages=True)
-        assert [each[0] for each in found] == ["missing-component", "unused-component"]
-        assert found[1][3] == "did you mean `env`?"
+        diagnostics = findings(LAPTOP.replace("env:", "evn:"), messages=True)
+        assert [diagnostic[0] for diagnostic in diagnostics] == ["missing-component", "unused-component"]
+        assert diagnostics[1][3] == "did you mean `env`?"
 
     def test_one_that_nobody_runs(self, findings: Any) -> None:
-        found = findings(LAPTOP + f"    agent: {NODE}\n", messages=True)
-        assert [(code, text, help) for code, text, _, help in found] == [
+        diagnostics = findings(LAPTOP + f"    agent: {NODE}\n", messages=True)
+        assert [(code, text, help) for code, text, _, help in diagnostics] == [
             ("unused-component", "agent", "its components are `actor`, `rollout`, `env`")
         ]
 
@@ -101,8 +101,8 @@ REMOVE = "or remove it: a batch is then about a quarter of a step's samples"
 
 class TestBatches:
     def test_a_batch_and_its_micro_batches(self, findings: Any) -> None:
-        found = findings(EIGHT + "actor:\n  global_batch_size: 800\n  micro_batch_size: 30\n", messages=True)
-        assert found == [
+        diagnostics = findings(EIGHT + "actor:\n  global_batch_size: 800\n  micro_batch_size: 30\n", messages=True)
+        assert diagnostics == [
             (
                 "batch-not-divisible",
                 "30",
@@ -117,10 +117,10 @@ class TestBatches:
         text = (
             LAPTOP.replace("actor,rollout,env", "rollout,env") + "    actor: {node_group: node, placement: '0:0-2'}\n"
         )
-        found = findings(text + "actor:\n  global_batch_size: 800\n", messages=True)
+        diagnostics = findings(text + "actor:\n  global_batch_size: 800\n", messages=True)
         message = "`actor.global_batch_size` does not divide evenly: 800 / 3 ranks = 266.667"
         help_text = f"3 actors cannot split 3200 samples evenly with a fixed batch size: {REMOVE[3:]}"
-        assert found == [("batch-not-divisible", "800", message, help_text)]
+        assert diagnostics == [("batch-not-divisible", "800", message, help_text)]
         assert findings(text) == []
 
     def test_every_remedy_is_accepted(self, findings: Any) -> None:
@@ -136,8 +136,8 @@ class TestBatches:
 
     def test_the_samples_of_a_step(self, findings: Any) -> None:
         text = LAPTOP + "env:\n  train:\n    total_num_envs: 48\n    rollout_epoch: 2\n"
-        found = findings(text + "actor:\n  global_batch_size: 900\n", messages=True)
-        assert found == [
+        diagnostics = findings(text + "actor:\n  global_batch_size: 900\n", messages=True)
+        assert diagnostics == [
             (
                 "batch-not-divisible",
                 "900",
@@ -178,8 +178,8 @@ class TestEnvironments:
 
     def test_by_workers_and_stages(self, findings: Any) -> None:
         text = EIGHT + "rollout:\n  pipeline_stage_num: 3\n"
-        found = findings(text, messages=True)
-        assert found == [
+        diagnostics = findings(text, messages=True)
+        assert diagnostics == [
             (
                 "envs-not-divisible",
                 "3",
@@ -190,16 +190,18 @@ class TestEnvironments:
         ]
 
     def test_evaluations_too(self, findings: Any) -> None:
-        found = findings(EIGHT + "env:\n  eval:\n    total_num_envs: 12\n", messages=True)
-        assert [(each[0], each[1]) for each in found] == [("envs-not-divisible", "12")]
-        assert "`env.eval.total_num_envs`" in found[0][2]
+        diagnostics = findings(EIGHT + "env:\n  eval:\n    total_num_envs: 12\n", messages=True)
+        assert [(diagnostic[0], diagnostic[1]) for diagnostic in diagnostics] == [("envs-not-divisible", "12")]
+        assert "`env.eval.total_num_envs`" in diagnostics[0][2]
 
     def test_groups_stay_together(self, findings: Any) -> None:
         text = EIGHT + "algorithm:\n  adv_type: grpo\n  loss_type: actor\n  group_size: 16\n"
-        found = findings(text, messages=True)
-        assert [each[:2] for each in found] == [("groups-not-divisible", "16")]
-        assert "64 / (8 workers x pipeline_stage_num 1 = 8) = 8 environments, / group_size 16 = 0.5" in found[0][2]
-        assert found[0][3] == "nearest valid `env.train.total_num_envs`: 128"
+        diagnostics = findings(text, messages=True)
+        assert [diagnostic[:2] for diagnostic in diagnostics] == [("groups-not-divisible", "16")]
+        assert (
+            "64 / (8 workers x pipeline_stage_num 1 = 8) = 8 environments, / group_size 16 = 0.5" in diagnostics[0][2]
+        )
+        assert diagnostics[0][3] == "nearest valid `env.train.total_num_envs`: 128"
 
     def test_chunks_fill_a_pass(self, findings: Any) -> None:
         assert findings(LAPTOP + "actor:\n  model:\n    num_action_chunks: 8\n") == [("envs-not-divisible", "8")]
@@ -209,13 +211,13 @@ class TestEnvironments:
 
 class TestKinds:
     def test_an_unknown_kind(self, findings: Any) -> None:
-        found = findings(LAPTOP + "env:\n  train:\n    env_type: franka_kim\n", messages=True)
-        assert [(each[0], each[1]) for each in found] == [("unknown-choice", "franka_kim")]
-        assert found[0][3].startswith("did you mean `franka_kin`?")
+        diagnostics = findings(LAPTOP + "env:\n  train:\n    env_type: franka_kim\n", messages=True)
+        assert [(diagnostic[0], diagnostic[1]) for diagnostic in diagnostics] == [("unknown-choice", "franka_kim")]
+        assert diagnostics[0][3].startswith("did you mean `franka_kin`?")
 
     def test_an_unknown_task(self, findings: Any) -> None:
-        found = findings(LAPTOP + "env:\n  train:\n    task: pikc\n", messages=True)
-        assert found == [
+        diagnostics = findings(LAPTOP + "env:\n  train:\n    task: pikc\n", messages=True)
+        assert diagnostics == [
             ("unknown-choice", "pikc", "`env_type: franka_kin` has no task `pikc`", "did you mean `pick`?")
         ]
 
@@ -237,7 +239,7 @@ class TestKinds:
         assert findings(LAPTOP + "env:\n  train:\n    env_type: gymnasium\n") == [("missing-task", "gymnasium")]
 
     @pytest.mark.parametrize(
-        ("more", "what"),
+        ("extra", "what"),
         [
             ((), "evaluation"),
             (("runner.val_check_interval=-1",), None),
@@ -245,7 +247,7 @@ class TestKinds:
         ],
     )
     def test_episodes_without_a_limit(
-        self, findings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], what: str | None
+        self, findings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: tuple[str, ...], what: str | None
     ) -> None:
         (tmp_path / "endless_slide.py").write_text(
             "import gymnasium\n\n\n"
@@ -255,16 +257,16 @@ class TestKinds:
         )
         monkeypatch.syspath_prepend(tmp_path)
         text = LAPTOP + "env:\n  train: {env_type: gymnasium, task: endless_slide:EndlessSlide-v0}\n"
-        messages = [finding[2] for finding in findings(text, *more, messages=True)]
+        messages = [finding[2] for finding in findings(text, *extra, messages=True)]
         assert [message.rpartition(": ")[2] for message in messages] == ([f"no {what} could end them"] if what else [])
-        assert findings(text, *more, "env.train.max_episode_steps=9") == []
+        assert findings(text, *extra, "env.train.max_episode_steps=9") == []
 
     def test_a_missing_package(self, findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
         task = "env:\n  train:\n    env_type: panda_gym\n    task: PandaReach-v3\n"
-        found = findings(LAPTOP + task, messages=True)
-        assert [each[:2] for each in found] == [("missing-extra", "panda_gym")]
-        assert found[0][3].startswith(f"run `{sys.executable} -m pip install 'panda-gym>=3.0.7,<4'`")
+        diagnostics = findings(LAPTOP + task, messages=True)
+        assert [diagnostic[:2] for diagnostic in diagnostics] == [("missing-extra", "panda_gym")]
+        assert diagnostics[0][3].startswith(f"run `{sys.executable} -m pip install 'panda-gym>=3.0.7,<4'`")
         elsewhere = LAPTOP.replace("  component_placement", "  hosts: [trainer]\n  component_placement")
         self.is_left_to_the_run(findings(elsewhere + task, messages=True))
         own = (
@@ -277,30 +279,33 @@ class TestKinds:
         placed = LAPTOP.replace(NODE, "{node_group: sim, placement: 0}")
         self.is_left_to_the_run(findings(placed + own + task, messages=True))
 
-    def is_left_to_the_run(self, found: list[tuple[str, str, str, str]]) -> None:
-        ((code, _, message, _),) = found
+    def is_left_to_the_run(self, actual: list[tuple[str, str, str, str]]) -> None:
+        ((code, _, message, _),) = actual
         assert code == "missing-extra"
         assert message == "`PandaReach-v3` cannot be checked here: `env` runs in another interpreter"
 
     def test_a_simulator_that_has_no_lock(self, findings: Any) -> None:
-        found = findings(LAPTOP + "env:\n  train:\n    env_type: maniskill\n", messages=True)
-        assert [(each[0], each[1]) for each in found] == [("missing-extra", "maniskill")]
-        assert "pip install mani_skill" in found[0][3]
+        diagnostics = findings(LAPTOP + "env:\n  train:\n    env_type: maniskill\n", messages=True)
+        assert [(diagnostic[0], diagnostic[1]) for diagnostic in diagnostics] == [("missing-extra", "maniskill")]
+        assert "pip install mani_skill" in diagnostics[0][3]
 
     def test_options_of_a_simulator_are_checked_without_it(self, findings: Any) -> None:
         text = "env:\n  train:\n    env_type: libero\n    options: {camras: [main], image_size: 4}\n"
-        found = {each[0]: each for each in findings(LAPTOP + text, messages=True)}
-        assert found.keys() == {"missing-extra", "bad-value", "unknown-choice"}
-        assert "rlinf env setup libero" in found["missing-extra"][3]
-        assert "greater than or equal to 8" in found["bad-value"][2]
-        assert found["unknown-choice"][3] == "did you mean `cameras`?"
+        results = {diagnostic[0]: diagnostic for diagnostic in findings(LAPTOP + text, messages=True)}
+        assert results.keys() == {"missing-extra", "bad-value", "unknown-choice"}
+        assert "rlinf env setup libero" in results["missing-extra"][3]
+        assert "greater than or equal to 8" in results["bad-value"][2]
+        assert results["unknown-choice"][3] == "did you mean `cameras`?"
 
     def test_a_policy_on_images_needs_a_camera_of_the_simulator(self, findings: Any) -> None:
         text = (
             "actor: {model: {model_type: cnn_policy}}\nenv: {train: {env_type: metaworld, options: {cameras: [%s]}}}\n"
         )
-        assert [each[0] for each in findings(LAPTOP + text % "wrist")] == ["missing-extra"]
-        assert {each[0] for each in findings(LAPTOP + text % "")} == {"missing-extra", "conflicting-settings"}
+        assert [diagnostic[0] for diagnostic in findings(LAPTOP + text % "wrist")] == ["missing-extra"]
+        assert {diagnostic[0] for diagnostic in findings(LAPTOP + text % "")} == {
+            "missing-extra",
+            "conflicting-settings",
+        }
 
     def test_videos_need_evaluations(self, findings: Any) -> None:
         for section in ("train", "eval"):
@@ -374,21 +379,21 @@ class TestRobots:
 
     def test_no_arm_where_env_is_placed(self, findings: Any) -> None:
         moved = ARMS.replace("{node_group: arms, placement: 0-1}", "{node_group: node, placement: '0:0-1'}")
-        found = findings(moved, messages=True)
-        told = {code: (text, message) for code, text, message, *_ in found}
-        assert told.keys() == {"conflicting-settings", "idle-robots"}
-        assert told["conflicting-settings"][0] == "franka_robot"
-        assert "`env` is placed on `node`, which declares none" in told["conflicting-settings"][1]
+        diagnostics = findings(moved, messages=True)
+        values = {code: (text, message) for code, text, message, *_ in diagnostics}
+        assert values.keys() == {"conflicting-settings", "idle-robots"}
+        assert values["conflicting-settings"][0] == "franka_robot"
+        assert "`env` is placed on `node`, which declares none" in values["conflicting-settings"][1]
 
     def test_more_environments_than_arms(self, findings: Any) -> None:
-        found = findings(ARMS.replace("total_num_envs: 2", "total_num_envs: 4"), messages=True)
-        assert [(each[0], each[1], each[3]) for each in found] == [
+        diagnostics = findings(ARMS.replace("total_num_envs: 2", "total_num_envs: 4"), messages=True)
+        assert [(diagnostic[0], diagnostic[1], diagnostic[3]) for diagnostic in diagnostics] == [
             ("conflicting-settings", "4", "write `total_num_envs: 2`")
         ]
 
     def test_stages_would_share_an_arm(self, findings: Any) -> None:
-        found = findings(ARMS + "rollout:\n  pipeline_stage_num: 2\n")
-        assert ("conflicting-settings", "2") in found
+        diagnostics = findings(ARMS + "rollout:\n  pipeline_stage_num: 2\n")
+        assert ("conflicting-settings", "2") in diagnostics
 
 
 class TestConflicts:
@@ -448,16 +453,16 @@ class TestPasses:
         ids=["rest", "told", "no values", "groups"],
     )
     def test_where_passes_reset_a_longer_episode_is_refused(self, findings: Any, rest: str) -> None:
-        (found,) = findings(LAPTOP + rest, messages=True)
-        assert (found[0], found[1]) == ("conflicting-settings", "60")
-        assert "an episode has up to 60 steps, but a pass has 50" in found[2]
-        assert found[3] == "write `max_steps_per_rollout_epoch: 60` or more, or `max_episode_steps: 50`"
+        (diagnostics,) = findings(LAPTOP + rest, messages=True)
+        assert (diagnostics[0], diagnostics[1]) == ("conflicting-settings", "60")
+        assert "an episode has up to 60 steps, but a pass has 50" in diagnostics[2]
+        assert diagnostics[3] == "write `max_steps_per_rollout_epoch: 60` or more, or `max_episode_steps: 50`"
 
     def test_the_limit_of_the_arm_counts_as_well(self, findings: Any) -> None:
         text = "env:\n  train: {max_steps_per_rollout_epoch: 25, auto_reset: false}\n"
-        (found,) = findings(LAPTOP + text + "actor: {global_batch_size: 800}\n", messages=True)
-        assert (found[0], found[1]) == ("conflicting-settings", "25")
-        assert found[3] == "write `max_steps_per_rollout_epoch: 50` or more"
+        (diagnostics,) = findings(LAPTOP + text + "actor: {global_batch_size: 800}\n", messages=True)
+        assert (diagnostics[0], diagnostics[1]) == ("conflicting-settings", "25")
+        assert diagnostics[3] == "write `max_steps_per_rollout_epoch: 50` or more"
 
     @pytest.mark.parametrize(
         ("env", "algorithm", "why"),
@@ -469,15 +474,15 @@ class TestPasses:
     )
     def test_what_cannot_be_continued_is_refused(self, findings: Any, env: str, algorithm: str, why: str) -> None:
         text = f"env:\n  train: {{reset_each_pass: false, {env}}}\nalgorithm: {algorithm}\n"
-        (found,) = findings(LAPTOP + text, messages=True)
-        assert (found[0], found[1]) == ("conflicting-settings", "false")
-        assert why in found[2]
+        (diagnostics,) = findings(LAPTOP + text, messages=True)
+        assert (diagnostics[0], diagnostics[1]) == ("conflicting-settings", "false")
+        assert why in diagnostics[2]
 
     def test_the_limit_of_a_gymnasium_id_counts_as_well(self, findings: Any) -> None:
         pytest.importorskip("gymnasium")
         text = "env:\n  train: {env_type: gymnasium, task: CartPole-v1, reset_each_pass: true}\n"
-        (found,) = findings(LAPTOP + text, messages=True)
-        assert found[3] == "write `max_steps_per_rollout_epoch: 500` or more"
+        (diagnostics,) = findings(LAPTOP + text, messages=True)
+        assert diagnostics[3] == "write `max_steps_per_rollout_epoch: 500` or more"
 
 
 class TestImports:
@@ -500,9 +505,9 @@ class TestImports:
         ],
     )
     def test_what_cannot_be_imported(self, findings: Any, text: str, code: str, value: str, said: str) -> None:
-        (found,) = findings(LAPTOP + text + "\n", messages=True)
-        assert (found[0], found[1]) == (code, f"'{value}'")
-        assert said in found[2]
+        (diagnostics,) = findings(LAPTOP + text + "\n", messages=True)
+        assert (diagnostics[0], diagnostics[1]) == (code, f"'{value}'")
+        assert said in diagnostics[2]
 
     def test_what_can_be_is_not_imported(self, findings: Any) -> None:
         assert findings(LAPTOP + "env: {train: {env_type: 'pexpect.popen_spawn:PopenSpawn'}}\n") == []
@@ -511,16 +516,16 @@ class TestImports:
     def test_in_another_interpreter_it_cannot_be_checked(self, findings: Any) -> None:
         text = LAPTOP.replace("cluster:\n", "cluster:\n  python_interpreter_path: /opt/sim/bin/python\n")
         notes = findings(text + "env: {train: {env_type: 'no_such:Env'}}\n", messages=True)
-        assert ["cannot be checked here" in each[2] for each in notes if each[0] == "missing-extra"] == [True]
+        assert ["cannot be checked here" in note[2] for note in notes if note[0] == "missing-extra"] == [True]
 
     def test_gymnasium_is_asked_for_its_ids(self, findings: Any) -> None:
         pytest.importorskip("gymnasium")
         text = "env: {{train: {{env_type: gymnasium, task: {}, options: {}}}}}\n"
-        (found,) = findings(LAPTOP + text.format("CartPol-v1", "{}"), messages=True)
-        assert (found[0], found[1]) == ("unknown-choice", "CartPol-v1")
-        assert "CartPol" in found[2]
-        (found,) = findings(LAPTOP + text.format("CartPole-v1", "{no_such: 1}"), messages=True)
-        assert "no_such" in found[2]
+        (diagnostics,) = findings(LAPTOP + text.format("CartPol-v1", "{}"), messages=True)
+        assert (diagnostics[0], diagnostics[1]) == ("unknown-choice", "CartPol-v1")
+        assert "CartPol" in diagnostics[2]
+        (diagnostics,) = findings(LAPTOP + text.format("CartPole-v1", "{no_such: 1}"), messages=True)
+        assert "no_such" in diagnostics[2]
         assert findings(LAPTOP + text.format("CartPole-v1", "{}")) == []
 
     @pytest.mark.parametrize(
@@ -529,10 +534,10 @@ class TestImports:
     )
     def test_a_policy_on_images_needs_images(self, findings: Any, env: str, where: str) -> None:
         text = f"env: {{train: {env}}}\nactor: {{model: {{model_type: cnn_policy}}}}\n"
-        (found,) = findings(LAPTOP + text, messages=True)
-        assert (found[0], found[1]) == ("conflicting-settings", "cnn_policy")
-        assert found[2] == f"`cnn_policy` needs images, but `{where}` has none"
-        assert found[3] == "write `model_type: mlp_policy`"
+        (diagnostics,) = findings(LAPTOP + text, messages=True)
+        assert (diagnostics[0], diagnostics[1]) == ("conflicting-settings", "cnn_policy")
+        assert diagnostics[2] == f"`cnn_policy` needs images, but `{where}` has none"
+        assert diagnostics[3] == "write `model_type: mlp_policy`"
 
 
 class TestEvaluation:
@@ -572,11 +577,11 @@ class TestManyActorsAndFewArms:
     def test_with_the_arms(self, findings: Any, text: str) -> None:
         arms = 2 if "agent" in text else 1
         robot = (*self.ROBOT, f"env.train.total_num_envs={arms}")
-        assert {each[0] for each in findings(f"recipe: embodied\n{text}", *robot)} <= self.NOTES
+        assert {diagnostic[0] for diagnostic in findings(f"recipe: embodied\n{text}", *robot)} <= self.NOTES
 
     def test_robots_that_nothing_uses_are_a_warning(self, findings: Any, text: str) -> None:
-        found = findings(f"recipe: embodied\n{text}", messages=True)
-        (warned,) = [each for each in found if each[0] not in self.NOTES]
+        diagnostics = findings(f"recipe: embodied\n{text}", messages=True)
+        (warned,) = [diagnostic for diagnostic in diagnostics if diagnostic[0] not in self.NOTES]
         assert warned[0] == "unused-robots"
         assert warned[2] == "`env` is placed on the robots of `franka`, but `env_type: franka_kin` uses none"
         assert "env_type: franka_robot" in warned[3]
@@ -607,12 +612,16 @@ class TestOptions:
         )
         assert (code, text, message) == ("unknown-key", "2", "unknown option `largest_wieght`")
         assert help_text == "did you mean `largest_weight`?"
-        (missing,) = [each for each in findings(self.text("{other: 1}"), messages=True) if each[0] == "missing-key"]
+        (missing,) = [
+            diagnostic
+            for diagnostic in findings(self.text("{other: 1}"), messages=True)
+            if diagnostic[0] == "missing-key"
+        ]
         assert missing[2] == "`cispo` needs the option `largest_weight`"
 
     def test_without_an_owner_they_have_no_effect(self, findings: Any) -> None:
         for options in ("actor.model.options.depth=3", "algorithm.options.x=1"):
-            assert [each[0] for each in findings(LAPTOP, options)] == ["not-available"]
+            assert [diagnostic[0] for diagnostic in findings(LAPTOP, options)] == ["not-available"]
 
     def test_an_owner_that_is_not_there_is_told_once(self, findings: Any) -> None:
         text = self.text("{a: 1}").replace(self.OWN, "my_lab.elsewhere")
@@ -678,9 +687,9 @@ env: {train: {env_type: franka_vision}}
     ],
 )
 def test_half_precision_whose_gradients_would_vanish_is_refused(key: str) -> None:
-    def refused(*given: str) -> list[str]:
-        found = load_job("laptop", given, environ={}).diagnostics
-        return [each.help for each in found if "would lose gradients" in each.message]
+    def refused(*arguments: str) -> list[str]:
+        diagnostics = load_job("laptop", arguments, environ={}).diagnostics
+        return [diagnostic.help for diagnostic in diagnostics if "would lose gradients" in diagnostic.message]
 
     assert refused(f"{key}=fp16") == ["write `bf16`, which has the range of fp32"]
     assert refused(f"{key}=bf16") == []

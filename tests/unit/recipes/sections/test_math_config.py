@@ -27,15 +27,17 @@ def test_a_cluster_is_enough(findings: Any) -> None:
 
 
 def test_reward_needs_a_place(findings: Any) -> None:
-    found = findings(LAPTOP.replace(",reward", ""), messages=True)
-    assert [(each[0], each[3]) for each in found] == [("missing-component", f"add `reward: {NODE}`")]
+    diagnostics = findings(LAPTOP.replace(",reward", ""), messages=True)
+    assert [(diagnostic[0], diagnostic[3]) for diagnostic in diagnostics] == [
+        ("missing-component", f"add `reward: {NODE}`")
+    ]
 
 
 def test_files_beside_generated_problems_are_refused(findings: Any) -> None:
     text = LAPTOP + "data: {type: sums, train_data_paths: [a.jsonl]}\n"
-    found = findings(text, messages=True)
+    diagnostics = findings(text, messages=True)
     assert ("conflicting-settings", "write `data.type: jsonl`, or remove the files") in [
-        (each[0], each[3]) for each in found
+        (diagnostic[0], diagnostic[3]) for diagnostic in diagnostics
     ]
 
 
@@ -43,9 +45,9 @@ def test_files_beside_generated_problems_are_refused(findings: Any) -> None:
 def test_too_few_problems_to_hold_some_out(tmp_path: Path, findings: Any, count: int, message: str) -> None:
     file = tmp_path / "few.jsonl"
     file.write_text('{"prompt": "1+2=", "answer": "3"}\n' * count)
-    found = findings(LAPTOP + f"data: {{train_data_paths: [{file}]}}\n", messages=True)
-    assert any("too few" in each[2] for each in found) == bool(message)
-    assert not message or any(each[2].startswith(message) for each in found)
+    diagnostics = findings(LAPTOP + f"data: {{train_data_paths: [{file}]}}\n", messages=True)
+    assert any("too few" in diagnostic[2] for diagnostic in diagnostics) == bool(message)
+    assert not message or any(diagnostic[2].startswith(message) for diagnostic in diagnostics)
 
 
 @pytest.mark.parametrize(("prompt", "unread"), [("3*4=", ""), ("3 apples and 4", "'a'")])
@@ -59,8 +61,10 @@ def test_characters_unknown_to_a_model_from_scratch(tmp_path: Path, findings: An
 
 
 def test_the_samples_of_a_step(findings: Any) -> None:
-    found = findings(LAPTOP + "data:\n  rollout_batch_size: 30\nactor:\n  global_batch_size: 256\n", messages=True)
-    assert found == [
+    diagnostics = findings(
+        LAPTOP + "data:\n  rollout_batch_size: 30\nactor:\n  global_batch_size: 256\n", messages=True
+    )
+    assert diagnostics == [
         (
             "batch-not-divisible",
             "256",
@@ -88,14 +92,14 @@ def test_options_that_nothing_reads_are_refused(findings: Any, override: str, co
 def test_minibatches_are_counted_once(findings: Any) -> None:
     both = "actor:\n  global_batch_size: 128\nalgorithm:\n  n_minibatches: {}\n"
     assert findings(LAPTOP + both.format(2)) == []
-    found = findings(LAPTOP + both.format(4), messages=True)
-    assert [each[0] for each in found] == ["conflicting-settings"]
-    assert "32 x group_size 8 = 256 answers / `actor.global_batch_size` 128 = 2" in found[0][2]
+    diagnostics = findings(LAPTOP + both.format(4), messages=True)
+    assert [diagnostic[0] for diagnostic in diagnostics] == ["conflicting-settings"]
+    assert "32 x group_size 8 = 256 answers / `actor.global_batch_size` 128 = 2" in diagnostics[0][2]
 
 
 def test_sequences_hold_prompt_and_answer(findings: Any) -> None:
-    found = findings(LAPTOP + "rollout:\n  sampling_params:\n    max_new_tokens: 1500\n", messages=True)
-    assert found == [
+    diagnostics = findings(LAPTOP + "rollout:\n  sampling_params:\n    max_new_tokens: 1500\n", messages=True)
+    assert diagnostics == [
         (
             "conflicting-settings",
             "1500",
@@ -182,8 +186,8 @@ def test_passes_are_bounded_by_tokens_and_by_answers(tmp_path: Path) -> None:
 
 
 def test_the_adapterless_actor_is_a_reference(findings: Any) -> None:
-    found = findings(LAPTOP + "algorithm:\n  kl_beta: 0.1\nactor:\n  model: {lora: {rank: 4}}\n", messages=True)
-    assert not [each for each in found if "reference" in each[2]]
+    diagnostics = findings(LAPTOP + "algorithm:\n  kl_beta: 0.1\nactor:\n  model: {lora: {rank: 4}}\n", messages=True)
+    assert not [diagnostic for diagnostic in diagnostics if "reference" in diagnostic[2]]
 
 
 SHARED = """\
@@ -205,14 +209,14 @@ runner: {{max_staleness: {staleness}}}
 def test_engines_that_never_stop_want_accelerators_of_their_own(
     findings: Any, engines: str, staleness: int, warned: bool
 ) -> None:
-    found = findings(SHARED.format(engines=engines, staleness=staleness), messages=True)
-    assert any("they share accelerators" in each[2] for each in found) == warned
+    diagnostics = findings(SHARED.format(engines=engines, staleness=staleness), messages=True)
+    assert any("they share accelerators" in diagnostic[2] for diagnostic in diagnostics) == warned
 
 
 def test_adapters_of_random_weights_are_a_poor_start(findings: Any, model: Path) -> None:
     adapters = "{lora: {rank: 4}}"
-    found = findings(LAPTOP + f"actor:\n  model: {adapters}\n", messages=True)
-    assert [(each[0], each[3]) for each in found] == [
+    diagnostics = findings(LAPTOP + f"actor:\n  model: {adapters}\n", messages=True)
+    assert [(diagnostic[0], diagnostic[3]) for diagnostic in diagnostics] == [
         ("conflicting-settings", "give `actor.model.model_path`, or remove `lora`")
     ]
     assert findings(LAPTOP + f"actor:\n  model: {{model_path: {model}, lora: {{rank: 4}}}}\n") == []
@@ -276,8 +280,10 @@ def test_no_key_is_without_effect_in_silence(findings: Any, sections: str, under
     ],
 )
 def test_sources_of_problems_are_whole(findings: Any, sections: str, underlined: str) -> None:
-    found = findings(LAPTOP + sections)
-    assert [each for each in found if each[0] == "conflicting-settings"] == [("conflicting-settings", underlined)]
+    diagnostics = findings(LAPTOP + sections)
+    assert [diagnostic for diagnostic in diagnostics if diagnostic[0] == "conflicting-settings"] == [
+        ("conflicting-settings", underlined)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -297,11 +303,13 @@ def test_packages_that_this_python_lacks(
             f"recipes.language.rules.{rules}.missing_modules", lambda names: [name for name in names if name == module]
         )
 
-    found = findings(LAPTOP + sections, messages=True)
+    diagnostics = findings(LAPTOP + sections, messages=True)
 
-    assert [(each[0], f"`{module}`" in each[2], "pip install" in each[3]) for each in found if each[0] == code] == [
-        (code, True, True)
-    ]
+    assert [
+        (diagnostic[0], f"`{module}`" in diagnostic[2], "pip install" in diagnostic[3])
+        for diagnostic in diagnostics
+        if diagnostic[0] == code
+    ] == [(code, True, True)]
 
 
 @pytest.fixture
@@ -340,10 +348,10 @@ def test_what_a_folder_lacks_is_found_before_a_run(
     if content is not None:
         (model / file).write_text(content)
 
-    found = findings(LAPTOP, f"actor.model.model_path={model}", messages=True)
+    diagnostics = findings(LAPTOP, f"actor.model.model_path={model}", messages=True)
 
-    assert [each[0] for each in found] == ["unusable-path"]
-    assert words in found[0][2]
+    assert [diagnostic[0] for diagnostic in diagnostics] == ["unusable-path"]
+    assert words in diagnostics[0][2]
     config: Any = load_with_lint("math_laptop", [f"actor.model.model_path={model}"], environ={}).config
     with pytest.raises(ConfigError, match=re.escape(words)):
         require_model(config)
@@ -354,11 +362,11 @@ def test_a_chat_template_that_is_not_there(findings: Any, model: Path) -> None:
     assert findings(LAPTOP + chat) == [("conflicting-settings", "true")]
 
     asked = findings(LAPTOP + chat, f"actor.model.model_path={model}", messages=True)
-    assert [(each[0], "has no chat template" in each[2]) for each in asked] == [("unusable-path", True)]
+    assert [(item[0], "has no chat template" in item[2]) for item in asked] == [("unusable-path", True)]
 
     (model / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
     broken = findings(LAPTOP + chat, f"actor.model.model_path={model}", messages=True)
-    assert [(each[0], "has no tokenizer" in each[2]) for each in broken] == [("unusable-path", True)]
+    assert [(item[0], "has no tokenizer" in item[2]) for item in broken] == [("unusable-path", True)]
 
 
 TURNS = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -368,7 +376,7 @@ NO_ASSISTANT = "{% for m in messages %}{% if m.role != 'assistant' %}{{ m.conten
 
 
 @pytest.mark.parametrize(
-    ("template", "data", "found"),
+    ("template", "data", "actual"),
     [
         (TURNS, "", None),
         (TURNS, "  system_prompt: Be brief.\n", None),
@@ -384,20 +392,20 @@ NO_ASSISTANT = "{% for m in messages %}{% if m.role != 'assistant' %}{{ m.conten
     ],
 )
 def test_what_the_job_says_is_written_by_the_template(
-    findings: Any, model: Path, template: str, data: str, found: tuple[str, str] | None
+    findings: Any, model: Path, template: str, data: str, actual: tuple[str, str] | None
 ) -> None:
     save_tokenizer(model, template)
     chat = "data:\n  apply_chat_template: true\n" + data
     report = findings(LAPTOP + chat, f"actor.model.model_path={model}", messages=True)
-    expected = [] if found is None else [("unusable-path", found[0])]
-    assert [each[:2] for each in report if each[0] != "renamed-key"] == expected
-    if found is not None:
-        assert found[1] in report[0][2]
+    expected = [] if actual is None else [("unusable-path", actual[0])]
+    assert [item[:2] for item in report if item[0] != "renamed-key"] == expected
+    if actual is not None:
+        assert actual[1] in report[0][2]
         overrides = [f"actor.model.model_path={model}", "data.apply_chat_template=true"]
         config: Any = load_with_lint("math_laptop", overrides, environ={}).config
-        given = yaml_section(data)
-        config = config.model_copy(update={"data": config.data.model_copy(update=given)})
-        with pytest.raises(ConfigError, match=re.escape(found[1])):
+        inputs = yaml_section(data)
+        config = config.model_copy(update={"data": config.data.model_copy(update=inputs)})
+        with pytest.raises(ConfigError, match=re.escape(actual[1])):
             require_model(config)
 
 
@@ -422,18 +430,20 @@ def test_agents_need_a_template_for_every_role(
     file = LAPTOP.replace("recipe: math", "recipe: agent").replace("reward:", "reward,agent:")
     text = file + "data:\n  apply_chat_template: true\n" + (f"agent:\n{agent}" if agent else "")
     report = findings(text, f"actor.model.model_path={model}", messages=True)
-    assert [why in each[2] for each in report if why] == ([] if why is None else [True])
+    assert [why in item[2] for item in report if why] == ([] if why is None else [True])
 
 
 def test_messages_of_a_file_are_written_by_the_template(findings: Any, model: Path, tmp_path: Path) -> None:
     save_tokenizer(model, NO_SYSTEM)
     file = tmp_path / "some.jsonl"
     asked = [{"role": "user", "content": "1+1"}]
-    rows = [{"prompt": each, "answer": "2"} for each in (asked, [{"role": "system", "content": "s"}, *asked])]
-    file.write_text("".join(json.dumps(each) + "\n" for each in rows) * 5)
+    rows = [{"prompt": item, "answer": "2"} for item in (asked, [{"role": "system", "content": "s"}, *asked])]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) * 5)
     chat = f"data:\n  apply_chat_template: true\n  train_data_paths: {file}\n"
-    found = findings(LAPTOP + chat, f"actor.model.model_path={model}", messages=True)
-    assert [("problem 1" in each[2], "no system" in each[2]) for each in found] == [(True, True)]
+    diagnostics = findings(LAPTOP + chat, f"actor.model.model_path={model}", messages=True)
+    assert [("problem 1" in diagnostic[2], "no system" in diagnostic[2]) for diagnostic in diagnostics] == [
+        (True, True)
+    ]
 
 
 def test_messages_without_a_template_are_refused(findings: Any, tmp_path: Path) -> None:
@@ -464,7 +474,7 @@ def test_missing_folder_may_be_elsewhere_until_a_run_starts() -> None:
     job = load_with_lint("math_laptop", ["actor.model.model_path=/nowhere/model"], environ={})
 
     assert job.diagnostics.ok
-    assert [each.code for each in job.diagnostics] == ["unusable-path"]
+    assert [diagnostic.code for diagnostic in job.diagnostics] == ["unusable-path"]
     with pytest.raises(ConfigError, match="does not exist"):
         require_model(cast("Any", job.config))
 
@@ -483,11 +493,11 @@ def test_files_of_problems_are_looked_into(findings: Any, model: Path, tmp_path:
     file = tmp_path / "some.jsonl"
     file.write_text(text)
 
-    given = (f"data.train_data_paths={file}", f"actor.model.model_path={model}")
-    found = findings(LAPTOP, *given, messages=True)
+    inputs = (f"data.train_data_paths={file}", f"actor.model.model_path={model}")
+    diagnostics = findings(LAPTOP, *inputs, messages=True)
 
-    assert [each[0] for each in found] == ["unusable-path"]
-    assert words in found[0][2]
+    assert [diagnostic[0] for diagnostic in diagnostics] == ["unusable-path"]
+    assert words in diagnostics[0][2]
 
 
 @pytest.mark.parametrize("name", ["some.jsonl", "some.parquet"])
@@ -495,9 +505,9 @@ def test_a_pipe_in_the_place_of_data_is_not_waited_for(findings: Any, model: Pat
     os.mkfifo(tmp_path / name)
 
     options = (f"data.train_data_paths={tmp_path / name}", f"actor.model.model_path={model}")
-    told = findings(LAPTOP, *options, messages=True)
+    diagnostics = findings(LAPTOP, *options, messages=True)
 
-    assert "is a pipe, not a regular file" in told[0][2]
+    assert "is a pipe, not a regular file" in diagnostics[0][2]
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
@@ -507,9 +517,9 @@ def test_a_pipe_in_a_model_folder_is_not_waited_for(findings: Any, model: Path, 
     os.mkfifo(model / name)
 
     chat = LAPTOP + "data:\n  apply_chat_template: true\n"
-    told = findings(chat, f"actor.model.model_path={model}", messages=True)
+    diagnostics = findings(chat, f"actor.model.model_path={model}", messages=True)
 
-    assert f"`{name}` is a pipe" in told[0][2]
+    assert f"`{name}` is a pipe" in diagnostics[0][2]
 
 
 @pytest.mark.parametrize(
@@ -524,10 +534,10 @@ def test_columns_that_trl_functions_want_are_in_the_data(
     file.write_text('{"prompt": "1+1", "answer": "2", "solution": "2"}\n{"prompt": "1+2", "answer": "3"}\n' * 5)
 
     options = (f"data.train_data_paths={file}", f"actor.model.model_path={model}")
-    found = findings(LAPTOP, *options, "reward.reward_type=columns_of_trl:score", messages=True)
+    diagnostics = findings(LAPTOP, *options, "reward.reward_type=columns_of_trl:score", messages=True)
 
-    assert [each[0] for each in found] == codes
-    assert all("`hint`" in each[2] for each in found)
+    assert [diagnostic[0] for diagnostic in diagnostics] == codes
+    assert all("`hint`" in diagnostic[2] for diagnostic in diagnostics)
 
 
 def test_a_reward_function_is_looked_for(findings: Any) -> None:
@@ -565,16 +575,16 @@ def test_engines_are_taken_for_what_they_can_do(findings: Any, sections: str) ->
 
 
 def test_engine_package_is_required_where_rollout_runs(findings: Any) -> None:
-    found = findings(LAPTOP + "rollout:\n  backend: sglang\n", messages=True)
-    assert [each[:2] for each in found] == [("missing-extra", "sglang")]
-    assert "pip install sglang" in found[0][3]
+    diagnostics = findings(LAPTOP + "rollout:\n  backend: sglang\n", messages=True)
+    assert [diagnostic[:2] for diagnostic in diagnostics] == [("missing-extra", "sglang")]
+    assert "pip install sglang" in diagnostics[0][3]
     group = (
         "    - {label: other, node_ranks: 0, env_configs: [{node_ranks: 0, python_interpreter_path: /opt/python}]}\n"
     )
     own = (
         LAPTOP.replace(",rollout", "") + "    rollout: {node_group: other, placement: '0:0'}\n  node_groups:\n" + group
     )
-    codes = {each[0] for each in findings(own + "rollout:\n  backend: sglang\n")}
+    codes = {diagnostic[0] for diagnostic in findings(own + "rollout:\n  backend: sglang\n")}
     assert "missing-extra" not in codes
 
 
@@ -601,8 +611,8 @@ def test_engine_package_is_required_where_rollout_runs(findings: Any) -> None:
     ],
 )
 def test_what_an_engine_cannot_do_is_refused(findings: Any, sections: str, code: str, underlined: str) -> None:
-    found = findings(LAPTOP + sections)
-    assert (code, underlined) in found
+    diagnostics = findings(LAPTOP + sections)
+    assert (code, underlined) in diagnostics
 
 
 def test_keys_of_related_projects_that_mean_the_same_are_taken(findings: Any) -> None:
@@ -631,19 +641,19 @@ reward:
 def test_keys_of_related_projects_are_answered_by_ours(findings: Any, section: str, keys: tuple[str, ...]) -> None:
     written = "".join(f"  {key}: 1\n" for key in keys)
 
-    found = findings(f"{LAPTOP}{section}:\n{written}", messages=True)
+    diagnostics = findings(f"{LAPTOP}{section}:\n{written}", messages=True)
 
-    assert [each[1] for each in found] == list(keys)
-    assert all("known keys" not in each[3] for each in found)
+    assert [diagnostic[1] for diagnostic in diagnostics] == list(keys)
+    assert all("known keys" not in diagnostic[3] for diagnostic in diagnostics)
 
 
 @pytest.mark.parametrize("key", ["actor_rollout_ref", "trainer", "reward_model", "custom_reward_function"])
 def test_sections_of_related_projects_are_answered_by_ours(findings: Any, key: str) -> None:
-    found = findings(f"{LAPTOP}{key}: {{}}\n", messages=True)
+    diagnostics = findings(f"{LAPTOP}{key}: {{}}\n", messages=True)
 
-    assert [each[1] for each in found] == [key]
-    assert "`" in found[0][3]
-    assert "known keys" not in found[0][3]
+    assert [diagnostic[1] for diagnostic in diagnostics] == [key]
+    assert "`" in diagnostics[0][3]
+    assert "known keys" not in diagnostics[0][3]
 
 
 @pytest.mark.parametrize(("partial", "expected"), [("true", [("conflicting-settings", "true")]), ("false", [])])
@@ -654,7 +664,7 @@ def test_an_engine_that_cannot_keep_unfinished_answers_ends_them(
     text = LAPTOP + f"runner: {{max_staleness: 1, partial_rollout: {partial}}}\n"
     text += f"rollout: {{backend: server, server: {server}, sampling_params: {{temperature: 1}}}}\n"
     text += "actor: {model: {model_path: nowhere}}\n"
-    assert [each for each in findings(text) if each[0] != "unusable-path"] == expected
+    assert [diagnostic for diagnostic in findings(text) if diagnostic[0] != "unusable-path"] == expected
 
 
 def test_a_server_takes_weights_from_one_worker(findings: Any) -> None:
@@ -681,14 +691,14 @@ def test_half_precision_whose_gradients_would_vanish_is_refused(key: str) -> Non
         "critic.model={}",
     ]
     job = load_with_lint("math_laptop", [*critic, f"{key}=fp16"], environ={})
-    found = [(each.code, each.help) for each in job.diagnostics if "fp16" in each.message]
-    assert found == [("conflicting-settings", "write `bf16`, which has the range of fp32")]
+    results = [(diagnostic.code, diagnostic.help) for diagnostic in job.diagnostics if "fp16" in diagnostic.message]
+    assert results == [("conflicting-settings", "write `bf16`, which has the range of fp32")]
     assert not job.diagnostics.ok
 
 
 def test_half_precision_serves_an_evaluation() -> None:
     job = load_with_lint("math_laptop", ["runner.only_eval=true", "actor.model.precision=fp16"], environ={})
-    assert not [each for each in job.diagnostics if "would lose gradients" in each.message]
+    assert not [diagnostic for diagnostic in job.diagnostics if "would lose gradients" in diagnostic.message]
 
 
 @pytest.mark.parametrize(("rate", "is_usual"), [("10", False), ("0.06", False), ("0.01", True), ("1e-7", True)])

@@ -141,7 +141,7 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
-def found(settings: tuple[str, ...], injected: str, folder: Path) -> tuple[list[Diagnostic], int]:
+def diagnostics_of(settings: tuple[str, ...], injected: str, folder: Path) -> tuple[list[Diagnostic], int]:
     """Return what is found in a file of these settings, and the line of the injected one."""
     tree: dict[str, Any] = {"cluster": {"num_nodes": "1"}}
     for setting in (*settings, injected):
@@ -154,7 +154,7 @@ def found(settings: tuple[str, ...], injected: str, folder: Path) -> tuple[list[
     written = list(_written(tree))
     path, _, value = injected.partition("=")
     name = path.rpartition(".")[2]
-    line = max(number for number, each in enumerate(written, 1) if each.strip() == f"{name}: {value}")
+    line = max(number for number, item in enumerate(written, 1) if item.strip() == f"{name}: {value}")
     file = folder / "job.yaml"
     file.write_text("\n".join(written) + "\n")
     return list(load_with_lint(str(file), environ={}).diagnostics), line
@@ -169,15 +169,21 @@ def _written(tree: dict[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}{key}: {value}"
 
 
-@pytest.mark.parametrize(("settings", "injected"), INJECTED, ids=[f"{s[0][7:]}-{each}" for s, each in INJECTED])
+@pytest.mark.parametrize(("settings", "injected"), INJECTED, ids=[f"{s[0][7:]}-{item}" for s, item in INJECTED])
 def test_a_key_without_effect_is_found_with_its_line(settings: tuple[str, ...], injected: str, tmp_path: Path) -> None:
-    told, line = found(settings, injected, tmp_path)
+    output, line = diagnostics_of(settings, injected, tmp_path)
     path = tuple(injected.partition("=")[0].split("."))
-    mine = [(each.path, each.span.begin.line) for each in told if each.code == NO_EFFECT and each.path == path]
-    assert mine == [(path, line)], "\n".join(map(render_text, told))
-    assert "broken-recipe" not in {each.code for each in told}
+    mine = [
+        (message.path, message.span.begin.line)
+        for message in output
+        if message.code == NO_EFFECT and message.path == path
+    ]
+    assert mine == [(path, line)], "\n".join(map(render_text, output))
+    assert "broken-recipe" not in {message.code for message in output}
     # The other settings are what makes it so, and have an effect.
-    assert len([each for each in told if each.code == NO_EFFECT and each.severity is Severity.WARNING]) <= 1
+    assert (
+        len([message for message in output if message.code == NO_EFFECT and message.severity is Severity.WARNING]) <= 1
+    )
 
 
 @pytest.mark.parametrize("name", sorted(shipped_configs()))
@@ -185,7 +191,9 @@ def test_nothing_is_told_of_a_shipped_configuration(name: str) -> None:
     # As a file of a user's own: nothing is told of the keys of one that came with the package.
     text = shipped_configs()[name].read_bytes()
     assert [
-        render_text(each) for each in load_with_lint("-", stdin=text, environ={}).diagnostics if each.code == NO_EFFECT
+        render_text(diagnostic)
+        for diagnostic in load_with_lint("-", stdin=text, environ={}).diagnostics
+        if diagnostic.code == NO_EFFECT
     ] == []
 
 
@@ -203,9 +211,9 @@ def test_rules_name_keys_that_there_are() -> None:
         for key in (*rule.keys, *rule.because):
             *above, name = key.split(".")
             holders = types_at(section, tuple(above))
-            known = [each for each in holders if isinstance(each, type) and issubclass(each, BaseModel)]
-            named = any(name in written_fields(each) for each in known)
-            assert named or any(value_type(each) for each in holders), (section, key)
+            known = [holder for holder in holders if isinstance(holder, type) and issubclass(holder, BaseModel)]
+            named = any(name in written_fields(item) for item in known)
+            assert named or any(value_type(holder) for holder in holders), (section, key)
             count += 1
     assert count > 100
 

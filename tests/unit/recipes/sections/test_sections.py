@@ -159,12 +159,12 @@ class TestEnv:
                 "eval": {"total_num_envs": 3, "max_episode_steps": 500},
             }
         )
-        given = {"total_num_envs": 3, "max_episode_steps": 500}
+        inputs = {"total_num_envs": 3, "max_episode_steps": 500}
         own = {"seed": 7 + EVAL_SEED_OFFSET, "rollout_epoch": 1, "group_size": 1}
         common = {name: value for name, value in section.train.model_dump().items() if name != "intervention"}
         inference = {"delay": 0, "chunking": "wait", "guidance": 5.0, "ensemble_coefficient": 0.01}
-        assert section.eval.model_dump() == {**common, **own, **given, "inference": inference}
-        assert section.eval.model_fields_set == set(given)
+        assert section.eval.model_dump() == {**common, **own, **inputs, "inference": inference}
+        assert section.eval.model_fields_set == set(inputs)
 
     def test_an_evaluation_that_nobody_mentions(self) -> None:
         section = EnvSection.model_validate({"train": {"task": "reach"}})
@@ -175,8 +175,8 @@ class TestEnv:
         assert EnvSection.model_validate({"eval": {"seed": 5}}).eval.seed == 5
 
     def test_a_mistake_in_training_is_reported_once(self) -> None:
-        found = fails(EnvSection, {"train": {"total_num_envs": 0}, "eval": {"seed": 3}})
-        assert found == [("greater_than_equal", ("train", "total_num_envs"))]
+        result = fails(EnvSection, {"train": {"total_num_envs": 0}, "eval": {"seed": 3}})
+        assert result == [("greater_than_equal", ("train", "total_num_envs"))]
 
     def test_options_are_plain_values(self) -> None:
         options = {"a": YamlInt(3, "3"), "b": [YamlBool(True, "true")]}
@@ -214,8 +214,10 @@ def test_folders_can_be_used(
     place = "{node_group: node, placement: 0}"
     cluster = f"cluster: {{num_nodes: 1, component_placement: {{'actor,rollout,env': {place}}}}}\n"
     (tmp_path / "job.yaml").write_text(f"recipe: embodied\n{cluster}runner: {runner}\n")
-    found = [(each.code, each.span.text) for each in load_with_lint("job.yaml", environ={}).diagnostics]
-    assert found == ([("unusable-path", underlined)] if underlined else [])
+    results = [
+        (diagnostic.code, diagnostic.span.text) for diagnostic in load_with_lint("job.yaml", environ={}).diagnostics
+    ]
+    assert results == ([("unusable-path", underlined)] if underlined else [])
 
 
 @pytest.mark.parametrize(

@@ -132,9 +132,9 @@ class Client:
         answer = await self.post("create_model", model_fields(session or await self.session(), number, **lora))
         return (await self.result(answer))["model_id"]
 
-    async def learn(self, model: str, seq: int, data: Sequence[Any], loss: str = "cross_entropy", **more: Any) -> Any:
+    async def learn(self, model: str, seq: int, data: Sequence[Any], loss: str = "cross_entropy", **extra: Any) -> Any:
         """Return the result of a pass: the parsed message, or the object of a failure."""
-        return parsed(await self.result(await self.send(pass_body(model, seq, data, loss, **more))))
+        return parsed(await self.result(await self.send(pass_body(model, seq, data, loss, **extra))))
 
     async def step(self, model: str, seq: int, rate: float = 1e-2) -> Any:
         """Return the result of an optimizer step."""
@@ -186,10 +186,10 @@ def shifted(rows: Sequence[Sequence[int]] = ROWS) -> list[Any]:
     return [datum(row[:-1], target_tokens=row[1:], weights=[1.0] * (len(row) - 1)) for row in rows]
 
 
-def pass_body(model: str, seq: int, data: Sequence[Any], loss: str = "cross_entropy", **more: Any) -> bytes:
+def pass_body(model: str, seq: int, data: Sequence[Any], loss: str = "cross_entropy", **extra: Any) -> bytes:
     """Return the bytes of a request for a pass."""
-    message = PASS_MESSAGE(model_id=model, seq_id=seq, loss=loss, forward_only=more.pop("forward_only", False))
-    for name, value in more.items():
+    message = PASS_MESSAGE(model_id=model, seq_id=seq, loss=loss, forward_only=extra.pop("forward_only", False))
+    for name, value in extra.items():
         message.numbers[name] = value
     for tokens, values in data:
         item = message.data.add()

@@ -24,7 +24,7 @@ Actor = Callable[..., Any]
 
 def weights(actor: Any) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = actor._policy.state_dict()
-    return {name: each.clone() for name, each in state.items()}
+    return {name: value.clone() for name, value in state.items()}
 
 
 def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
@@ -34,7 +34,7 @@ def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
 def test_a_step_learns_from_so_many_batches(actor_of: Actor) -> None:
     actor = actor_of()
     steps: list[int] = []
-    actor._state.optimizer.register_step_post_hook(lambda *given: steps.append(1))
+    actor._state.optimizer.register_step_post_hook(lambda *arguments: steps.append(1))
     metrics = actor.learn(2)
     assert len(steps) == 4
     # Two steps of four batches of 16 rows each.
@@ -72,10 +72,10 @@ def test_a_batch_is_learned_from_in_parts(actor_of: Actor) -> None:
 def test_statistics_of_the_data_become_the_policys(actor_of: Actor, tmp_path: Path) -> None:
     assert actor_of("data.normalization=none")._policy.normalization == Normalization()
     actor = actor_of()
-    found = actor._policy.normalization
-    assert found.scheme == "mean_std"
-    assert found.actions is not None
-    assert np.allclose(found.actions.mean, actor._shown.demonstrations.actions.mean(axis=0), atol=1e-6)
+    normalization = actor._policy.normalization
+    assert normalization.scheme == "mean_std"
+    assert normalization.actions is not None
+    assert np.allclose(normalization.actions.mean, actor._shown.demonstrations.actions.mean(axis=0), atol=1e-6)
 
 
 def test_reinforcement_learning_goes_on_from_what_was_learned(actor_of: Actor, tmp_path: Path) -> None:

@@ -17,14 +17,16 @@ from rlinf_cli.lint.load import load_with_lint
 def codes(tmp_path: Path) -> Any:
     features = {"observation.state": Feature("float32", (21,)), "action": Feature("float32", (8,))}
     with DatasetWriter(tmp_path / "set", 20, features) as writer:
-        writer.add({name: np.zeros((3, *each.shape), np.float32) for name, each in features.items()}, "do it")
+        writer.add({name: np.zeros((3, *feature.shape), np.float32) for name, feature in features.items()}, "do it")
 
-    def found(*overrides: str) -> list[str]:
-        given = any(each.startswith(("data.train", "~data.train")) for each in overrides)
-        named = [] if given else [f"data.train_data_paths={tmp_path / 'set'}"]
-        return [each.code for each in load_with_lint("sft_laptop", [*overrides, *named], environ={}).diagnostics]
+    def codes_of(*overrides: str) -> list[str]:
+        inputs = any(override.startswith(("data.train", "~data.train")) for override in overrides)
+        named = [] if inputs else [f"data.train_data_paths={tmp_path / 'set'}"]
+        return [
+            diagnostic.code for diagnostic in load_with_lint("sft_laptop", [*overrides, *named], environ={}).diagnostics
+        ]
 
-    return found
+    return codes_of
 
 
 def test_what_is_checked_offline(codes: Any, tmp_path: Path) -> None:

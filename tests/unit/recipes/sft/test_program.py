@@ -23,7 +23,7 @@ def launched(config_of: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatc
         config = config_of(*overrides)
         placed: list[str] = []
         strategies: Any = SimpleNamespace(get_strategy=lambda name: placed.append(name))
-        monkeypatch.setattr(module, "HybridComponentPlacement", lambda *given: strategies)
+        monkeypatch.setattr(module, "HybridComponentPlacement", lambda *arguments: strategies)
         monkeypatch.setattr(module, "launch_together", lambda cluster, groups: None)
         monkeypatch.setattr(module, "SftRunner", lambda config, groups, record: groups)
         groups: Any = module.launch(config, SimpleNamespace(), SimpleNamespace())  # pyright: ignore[reportArgumentType]
@@ -56,7 +56,7 @@ def test_missing_folder_ends_the_run_before_it_starts(
         config=config.model_copy(update={"actor": config.actor.model_copy(update={"model": model})})
     )
     started: list[Any] = []
-    monkeypatch.setattr(module, "run_job", lambda *given: started.append(given))
+    monkeypatch.setattr(module, "run_job", lambda *arguments: started.append(arguments))
     with pytest.raises(ConfigError, match="does not exist"):
         module.program(job, SimpleNamespace(), lambda event: None)  # pyright: ignore[reportArgumentType]
     assert started == []

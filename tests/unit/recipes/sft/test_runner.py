@@ -43,8 +43,8 @@ class Group:
         self._calls, self.answers = calls, answers
 
     def __getattr__(self, method: str) -> Callable[..., Done]:
-        def call(*given: Any) -> Done:
-            self._calls.append((self.worker_group_name, method, *given))
+        def call(*arguments: Any) -> Done:
+            self._calls.append((self.worker_group_name, method, *arguments))
             return Done(*self.answers.get(method, (None,)))
 
         return call
@@ -81,7 +81,7 @@ class Loop:
         self.groups[group].answers.update(answers)
 
     def asked(self, method: str) -> list[tuple[Any, ...]]:
-        return [each for each in self.calls if each[1] == method]
+        return [call for call in self.calls if call[1] == method]
 
 
 @pytest.fixture
@@ -90,8 +90,8 @@ def loop(
 ) -> Iterator[Callable[..., Loop]]:
     create = Channel.create
     monkeypatch.setattr(module.Channel, "create", lambda name: create(name, local=True))
-    for each in ("recipes.sft.sft_runner", "rlinf_core.runners.runner", "recipes.training.comparing_worker"):
-        monkeypatch.setattr(f"{each}.wait_together", lambda *calls: [call.wait() for call in calls])
+    for word in ("recipes.sft.sft_runner", "rlinf_core.runners.runner", "recipes.training.comparing_worker"):
+        monkeypatch.setattr(f"{word}.wait_together", lambda *calls: [call.wait() for call in calls])
     records: list[RunRecord] = []
 
     def made(*overrides: str, evaluates: bool = True, cameras: Any = None) -> Loop:
@@ -123,7 +123,9 @@ def test_pictures_are_compared_before_training(loop: Callable[..., Loop]) -> Non
     with pytest.raises(DatasetError, match="are not oriented as the environment's"):
         made.runner.init_workers()
     assert made.asked("learn") == []
-    assert [each.verdict for each in read_comparisons(made.folder.path) if each != ROWS] == ["differs"]
+    assert [comparison.verdict for comparison in read_comparisons(made.folder.path) if comparison != ROWS] == [
+        "differs"
+    ]
 
 
 def test_without_environments_the_data_say_it(loop: Callable[..., Loop]) -> None:
@@ -151,7 +153,7 @@ def test_a_run_learns_and_evaluates_in_turn(loop: Callable[..., Loop]) -> None:
     ]
     metrics = read_metrics(made.folder.metrics_file)
     # The mean over the ranks of the actor.
-    assert {each.metrics["actor/bc_loss"] for each in metrics if "actor/bc_loss" in each.metrics} == {2.0}
+    assert {record.metrics["actor/bc_loss"] for record in metrics if "actor/bc_loss" in record.metrics} == {2.0}
     assert made.runner.weight_version == 4
 
 

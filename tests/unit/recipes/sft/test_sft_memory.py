@@ -22,7 +22,7 @@ def test_an_actor_holds_weights_and_demonstrations(config_of: Configured, shown:
     numbers = 2 * hidden + ACTIONS * 16 + ACTIONS + ACTIONS + 16 + 1
     assert actor.parts["weights"] == actor.parts["gradients"] == actor.parts["sent weights"] == 4 * numbers
     assert actor.parts["optimizer"] == 8 * numbers
-    files = sum(each.stat().st_size for each in shown.glob("data/*/*.parquet"))
+    files = sum(path.stat().st_size for path in shown.glob("data/*/*.parquet"))
     # A flag of success stands beside states and actions; all is there twice while it is read.
     assert actor.parts["demonstrations"] == 2 * (sum(LENGTHS) * 4 * (STATES + ACTIONS + 1) + files)
     assert (rollout.component, env.component) == ("rollout", "env")

@@ -46,7 +46,7 @@ def test_weight_of_zero_is_not_trained_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "more",
+    "extra",
     [
         {"images": []},
         {"images": [None], "video": None},
@@ -55,8 +55,8 @@ def test_weight_of_zero_is_not_trained_on(tmp_path: Path) -> None:
         {"system": " "},
     ],
 )
-def test_columns_that_say_nothing_more_are_passed_over(tmp_path: Path, more: dict[str, Any]) -> None:
-    (row,) = read(tmp_path, {"messages": turns("a", "b"), **more})
+def test_columns_that_say_nothing_more_are_passed_over(tmp_path: Path, extra: dict[str, Any]) -> None:
+    (row,) = read(tmp_path, {"messages": turns("a", "b"), **extra})
     assert row.messages == tuple(turns("a", "b"))
 
 

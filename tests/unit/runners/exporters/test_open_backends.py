@@ -33,16 +33,16 @@ class Service(ModuleType):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.__spec__ = ModuleSpec(name, None)
-        self.told: list[Any] = []
+        self.messages: list[Any] = []
 
     def init(self, **arguments: Any) -> None:
-        self.told.append(arguments)
+        self.messages.append(arguments)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self.told.append((step, metrics))
+        self.messages.append((step, metrics))
 
     def finish(self) -> None:
-        self.told.append("finished")
+        self.messages.append("finished")
 
 
 @pytest.mark.parametrize("name", TRACKERS)
@@ -57,11 +57,11 @@ def test_a_service_is_told_every_step_once(tmp_path: Path, monkeypatch: pytest.M
     for step in (2, 3, 4):
         backend.log(step, {"env/return": step})
     backend.close()
-    arguments, *told = service.told
+    arguments, *output = service.messages
     assert arguments["project"] == "rlinf"
     assert arguments["name"] == "embodied-1"
     assert arguments["config"] == {"runner": {"max_steps": 3}}
-    assert told == [*((step, {"env/return": step}) for step in (1, 2, 3, 4)), "finished"]
+    assert output == [*((step, {"env/return": step}) for step in (1, 2, 3, 4)), "finished"]
 
 
 @pytest.mark.parametrize(("name", "first"), [("wandb", 4), ("trackio", 4), ("swanlab", 2)])
@@ -76,8 +76,8 @@ def test_resumed_metrics_service_gets_no_step_twice(
     backend.rewind(1)
     for step in (2, 3, 4, 5):
         backend.log(step, {"env/return": step})
-    _, *told = service.told
-    assert [step for step, _ in told] == list(range(first, 6))
+    _, *output = service.messages
+    assert [step for step, _ in output] == list(range(first, 6))
 
 
 def test_mlflow_gets_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_missing_package_is_named_before_anything_starts(tmp_path: Path, monkeyp
     with pytest.raises(ConfigError, match="needs `trackio`") as raised:
         open_backends(["wandb", "trackio"], settings(tmp_path))
     assert f"{sys.executable} -m pip install trackio" in str(raised.value)
-    assert service.told == []
+    assert service.messages == []
 
 
 def test_an_unknown_backend(tmp_path: Path) -> None:
@@ -132,15 +132,15 @@ def test_one_that_does_not_start_takes_the_others_along(tmp_path: Path, monkeypa
     with pytest.raises(RunError, match="`trackio` does not start") as raised:
         open_backends(["wandb", "trackio"], settings(tmp_path))
     assert "no login" in str(raised.value)
-    assert fine.told[-1] == "finished"
+    assert fine.messages[-1] == "finished"
 
 
 def test_a_service_that_fails_later_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Flaky(MetricsBackend):
-        told = 0
+        messages = 0
 
         def log(self, step: int, metrics: Mapping[str, float]) -> None:
-            self.told += 1
+            self.messages += 1
             raise ConnectionError("the network is gone")
 
         def close(self) -> None:
@@ -150,26 +150,26 @@ def test_a_service_that_fails_later_is_left_out(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.WARNING), MetricsWriter(tmp_path / "metrics.jsonl", [flaky]) as writer:
         writer.log(1, {"a": 1})
         writer.log(2, {"a": 2})
-    assert flaky.told == 1
+    assert flaky.messages == 1
     assert caplog.text.count("Flaky gets no more metrics (ConnectionError: the network is gone)") == 1
     assert [line.step for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
 def test_tensorboard_has_a_file_for_each_active_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
+    output: list[Any] = []
 
     class SummaryWriter:
         def __init__(self, folder: str, purge_step: int | None) -> None:
-            told.append((Path(folder).name, purge_step))
+            output.append((Path(folder).name, purge_step))
 
         def add_scalar(self, name: str, value: float, step: int) -> None:
-            told.append((name, value, step))
+            output.append((name, value, step))
 
         def flush(self) -> None:
             return
 
         def close(self) -> None:
-            told.append("closed")
+            output.append("closed")
 
     module: Any = ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = SummaryWriter
@@ -184,7 +184,7 @@ def test_tensorboard_has_a_file_for_each_active_attempt(tmp_path: Path, monkeypa
     backend.rewind(1)
     backend.log(2, {"a": 3.0})
     backend.close()
-    assert told == [
+    assert output == [
         *(("tensorboard", 1), ("a", 1.0, 1), ("a", 2.0, 2), "closed"),
         *(("tensorboard", 2), ("a", 3.0, 2), "closed"),
     ]
@@ -203,7 +203,7 @@ def test_tensorboard_hides_what_a_restart_does_again(tmp_path: Path) -> None:
 
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [(each.step, each.value) for each in events.Scalars("env/return")] == [(1, 1.0), (2, 20.0)]
+    assert [(scalar.step, scalar.value) for scalar in events.Scalars("env/return")] == [(1, 1.0), (2, 20.0)]
 
 
 @pytest.mark.parametrize(
@@ -228,10 +228,10 @@ def test_validate_knows_what_is_missing(
         lambda name, *rest: None if name in gone else present if name in kept else real(name, *rest),
     )
     job = load_job("laptop", [f"runner.logger.logger_backends=[{backend}]"])
-    (found,) = [each for each in job.diagnostics if each.code == "missing-extra"]
-    assert found.path == ("runner", "logger", "logger_backends", 0)
-    assert found.help is not None
-    assert f"{sys.executable} -m pip install {packages}`, which is the extra `rlinf-cli[{extra}]`" in found.help
+    (results,) = [diagnostic for diagnostic in job.diagnostics if diagnostic.code == "missing-extra"]
+    assert results.path == ("runner", "logger", "logger_backends", 0)
+    assert results.help is not None
+    assert f"{sys.executable} -m pip install {packages}`, which is the extra `rlinf-cli[{extra}]`" in results.help
 
 
 def test_every_backend_has_its_package_and_class() -> None:

@@ -34,10 +34,10 @@ PAIRS: dict[str, tuple[str, str, str, str]] = {
 
 def text_of(*overrides: str) -> str:
     """The resolved configuration of `laptop.yaml`, or of `file=NAME`, with overrides."""
-    words = [each for each in overrides if each and not each.startswith("file=")]
-    (name,) = [each.removeprefix("file=") for each in overrides if each.startswith("file=")] or ["laptop"]
+    words = [override for override in overrides if override and not override.startswith("file=")]
+    (name,) = [override.removeprefix("file=") for override in overrides if override.startswith("file=")] or ["laptop"]
     job = load_job(name, words)
-    assert job.config is not None, [each.message for each in job.diagnostics]
+    assert job.config is not None, [diagnostic.message for diagnostic in job.diagnostics]
     return config_text_of(job)
 
 
@@ -57,12 +57,12 @@ def saved(run: RunFolder, step: int, time: float) -> None:
 @pytest.mark.parametrize("pair", PAIRS)
 def test_auto_goes_on_with_the_right_one_of_two_runs_or_refuses(pair: str, tmp_path: Path) -> None:
     first, second, third, key = PAIRS[pair]
-    runs = [started(tmp_path, text_of(each)) for each in (first, second)]
+    runs = [started(tmp_path, text_of(item)) for item in (first, second)]
     for number, run in enumerate(runs):
         saved(run, 3 + number, time=100.0 + number)
-    more = ("runner.max_steps=900", "runner.save_interval=7", "runner.logger.project_name=other", "runner.trace=true")
+    extra = ("runner.max_steps=900", "runner.save_interval=7", "runner.logger.project_name=other", "runner.trace=true")
     for run, overrides in zip(runs, (first, second), strict=True):
-        again = started(tmp_path, text_of(overrides, *more), resume_dir="auto")
+        again = started(tmp_path, text_of(overrides, *extra), resume_dir="auto")
         assert again.path == run.path
         again.end("interrupted")
     before = sorted(path.name for path in tmp_path.iterdir())

@@ -51,10 +51,10 @@ def killed_before(number: int) -> Iterator[list[str]]:
     def remove_tree(folder: Path, **_: Any) -> None:
         # One by one, so that the process can die in the middle of it.
         for parent, folders, files in os.walk(folder, topdown=False):
-            for each in files:
-                os.unlink(Path(parent) / each)
-            for each in folders:
-                os.rmdir(Path(parent) / each)
+            for file in files:
+                os.unlink(Path(parent) / file)
+            for file in folders:
+                os.rmdir(Path(parent) / file)
         os.rmdir(folder)
 
     patch.setattr(shutil, "rmtree", remove_tree)
@@ -73,7 +73,7 @@ def save(store: CheckpointStore, step: int, content: str = "", *, snapshot: bool
 
 
 def steps(store: CheckpointStore) -> list[int]:
-    return [each.step for each in store.complete()]
+    return [item.step for item in store.complete()]
 
 
 def read(checkpoint: Checkpoint | None) -> str:
@@ -95,7 +95,7 @@ def test_what_is_committed_is_found(tmp_path: Path) -> None:
     assert latest.manifest.files == {"actor/weights": len("weights of step 10"), "rank_0": len("random state")}
     assert latest.manifest.versions["rlinf"]
     assert (store.folder / "latest").read_text() == "global_step_9\n"
-    assert sorted(each.name for each in store.folder.iterdir()) == ["global_step_10", "global_step_9", "latest"]
+    assert sorted(path.name for path in store.folder.iterdir()) == ["global_step_10", "global_step_9", "latest"]
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
@@ -145,10 +145,10 @@ def test_killed_at_any_moment(tmp_path_factory: pytest.TempPathFactory, keep: in
         survivors = CheckpointStore(store.folder, keep)
         survivors.recover()
         latest = survivors.latest()
-        contents = {each.step: read(each) for each in survivors.complete()}
+        contents = {item.step: read(item) for item in survivors.complete()}
         allowed = {old: {f"weights of step {old}"} for old in range(1, before + 1)}
         allowed.setdefault(step, set()).add("new")
-        assert all(contents[each] in allowed[each] for each in contents)
+        assert all(contents[content] in allowed[content] for content in contents)
         if before:
             assert latest is not None
             assert latest.step in (before, step)
@@ -156,8 +156,8 @@ def test_killed_at_any_moment(tmp_path_factory: pytest.TempPathFactory, keep: in
             assert read(latest) == "new"
         save(survivors, step + 1)
         assert read(survivors.latest()) == f"weights of step {step + 1}"
-        left = {each.name for each in survivors.folder.iterdir()}
-        assert left == {"latest", *(f"global_step_{each}" for each in steps(survivors))}
+        left = {path.name for path in survivors.folder.iterdir()}
+        assert left == {"latest", *(f"global_step_{step}" for step in steps(survivors))}
         shutil.rmtree(store.folder)
         if finished:
             return
@@ -288,7 +288,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used(tmp_path: Path, caplog: pyt
     for step in (2, 4):
         save(store, step, "weights")
     newest = tmp_path / "global_step_4"
-    name = max(open_checkpoint(newest).manifest.files, key=lambda each: (newest / each).stat().st_size)
+    name = max(open_checkpoint(newest).manifest.files, key=lambda item: (newest / item).stat().st_size)
     flip(newest / name)
     sound = store.latest_sound()
     assert sound is not None

@@ -101,9 +101,9 @@ def test_the_latest(tmp_path: Path) -> None:
     (log_path / "broken").mkdir()
     (log_path / "broken" / "run.json").write_text("{")
     for experiment, wanted in ((None, reach), ("pick", pick), ("reach", reach)):
-        found = RunFolder.latest(log_path, experiment)
-        assert found is not None
-        assert found.path == wanted.path
+        result = RunFolder.latest(log_path, experiment)
+        assert result is not None
+        assert result.path == wanted.path
     assert RunFolder.latest(log_path, "push") is None
 
 
@@ -198,7 +198,7 @@ def test_an_older_checkpoint_begins_a_branch(tmp_path: Path) -> None:
     assert branch.resumed_from == old
     assert [line.step for line in read_metrics(branch.metrics_file)] == [5, 10]
     assert [line.step for line in read_metrics(first.metrics_file)] == [5, 10, 15]
-    assert [each.step for each in first.checkpoints.complete()] == [5, 10, 15]
+    assert [item.step for item in first.checkpoints.complete()] == [5, 10, 15]
 
 
 @pytest.mark.parametrize("name", ["", "checkpoints", "checkpoints/global_step_10"])
@@ -238,7 +238,7 @@ def test_checkpoints_elsewhere(tmp_path: Path) -> None:
     first.end("failed")
     assert (elsewhere / first.path.name / "global_step_5").is_dir()
     store = RunFolder.open(first.path).checkpoints
-    assert [each.step for each in store.complete()] == [5]
+    assert [item.step for item in store.complete()] == [5]
     named = settings(tmp_path, resume_dir=str(elsewhere / first.path.name / "global_step_5"))
     assert RunFolder.create(named, "embodied", str(elsewhere)).path == first.path
 
@@ -317,7 +317,7 @@ class TestARefusedResume:
 def test_keep_checkpoints(tmp_path: Path) -> None:
     folder = RunFolder.create(settings(tmp_path, keep_checkpoints=2), "embodied")
     save(folder, 1, 2, 3)
-    assert [each.step for each in folder.checkpoints.complete()] == [2, 3]
+    assert [item.step for item in folder.checkpoints.complete()] == [2, 3]
 
 
 def test_the_configuration_is_kept_and_loads_again(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_the_configuration_is_kept_and_loads_again(tmp_path: Path) -> None:
     assert said == config_hash(text)
     again = load_with_lint(str(folder.config_file))
     # Stars are no token: whoever starts this file again is told where one is needed.
-    assert "secret-in-file" in [each.code for each in again.diagnostics]
+    assert "secret-in-file" in [diagnostic.code for diagnostic in again.diagnostics]
     assert again.config is not None
     assert job.config is not None
     assert again.config.model_dump(exclude={"cluster"}) == job.config.model_dump(exclude={"cluster"})
@@ -354,7 +354,7 @@ def test_what_is_kept_of_a_shipped_configuration_is_clean(tmp_path: Path, name: 
     job = load_with_lint(name)
     folder.write_config(job)
     again = load_with_lint(str(folder.config_file))
-    assert [each.code for each in again.diagnostics] == [each.code for each in job.diagnostics]
+    assert [diagnostic.code for diagnostic in again.diagnostics] == [diagnostic.code for diagnostic in job.diagnostics]
     assert again.config == job.config
 
 

@@ -12,9 +12,9 @@ from rlinf_core.worker.group.launch import WAVE, waves
 
 @given(st.lists(st.integers(0, 3), max_size=120))
 def test_wave_starts_few_processes_per_node_until_all_run(nodes: list[int]) -> None:
-    found = waves(nodes)
-    for wave in found:
+    result = waves(nodes)
+    for wave in result:
         assert 0 < max(Counter(nodes[index] for index in wave).values()) <= WAVE
-    assert sorted(index for wave in found for index in wave) == list(range(len(nodes)))
+    assert sorted(index for wave in result for index in wave) == list(range(len(nodes)))
     most = max(Counter(nodes).values(), default=0)
-    assert len(found) == -(-most // WAVE)
+    assert len(result) == -(-most // WAVE)

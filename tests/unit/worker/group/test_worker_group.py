@@ -19,9 +19,9 @@ def test_a_method_named_like_one_of_every_worker_is_refused(name: str) -> None:
 
     clash = type("Clash", (Worker,), {name: method})
     derived = type("Derived", (clash,), {})
-    for each in (clash, derived):
+    for item in (clash, derived):
         with pytest.raises(InvalidNameError, match=f"`Clash.{name}` cannot be called on a group") as caught:
-            each.create_group()
+            item.create_group()
         assert caught.value.why == f"it would replace the `{name}` of every worker"
 
 

@@ -123,7 +123,7 @@ class Holder:
         self.process = subprocess.Popen(
             [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
         )
-        self.kind, self.attempt, self.told = kind, attempt, list[tuple[str, Any]]()
+        self.kind, self.attempt, self.reports = kind, attempt, list[tuple[str, Any]]()
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
 
@@ -133,10 +133,10 @@ class Holder:
             word, _, value = line.partition(" ")
             # The last line of a killed process may be torn.
             with contextlib.suppress(ValueError):
-                self.told.append((word, json.loads(value)))
+                self.reports.append((word, json.loads(value)))
 
     def of(self, word: str) -> list[Any]:
-        return [value for known, value in list(self.told) if known == word]
+        return [value for known, value in list(self.reports) if known == word]
 
     def end(self) -> None:
         self.process.kill()
@@ -145,10 +145,10 @@ class Holder:
 
     def check_recording(self) -> None:
         """Compare what is on disk with what was told of; the last one may be recorded and not told yet."""
-        told = [np.array(numbers) for numbers in self.of("moved")]
+        messages = [np.array(numbers) for numbers in self.of("moved")]
         kept = [record["numbers"] for record in read_segments(self.folder)] if self.folder.exists() else []
-        assert len(told) <= len(kept) <= len(told) + 1
-        for ours, theirs in zip(told, kept, strict=False):
+        assert len(messages) <= len(kept) <= len(messages) + 1
+        for ours, theirs in zip(messages, kept, strict=False):
             assert np.array_equal(ours.astype(theirs.dtype), theirs)
 
 

@@ -154,10 +154,10 @@ def test_a_number_that_is_none_stops_the_arm(control: Control) -> None:
 def test_a_second_controller_is_refused_by_name(server: Server, control: Control) -> None:
     control()
     second = spawn_controller(server.address)
-    _, told = second.communicate(timeout=STARTED)
+    _, output = second.communicate(timeout=STARTED)
     assert second.returncode == 1
-    assert "another client of the FCI holds it" in told
-    assert server.address in told
+    assert "another client of the FCI holds it" in output
+    assert server.address in output
 
 
 def test_another_version_of_the_interface_is_named() -> None:
@@ -174,11 +174,11 @@ def test_another_version_of_the_interface_is_named() -> None:
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
         refused = spawn_controller(address)
-        _, told = refused.communicate(timeout=STARTED)
+        _, output = refused.communicate(timeout=STARTED)
         thread.join(10)
     assert refused.returncode == 1
-    assert "version" in told
-    assert "franka-rs 0.4.0 speaks versions 10, 5" in told
+    assert "version" in output
+    assert "franka-rs 0.4.0 speaks versions 10, 5" in output
 
 
 class WiredArm(RobotDriver):

@@ -197,10 +197,10 @@ def test_what_was_written_is_private_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "node.json"
     node_facts.write_private(str(path), json.dumps({"process": "1:2", "env": {"SECRET": "x"}}))
     assert path.stat().st_mode & 0o777 == 0o600
-    found = node_facts.running(str(tmp_path))
-    assert found is not None
-    assert "env" not in found
-    assert found["alive"] is False
+    result = node_facts.running(str(tmp_path))
+    assert result is not None
+    assert "env" not in result
+    assert result["alive"] is False
     path.write_text("{")
     assert node_facts.running(str(tmp_path)) is None
 

@@ -120,7 +120,7 @@ def test_kuberay_has_a_pod_for_each_rank(hetero: tuple[NodeTarget, ...]) -> None
     groups = spec["workerGroupSpecs"]
     assert [group["groupName"] for group in groups] == [f"node-{rank}" for rank in range(1, 18)]
     pods = [spec["headGroupSpec"]["template"]["spec"], *(group["template"]["spec"] for group in groups)]
-    envs = [{each["name"]: each["value"] for each in pod["containers"][0]["env"]} for pod in pods]
+    envs = [{item["name"]: item["value"] for item in pod["containers"][0]["env"]} for pod in pods]
     assert [env["RLINF_NODE_RANK"] for env in envs] == [str(rank) for rank in range(18)]
     # What is run in the head's pod finds the cluster; the others join it by KubeRay's own means.
     assert [env.get("RLINF_ADDRESS") for env in envs] == ["127.0.0.1:6379"] + [None] * 17
@@ -143,7 +143,7 @@ def test_secrets_are_not_written_out(make_nodes: Nodes) -> None:
     assert "hunter2" not in manifest
     assert "--from-literal=WANDB_API_KEY=..." in manifest
     env = read(manifest)["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
-    by_name = {each["name"]: each for each in env}
+    by_name = {item["name"]: item for item in env}
     assert by_name["PLAIN"]["value"] == "seen"
     assert by_name["WANDB_API_KEY"]["valueFrom"]["secretKeyRef"] == {"name": "x-env", "key": "WANDB_API_KEY"}
 
@@ -180,7 +180,7 @@ cluster:
     env = read(kuberay("x", file, nodes, environ=environ))["spec"]["headGroupSpec"]["template"]["spec"]["containers"][
         0
     ]["env"]
-    by_name = {each["name"]: each.get("value") for each in env}
+    by_name = {item["name"]: item.get("value") for item in env}
     # What Kubernetes would replace is written so that it replaces it by itself.
     assert by_name["EVIL"] == evil.replace("$(", "$$(")
 

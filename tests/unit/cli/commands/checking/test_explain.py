@@ -106,7 +106,7 @@ def test_an_unknown_recipe_is_2(cli: Cli) -> None:
 def test_json(cli: Cli) -> None:
     listed = json.loads(cli("explain", "--output", "json").out)
     assert listed["schema"] == "rlinf.explain/1"
-    assert [each["code"] for each in listed["codes"]] == list(all_codes())
+    assert [code["code"] for code in listed["codes"]] == list(all_codes())
     code = json.loads(cli("explain", "unknown-key", "--output", "json").out)
     assert code["code"]["name"] == "unknown-key"
     assert "«" not in json.dumps(code, ensure_ascii=False)

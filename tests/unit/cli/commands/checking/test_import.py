@@ -57,7 +57,7 @@ def test_standard_output_holds_the_file_alone(cli: Cli, job: Path) -> None:
     assert ended.code == 0
     assert ended.out.startswith("# From `frankasim_async.yaml` of RLinf")
     assert "2 not available" in ended.err
-    assert [each.name for each in job.parent.iterdir()] == [job.name]
+    assert [path.name for path in job.parent.iterdir()] == [job.name]
 
 
 def test_overrides_choose_groups_and_values(cli: Cli) -> None:
@@ -74,12 +74,12 @@ def test_overrides_choose_groups_and_values(cli: Cli) -> None:
 def test_json_lists_every_key(cli: Cli, contract: Callable[[str, str], Any], job: Path) -> None:
     ended = cli("import", str(job), "--output", "json")
     assert ended.code == 0
-    told = contract("import", ended.out)
-    assert (told["schema"], told["ok"]) == ("rlinf.import/1", True)
-    (file,) = told["files"]
+    output = contract("import", ended.out)
+    assert (output["schema"], output["ok"]) == ("rlinf.import/1", True)
+    (file,) = output["files"]
     assert file["counts"] == {"carried": 20, "renamed": 2, "not_needed": 2, "left_out": 2}
     assert len(file["keys"]) == 26
-    moved = next(each for each in file["keys"] if each["key"] == "algorithm.auto_reset")
+    moved = next(key for key in file["keys"] if key["key"] == "algorithm.auto_reset")
     assert (moved["outcome"], moved["paths"]) == ("renamed", ["env.train.auto_reset"])
     assert moved["place"].startswith(f"{job}:")
     assert file["validation"]["ok"] is True
@@ -214,9 +214,9 @@ def test_values_of_the_wrong_kind_are_told_and_nothing_breaks(cli: Cli, tmp_path
     (file,) = json.loads(ended.out)["files"]
     assert not file["valid"]
     written = (tmp_path / "odd.rlinf.yaml").read_text()
-    for each in file["keys"]:
-        if each["outcome"] in ("left_out", "not_needed"):
-            assert f"#     {each['key']}: " in written
+    for key in file["keys"]:
+        if key["outcome"] in ("left_out", "not_needed"):
+            assert f"#     {key['key']}: " in written
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ def _record(folder: Path, name: str) -> None:
     }
     features = {names.get(key, key): feature for key, feature in features_of(facts.spec or EnvSpec(2, 1)).items()}
     with DatasetWriter(folder, round(facts.control_hz or 20), features) as writer:
-        kinds = {name: np.uint8 if each.is_camera else each.dtype for name, each in features.items()}
-        writer.add({name: np.zeros((3, *each.shape), kinds[name]) for name, each in features.items()}, "do it")
+        kinds = {name: np.uint8 if feature.is_camera else feature.dtype for name, feature in features.items()}
+        writer.add({name: np.zeros((3, *feature.shape), kinds[name]) for name, feature in features.items()}, "do it")
 
 
 @pytest.mark.parametrize("name", sorted(shipped_configs()))
@@ -99,7 +99,7 @@ def test_json_is_the_contract(cli: Cli, mixed: Path, contract: Contract) -> None
     data = contract("config", cli("inspect", "config", mixed, "cluster.ssh.port=23", "--output", "json").out)
     assert data["config"]["cluster"]["num_nodes"] == 4
     assert data["config"]["cluster"]["node_groups"][0]["label"] == "a800"
-    values = {each["path"]: each for each in data["values"]}
+    values = {value["path"]: value for value in data["values"]}
     assert values["cluster.num_nodes"] == {
         "path": "cluster.num_nodes",
         "value": 4,

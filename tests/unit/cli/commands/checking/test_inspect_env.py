@@ -76,7 +76,7 @@ def test_json_is_the_contract(cli: Cli, mixed: Path, contract: Contract) -> None
     assert data["python"] == "/opt/train/bin/python"
     assert data["python_layer"] == "env_configs of a800"
     assert data["python_place"] == {"file": str(mixed), "line": 10, "column": 36}
-    variables = {each["name"]: each for each in data["variables"]}
+    variables = {variable["name"]: variable for variable in data["variables"]}
     assert variables["NCCL_SOCKET_IFNAME"]["node_group"] == "a800"
     assert variables["NCCL_SOCKET_IFNAME"]["place"]["line"] == 12
     assert variables["WANDB_API_KEY"]["value"] == "********"

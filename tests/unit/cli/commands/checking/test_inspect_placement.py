@@ -93,8 +93,8 @@ def test_nodes_that_are_shared_otherwise_are_no_run(cli: Cli, tmp_path: Path) ->
     placement = '"0-7:0-15,8-15:16-17,16-23"'
     path.write_text(f"cluster:\n  num_nodes: 3\n  component_placement: {{actor: {placement}}}\n")
     out = cli("inspect", "placement", path, "--assume", "8", "--tree").out
-    told = [line.split("  actor ")[1] for line in out.splitlines() if "  actor " in line]
-    assert told == ["0-15", "16-17", "18-25"]
+    messages = [line.split("  actor ")[1] for line in out.splitlines() if "  actor " in line]
+    assert messages == ["0-15", "16-17", "18-25"]
 
 
 def test_unknown_accelerators_exit_2_with_a_working_command(cli: Cli, mixed: Path) -> None:
@@ -144,7 +144,7 @@ def test_json_is_the_contract(cli: Cli, mixed: Path, contract: Contract) -> None
     data = contract("placement", ended.out)
     assert data["num_nodes"] == 4
     assert data["placement_mode"] == "hybrid"
-    assert {name: each["world_size"] for name, each in data["components"].items()} == {
+    assert {name: component["world_size"] for name, component in data["components"].items()} == {
         "actor": 4,
         "rollout": 4,
         "sim": 4,

@@ -76,7 +76,7 @@ def test_several_files(cli: Cli, good: Path, bad: Path, contract: Contract) -> N
     assert ended.code == 2
     assert ended.out.endswith(f"\n\n{good}: valid\n{bad}: 2 errors\n")
     data = contract("validate", cli("validate", good, bad, "--output", "json").out)
-    assert {each["file"] for each in data["diagnostics"]} == {str(bad)}
+    assert {diagnostic["file"] for diagnostic in data["diagnostics"]} == {str(bad)}
     assert data["files"] == [str(good), str(bad)]
     assert data["ok"] is False
 
@@ -161,8 +161,8 @@ def test_what_cannot_be_read_is_2_in_every_form(
     ended = cli("validate", path)
     assert ended.code == 2
     assert f"error[{code}]" in ended.out
-    found = contract("validate", cli("validate", path, "--output", "json").out)
-    assert code in [each["code"] for each in found["diagnostics"]]
+    result = contract("validate", cli("validate", path, "--output", "json").out)
+    assert code in [diagnostic["code"] for diagnostic in result["diagnostics"]]
     annotated = cli("validate", path, "--output", "github")
     assert annotated.code == 2
     assert f"::error title=rlinf ({code}),file={path}" in annotated.out

@@ -51,7 +51,7 @@ cluster:
 def test_this_machine_is_looked_at(cli: Cli, contract: Contract, file: Callable[[str], Path]) -> None:
     ended = cli("doctor", file(LAB % 8), "--output", "json")
     data = contract("doctor", ended.out)
-    by_check = {each["check"]: each for each in data["findings"]}
+    by_check = {finding["check"]: finding for finding in data["findings"]}
     assert ended.code == 1
     assert by_check["accelerators"]["verdict"] == "fault"
     assert "no accelerator found, 8 declared" in by_check["accelerators"]["what"]

@@ -99,8 +99,8 @@ def changed(name: str, value: Any) -> tuple[dict[str, Any], Provenance]:
     config = deepcopy(CONFIG)
     *path, last = name.split(".")
     section = config
-    for each in path:
-        section = section[each]
+    for item in path:
+        section = section[item]
     section[last] = value
     # Every run has a name of its own, which is no difference.
     config["runner"]["logger"]["experiment_name"] = "b"
@@ -131,19 +131,19 @@ def kept(name: str, *overrides: str) -> Any:
     return YAML(typ="safe", pure=True).load(resolved_text(job.tree, job.config))
 
 
-@pytest.mark.parametrize(("name", "change"), [(name, each) for name, several in CHANGES.items() for each in several])
+@pytest.mark.parametrize(("name", "change"), [(name, item) for name, several in CHANGES.items() for item in several])
 def test_changed_key_comes_first_among_whole_configurations(name: str, change: str) -> None:
     first, *others = differences([kept(name), kept(name, change)], [None, None])
     assert first.name == change.partition("=")[0]
     # What follows from it is told, too.
-    assert {each.name.replace(".eval.", ".train.") for each in others} <= {first.name}
+    assert {other.name.replace(".eval.", ".train.") for other in others} <= {first.name}
 
 
 def test_separate_evaluation_precedes_a_training_change() -> None:
     both = kept("laptop", "env.train.reward_coef=2.0", "env.eval.total_num_envs=32", "actor.optim.lr=0.1")
-    found = [each.name for each in differences([kept("laptop"), both], [None, None])]
-    assert found[-1] == "actor.optim.lr"
-    assert found.index("env.train.reward_coef") < found.index("env.eval.reward_coef")
+    names = [difference.name for difference in differences([kept("laptop"), both], [None, None])]
+    assert names[-1] == "actor.optim.lr"
+    assert names.index("env.train.reward_coef") < names.index("env.eval.reward_coef")
 
 
 @pytest.fixture(autouse=True)
@@ -186,10 +186,10 @@ def test_runs_that_differ_in_seeds_are_a_set(cli: Cli, contract: Callable[[str, 
 
     data = contract("compare", cli("compare", *runs, "--output", "json").out)
 
-    assert [[len(each["runs"]), each["label"]] for each in data["sets"]] == [[3, "A"], [3, "B"]]
-    (found,) = data["verdicts"]
-    assert found["gap"] == pytest.approx(0.40625)
-    assert (found["larger_than_noise"], found["basis"]) == (True, "3 and 3 seeds")
+    assert [[len(item["runs"]), item["label"]] for item in data["sets"]] == [[3, "A"], [3, "B"]]
+    (result,) = data["verdicts"]
+    assert result["gap"] == pytest.approx(0.40625)
+    assert (result["larger_than_noise"], result["basis"]) == (True, "3 and 3 seeds")
     assert data["differences"][0] == {"kind": "config", "name": "actor.optim.lr", "values": ["0.001", "0.003"]}
 
 
@@ -241,7 +241,7 @@ def test_the_mean_is_of_steps_that_all_runs_have() -> None:
 def test_what_cannot_be_compared(cli: Cli, arguments: tuple[str, ...], code: int, message: str) -> None:
     names = {name: made(name, CONFIG, PROVENANCE, 0.9).path.name for name in ("a", "b")}
 
-    ended = cli("compare", *(names.get(each, each) for each in arguments))
+    ended = cli("compare", *(names.get(argument, argument) for argument in arguments))
 
     assert ended.code == code
     assert message in ended.err

@@ -163,8 +163,8 @@ class TestOneBadFolder:
         if content != "nowhere":
             assert "runs/bad is skipped: `run.json` " in ended.err
             assert why in ended.err
-            (told,) = json.loads(cli("runs", "--output", "json").out)["unreadable"]
-            assert why in told["reason"]
+            (output,) = json.loads(cli("runs", "--output", "json").out)["unreadable"]
+            assert why in output["reason"]
         for command in COMMANDS:
             for run in ([], ["bad"]) if command != ["runs"] else ([],):
                 assert "this is a bug" not in cli(*command, *run).err

@@ -77,7 +77,7 @@ def test_a_report_shows_everything_and_loads_nothing(cli: Cli) -> None:
     ):
         assert text in page
     loaded = elements(page).addresses
-    assert {each.partition(":")[0] if ":" in each else each.partition("#")[0] for each in loaded} == {
+    assert {item.partition(":")[0] if ":" in item else item.partition("#")[0] for item in loaded} == {
         "", "data", "videos/large%20one.mp4",
     }  # fmt: skip
     assert len(page) < 1_000_000
@@ -107,10 +107,10 @@ def test_no_text_of_a_run_becomes_a_part_of_the_page(cli: Cli) -> None:
     page = written(run.path / "report.html")
     assert NASTY not in page
     assert "&lt;img src=x onerror=alert(2)&gt;{{ 7*7 }}" in page
-    found = elements(page)
-    assert found.names.count("script") == 3
+    result = elements(page)
+    assert result.names.count("script") == 3
     # That of the placement.
-    assert found.names.count("img") == 1
+    assert result.names.count("img") == 1
     specs = json.loads(asset(page, "application/json"))
     assert any(NASTY in spec["description"] for spec in specs.values())
     assert "`env:1` died in `interact`" in page
@@ -223,31 +223,31 @@ class TestAtTheEndOfARun:
         run = empty_run("runs")
         monkeypatch.setenv("RLINF_REPORT", "1")
         monkeypatch.setattr(report_writing, "COMMAND", (sys.executable, "-c", _WRITER))
-        told: list[str] = []
-        path = report_writing.write_report_at_end(run.path, told.append, lambda: False)
-        assert (path, told) == (run.path / "report.html", [])
+        output: list[str] = []
+        path = report_writing.write_report_at_end(run.path, output.append, lambda: False)
+        assert (path, output) == (run.path / "report.html", [])
 
     def test_what_keeps_it_is_one_warning(self, monkeypatch: pytest.MonkeyPatch) -> None:
         run = empty_run("runs")
         monkeypatch.setenv("RLINF_REPORT", "1")
-        told: list[str] = []
+        output: list[str] = []
         failing = (sys.executable, "-c", "import sys; print('error: the disk is full', file=sys.stderr); sys.exit(1)")
         monkeypatch.setattr(report_writing, "COMMAND", failing)
-        assert report_writing.write_report_at_end(run.path, told.append, lambda: False) is None
+        assert report_writing.write_report_at_end(run.path, output.append, lambda: False) is None
         monkeypatch.setattr(report_writing, "COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
-        assert report_writing.write_report_at_end(run.path, told.append, lambda: True) is None
+        assert report_writing.write_report_at_end(run.path, output.append, lambda: True) is None
         monkeypatch.setattr(report_writing, "missing_modules", lambda _: ["jinja2"])
-        assert report_writing.write_report_at_end(run.path, told.append, lambda: False) is None
-        assert len(told) == 3
-        assert told[0].startswith("no report: the disk is full; `rlinf report ")
-        assert told[1].startswith("no report: interrupted")
-        assert "jinja2" in told[2]
+        assert report_writing.write_report_at_end(run.path, output.append, lambda: False) is None
+        assert len(output) == 3
+        assert output[0].startswith("no report: the disk is full; `rlinf report ")
+        assert output[1].startswith("no report: interrupted")
+        assert "jinja2" in output[2]
 
     def test_it_can_be_turned_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RLINF_REPORT", "0")
-        told: list[str] = []
-        assert report_writing.write_report_at_end(empty_run("runs").path, told.append, lambda: False) is None
-        assert told == []
+        output: list[str] = []
+        assert report_writing.write_report_at_end(empty_run("runs").path, output.append, lambda: False) is None
+        assert output == []
 
 
 _WRITER = "import sys, pathlib; pathlib.Path(sys.argv[2], 'report.html').write_text('x')"

@@ -27,8 +27,8 @@ def made(
     """A run of some age, in seconds, with checkpoints of `weight` bytes."""
     run = RunFolder.create(RunnerConfig.model_validate({"logger": {"experiment_name": experiment}}), recipe)
     with MetricsWriter(run.metrics_file) as writer:
-        for step, found in metrics.items():
-            writer.log(step, found)
+        for step, record in metrics.items():
+            writer.log(step, record)
     (run.path / "checkpoints").mkdir(exist_ok=True)
     (run.path / "checkpoints" / "weights").write_bytes(bytes(weight))
     run.update(created=time.time() - age, step=max(metrics, default=0))
@@ -96,9 +96,9 @@ def test_filters_and_order(cli: Cli, runs: dict[str, RunFolder], arguments: tupl
 
 
 def test_data_is_of_its_contract(cli: Cli, runs: dict[str, RunFolder], contract: Callable[[str, str], Any]) -> None:
-    found = contract("runs", cli("runs", "--output", "json").out)["runs"]
+    results = contract("runs", cli("runs", "--output", "json").out)["runs"]
 
-    by_name = {each["experiment"]: each for each in found}
+    by_name = {result["experiment"]: result for result in results}
     assert by_name["good"]["result"] == {"name": "success", "value": 0.25}
     assert by_name["good"]["evaluation"] == {"step": 1, "metrics": {"eval/success_at_end": 0.25}}
     assert (by_name["bad"]["result"], by_name["bad"]["reason"]) == (None, "the camera is unplugged")
@@ -121,7 +121,7 @@ class TestPrune:
         assert "would delete 2 runs, 3 MB; add --delete" in ended.err
         assert all(run.path.is_dir() for run in runs.values())
         data = contract("runs-prune", cli("runs", "prune", "--older-than", "1d", "--output", "json").out)
-        assert (data["dry_run"], [each["experiment"] for each in data["runs"]]) == (True, ["good", "bad"])
+        assert (data["dry_run"], [run["experiment"] for run in data["runs"]]) == (True, ["good", "bad"])
 
     def test_deletes_what_is_chosen_and_nothing_else(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
         ended = cli("runs", "prune", "--status", "failed", "--older-than", "7d", "--delete")

@@ -16,7 +16,7 @@ from rlinf_core.runners.storage.run_status import RunStatus
 Cli = Callable[..., Any]
 
 
-def sample(number: int, reward: float, text: str, **given: Any) -> dict[str, Any]:
+def sample(number: int, reward: float, text: str, **options: Any) -> dict[str, Any]:
     return {
         "slot": number,
         "sample": 0,
@@ -31,7 +31,7 @@ def sample(number: int, reward: float, text: str, **given: Any) -> dict[str, Any
         "logprobs": [-0.1, -1.0],
         "versions": [3, 3],
         "pieces": [text, "<eos>"],
-        **given,
+        **options,
     }
 
 
@@ -126,13 +126,13 @@ def test_random_ones_are_all_in_another_order(cli: Cli, run: RunFolder) -> None:
     orders = {tuple(asked(cli("samples", "--order", "random").out)) for _ in range(40)}
 
     assert len(orders) > 1
-    assert {tuple(sorted(each)) for each in orders} == {("0+1=", "1+1=", "2+1=")}
+    assert {tuple(sorted(order)) for order in orders} == {("0+1=", "1+1=", "2+1=")}
 
 
 def test_data_is_of_its_contract(cli: Cli, run: RunFolder, contract: Callable[[str, str], Any]) -> None:
     data = contract("samples", cli("samples", "--order", "best", "-n", "2", "--output", "json").out)
 
-    assert (data["step"], [each["reward"] for each in data["samples"]]) == (10, [1.0, 0.5])
+    assert (data["step"], [item["reward"] for item in data["samples"]]) == (10, [1.0, 0.5])
 
 
 def test_unlikely_tokens_are_coloured(cli: Cli, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ def test_each_simulator_is_listed_with_its_interpreter(cli: Cli) -> None:
     text = cli("env", "list")
     data = json.loads(cli("env", "list", "--output", "json").out)
     assert (text.code, data["schema"]) == (0, "rlinf.env-list/1")
-    assert {"libero", "metaworld", "robosuite"} <= {each["env_type"] for each in data["simulators"]}
-    for each in data["simulators"]:
-        assert f"{each['env_type']}  " in text.out
-        assert each["what"] in text.out
+    assert {"libero", "metaworld", "robosuite"} <= {simulator["env_type"] for simulator in data["simulators"]}
+    for item in data["simulators"]:
+        assert f"{item['env_type']}  " in text.out
+        assert item["what"] in text.out
 
 
 def test_an_unknown_simulator_is_refused_before_anything_is_made(cli: Cli) -> None:

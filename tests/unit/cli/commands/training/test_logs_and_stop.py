@@ -275,9 +275,9 @@ class TestSeveralLiveRuns:
         """Two that are going on, the older one first."""
         monkeypatch.chdir(tmp_path)
         made = [RunFolder.create(RunnerConfig(), "embodied") for _ in range(2)]
-        for number, each in enumerate(made):
-            each.update(created=each.state.created + number, step=number)
-            write(each, "driver", 0, f"10:00:00,000 INFO [driver] of run {number}")
+        for number, item in enumerate(made):
+            item.update(created=item.state.created + number, step=number)
+            write(item, "driver", 0, f"10:00:00,000 INFO [driver] of run {number}")
         return made
 
     @pytest.mark.parametrize("command", ["logs", "stop"])
@@ -285,9 +285,9 @@ class TestSeveralLiveRuns:
         ended = cli(command)
         assert (ended.code, ended.out) == (2, "")
         said = " ".join(ended.err.split())
-        names = ", ".join(f"runs/{each.path.name}" for each in runs)
+        names = ", ".join(f"runs/{item.path.name}" for item in runs)
         assert f"2 runs are active: name one of {names}" in said
-        assert all(each.refresh().alive for each in runs)
+        assert all(item.refresh().alive for item in runs)
 
     def test_one_that_is_named(self, cli: Cli, runs: list[RunFolder]) -> None:
         assert "of run 1" in cli("logs", runs[1].path.name).out
@@ -295,8 +295,8 @@ class TestSeveralLiveRuns:
     def test_a_person_is_asked(self, runs: list[RunFolder]) -> None:
         pexpect: Any = pytest.importorskip("pexpect")
         terminal = pexpect.spawn(str(RLINF), ["logs"], encoding="utf-8", timeout=60, dimensions=(40, 200))
-        for number, each in enumerate(runs, start=1):
-            terminal.expect_exact(f"{number}  runs/{each.path.name}")
+        for number, item in enumerate(runs, start=1):
+            terminal.expect_exact(f"{number}  runs/{item.path.name}")
             terminal.expect_exact(f"step {number - 1}, process {os.getpid()}")
         terminal.expect_exact("which run: ")
         terminal.sendline("3")

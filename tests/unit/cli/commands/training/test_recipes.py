@@ -52,7 +52,7 @@ def test_a_broken_package_does_not_hide_the_others(cli: Cli, monkeypatch: pytest
 
 def test_a_package_brings_its_own_config(cli: Cli, fake_recipe: Path) -> None:
     data = json.loads(cli("recipes", "--output", "json").out)
-    (own,) = [each["default_config"] for each in data["recipes"] if each["name"] == "fake"]
+    (own,) = [recipe["default_config"] for recipe in data["recipes"] if recipe["name"] == "fake"]
     assert Path(own) == PACKAGES / "fake.yaml"
     ended = cli("train", "recipe=fake", "--dry-run")
     assert ended.code == 0, ended.err

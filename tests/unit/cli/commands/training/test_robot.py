@@ -102,7 +102,7 @@ def test_an_arm_from_switching_on_to_a_stop(file: str, arm: Franka, capsys: pyte
         "cameras": [],
     }
     checks = json.loads(said("check", file, address, "-o", "json"))["checks"]
-    assert {each["name"]: each["verdict"] for each in checks} == {
+    assert {check["name"]: check["verdict"] for check in checks} == {
         "controller": "ok",
         "link": "ok",
         "limits": "ok",
@@ -130,9 +130,9 @@ def test_arm_held_by_a_job_can_only_be_watched_and_stopped(
         job.acquire()
         for command in ("reset", "teleop"):
             assert main(["robot", command, file]) == 1
-            told = capsys.readouterr().err
-            assert f"{arm.robot_ip}:{arm.robot_port}" in told
-            assert str(job.state().holder) in told
+            err = capsys.readouterr().err
+            assert f"{arm.robot_ip}:{arm.robot_port}" in err
+            assert str(job.state().holder) in err
         assert main(["robot", "check", file]) == 1
         assert "holds the arm" in capsys.readouterr().out
         job.reset(HOME)
@@ -154,12 +154,12 @@ def test_a_fault_is_told_and_nothing_moves(arm: Franka, tmp_path: Path, capsys: 
 @pytest.mark.parametrize("words", [b"", b'{"op": "ping", "id": 1}\n'], ids=["silent", "talking"])
 def test_stop_gets_through_a_crowd(arm: Franka, file: str, words: bytes) -> None:
     crowd = [socket.create_connection((arm.robot_ip, arm.robot_port), timeout=30) for _ in range(40)]
-    for each in crowd:
+    for member in crowd:
         with contextlib.suppress(OSError):
-            each.sendall(words)
+            member.sendall(words)
     assert main(["robot", "stop", file]) == 0
-    for each in crowd:
-        each.close()
+    for member in crowd:
+        member.close()
 
 
 def test_crowd_does_not_close_the_holder(arm: Franka) -> None:
@@ -170,8 +170,8 @@ def test_crowd_does_not_close_the_holder(arm: Franka) -> None:
             watcher.sendall(b'{"op": "state", "id": 1}\n')
             assert f'"holder":"{holder_name()}"'.encode() in watcher.makefile("rb").readline()
         assert client.state().holder == holder_name()
-        for each in crowd:
-            each.close()
+        for member in crowd:
+            member.close()
 
 
 @pytest.mark.usefixtures("short_first_words")

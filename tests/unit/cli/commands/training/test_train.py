@@ -36,9 +36,9 @@ def folder(fake_recipe: Path) -> Path:
 
 
 def last_run() -> RunFolder:
-    found = RunFolder.latest("runs")
-    assert found is not None
-    return found
+    result = RunFolder.latest("runs")
+    assert result is not None
+    return result
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -85,14 +85,14 @@ class TestARun:
             f"  curve       runs/{run.path.name}/curve.png",
             f"  run folder  runs/{run.path.name}",
         ]
-        told = ended.err.splitlines()
-        assert any(line.startswith("component  processes  group  nodes  units   per process") for line in told)
-        assert f"run folder: runs/{run.path.name}" in told
-        assert "waiting for rollout: 2 processes, at most 30 s" in told
-        assert "a worker prints" in told
-        assert "warning: something is odd" in told
-        assert "evaluated at step 10: success 0.75, return 9" in told
-        assert "saved global_step_10" in told
+        output = ended.err.splitlines()
+        assert any(line.startswith("component  processes  group  nodes  units   per process") for line in output)
+        assert f"run folder: runs/{run.path.name}" in output
+        assert "waiting for rollout: 2 processes, at most 30 s" in output
+        assert "a worker prints" in output
+        assert "warning: something is odd" in output
+        assert "evaluated at step 10: success 0.75, return 9" in output
+        assert "saved global_step_10" in output
         assert "\x1b" not in ended.out + ended.err
 
     @pytest.mark.parametrize(("fail", "code"), [("", 0), ("bug", 1)])
@@ -131,9 +131,9 @@ class TestARun:
         kinds = [event.kind for event in story_with_faults(last_run().path)[0]]
         assert kinds == ["started", "failed"]
         assert "runner.max_steps" in (last_run().path / "origins.json").read_text()
-        found = read_provenance(last_run().path)
-        assert found is not None
-        assert found.code["rlinf_core"]
+        diagnostic = read_provenance(last_run().path)
+        assert diagnostic is not None
+        assert diagnostic.code["rlinf_core"]
 
     def test_its_folder_tells_of_it(self, cli: Cli) -> None:
         cli("train", "recipe=fake")
@@ -165,7 +165,9 @@ class TestARun:
         assert "raised ********" in texts[str(run / "report.html")]
         assert "logged ********" in texts[str(run / "logs/driver/rank_0.log")]
         forms = [
-            form for each in secrets for form in (each, json.dumps(each)[1:-1], quote(each, safe=""), escape(each))
+            form
+            for secret in secrets
+            for form in (secret, json.dumps(secret)[1:-1], quote(secret, safe=""), escape(secret))
         ]
         assert {name: form for name, text in texts.items() for form in forms if form in text} == {}
 

@@ -89,7 +89,7 @@ def test_ctrl_c_twice_leaves_the_terminal_as_it_was(start: Start) -> None:
     assert SHOW_CURSOR in rest
 
 
-@pytest.mark.parametrize("refusal", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=lambda each: next(iter(each)))
+@pytest.mark.parametrize("refusal", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=lambda item: next(iter(item)))
 def test_a_terminal_that_wants_no_bars_gets_lines(start: Start, refusal: dict[str, str]) -> None:
     code, shown = end(start(**refusal))
     assert code == 0

@@ -136,11 +136,11 @@ class Renders:
     def __init__(self, template: str) -> None:
         self.chat_template = template
 
-    def apply_chat_template(self, messages: Any, *, tokenize: bool, **given: Any) -> str:
+    def apply_chat_template(self, messages: Any, *, tokenize: bool, **options: Any) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         render: Any = render_jinja_template
-        return render([messages], chat_template=self.chat_template, bos_token="<s>", eos_token="</s>", **given)[0][0]
+        return render([messages], chat_template=self.chat_template, bos_token="<s>", eos_token="</s>", **options)[0][0]
 
 
 def chat_template(text: str) -> ChatTemplate:
@@ -154,8 +154,8 @@ def test_the_form_of_a_family_is_read_off_its_template(family: str) -> None:
     form = taught_form(chat_template(template))
     assert form is not None
     _, calls = find_calls(text, form, SCHEMAS)
-    assert [each.name for each in calls] == ["f", "g"][:count]
-    assert [json.loads(each.arguments) for each in calls] == [{"a": 1, "b": "12"}, {}][:count]
+    assert [call.name for call in calls] == ["f", "g"][:count]
+    assert [json.loads(call.arguments) for call in calls] == [{"a": 1, "b": "12"}, {}][:count]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -30,10 +30,10 @@ def test_what_is_learned_from_are_the_drawn_tokens_and_no_others(turns: list[tup
         assert segment is None
         return
     assert segment is not None
-    found = [(token, False) for token in segment.prompt] + list(zip(segment.tokens, segment.trained, strict=True))
+    result = [(token, False) for token in segment.prompt] + list(zip(segment.tokens, segment.trained, strict=True))
     # What comes after the last turn of the model is seen by nobody.
     last = max(number for number, (_, drawn) in enumerate(expected) if drawn)
-    assert found == expected[: last + 1]
+    assert result == expected[: last + 1]
     assert segment.trained[0]
     assert segment.trained[-1]
     for token, drawn, logprob, version in zip(
@@ -45,9 +45,9 @@ def test_what_is_learned_from_are_the_drawn_tokens_and_no_others(turns: list[tup
 
 
 @given(TOKENS, TOKENS, TOKENS)
-def test_a_branch_learns_from_its_own_turns_alone(told: list[int], first: list[int], second: list[int]) -> None:
+def test_a_branch_learns_from_its_own_turns_alone(messages: list[int], first: list[int], second: list[int]) -> None:
     trunk = Conversation("0")
-    trunk.observe(told)
+    trunk.observe(messages)
     said(trunk, first)
     branch = trunk.fork("0.0")
     said(branch, second)
@@ -57,10 +57,10 @@ def test_a_branch_learns_from_its_own_turns_alone(told: list[int], first: list[i
 
     assert trunk_segment is not None
     assert branch_segment is not None
-    assert branch_segment.prompt == (*told, *first)
+    assert branch_segment.prompt == (*messages, *first)
     assert branch_segment.tokens == tuple(second)
     assert all(branch_segment.trained)
-    assert trunk_segment.prompt == tuple(told)
+    assert trunk_segment.prompt == tuple(messages)
     assert trunk_segment.tokens == (*first, *second)
 
 

@@ -50,8 +50,8 @@ def encoded(tokenizer: Any, text: str) -> tuple[int, ...]:
 )
 def test_what_ends_a_turn_is_told_unless_the_model_said_it(tokenizer: Any, said: str, missing: str) -> None:
     context = (*encoded(tokenizer, "<|im_start|>assistant\n"), *encoded(tokenizer, said))
-    found = TurnEncoder(tokenizer, apply_chat_template=True).encode(context, TOLD)
-    assert found == encoded(tokenizer, missing + WRITTEN)
+    result = TurnEncoder(tokenizer, apply_chat_template=True).encode(context, TOLD)
+    assert result == encoded(tokenizer, missing + WRITTEN)
 
 
 def test_without_a_template_texts_are_told_as_they_are(tokenizer: Any) -> None:
@@ -166,12 +166,12 @@ class Scripted:
 def test_an_agents_calls_are_in_the_form_of_the_template(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", HERMES_TEMPLATE)
     calls = [
-        {"type": "function", "function": {"name": "calculator", "arguments": {"argument": each}}}
-        for each in ("2*3", "1/0")
+        {"type": "function", "function": {"name": "calculator", "arguments": {"argument": word}}}
+        for word in ("2*3", "1/0")
     ]
-    arguments = [json.dumps(each["function"]["arguments"]) for each in calls]
+    arguments = [json.dumps(call["function"]["arguments"]) for call in calls]
     written = "<think>\n\n</think>\n\n" + "".join(
-        f'<tool_call>\n{{"name": "calculator", "arguments": {each}}}\n</tool_call>' for each in arguments
+        f'<tool_call>\n{{"name": "calculator", "arguments": {argument}}}\n</tool_call>' for argument in arguments
     )
     settings = DrawSettings(sample=0, seed=0, temperature=1.0, max_turns=4, max_tokens=9999, max_new_tokens=999)
     llm = LanguageModel(Scripted(tokenizer, written, "It is 6."), settings)

@@ -66,6 +66,6 @@ def post(endpoint: ChatEndpoint, path: str, body: Any, **headers: str) -> tuple[
 
 def posted(llm: LanguageModel, path: str, *bodies: Any, **headers: str) -> list[tuple[int, dict[str, str], Any]]:
     async def run(endpoint: ChatEndpoint) -> list[tuple[int, dict[str, str], Any]]:
-        return [await asyncio.to_thread(post, endpoint, path, each, **headers) for each in bodies]
+        return [await asyncio.to_thread(post, endpoint, path, body, **headers) for body in bodies]
 
     return with_endpoint(llm, run)

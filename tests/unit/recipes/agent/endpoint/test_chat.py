@@ -28,8 +28,8 @@ def test_continued_requests_are_one_conversation_others_branch() -> None:
 
     async def run(client: openai.AsyncOpenAI) -> list[Any]:
         return [
-            (await client.chat.completions.create(model="m", messages=each)).choices[0].message.content
-            for each in (first, second, changed, second)
+            (await client.chat.completions.create(model="m", messages=item)).choices[0].message.content
+            for item in (first, second, changed, second)
         ]
 
     assert with_openai(llm, run) == ["a", "b", "c", "d"]
@@ -52,10 +52,10 @@ def test_usage_counts_the_prompt_and_every_answer() -> None:
     first, second = with_openai(llm, run)
     assert (first.usage.prompt_tokens, first.usage.completion_tokens, first.usage.total_tokens) == (1, 3, 4)
     assert first.created > 1_600_000_000
-    assert [each.message.content for each in second.choices] == ["c", "de"]
+    assert [choice.message.content for choice in second.choices] == ["c", "de"]
     assert (second.usage.prompt_tokens, second.usage.completion_tokens) == (6, 5)
     # Each answer is learned from, in a conversation of its own.
-    assert [each.drawn for each in llm.segments()] == [5, 3]
+    assert [segment.drawn for segment in llm.segments()] == [5, 3]
 
 
 def test_a_stop_text_is_learned_and_not_shown() -> None:
@@ -86,10 +86,10 @@ def test_a_stream_has_the_whole_reply_and_its_usage() -> None:
     async def run(client: openai.AsyncOpenAI) -> list[Any]:
         options: Any = {"include_usage": True}
         stream = await client.chat.completions.create(model="m", messages=HI, stream=True, stream_options=options)
-        return [each async for each in stream]
+        return [event async for event in stream]
 
     *chunks, last = with_openai(model("abc"), run)
-    assert "".join(each.choices[0].delta.content or "" for each in chunks) == "abc"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "abc"
     assert chunks[-1].choices[0].finish_reason == "stop"
     assert (last.choices, last.usage.prompt_tokens, last.usage.completion_tokens) == ([], 1, 4)
 
@@ -117,7 +117,7 @@ def test_calls_go_out_and_their_results_come_back(streams: bool) -> None:
 
     message, answer = with_openai(llm, run)
     assert message.content == "I see."
-    assert [each.function.arguments for each in message.tool_calls] == ['{"of": [1, 2]}', '{"of": [3, 4]}']
+    assert [tool_call.function.arguments for tool_call in message.tool_calls] == ['{"of": [1, 2]}', '{"of": [3, 4]}']
     assert answer == "3 and 7"
     (segment,) = llm.segments()
     # One conversation, and nothing of it was written anew.
@@ -162,12 +162,12 @@ def test_calls_in_the_form_of_the_chat_template_are_read() -> None:
 def test_calls_of_another_model_are_told_to_it() -> None:
     llm = model("a")
     call = {"id": "other", "type": "function", "function": {"name": "add", "arguments": '{"of": [1, 2]}'}}
-    given = [*HI, {"role": "assistant", "content": "so", "tool_calls": [call]}]
-    given.append({"role": "tool", "content": "3", "tool_call_id": "other"})
-    ((status, _, _),) = posted(llm, PATH, {"messages": given})
+    inputs = [*HI, {"role": "assistant", "content": "so", "tool_calls": [call]}]
+    inputs.append({"role": "tool", "content": "3", "tool_call_id": "other"})
+    ((status, _, _),) = posted(llm, PATH, {"messages": inputs})
     assert status == 200
     script: Any = llm._engines
-    assert [each.name for each in script.requests[0].messages[1].calls] == ["add"]
+    assert [call.name for call in script.requests[0].messages[1].calls] == ["add"]
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_what_means_nothing_else_is_accepted(fields: dict[str, Any]) -> None:
 
 def test_evaluation_accepts_the_temperature_of_training() -> None:
     llm = model("a", "b", temperature=0.0, training_temperature=0.7)
-    found = posted(llm, PATH, *({"messages": HI, "temperature": each} for each in (0.7, 0.9)))
-    assert [status for status, _, _ in found] == [200, 400]
+    response = posted(llm, PATH, *({"messages": HI, "temperature": value} for value in (0.7, 0.9)))
+    assert [status for status, _, _ in response] == [200, 400]
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,9 @@ def test_a_refusal_of_the_template_leaves_the_conversation() -> None:
 
     script.draw = refuse
     asked = (HI, messages("x", "a", "bad"), messages("x", "a", "y"))
-    found = posted(llm, PATH, *({"messages": each} for each in asked))
-    assert [status for status, _, _ in found] == [200, 400, 200]
-    assert "roles must alternate" in found[1][2]["error"]["message"]
+    response = posted(llm, PATH, *({"messages": item} for item in asked))
+    assert [status for status, _, _ in response] == [200, 400, 200]
+    assert "roles must alternate" in response[1][2]["error"]["message"]
     (segment,) = llm.segments()
     assert segment.tokens == (*tokens("a"), 0, *tokens("y"), *tokens("b"), 0)
 
@@ -292,7 +292,7 @@ def test_an_engine_that_has_failed_is_status_503() -> None:
 
 def test_models_are_listed_and_other_paths_named() -> None:
     async def run(client: openai.AsyncOpenAI) -> list[str]:
-        listed = [each.id async for each in await client.models.list()]
+        listed = [item.id async for item in await client.models.list()]
         return [*listed, (await client.models.retrieve("policy")).id]
 
     async def nameless(client: openai.AsyncOpenAI) -> None:
@@ -301,6 +301,6 @@ def test_models_are_listed_and_other_paths_named() -> None:
     assert with_openai(model(), run) == ["policy", "policy"]
     with pytest.raises(openai.NotFoundError, match="/v1/models/ does not exist"):
         with_openai(model(), nameless)
-    found = posted(model(), "/v1/embeddings", {}) + posted(model(), "/v1/models", {})
-    assert [status for status, _, _ in found] == [404, 405]
-    assert "/v1/chat/completions" in json.dumps(found[0][2])
+    result = posted(model(), "/v1/embeddings", {}) + posted(model(), "/v1/models", {})
+    assert [status for status, _, _ in result] == [404, 405]
+    assert "/v1/chat/completions" in json.dumps(result[0][2])

@@ -36,8 +36,8 @@ def exchanged(act: Callable[[ChatEndpoint], Awaitable[bytes]], *turns: str) -> b
 async def said(endpoint: ChatEndpoint, *parts: bytes) -> bytes:
     """Send parts, and return all that comes back until the server closes."""
     reader, writer = await connect(endpoint)
-    for each in parts:
-        writer.write(each)
+    for part in parts:
+        writer.write(part)
         await writer.drain()
     try:
         return await asyncio.wait_for(reader.read(), 30)
@@ -221,7 +221,7 @@ def test_a_client_that_goes_away_costs_no_turn() -> None:
 
     with_endpoint(llm, act)
     assert llm.turns == 0
-    assert [each.drawn for each in llm.segments()] == [0]
+    assert [segment.drawn for segment in llm.segments()] == [0]
 
 
 def test_small_answers_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

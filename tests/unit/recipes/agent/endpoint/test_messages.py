@@ -19,12 +19,12 @@ def test_a_message_has_text_usage_and_a_reason() -> None:
     async def run(client: anthropic.AsyncAnthropic) -> Any:
         system: Any = [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}]
         parts: Any = [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]}]
-        more = {"temperature": 1.0, "top_p": 1}
-        return await client.messages.create(model="m", max_tokens=9, system=system, messages=parts, extra_body=more)
+        extra = {"temperature": 1.0, "top_p": 1}
+        return await client.messages.create(model="m", max_tokens=9, system=system, messages=parts, extra_body=extra)
 
     llm = model("abc")
     message = with_anthropic(llm, run)
-    assert [each.text for each in message.content] == ["abc"]
+    assert [part.text for part in message.content] == ["abc"]
     assert (message.stop_reason, message.stop_sequence, message.model) == ("end_turn", None, "m")
     assert (message.usage.input_tokens, message.usage.output_tokens) == (3, 4)
     assert llm.segments()[0].prompt == tokens("sxy")
@@ -59,23 +59,23 @@ def test_a_stop_sequence_is_named_and_not_shown() -> None:
 @pytest.mark.parametrize("streams", [False, True])
 def test_tools_go_out_and_their_results_come_back(streams: bool) -> None:
     async def run(client: anthropic.AsyncAnthropic) -> tuple[Any, Any]:
-        given: dict[str, Any] = {"model": "m", "max_tokens": 999, "messages": HI, "tools": [ADD]}
+        inputs: dict[str, Any] = {"model": "m", "max_tokens": 999, "messages": HI, "tools": [ADD]}
         if streams:
-            async with client.messages.stream(**given) as stream:
+            async with client.messages.stream(**inputs) as stream:
                 message: Any = await stream.get_final_message()
         else:
-            message = await client.messages.create(**given)
+            message = await client.messages.create(**inputs)
         results: Any = [
-            {"type": "tool_result", "tool_use_id": each.id, "content": "7", "is_error": each.input["of"] == [3, 4]}
-            for each in message.content
-            if each.type == "tool_use"
+            {"type": "tool_result", "tool_use_id": part.id, "content": "7", "is_error": part.input["of"] == [3, 4]}
+            for part in message.content
+            if part.type == "tool_use"
         ]
         again: Any = [*HI, {"role": "assistant", "content": message.content}, {"role": "user", "content": results}]
-        return message, await client.messages.create(**{**given, "messages": again})
+        return message, await client.messages.create(**{**inputs, "messages": again})
 
     llm = model(f"So: {CALL}{OTHER_CALL}", "done")
     message, answer = with_anthropic(llm, run)
-    assert [each.type for each in message.content] == ["text", "tool_use", "tool_use"]
+    assert [part.type for part in message.content] == ["text", "tool_use", "tool_use"]
     assert (message.content[1].input, message.stop_reason) == ({"of": [1, 2]}, "tool_use")
     assert (message.usage.input_tokens, message.usage.output_tokens) == (1, len(f"So: {CALL}{OTHER_CALL}") + 1)
     assert answer.content[0].text == "done"
@@ -86,7 +86,7 @@ def test_tools_go_out_and_their_results_come_back(streams: bool) -> None:
 def test_a_stream_of_text_has_every_event() -> None:
     async def run(client: anthropic.AsyncAnthropic) -> list[str]:
         stream = await client.messages.create(model="m", max_tokens=9, messages=HI, stream=True)
-        return [each.type async for each in stream]
+        return [event.type async for event in stream]
 
     assert with_anthropic(model("abc"), run) == [
         "message_start",
@@ -132,9 +132,9 @@ def test_what_cannot_be_done_is_refused_in_its_words(change: dict[str, Any], why
 def test_errors_are_those_that_the_client_knows() -> None:
     async def run(client: anthropic.AsyncAnthropic) -> list[type[Exception]]:
         kinds: list[type[Exception]] = []
-        for each in (client, client.with_options(api_key="wrong")):
+        for item in (client, client.with_options(api_key="wrong")):
             try:
-                await each.messages.create(model="m", max_tokens=9, messages=HI)
+                await item.messages.create(model="m", max_tokens=9, messages=HI)
             except anthropic.APIStatusError as error:
                 kinds.append(type(error))
         return kinds

@@ -33,7 +33,7 @@ def test_a_conversation_goes_on_token_by_token(by_id: bool) -> None:
         following: Any = [{"role": "user", "content": [{"type": "input_text", "text": "y"}]}]
         if by_id:
             return await client.responses.create(model="m", input=following, previous_response_id=first.id)
-        said: Any = [each.model_dump() for each in first.output]
+        said: Any = [line.model_dump() for line in first.output]
         return await client.responses.create(model="m", input=[*asked, *said, *following])
 
     llm = model("a", "b")
@@ -51,16 +51,16 @@ def test_tools_go_out_and_their_results_come_back(streams: bool) -> None:
         else:
             response = await client.responses.create(model="m", input="x", tools=[ADD])
         results: Any = [
-            {"type": "function_call_output", "call_id": each.call_id, "output": "7"}
-            for each in response.output
-            if each.type == "function_call"
+            {"type": "function_call_output", "call_id": line.call_id, "output": "7"}
+            for line in response.output
+            if line.type == "function_call"
         ]
         answer = await client.responses.create(model="m", input=results, tools=[ADD], previous_response_id=response.id)
         return response, answer
 
     llm = model(f"So: {CALL}{OTHER_CALL}", "done")
     response, answer = with_openai(llm, run)
-    assert [each.type for each in response.output] == ["message", "function_call", "function_call"]
+    assert [line.type for line in response.output] == ["message", "function_call", "function_call"]
     assert response.output[1].arguments == '{"of": [1, 2]}'
     assert answer.output_text == "done"
     (segment,) = llm.segments()
@@ -70,10 +70,10 @@ def test_tools_go_out_and_their_results_come_back(streams: bool) -> None:
 def test_a_stream_of_text_has_every_event() -> None:
     async def run(client: openai.AsyncOpenAI) -> list[Any]:
         stream = await client.responses.create(model="m", input="x", stream=True)
-        return [each async for each in stream]
+        return [event async for event in stream]
 
     events = with_openai(model("abc"), run)
-    assert [each.type.removeprefix("response.") for each in events] == [
+    assert [event.type.removeprefix("response.") for event in events] == [
         "created",
         "in_progress",
         "output_item.added",
@@ -84,7 +84,7 @@ def test_a_stream_of_text_has_every_event() -> None:
         "output_item.done",
         "completed",
     ]
-    assert [each.sequence_number for each in events] == list(range(9))
+    assert [event.sequence_number for event in events] == list(range(9))
     assert events[-1].response.output_text == "abc"
 
 

@@ -46,7 +46,7 @@ async def _played(action_key: str, observation_key: str | None, *texts: str) -> 
     async with _server() as url:
         environment = OpenEnv(OpenEnvSettings(url, action_key, observation_key))
         try:
-            return [await environment.reset(5), *[await environment.step(each) for each in texts]]
+            return [await environment.reset(5), *[await environment.step(text) for text in texts]]
         finally:
             await environment.close()
 
@@ -71,7 +71,7 @@ def test_many_episodes_at_once_have_sessions_of_their_own() -> None:
     async def run() -> list[list[Any]]:
         return await asyncio.gather(*(_played("message", None, str(number)) for number in range(20)))
 
-    assert [each[1].text for each in asyncio.run(run())] == [f"5 {number}" for number in range(20)]
+    assert [item[1].text for item in asyncio.run(run())] == [f"5 {number}" for number in range(20)]
 
 
 def test_a_server_that_is_not_there_is_no_fault_of_the_model() -> None:

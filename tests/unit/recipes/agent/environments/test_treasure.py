@@ -16,7 +16,7 @@ MOVES = ("north", "south", "west", "east")
 async def _said(seed: int, *texts: str) -> tuple[str, list[TextStep]]:
     game = Treasure()
     first = await game.reset(seed)
-    return first, [await game.step(each) for each in texts]
+    return first, [await game.step(text) for text in texts]
 
 
 def said(seed: int, *texts: str) -> tuple[str, list[TextStep]]:
@@ -48,8 +48,8 @@ def solution(seed: int) -> list[str]:
 def test_the_treasure_can_be_found_and_taken(seed: int) -> None:
     way = solution(seed)
     _, steps = said(seed, *way, "Take\n")
-    assert [each.reward for each in steps] == [0.0] * len(way) + [1.0]
-    assert [each.done for each in steps] == [False] * len(way) + [True]
+    assert [step.reward for step in steps] == [0.0] * len(way) + [1.0]
+    assert [step.done for step in steps] == [False] * len(way) + [True]
 
 
 def test_a_seed_is_a_game() -> None:
@@ -60,7 +60,7 @@ def test_a_seed_is_a_game() -> None:
 def test_what_is_no_move_costs_one_and_there_are_twelve() -> None:
     _, steps = said(0, *["dance"] * 12)
     assert steps[0] == TextStep("say north, south, west, east or take. ")
-    assert [each.done for each in steps] == [False] * 11 + [True]
+    assert [step.done for step in steps] == [False] * 11 + [True]
 
 
 def test_nothing_is_taken_elsewhere() -> None:

@@ -63,15 +63,15 @@ class TestRealOnes:
         assert right["drawn"] == ["enots\0"]
 
     def test_its_tools_are_called_and_not_learned(self) -> None:
-        found = played(CALL % "river", "revir", seed=MOST_GENERATED, options={"with_tool": True})
-        assert found["reward"] == 2.0
+        episode = played(CALL % "river", "revir", seed=MOST_GENERATED, options={"with_tool": True})
+        assert episode["reward"] == 2.0
         # A task of evaluation: the first, which no seed of training leads to.
-        assert found["told"][1:] == [["user", "Spell river backwards."], ["tool", "revir"]]
-        assert found["drawn"] == [f"{CALL % 'river'}\0revir\0"]
+        assert episode["told"][1:] == [["user", "Spell river backwards."], ["tool", "revir"]]
+        assert episode["drawn"] == [f"{CALL % 'river'}\0revir\0"]
 
     def test_a_run_without_further_turns_is_scored_as_it_is(self) -> None:
-        found = played(*[CALL % "stone"] * 4, seed=0, options={"with_tool": True})
-        assert found["reward"] == 0.0
+        episode = played(*[CALL % "stone"] * 4, seed=0, options={"with_tool": True})
+        assert episode["reward"] == 0.0
 
 
 class Stub:
@@ -123,8 +123,8 @@ async def outcomes(agent: VerifiersAgent, *seeds: int, says: str = "hello") -> l
 
 
 def test_episodes_share_a_server_with_tokens_of_their_own(stub: Stub) -> None:
-    found = asyncio.run(outcomes(VerifiersAgent(VerifiersSettings("words", {}, None, 2)), 0, 1, 2))
-    assert found == [AgentOutcome(reward=5.0, parts={"length": 5.0})] * 3
+    result = asyncio.run(outcomes(VerifiersAgent(VerifiersSettings("words", {}, None, 2)), 0, 1, 2))
+    assert result == [AgentOutcome(reward=5.0, parts={"length": 5.0})] * 3
     assert stub.served == 1
     assert not any(name.startswith("VERIFIERS_API_KEY") for name in os.environ)
 

@@ -26,10 +26,10 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
         outcome = asyncio.run(agent(task, llm, Toolbox((), 30.0)))
     except VerifiersError as error:
         return {"error": str(error)}
-    said = [[each.role, each.text] for request in script.requests for each in request.messages]
+    said = [[message.role, message.text] for request in script.requests for message in request.messages]
     drawn = [
-        "".join(chr(token) for token, mine in zip(each.tokens, each.trained, strict=True) if mine)
-        for each in llm.segments()
+        "".join(chr(token) for token, mine in zip(segment.tokens, segment.trained, strict=True) if mine)
+        for segment in llm.segments()
     ]
     return {"reward": outcome.reward, "parts": dict(outcome.parts), "told": said, "drawn": drawn}
 

@@ -20,8 +20,8 @@ class Task:
 
     def __init__(self, rank: int, tasks: tuple[Prompt, ...]) -> None:
         self.rank = rank
-        self.slots = [each.slot for each in tasks if each.worker == rank]
-        self.set_aside = any(each.set_aside for each in tasks)
+        self.slots = [task.slot for task in tasks if task.worker == rank]
+        self.set_aside = any(task.set_aside for task in tasks)
         self.over = False
         self.error: Exception | None = None
 
@@ -37,10 +37,10 @@ class Call:
         self.references = tuple(calls)
 
     def failures(self) -> dict[int, Exception]:
-        return {each.rank: each.error for each in self.references if each.error is not None}
+        return {reference.rank: reference.error for reference in self.references if reference.error is not None}
 
     def done(self) -> bool:
-        return bool(self.failures()) or all(each.over for each in self.references)
+        return bool(self.failures()) or all(reference.over for reference in self.references)
 
     def wait(self) -> list[None]:
         if self.failures():
@@ -66,23 +66,23 @@ class Group:
                 return Call(made)
 
             def handle(self, method: str, references: list[Task]) -> Call:
-                assert [each.rank for each in references] == list(ranks)
+                assert [reference.rank for reference in references] == list(ranks)
                 return Call(references)
 
         return View()
 
     def kill(self, *ranks: int) -> None:
         self.dead.update(ranks)
-        for each in self.calls:
-            if each.rank in ranks and not each.over:
-                each.error = WorkerDiedError(f"{NAME}:{each.rank}")
+        for call in self.calls:
+            if call.rank in ranks and not call.over:
+                call.error = WorkerDiedError(f"{NAME}:{call.rank}")
 
     def finish(self) -> list[int]:
         """End all calls that go on, and return the tasks that were done by that."""
-        going = [each for each in self.calls if not each.over and each.error is None]
-        for each in going:
-            each.over = True
-        return sorted(slot for each in going for slot in each.slots)
+        going = [call for call in self.calls if not call.over and call.error is None]
+        for entry in going:
+            entry.over = True
+        return sorted(slot for item in going for slot in item.slots)
 
 
 def tasks(count: int, workers: int) -> list[Prompt]:
@@ -132,7 +132,7 @@ def test_later_tasks_go_to_the_living_alone() -> None:
     group.calls.clear()
     calls.begin(tasks(12, 4))
 
-    assert {each.rank for each in group.calls} == {0, 1, 3}
+    assert {call.rank for call in group.calls} == {0, 1, 3}
     assert group.finish() == list(range(12))
     assert calls.done()
     assert calls.lost == 1
@@ -148,9 +148,9 @@ def test_the_death_of_the_last_process_is_raised() -> None:
 
 def test_task_that_kills_its_processes_is_set_aside_alone() -> None:
     group = Group()
-    told: list[tuple[int, int]] = []
+    output: list[tuple[int, int]] = []
     calls = TaskCalls(
-        cast("AgentGroup", group), 3, revived(group), lambda task, deaths: told.append((task.slot, len(deaths)))
+        cast("AgentGroup", group), 3, revived(group), lambda task, deaths: output.append((task.slot, len(deaths)))
     )
     calls.begin(tasks(12, 3))
     done: list[int] = []
@@ -159,7 +159,7 @@ def test_task_that_kills_its_processes_is_set_aside_alone() -> None:
         group.kill(*{call.rank for call in group.calls if 5 in call.slots and not call.set_aside and call.going})
         done += group.finish()
 
-    assert told == [(5, 3)]
+    assert output == [(5, 3)]
     assert calls.set_aside == 1
     # Those that shared a process with it twice were run alone, and each counts once.
     assert sorted(done) == list(range(12))

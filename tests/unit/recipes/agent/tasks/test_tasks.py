@@ -20,7 +20,7 @@ from tests.unit.recipes.agent.local import agent_config
 
 @pytest.mark.parametrize("make", [calculations, lookups])
 def test_tasks_of_evaluation_are_not_trained_on(make: object) -> None:
-    parts = [make(evaluation=each, size=100, seed=3) for each in (True, False)]  # type: ignore[operator]
+    parts = [make(evaluation=value, size=100, seed=3) for value in (True, False)]  # type: ignore[operator]
     evaluated, trained = ({task.prompt for task in part} for part in parts)
     assert len(evaluated) == len(parts[0]) == 100
     assert len(trained) > 100
@@ -54,18 +54,18 @@ def test_a_model_is_shown_tools_as_often_as_it_is_told_to_be(share: float) -> No
     shown = conversations(config, tokenizer)
 
     assert len(shown) == 800
-    begun = [each for each in shown if each.trained[0]]
-    assert sum(each.tokens[0] == opening for each in begun) / len(begun) == pytest.approx(share, abs=0.06)
+    begun = [item for item in shown if item.trained[0]]
+    assert sum(item.tokens[0] == opening for item in begun) / len(begun) == pytest.approx(share, abs=0.06)
     # How a tool is used is shown whatever the share, and what it says is never learned.
-    used = [each for each in shown if each.tokens[0] == opening]
+    used = [item for item in shown if item.tokens[0] == opening]
     assert len(used) > 300
-    for each in used:
-        said = slice(each.tokens.index(result), each.tokens.index(closing) + 1)
-        assert not any(each.trained[said])
-        assert all(each.trained[1 : said.start])
-        assert all(each.trained[said.stop :])
-        assert each.tokens[-1] == tokenizer.eos_token_id
-    assert all(all(each.trained) for each in shown if each.tokens[0] != opening)
+    for entry in used:
+        said = slice(entry.tokens.index(result), entry.tokens.index(closing) + 1)
+        assert not any(entry.trained[said])
+        assert all(entry.trained[1 : said.start])
+        assert all(entry.trained[said.stop :])
+        assert entry.tokens[-1] == tokenizer.eos_token_id
+    assert all(all(item.trained) for item in shown if item.tokens[0] != opening)
 
 
 def test_episodes_are_shown_where_an_environment_has_examples() -> None:
@@ -77,10 +77,10 @@ def test_episodes_are_shown_where_an_environment_has_examples() -> None:
     shown = conversations(config, tokenizer)
 
     assert len(shown) == 2 * config.data.rollout_batch_size
-    for each in shown:
-        text = tokenizer.decode(each.prompt)
+    for item in shown:
+        text = tokenizer.decode(item.prompt)
         assert re.fullmatch(r"find room \d and take\. \d \([a-z, ]+\)\. ", text)
-        said = [token for token, learned in zip(each.tokens, each.trained, strict=True) if learned]
+        said = [token for token, learned in zip(item.tokens, item.trained, strict=True) if learned]
         words = str(tokenizer.decode(said, skip_special_tokens=True)).split(".")[:-1]
         assert 1 <= len(words) <= 4
         assert set(words) <= {"north", "south", "west", "east", "take"}
@@ -92,7 +92,7 @@ def test_episodes_are_shown_where_an_environment_has_examples() -> None:
 
 def test_tools_are_made_by_their_names() -> None:
     tools = make_tools(agent_config(agent={"tools": ["calculator", "textwrap:dedent"]}))
-    assert [each.name for each in tools] == ["calculator", "dedent"]
+    assert [tool.name for tool in tools] == ["calculator", "dedent"]
     assert asyncio.run(Toolbox(tools, 1.0).call("dedent", " a")).text == "a"
     with pytest.raises(ConfigError, match="two tools are named `calculator`"):
         make_tools(agent_config(agent={"tools": ["calculator", "calculator"]}))

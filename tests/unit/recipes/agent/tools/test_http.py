@@ -162,7 +162,7 @@ def test_the_name_is_looked_up_once_and_the_address_kept(port: int, monkeypatch:
 def test_the_next_address_is_tried_where_one_does_not_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def leads(host: str, port: int, *args: Any, **kwargs: Any) -> list[Any]:
         addresses = ["::1", "127.0.0.1"] if host == "example.org" else [host]
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in addresses]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
     monkeypatch.setattr(socket, "getaddrinfo", leads)
     allow = (f"example.org:{port}", "127.0.0.0/8", "::1")

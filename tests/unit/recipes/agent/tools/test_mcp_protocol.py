@@ -36,15 +36,15 @@ def called(mode: str, argument: str = "hello") -> str:
 
 def test_tools_of_every_page_are_offered() -> None:
     with tools_of("pages", ("c",)) as tools:
-        assert [each.name for each in tools] == ["c"]
+        assert [tool.name for tool in tools] == ["c"]
     with tools_of("pages") as tools:
-        assert [each.name for each in tools] == ["a", "b", "c"]
+        assert [tool.name for tool in tools] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("mode", ["same_cursor", "cycle"])
 def test_a_list_without_an_end_is_left(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     with tools_of(mode) as tools:
-        assert [each.name for each in tools] == ["a"]
+        assert [tool.name for tool in tools] == ["a"]
     assert "does not end" in caplog.text
 
 
@@ -101,7 +101,7 @@ def test_a_failure_within_a_server_is_no_observation() -> None:
 )
 def test_any_json_schema_is_described(mode: str, described: str) -> None:
     with tools_of(mode) as tools:
-        assert [each.description for each in tools] == [described]
+        assert [tool.description for tool in tools] == [described]
 
 
 def test_arguments_by_name_reach_the_server() -> None:
@@ -113,7 +113,7 @@ def test_arguments_by_name_reach_the_server() -> None:
 def test_noise_of_a_server_is_told_in_few_words(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert called("noise") == "words"
-    lines = [each for each in caplog.records if each.name == "mcp.client.stdio"]
+    lines = [record for record in caplog.records if record.name == "mcp.client.stdio"]
     assert len(lines) <= 3
-    assert all(each.exc_info is None and each.levelno == logging.WARNING for each in lines)
+    assert all(line.exc_info is None and line.levelno == logging.WARNING for line in lines)
     assert "Traceback" not in caplog.text

@@ -51,7 +51,7 @@ def called(servers: McpServers, *calls: tuple[str, str], timeout: float = 30.0) 
     tools = Toolbox(servers.tools, timeout)
 
     async def run() -> list[Observation]:
-        return [await tools.call(*each) for each in calls]
+        return [await tools.call(*call) for call in calls]
 
     return asyncio.run(run())
 
@@ -95,12 +95,12 @@ def test_tools_are_offered_and_called(unharmed: McpServers) -> None:
         ("variable", "COLOUR"),
         ("variable", '{"name": "COLOUR"}'),
     )
-    assert [(each.text, each.failure) for each in seen] == [("7", ""), ("4", ""), ("a b;$HOME", ""), ("a b;$HOME", "")]
+    assert [(item.text, item.failure) for item in seen] == [("7", ""), ("4", ""), ("a b;$HOME", ""), ("a b;$HOME", "")]
 
 
 def test_errors_are_observations(unharmed: McpServers) -> None:
     seen = called(unharmed, ("fail", ""), ("add", "three"), ("add", '{"first": "x"}'), ("add", '{"first": 3}'))
-    assert [each.failure for each in seen] == ["error", "error", "error", ""]
+    assert [item.failure for item in seen] == ["error", "error", "error", ""]
     assert "it went wrong" in seen[0].text
     assert seen[1].text == "error: the argument of add must be a JSON object"
     assert "first" in seen[2].text
@@ -129,17 +129,17 @@ def test_server_is_restarted_after_three_unanswered_calls(servers: McpServers) -
     assert {lost(servers, "hang", timeout=0.3) for _ in range(3)} == {"the tool `hang`: no answer within 0.3 s"}
     # The old one may answer, leave a call without an answer, or end under it, until it has been told of the third.
     answers = (asked_again(servers) for _ in range(1000))
-    after = next(each for each in answers if each and not each.failure and each.text != before.text)
+    after = next(answer for answer in answers if answer and not answer.failure and answer.text != before.text)
     assert after.text.isdecimal()
 
 
 def test_a_server_ends_with_whoever_started_it_however_that_ends(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDER, *SERVER], stdin=-1, stdout=-1, text=True) as holder:
         assert holder.stdout is not None
-        pids = [int(each) for each in holder.stdout.readline().split()]
+        pids = [int(word) for word in holder.stdout.readline().split()]
         assert len(pids) == 2
         holder.send_signal(signal.SIGKILL)
-    assert [ended(each) for each in pids] == [True, True]
+    assert [ended(pid) for pid in pids] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -157,5 +157,5 @@ def test_a_server_that_cannot_be_used_ends_the_start(command: ServerCommand, why
 
 def test_only_the_tools_that_are_asked_for() -> None:
     servers = McpServers({"own": ServerCommand(SERVER, {}, ("add",))})
-    assert [each.name for each in servers.tools] == ["add"]
+    assert [tool.name for tool in servers.tools] == ["add"]
     servers.close()

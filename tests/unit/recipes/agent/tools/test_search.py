@@ -28,8 +28,8 @@ def test_scores_are_those_of_the_formula() -> None:
 
 
 def test_rare_words_and_short_documents_come_first() -> None:
-    found = [number for number, _ in BM25(DOCUMENTS).search("home kobu", 3)]
-    assert found == [0, 3, 1]
+    results = [number for number, _ in BM25(DOCUMENTS).search("home kobu", 3)]
+    assert results == [0, 3, 1]
 
 
 def test_no_documents_are_an_index_that_finds_nothing() -> None:

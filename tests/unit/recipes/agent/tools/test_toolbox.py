@@ -75,24 +75,24 @@ def test_a_function_is_a_tool_with_its_name_and_its_first_line() -> None:
 
 
 def test_what_goes_wrong_is_an_observation_and_is_counted() -> None:
-    told: list[tuple[ToolCall, Observation]] = []
-    tools = Toolbox([Calculator(), FunctionTool(fails)], 30.0, lambda call, seen: told.append((call, seen)))
+    output: list[tuple[ToolCall, Observation]] = []
+    tools = Toolbox([Calculator(), FunctionTool(fails)], 30.0, lambda call, seen: output.append((call, seen)))
 
-    found = [
-        called(tools, *each) for each in (("calculator", "1/0"), ("fails", "x"), ("none", ""), ("calculator", "2"))
+    results = [
+        called(tools, *item) for item in (("calculator", "1/0"), ("fails", "x"), ("none", ""), ("calculator", "2"))
     ]
 
-    assert [(each.text, each.failure) for each in found] == [
+    assert [(result.text, result.failure) for result in results] == [
         ("error: division by zero", "error"),
         ("error: ValueError: bad x", "error"),
         ("error: unknown tool none; known: calculator, fails", "error"),
         ("2", ""),
     ]
-    assert [seen for _, seen in told] == found
+    assert [seen for _, seen in output] == results
     assert tools.figures["agent/tool_calls"] == 4
     assert tools.figures["agent/tool_errors"] == 3
     assert tools.figures["agent/tool_timeouts"] == 0
-    assert tools.figures["agent/tool_seconds/calculator"] == pytest.approx(found[0].seconds + found[3].seconds)
+    assert tools.figures["agent/tool_seconds/calculator"] == pytest.approx(results[0].seconds + results[3].seconds)
 
 
 @pytest.mark.parametrize("function", [hangs, sleeps])
@@ -125,7 +125,7 @@ def test_tools_that_hang_leave_room_for_others() -> None:
         return await asyncio.gather(*calls, return_exceptions=True)
 
     *hung, last = asyncio.run(all_of_them())
-    assert {type(each) for each in hung} == {ToolUnavailable}
+    assert {type(item) for item in hung} == {ToolUnavailable}
     assert isinstance(last, Observation)
     assert last.text == "A"
 

@@ -60,11 +60,11 @@ class Pipeline:
 
     Attributes:
         domain: the clock of its timestamps.
-        told: the newest timestamp, in milliseconds.
+        stamp: the newest timestamp, in milliseconds.
     """
 
     domain = GLOBAL_TIME
-    told = 0.0
+    stamp = 0.0
     stopped = 0
 
     def start(self, config: Any) -> None:
@@ -78,7 +78,7 @@ class Pipeline:
         picture[:, :, 0] = 200
         color = SimpleNamespace(
             get_data=lambda: picture,
-            get_timestamp=lambda: type(self).told,
+            get_timestamp=lambda: type(self).stamp,
             get_frame_timestamp_domain=lambda: type(self).domain,
         )
         return True, SimpleNamespace(get_color_frame=lambda: color)
@@ -138,10 +138,10 @@ class Capture:
 
     Attributes:
         reads: whether it gives pictures.
-        told: seconds on the monotonic clock by which it says that its newest frame was taken; 0: it does not say.
+        stamp: seconds on the monotonic clock by which it says that its newest frame was taken; 0: it does not say.
     """
 
-    reads, told = True, 0.0
+    reads, stamp = True, 0.0
     made: list[Capture]
 
     def __init__(self, number: int, backend: int) -> None:
@@ -157,7 +157,7 @@ class Capture:
         return True
 
     def get(self, name: int) -> float:
-        return 1000 * type(self).told
+        return 1000 * type(self).stamp
 
     def read(self) -> tuple[bool, Any]:
         picture = np.zeros((48, 64, 3), np.uint8)
@@ -172,8 +172,8 @@ def install_opencv(monkeypatch: pytest.MonkeyPatch) -> type[Capture]:
     """Let `import cv2` give the fake; return its captures, new for each test."""
     capture = type("OwnCapture", (Capture,), {"made": []})
     names = ("CAP_V4L2", "CAP_PROP_FRAME_WIDTH", "CAP_PROP_FRAME_HEIGHT")
-    more = ("CAP_PROP_FPS", "CAP_PROP_BUFFERSIZE", "CAP_PROP_POS_MSEC")
-    _install(monkeypatch, "cv2", VideoCapture=capture, **{name: i for i, name in enumerate((*names, *more))})
+    extra = ("CAP_PROP_FPS", "CAP_PROP_BUFFERSIZE", "CAP_PROP_POS_MSEC")
+    _install(monkeypatch, "cv2", VideoCapture=capture, **{name: i for i, name in enumerate((*names, *extra))})
     return capture
 
 

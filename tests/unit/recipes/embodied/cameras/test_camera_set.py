@@ -40,8 +40,8 @@ def _few_cameras(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     until(lambda: all(camera.closed for camera in Steady.made), "every camera is closed")
 
 
-def steady(**more: Any) -> dict[str, Any]:
-    return {"source": f"{FAKES}:Steady", "width": 16, "height": 16, **more}
+def steady(**extra: Any) -> dict[str, Any]:
+    return {"source": f"{FAKES}:Steady", "width": 16, "height": 16, **extra}
 
 
 def test_newest_frames_in_order_and_size() -> None:

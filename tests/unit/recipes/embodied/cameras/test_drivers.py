@@ -29,14 +29,14 @@ def setup(serial: str | None = None, **options: Any) -> CameraSetup:
 
 def test_moment_of_another_clock_is_that_of_arrival() -> None:
     assert taken_at(99.9, 100.0) == 99.9
-    assert [taken_at(told, 100.0) for told in (100.1, 0.0, 1.7e9)] == [100.0] * 3
+    assert [taken_at(value, 100.0) for value in (100.1, 0.0, 1.7e9)] == [100.0] * 3
 
 
 class TestRealsense:
     def test_frames_and_their_age(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pipeline = install_realsense(monkeypatch)
         camera = RealsenseCamera(setup("322142001230", capture=[848, 480]))
-        pipeline.told = 1000 * (time.time() - 0.2)
+        pipeline.stamp = 1000 * (time.time() - 0.2)
         frame, now = camera.read(0.1), time.monotonic()
         assert frame is not None
         assert (frame.image.shape, frame.image[0, 0].tolist()) == ((480, 848, 3), [200, 0, 0])
@@ -68,7 +68,7 @@ class TestV4l2:
         assert frame is not None
         assert frame.image[0, 0].tolist() == [0, 0, 200]
         assert frame.taken <= now
-        capture.told = now - 0.5
+        capture.stamp = now - 0.5
         frame = camera.read(0.1)
         assert frame is not None
         assert frame.taken == pytest.approx(now - 0.5)

@@ -68,10 +68,10 @@ class StandIn(gymnasium.Env):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
 
-    def __init__(self, num_envs: int, obs_mode: str, sensor_configs: dict[str, int], **given: Any) -> None:
-        if given["sim_backend"] == "physx_cpu" and num_envs > 1:
+    def __init__(self, num_envs: int, obs_mode: str, sensor_configs: dict[str, int], **fields: Any) -> None:
+        if fields["sim_backend"] == "physx_cpu" and num_envs > 1:
             raise RuntimeError("Cannot set the sim backend to 'cpu' and have multiple environments.")
-        self.given, self.num_envs, self.device = given, num_envs, torch.device("cpu")
+        self.fields, self.num_envs, self.device = fields, num_envs, torch.device("cpu")
         self.control_freq = 20
         self.images, self.size = obs_mode == "rgb+state", sensor_configs
         self.single_action_space = gymnasium.spaces.Box(np.array([-1, -2], np.float32), np.array([1, 4], np.float32))
@@ -131,7 +131,7 @@ class TestManiskill:
         env = self.make(EnvSettings(num_envs=3, task="StandIn-v1", options=options))
         assert (env.spec.state_size, env.spec.action_size, env.spec.cameras) == (3, 2, {"main": (16, 16, 3)})
         assert env.max_episode_steps == 7
-        assert env._base.given["control_mode"] == "pd_joint_delta_pos"
+        assert env._base.fields["control_mode"] == "pd_joint_delta_pos"
         assert env.control_hz == 20
         seen = env.reset()
         assert seen["images.main"].dtype == np.uint8

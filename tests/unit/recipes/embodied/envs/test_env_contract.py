@@ -117,8 +117,8 @@ class Seen(Walk):
 
 class Flipped(Seen):
     def _observe(self) -> Observation:
-        found = super()._observe()
-        return {**found, "images.wrist": found["images.wrist"].transpose(0, 2, 1, 3)}
+        result = super()._observe()
+        return {**result, "images.wrist": result["images.wrist"].transpose(0, 2, 1, 3)}
 
 
 class Wordless(Seen):

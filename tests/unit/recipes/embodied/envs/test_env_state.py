@@ -12,9 +12,9 @@ def test_rows_come_back_by_the_numbers_of_their_environments() -> None:
     one = {"number": np.array([0, 1]), "place": np.array([[1.0], [2.0]])}
     other = {"number": np.array([2, 3]), "place": np.array([[3.0], [4.0]])}
     packs = [pack([other], "setup"), pack([one], "setup")]
-    found = unpack(packs, "setup", np.array([3, 0]))
-    assert found is not None
-    assert found["place"].tolist() == [[4.0], [1.0]]
+    unpacked = unpack(packs, "setup", np.array([3, 0]))
+    assert unpacked is not None
+    assert unpacked["place"].tolist() == [[4.0], [1.0]]
     both = unpack([pack([one, other], "setup")], "setup", np.array([1, 2]))
     assert both is not None
     assert both["place"].tolist() == [[2.0], [3.0]]
@@ -23,11 +23,11 @@ def test_rows_come_back_by_the_numbers_of_their_environments() -> None:
 def test_rows_of_other_lengths_are_filled_up() -> None:
     one = {"number": np.array([0]), "actions": np.ones((1, 2, 3), np.float32)}
     other = {"number": np.array([1]), "actions": np.ones((1, 4, 3), np.float32)}
-    found = unpack([pack([one], ""), pack([other], "")], "", np.array([0, 1]))
-    assert found is not None
-    assert found["actions"].shape == (2, 4, 3)
-    assert found["actions"].dtype == np.float32
-    assert found["actions"].sum(axis=(1, 2)).tolist() == [6, 12]
+    unpacked = unpack([pack([one], ""), pack([other], "")], "", np.array([0, 1]))
+    assert unpacked is not None
+    assert unpacked["actions"].shape == (2, 4, 3)
+    assert unpacked["actions"].dtype == np.float32
+    assert unpacked["actions"].sum(axis=(1, 2)).tolist() == [6, 12]
 
 
 def test_another_setup_and_a_missing_environment_are_refused() -> None:

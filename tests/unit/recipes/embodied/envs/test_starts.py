@@ -33,25 +33,25 @@ def test_other_places_have_others(seed: int) -> None:
 
 
 def test_members_of_a_group_share() -> None:
-    found = draws(7, [0, 0, 1])
-    assert np.array_equal(found[0], found[1])
-    assert not np.array_equal(found[0], found[2])
+    drawn = draws(7, [0, 0, 1])
+    assert np.array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[0], drawn[2])
 
 
 def test_numbers_are_spread_evenly() -> None:
     """Means, spreads and correlations of 200,000 draws are those of independent uniform numbers, within 5 sigma."""
-    found = draws(0, list(range(40_000)))
-    assert np.abs(found.mean(axis=0) - 0.5).max() < 5 * (1 / 12 / 40_000) ** 0.5
-    assert np.abs(found.var(axis=0) - 1 / 12).max() < 5 * (1 / 180 / 40_000) ** 0.5
-    correlations = np.corrcoef(found.T)
+    drawn = draws(0, list(range(40_000)))
+    assert np.abs(drawn.mean(axis=0) - 0.5).max() < 5 * (1 / 12 / 40_000) ** 0.5
+    assert np.abs(drawn.var(axis=0) - 1 / 12).max() < 5 * (1 / 180 / 40_000) ** 0.5
+    correlations = np.corrcoef(drawn.T)
     assert np.abs(correlations - np.eye(5)).max() < 5 / 200
-    following = np.corrcoef(found[:-1, 0], found[1:, 0])[0, 1]
+    following = np.corrcoef(drawn[:-1, 0], drawn[1:, 0])[0, 1]
     assert abs(following) < 5 / 200
 
 
 def test_seeds_are_what_other_libraries_take() -> None:
     starts = Starts(3, np.arange(1000))
     starts.begin(0)
-    found = starts.seeds()
-    assert all(0 <= seed < 2**31 for seed in found)
-    assert len(set(found)) > 990
+    result = starts.seeds()
+    assert all(0 <= seed < 2**31 for seed in result)
+    assert len(set(result)) > 990

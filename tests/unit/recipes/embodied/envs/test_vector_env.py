@@ -86,11 +86,13 @@ def test_only_the_first_success_is_rewarded(counting: Make, chunk: int) -> None:
     settings = {"reward_coef": 5.0, "success_reward": True, "mask_after_success": True, "ignore_terminations": True}
     env = counting(2, options={"solved": 2}, max_episode_steps=4, **settings)
     env.reset()
-    found = [act(env, 9.0, chunk) for _ in range(4 // chunk)]
-    rewards, valid = (np.concatenate([getattr(each, name) for each in found], axis=1) for name in ("rewards", "valid"))
+    results = [act(env, 9.0, chunk) for _ in range(4 // chunk)]
+    rewards, valid = (
+        np.concatenate([getattr(result, name) for result in results], axis=1) for name in ("rewards", "valid")
+    )
     assert rewards.tolist() == [[0, 5, 0, 0]] * 2
     assert valid.tolist() == [[True, True, False, False]] * 2
-    ended = found[-1].episodes
+    ended = results[-1].episodes
     assert ended is not None
     assert ended.lengths.tolist() == [4, 4]
     assert ended.success_once is not None
@@ -248,20 +250,20 @@ def test_a_state_continues_elsewhere_in_other_batches(counting: Make) -> None:
     states = [half.save() for half in halves]
     packs = [pack([state], "setup") for state in states if state is not None]
     whole = counting(4, **options)
-    found = unpack(reversed(packs), "setup", whole.numbers)
-    assert found is not None
-    assert whole.load(found)
+    unpacked = unpack(reversed(packs), "setup", whole.numbers)
+    assert unpacked is not None
+    assert whole.load(unpacked)
     assert whole.started
     for reward in (3, 1, 4, 1, 5):
         expected = [act(half, reward) for half in halves]
         result = act(whole, reward)
         assert np.array_equal(
-            result.observations["states"], np.concatenate([each.observations["states"] for each in expected])
+            result.observations["states"], np.concatenate([item.observations["states"] for item in expected])
         )
         assert (result.episodes is None) == (expected[0].episodes is None)
         if result.episodes is not None:
-            told = [each.episodes.returns for each in expected if each.episodes is not None]
-            assert np.array_equal(result.episodes.returns, np.concatenate(told))
+            returns = [item.episodes.returns for item in expected if item.episodes is not None]
+            assert np.array_equal(result.episodes.returns, np.concatenate(returns))
 
 
 def test_settings_are_those_of_the_section() -> None:

@@ -68,8 +68,8 @@ def test_versions_cover_the_packages_of_an_environment() -> None:
 
 
 def test_the_lock_and_this_very_rlinf_are_installed(tmp_path: Path, commands: list[list[str]]) -> None:
-    told: list[str] = []
-    made = setup("metaworld", tmp_path / "mw", told.append)
+    output: list[str] = []
+    made = setup("metaworld", tmp_path / "mw", output.append)
     assert (made.python, made.renderer) == (tmp_path / "mw/bin/python", "egl")
     venv, packages, own = commands
     assert venv == [sys.executable, "-m", "venv", str(tmp_path / "mw")]
@@ -78,7 +78,7 @@ def test_the_lock_and_this_very_rlinf_are_installed(tmp_path: Path, commands: li
     assert own[-len(own_requirement()) :] == own_requirement()
     assert "--no-deps" in own
     # Once more brings it up to date, without making it again.
-    setup("metaworld", tmp_path / "mw", told.append)
+    setup("metaworld", tmp_path / "mw", output.append)
     assert [len(commands), commands[3][-1]] == [5, packages[-1]]
 
 
@@ -115,7 +115,7 @@ def test_the_first_renderer_that_works_is_taken(
     tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def by(works: tuple[str, ...]) -> None:
-        monkeypatch.setattr(locked_venvs, "probe", lambda *given: FRAME if given[2]["MUJOCO_GL"] in works else DARK)
+        monkeypatch.setattr(locked_venvs, "probe", lambda *args: FRAME if args[2]["MUJOCO_GL"] in works else DARK)
 
     by(("osmesa",))
     assert setup("metaworld", tmp_path / "mw", print).renderer == "osmesa"
@@ -131,10 +131,10 @@ def test_the_first_renderer_that_works_is_taken(
 
 
 def test_an_interpreter_that_is_none_is_told(tmp_path: Path) -> None:
-    found = locked_venvs.probe("metaworld", tmp_path / "no/python", {})
-    assert found["fault"]["why"] == "No such file or directory"
-    found = locked_venvs.probe("metaworld", Path("/bin/false"), {})
-    assert found["fault"]["why"] == "exit code 1"
+    probed = locked_venvs.probe("metaworld", tmp_path / "no/python", {})
+    assert probed["fault"]["why"] == "No such file or directory"
+    probed = locked_venvs.probe("metaworld", Path("/bin/false"), {})
+    assert probed["fault"]["why"] == "exit code 1"
 
 
 def test_a_simulator_that_is_not_here_is_a_fault_with_a_remedy() -> None:
@@ -144,11 +144,11 @@ def test_a_simulator_that_is_not_here_is_a_fault_with_a_remedy() -> None:
         pass
     else:
         pytest.skip("this interpreter has Meta-World")
-    found = json.loads(json.dumps(look("metaworld")))
-    assert "`metaworld`" in found["fault"]["message"]
-    assert "rlinf env setup metaworld" in found["fault"]["help"]
-    assert "states" not in found
-    assert (found["verdict"], found["help"]) == ("fault", found["fault"]["help"])
+    loaded = json.loads(json.dumps(look("metaworld")))
+    assert "`metaworld`" in loaded["fault"]["message"]
+    assert "rlinf env setup metaworld" in loaded["fault"]["help"]
+    assert "states" not in loaded
+    assert (loaded["verdict"], loaded["help"]) == ("fault", loaded["fault"]["help"])
 
 
 def test_doctor_tries_the_simulators_of_a_file() -> None:
@@ -169,8 +169,8 @@ def test_doctor_tries_the_simulators_of_a_file() -> None:
     kind, request = states.arguments
     assert (kind, json.loads(request)["frame"]) == ("metaworld", False)
     both = [
-        (each.arguments[0], ProbeRequest(**json.loads(each.arguments[1])))
-        for each in tried(
+        (item.arguments[0], ProbeRequest(**json.loads(item.arguments[1])))
+        for item in tried(
             "{train: {env_type: libero, task: libero_goal, total_num_envs: 8, num_processes: 4},"
             " eval: {env_type: metaworld, task: null, options: {}, total_num_envs: 6}}"
         )

@@ -70,7 +70,7 @@ def test_each_worker_tries_its_own_on_its_own_accelerator(notes: Path) -> None:
     # Of 8 environments each of two workers has 4, in 2 processes; of 3 for evaluation 1, in one.
     request = ProbeRequest(frame=False, task="one", batches=[(8, 2), (3, 5)])
     assert simulators_at_once(KIND, request, workers(2), 60) == {"at_once": 6}
-    assert sorted(each.read_text() for each in notes.iterdir()) == ["0"] * 3 + ["1"] * 3
+    assert sorted(path.read_text() for path in notes.iterdir()) == ["0"] * 3 + ["1"] * 3
 
 
 def test_one_alone_needs_no_second_look(notes: Path) -> None:
@@ -96,8 +96,8 @@ def test_a_worker_that_dies_is_told(notes: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_task_of_the_file_is_tried() -> None:
-    found = look("metaworld", ProbeRequest(task="no such task"))
-    assert found["verdict"] == "fault"
+    result = look("metaworld", ProbeRequest(task="no such task"))
+    assert result["verdict"] == "fault"
 
 
 def test_a_process_renders_on_the_accelerator_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:

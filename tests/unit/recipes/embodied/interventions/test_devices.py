@@ -135,11 +135,11 @@ class TestTerminal:
         keyboard = Terminal(os.ttyname(terminal))
         os.write(person, b"wW\tq")
         deadline = 1000
-        found: set[str] = set()
-        while "tab" not in found and deadline:
-            found |= keyboard.read()
+        result: set[str] = set()
+        while "tab" not in result and deadline:
+            result |= keyboard.read()
             deadline -= 1
-        assert found == {"w", "tab"}
+        assert result == {"w", "tab"}
         assert keyboard.read() == set()
         assert termios.tcgetattr(terminal) != before
         keyboard.close()
@@ -277,22 +277,22 @@ class FakeHid:
         self.closed = True
 
 
-def told(number: int, *counts: int) -> list[int]:
+def report_of(number: int, *counts: int) -> list[int]:
     return [number, *struct.pack(f"<{len(counts)}h", *counts)]
 
 
 class TestSpaceMouse:
     @pytest.mark.parametrize(
-        "reports", [[told(1, 350, -175, 0, 0, 0, -350)], [told(1, 350, -175, 0), told(2, 0, 0, -350)]]
+        "reports", [[report_of(1, 350, -175, 0, 0, 0, -350)], [report_of(1, 350, -175, 0), report_of(2, 0, 0, -350)]]
     )
     def test_both_kinds_of_reports(self, reports: list[list[int]]) -> None:
         state = SpaceMouseState()
         for report in reports:
             state.change(report)
-        found = state.take()
+        result = state.take()
         # To the right and forward; turned against the clock as seen from above.
-        assert found.linear == pytest.approx((0.5, -1, 0))
-        assert found.angular == pytest.approx((0, 0, 1))
+        assert result.linear == pytest.approx((0.5, -1, 0))
+        assert result.angular == pytest.approx((0, 0, 1))
 
     def test_buttons(self) -> None:
         state = SpaceMouseState()
@@ -314,7 +314,7 @@ class TestSpaceMouse:
         module = SimpleNamespace(device=lambda: device, enumerate=lambda: [mouse, cap, dict(cap)])
         monkeypatch.setitem(sys.modules, "hid", module)
         source = SpaceMouseSource(one_env(), SpaceMouseOptions(**FAST))
-        device.reports += [told(1, 0, -350, 0), [3, 1]]
+        device.reports += [report_of(1, 0, -350, 0), [3, 1]]
         assert source.poll() == Controls((1.0, 0.0, 0.0), (0.0, 0.0, 0.0), toggles_gripper=True)
         device.lost = True
         with pytest.raises(InterventionError, match="spacemouse A1: the device disconnected"):

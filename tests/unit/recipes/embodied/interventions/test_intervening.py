@@ -46,10 +46,10 @@ class Witness(ScriptedSource):
         self.actions: list[np.ndarray | None] = []
 
     def read(self) -> Takeover | None:
-        found = super().read()
-        self.rows.append(np.zeros(self.env.num_envs, np.bool_) if found is None else found.rows.copy())
-        self.actions.append(None if found is None else found.actions.copy())
-        return found
+        text = super().read()
+        self.rows.append(np.zeros(self.env.num_envs, np.bool_) if text is None else text.rows.copy())
+        self.actions.append(None if text is None else text.actions.copy())
+        return text
 
 
 class Script(InterventionSource):

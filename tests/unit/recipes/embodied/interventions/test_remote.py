@@ -55,8 +55,8 @@ class Person:
 def until(source: RemoteSource, holds: Callable[[Controls], bool]) -> Controls:
     """Poll until what was sent has arrived."""
     for _ in range(100_000):
-        if holds(found := source.poll()):
-            return found
+        if holds(result := source.poll()):
+            return result
     raise AssertionError("nothing arrived")
 
 
@@ -84,24 +84,24 @@ def source(tmp_path: Path) -> Any:
     file.touch(0o600)
     file.write_text(TOKEN + "\n")
     env = CountingEnv(EnvSettings(num_envs=1))
-    found = RemoteSource(env, RemoteOptions(token_file=str(file), port=0, hold_steps=3, lost_steps=100_000))
-    yield found
-    found.close()
+    result = RemoteSource(env, RemoteOptions(token_file=str(file), port=0, hold_steps=3, lost_steps=100_000))
+    yield result
+    result.close()
 
 
 def test_who_has_the_token_takes_over(source: RemoteSource) -> None:
     assert source.poll() == Controls()
     person = Person(source)
     person.say(to_message(FORWARD))
-    assert until(source, lambda found: found.linear[0] == 1) == FORWARD
+    assert until(source, lambda value: value.linear[0] == 1) == FORWARD
     assert person.answer() == {"ok": True, "hz": 20.0}
-    for each in (Controls(toggles_gripper=True), Controls(verdict="failure"), Controls()):
-        person.say(to_message(each))
+    for entry in (Controls(toggles_gripper=True), Controls(verdict="failure"), Controls()):
+        person.say(to_message(entry))
     # Buttons count although another message came after them.
-    seen = [until(source, lambda found: found.linear[0] == 0)]
+    seen = [until(source, lambda actual: actual.linear[0] == 0)]
     seen += [source.poll() for _ in range(1000)]
-    assert sum(each.toggles_gripper for each in seen) == 1
-    assert sum(each.verdict == "failure" for each in seen) == 1
+    assert sum(item.toggles_gripper for item in seen) == 1
+    assert sum(item.verdict == "failure" for item in seen) == 1
 
 
 def test_without_the_token_nothing_is_heard(source: RemoteSource) -> None:
@@ -113,20 +113,20 @@ def test_without_the_token_nothing_is_heard(source: RemoteSource) -> None:
     silent = Person(source, None)  # does not keep others out
     person = Person(source)
     person.say(to_message(FORWARD))
-    assert until(source, lambda found: found.linear[0] == 1) == FORWARD
+    assert until(source, lambda value: value.linear[0] == 1) == FORWARD
     silent.socket.close()
 
 
 def test_newest_who_tells_the_token_is_the_person(source: RemoteSource) -> None:
     first = Person(source)  # its link may be dead without a word
     first.say(to_message(FORWARD))
-    until(source, lambda found: found == FORWARD)
+    until(source, lambda value: value == FORWARD)
     second = Person(source)
     second.say(to_message(Controls((-1.0, 0.0, 0.0))))
-    until(source, lambda found: found.linear[0] == -1)
+    until(source, lambda item: item.linear[0] == -1)
     assert first.answer() == {"ok": True, "hz": 20.0}
-    told = first.answer()
-    assert told == {"ok": False, "message": "another client with the token has taken over"}
+    output = first.answer()
+    assert output == {"ok": False, "message": "another client with the token has taken over"}
     assert second.answer() == {"ok": True, "hz": 20.0}
 
 
@@ -139,12 +139,12 @@ def test_stranger_between_connect_and_token_costs_nobody(source: RemoteSource) -
         source.poll()
     person.say({"token": TOKEN})
     person.say(to_message(FORWARD))
-    assert until(source, lambda found: found.linear[0] == 1) == FORWARD
+    assert until(source, lambda item: item.linear[0] == 1) == FORWARD
     assert person.answer() == {"ok": True, "hz": 20.0}
-    for each in strangers:
-        each.socket.close()
+    for stranger in strangers:
+        stranger.socket.close()
     person.say(to_message(Controls((0.0, 1.0, 0.0))))
-    until(source, lambda found: found.linear[1] == 1)
+    until(source, lambda value: value.linear[1] == 1)
 
 
 @pytest.mark.parametrize(
@@ -168,12 +168,12 @@ def test_stranger_between_connect_and_token_costs_nobody(source: RemoteSource) -
 )
 def test_nothing_of_a_stranger_raises(source: RemoteSource, words: bytes) -> None:
     person = Person(source)
-    until(source, lambda found: source._person is not None)
+    until(source, lambda value: source._person is not None)
     stranger = Person(source, None)
     stranger.socket.sendall(words + b"\n")
     until_closed(source, stranger)
     person.say(to_message(FORWARD))
-    assert until(source, lambda found: found.linear[0] == 1) == FORWARD
+    assert until(source, lambda item: item.linear[0] == 1) == FORWARD
 
 
 def test_crowd_of_silent_strangers_keeps_nobody_out(source: RemoteSource, caplog: pytest.LogCaptureFixture) -> None:
@@ -183,9 +183,9 @@ def test_crowd_of_silent_strangers_keeps_nobody_out(source: RemoteSource, caplog
     assert len(source._unproven.waiting()) <= 16
     person = Person(source)
     person.say(to_message(FORWARD))
-    assert until(source, lambda found: found.linear[0] == 1) == FORWARD
-    for each in crowd:
-        each.socket.close()
+    assert until(source, lambda value: value.linear[0] == 1) == FORWARD
+    for member in crowd:
+        member.socket.close()
 
 
 def test_silent_stranger_is_closed(source: RemoteSource, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,17 +207,17 @@ def test_strangers_do_not_fill_the_log(source: RemoteSource, caplog: pytest.LogC
 def test_arm_is_held_when_its_person_falls_silent(source: RemoteSource) -> None:
     person = Person(source)
     person.say(to_message(FORWARD))
-    until(source, lambda found: found == FORWARD)
+    until(source, lambda value: value == FORWARD)
     still = [source.poll() for _ in range(5)]
-    assert [each.linear[0] for each in still] == [1, 1, 0, 0, 0]
-    assert all(each.engaged for each in still)
+    assert [item.linear[0] for item in still] == [1, 1, 0, 0, 0]
+    assert all(item.engaged for item in still)
     person.socket.close()
     assert source.poll().engaged
     again = Person(source)
     again.say(to_message(Controls()))
-    until(source, lambda found: not found.engaged)  # the policy acts again
+    until(source, lambda actual: not actual.engaged)  # the policy acts again
     again.say(to_message(FORWARD))
-    until(source, lambda found: found == FORWARD)
+    until(source, lambda actual: actual == FORWARD)
     object.__setattr__(source.options, "lost_steps", 10)
     for _ in range(9):
         source.poll()
@@ -228,10 +228,10 @@ def test_arm_is_held_when_its_person_falls_silent(source: RemoteSource) -> None:
 def test_the_last_words_of_a_connection_count(source: RemoteSource) -> None:
     person = Person(source)
     person.say(to_message(FORWARD))
-    until(source, lambda found: found == FORWARD)
+    until(source, lambda value: value == FORWARD)
     person.say(to_message(Controls()))
     person.socket.close()
-    assert until(source, lambda found: found.linear[0] == 0) == Controls()
+    assert until(source, lambda item: item.linear[0] == 0) == Controls()
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_an_endless_line_ends_the_connection(source: RemoteSource) -> None:
     # Nothing of it is left over for the next one.
     following = Person(source)
     following.say(to_message(FORWARD))
-    assert until(source, lambda found: found.linear[0] == 1) == FORWARD
+    assert until(source, lambda value: value.linear[0] == 1) == FORWARD
 
 
 def test_tokens(tmp_path: Path) -> None:

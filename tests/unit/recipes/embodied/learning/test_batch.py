@@ -42,21 +42,21 @@ def algorithm(**keys: Any) -> EmbodiedAlgorithmConfig:
     return EmbodiedAlgorithmConfig.model_validate({"normalize_advantages": False, **keys})
 
 
-def make(given: RolloutChunks, group_size: int = 1, **keys: Any) -> dict[str, Tensor]:
-    return build_samples(given, algorithm(**keys), group_size)[0].tensors
+def make(value: RolloutChunks, group_size: int = 1, **keys: Any) -> dict[str, Tensor]:
+    return build_samples(value, algorithm(**keys), group_size)[0].tensors
 
 
 def test_actions_of_a_chunk_are_steps_of_their_own() -> None:
-    given = trajectories()
-    tensors = make(given)
-    values = torch.cat((unfold_chunks(given.steps["values"]), given.last[:, :1].T))  # pyright: ignore[reportOptionalSubscript]
+    inputs = trajectories()
+    tensors = make(inputs)
+    values = torch.cat((unfold_chunks(inputs.steps["values"]), inputs.last[:, :1].T))  # pyright: ignore[reportOptionalSubscript]
     dones = torch.zeros(STEPS * CHUNK, BATCH, dtype=torch.bool)
-    expected = gae_advantages(unfold_chunks(given.steps["rewards"]), values, dones, 0.99, 0.95)
+    expected = gae_advantages(unfold_chunks(inputs.steps["rewards"]), values, dones, 0.99, 0.95)
     # Sample n is time step n // BATCH of environment n % BATCH; its actions are columns.
     for sample, action in [(0, 0), (5, 1), (11, 0)]:
         step, env = divmod(sample, BATCH)
         assert tensors["advantages"][sample, action] == expected[step * CHUNK + action, env]
-        assert tensors["old_values"][sample, action] == given.steps["values"][step, env, action]
+        assert tensors["old_values"][sample, action] == inputs.steps["values"][step, env, action]
     torch.testing.assert_close(tensors["returns"], tensors["advantages"] + tensors["old_values"])
     assert tensors["old_logprobs"].shape == (STEPS * BATCH, CHUNK)
     assert "mask" not in tensors
@@ -65,20 +65,20 @@ def test_actions_of_a_chunk_are_steps_of_their_own() -> None:
 @pytest.mark.parametrize("reward_type", ["action_level", "chunk_level"])
 @pytest.mark.parametrize("values", [1, CHUNK])
 def test_a_chunk_is_one_step_where_ratios_are_of_chunks(values: int, reward_type: str) -> None:
-    given = trajectories(values=values)
-    tensors = make(given, reward_type=reward_type, logprob_type="chunk_level")
-    chained = torch.cat((given.steps["values"][..., 0], given.last[:, :1].T))  # pyright: ignore[reportOptionalSubscript]
+    inputs = trajectories(values=values)
+    tensors = make(inputs, reward_type=reward_type, logprob_type="chunk_level")
+    chained = torch.cat((inputs.steps["values"][..., 0], inputs.last[:, :1].T))  # pyright: ignore[reportOptionalSubscript]
     dones = torch.zeros(STEPS, BATCH, dtype=torch.bool)
-    expected = gae_advantages(given.steps["rewards"].sum(dim=2), chained, dones, 0.99, 0.95)
+    expected = gae_advantages(inputs.steps["rewards"].sum(dim=2), chained, dones, 0.99, 0.95)
     torch.testing.assert_close(tensors["advantages"], expected.flatten())
     assert tensors["returns"].shape == (STEPS * BATCH, 1)
     assert tensors["old_logprobs"].shape == (STEPS * BATCH,)
 
 
 def test_group_advantage_counts_once_per_chunk_ratio() -> None:
-    given = trajectories(values=None)
-    tensors = make(given, 2, adv_type="grpo", loss_type="actor", logprob_type="chunk_level")
-    expected = group_advantages(given.steps["rewards"].sum(dim=(0, 2)), 2)
+    inputs = trajectories(values=None)
+    tensors = make(inputs, 2, adv_type="grpo", loss_type="actor", logprob_type="chunk_level")
+    expected = group_advantages(inputs.steps["rewards"].sum(dim=(0, 2)), 2)
     torch.testing.assert_close(tensors["advantages"], expected.repeat(STEPS))
 
 
@@ -91,9 +91,9 @@ def test_one_value_for_a_chunk_makes_chunks_the_steps() -> None:
 def test_truncated_episode_is_worth_its_last_observation() -> None:
     cut = torch.zeros(STEPS, BATCH, 1, dtype=torch.bool)
     cut[1, 2] = True
-    given = trajectories(values=1, chunk=1, truncations=cut)
-    tensors = make(given)
-    steps = given.steps
+    inputs = trajectories(values=1, chunk=1, truncations=cut)
+    tensors = make(inputs)
+    steps = inputs.steps
     promised = steps["rewards"][1, 2, 0] + 0.99 * steps["finals"][1, 2, 0] - steps["values"][1, 2, 0]
     torch.testing.assert_close(tensors["advantages"][1 * BATCH + 2, 0], promised)
 
@@ -108,9 +108,9 @@ def test_what_was_not_carried_out_does_not_count() -> None:
 
 
 def test_groups_are_compared_by_their_total_rewards() -> None:
-    given = trajectories(values=None)
-    tensors = make(given, 2, adv_type="grpo", loss_type="actor")
-    expected = group_advantages(given.steps["rewards"].sum(dim=(0, 2)), 2)
+    inputs = trajectories(values=None)
+    tensors = make(inputs, 2, adv_type="grpo", loss_type="actor")
+    expected = group_advantages(inputs.steps["rewards"].sum(dim=(0, 2)), 2)
     torch.testing.assert_close(tensors["advantages"][:BATCH, 0], expected)
     torch.testing.assert_close(tensors["advantages"][-BATCH:, 1], expected)
     assert "returns" not in tensors
@@ -131,8 +131,8 @@ def test_batches_are_all_samples_once() -> None:
     samples = Samples({"states": torch.arange(10.0)}, {"actions": torch.arange(10)}, (1, 1))
     torch.manual_seed(0)
     batches = list(samples.batches(5))
-    assert sorted(torch.cat([each.tensors["actions"] for each in batches]).tolist()) == list(range(10))
-    assert all((each.inputs["states"] == each.tensors["actions"]).all() for each in batches)
+    assert sorted(torch.cat([batch.tensors["actions"] for batch in batches]).tolist()) == list(range(10))
+    assert all((batch.inputs["states"] == batch.tensors["actions"]).all() for batch in batches)
     assert [len(part) for part in batches[0].microbatches(2)] == [2, 2, 1]
 
 
@@ -150,4 +150,4 @@ def test_members_of_a_team_learn_from_every_sample_once(members: int, masked: bo
         counted = part.masked().tensors["mask"][:, 0]
         assert torch.equal(part.inputs["states"], part.tensors["actions"][:, 0])
         learned += part.tensors["actions"][counted].flatten().tolist()
-    assert sorted(learned) == [each for each in range(count) if not masked or each % 2 == 0]
+    assert sorted(learned) == [number for number in range(count) if not masked or number % 2 == 0]

@@ -11,7 +11,7 @@ from recipes.embodied.learning.batch import BootstrapType, bootstrap_rewards
 @pytest.mark.parametrize(("how", "expected"), [("standard", [1.0, 1.0, 6.0, 1.0]), ("always", [1.0, 6.0, 6.0, 6.0])])
 def test_the_value_of_the_rest_is_added_at_ends(how: BootstrapType, expected: list[float]) -> None:
     """One step of four trajectories: goes on, terminated, cut off, both at once."""
-    found = bootstrap_rewards(
+    result = bootstrap_rewards(
         torch.ones(1, 4),
         terminations=torch.tensor([[0, 1, 0, 1]]).bool(),
         truncations=torch.tensor([[0, 0, 1, 1]]).bool(),
@@ -19,4 +19,4 @@ def test_the_value_of_the_rest_is_added_at_ends(how: BootstrapType, expected: li
         gamma=0.5,
         bootstrap_type=how,
     )
-    assert found.tolist() == [expected]
+    assert result.tolist() == [expected]

@@ -153,10 +153,10 @@ def test_each_data_set_shows_its_first_pictures(flips: tuple[str | None, ...], t
         sources.append({"path": str(tmp_path / str(number)), **({} if flip is None else {"flip": flip})})
     config = DemonstrationsConfig.model_validate({"train_data_paths": sources, "flip": "vertical"})
     shown = ImitationData(config, None, 1).first_pictures()
-    assert [each.where for each in shown] == [source["path"] for source in sources]
-    assert [each.flip for each in shown] == [flip or "vertical" for flip in flips]
-    for each in shown:
-        assert np.array_equal(each.cameras["front"], thumbnails(flipped(pictures[[0, 2]], each.flip)))
+    assert [item.where for item in shown] == [source["path"] for source in sources]
+    assert [item.flip for item in shown] == [flip or "vertical" for flip in flips]
+    for entry in shown:
+        assert np.array_equal(entry.cameras["front"], thumbnails(flipped(pictures[[0, 2]], entry.flip)))
 
 
 class Shown:

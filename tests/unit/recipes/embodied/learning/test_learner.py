@@ -73,11 +73,11 @@ def batch(*, masked: bool) -> Samples:
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_batch_in_parts_teaches_and_tells_what_it_does_in_one(masked: bool) -> None:
     (one, whole), (parted, other) = (made("algorithm.entropy_bonus=0.01") for _ in range(2))
-    told, figures = Figures(), Figures()
-    one.update(batch(masked=masked), SAMPLES, 1, told)
+    output, figures = Figures(), Figures()
+    one.update(batch(masked=masked), SAMPLES, 1, output)
     parted.update(batch(masked=masked), SAMPLES // 3, 1, figures)
-    assert (len(told.parts), len(figures.parts)) == (1, 3)
-    means, wanted = figures.means(), told.means()
+    assert (len(output.parts), len(figures.parts)) == (1, 3)
+    means, wanted = figures.means(), output.means()
     for name in ("actor/policy_loss", "actor/entropy", "critic/value_loss", "actor/grad_norm"):
         assert means[name] == pytest.approx(wanted[name], rel=1e-5, abs=1e-6), name
     for mine, theirs in zip(whole.parameters(), other.parameters(), strict=True):
@@ -87,11 +87,13 @@ def test_a_batch_in_parts_teaches_and_tells_what_it_does_in_one(masked: bool) ->
 @pytest.mark.parametrize("masked", [False, True])
 def test_parts_of_unequal_size_are_the_batch_as_well(masked: bool) -> None:
     (one, whole), (parted, other) = (made("algorithm.entropy_bonus=0.01") for _ in range(2))
-    told, figures = Figures(), Figures()
-    one.update(batch(masked=masked), SAMPLES, 1, told)
+    output, figures = Figures(), Figures()
+    one.update(batch(masked=masked), SAMPLES, 1, output)
     parted.update(batch(masked=masked), 7, 1, figures)
     assert len(figures.parts) == 4
-    assert figures.means()["actor/policy_loss"] == pytest.approx(told.means()["actor/policy_loss"], rel=1e-5, abs=1e-6)
+    assert figures.means()["actor/policy_loss"] == pytest.approx(
+        output.means()["actor/policy_loss"], rel=1e-5, abs=1e-6
+    )
     for mine, theirs in zip(whole.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
 
@@ -122,10 +124,10 @@ def test_padding_only_rank_adds_nothing_to_denominators() -> None:
 
 def test_the_value_head_warms_up_alone() -> None:
     learner, policy = made("algorithm.critic_warmup_steps=2", "actor.optim.weight_decay=0.1")
-    before = {name: each.clone() for name, each in policy.named_parameters()}
+    before = {name: weight.clone() for name, weight in policy.named_parameters()}
 
     def changed() -> set[str]:
-        return {name for name, each in policy.named_parameters() if not torch.equal(each, before[name])}
+        return {name for name, weight in policy.named_parameters() if not torch.equal(weight, before[name])}
 
     for step in (1, 2):
         learner.update(batch(masked=False), SAMPLES, step, Figures())
@@ -147,10 +149,10 @@ def test_passes_end_above_the_target_divergence() -> None:
     wanted = next(number for number, divergence in enumerate(last, 1) if divergence > target)
     stopping, _ = made(*overrides, f"algorithm.target_kl={target}")
     torch.manual_seed(3)
-    told = stopping.learn(samples, SAMPLES // 2, SAMPLES, 1)
+    output = stopping.learn(samples, SAMPLES // 2, SAMPLES, 1)
     assert stopping.passes == wanted < 6
-    assert len(told.parts) == 2 * wanted
-    assert told.parts == figures.parts[: 2 * wanted]
+    assert len(output.parts) == 2 * wanted
+    assert output.parts == figures.parts[: 2 * wanted]
 
 
 def test_ranks_agree_on_the_divergence() -> None:
@@ -178,7 +180,7 @@ class TestValuesThatAreNotFinite:
 
     def test_a_loss_ends_the_run_before_it_changes_a_weight(self, poisoned: Samples) -> None:
         learner, policy = made()
-        before = [each.clone() for each in policy.parameters()]
+        before = [weight.clone() for weight in policy.parameters()]
         with pytest.raises(NonFiniteError, match="policy_loss") as raised:
             learner.update(poisoned, SAMPLES, 7, Figures())
         assert raised.value.tensor == "train/actor/policy_loss"
@@ -205,7 +207,7 @@ class TestValuesThatAreNotFinite:
 
     def test_ranks_agree_where_the_loss_of_one_is_not_finite(self) -> None:
         learner, policy = made(strategy=OfTwo)
-        before = [each.clone() for each in policy.parameters()]
+        before = [weight.clone() for weight in policy.parameters()]
         with pytest.raises(NonFiniteError) as raised:
             learner.update(batch(masked=False), SAMPLES, 7, Figures())
         assert (raised.value.tensor, raised.value.where) == ("loss", "step 7, rank 1 of the actor")

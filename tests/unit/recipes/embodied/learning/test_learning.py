@@ -25,9 +25,9 @@ def train(seed: int, **options: Any) -> Outcome:
 
 
 def test_ppo_learns_to_reach() -> None:
-    found = train(0, task="reach", steps=30, every=5, eval_envs=64)
-    assert found.reached is not None
-    assert found.success >= 0.9
+    result = train(0, task="reach", steps=30, every=5, eval_envs=64)
+    assert result.reached is not None
+    assert result.success >= 0.9
 
 
 def test_a_run_is_the_same_again() -> None:
@@ -39,5 +39,5 @@ def test_a_run_is_the_same_again() -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("options", [{}, {"adv_type": "grpo", "lr": 3e-4}], ids=["ppo", "grpo"])
 def test_picking_is_learned(seed: int, options: dict[str, Any]) -> None:
-    found = train(seed, steps=300, **options)
-    assert found.reached is not None
+    result = train(seed, steps=300, **options)
+    assert result.reached is not None

@@ -75,9 +75,9 @@ class TestActingTypes:
         config = actor("bf16", model_type=model_type, num_action_chunks=2 if model_type == "flow_policy" else 1)
         policy = policy_of(config)
         types = acting_types(policy, config)
-        assert {each.dtype for each in policy.parameters()} == {torch.float32}
+        assert {weight.dtype for weight in policy.parameters()} == {torch.float32}
         state: dict[str, Tensor] = policy.to(torch.bfloat16).state_dict()
-        assert types == {name: each.dtype for name, each in state.items()}
+        assert types == {name: value.dtype for name, value in state.items()}
 
     def test_what_a_model_keeps_exact_is_sent_exact(self) -> None:
         model = Patchy()
@@ -85,7 +85,7 @@ class TestActingTypes:
         assert types is not None
         assert types["exact.weight"] == torch.float32
         assert types["body.weight"] == types["tied.weight"] == torch.bfloat16
-        assert {each.device.type for each in model.parameters()} == {"cpu"}
+        assert {weight.device.type for weight in model.parameters()} == {"cpu"}
 
     @pytest.mark.parametrize("precision", ["fp32", "bf16"])
     def test_buffers_of_both_sides_fit(self, precision: str) -> None:
@@ -136,13 +136,13 @@ def test_bf16_moves_weights_as_far_as_fp32() -> None:
 def test_weights_sent_follow_those_trained() -> None:
     config = actor("bf16")
     state = trained(policy_of(config), config, 1e-2)
-    first = [each.clone() for each in state.sent_weights().tensors()]
+    first = [tensor.clone() for tensor in state.sent_weights().tensors()]
     with torch.no_grad():
         for weight in state.policy.parameters():
             weight += 1
     assert all((new != old).any() for new, old in zip(state.sent_weights().tensors(), first, strict=True))
     state.offload()
-    assert {each.dtype for each in state.policy.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in state.policy.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("model_type", ["pi0", "vlm_policy"])
@@ -153,5 +153,5 @@ def test_policies_of_pictures_are_trained_in_fp32(model_type: str) -> None:
     policy = policy_of(config, FrankaVisionEnv(EnvSettings(num_envs=1)).spec)
     theirs = FlatWeights.adopt(copy.deepcopy(policy).to(torch.bfloat16))
     state = trained(policy, config, 1e-4)
-    assert {each.dtype for each in policy.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in policy.parameters()} == {torch.float32}
     arrive(state, theirs)

@@ -26,12 +26,12 @@ def record(steps: int, batch: int, *, version: int = 0, values: bool = True) -> 
 
 
 def test_a_recorder_keeps_steps_in_time() -> None:
-    found = record(3, 4)
-    assert found.inputs["states"].shape == (3, 4, 1)
-    assert found.inputs["states"][2, 1] == 201
-    assert found.steps["rewards"][:, 0, 0].tolist() == [0, 1, 2]
-    assert found.steps["finals"].shape == (3, 4, 1)
-    assert found.batch == 4
+    recorded = record(3, 4)
+    assert recorded.inputs["states"].shape == (3, 4, 1)
+    assert recorded.inputs["states"][2, 1] == 201
+    assert recorded.steps["rewards"][:, 0, 0].tolist() == [0, 1, 2]
+    assert recorded.steps["finals"].shape == (3, 4, 1)
+    assert recorded.batch == 4
 
 
 def test_episode_that_failed_is_left_out_from_its_beginning() -> None:
@@ -49,26 +49,26 @@ def test_episode_that_failed_is_left_out_from_its_beginning() -> None:
 
 def test_what_is_recorded_is_copied() -> None:
     buffer = RolloutBuffer(1, 0)
-    given = outcome(2, 1)
+    inputs = outcome(2, 1)
     states = torch.ones(2, 1)
     buffer.add_action(0, {"states": states}, PolicyOutput(torch.zeros(2, 1, 1), torch.zeros(2, 1, 1), None))
-    buffer.add_outcome(0, given, None)  # pyright: ignore[reportArgumentType]
+    buffer.add_outcome(0, inputs, None)  # pyright: ignore[reportArgumentType]
     states.zero_()
-    given["rewards"][:] = 7  # pyright: ignore[reportIndexIssue]
-    found = buffer.finish(None)
-    assert found.inputs["states"].sum() == 2
-    assert found.steps["rewards"].sum() == 2
-    assert found.last is None
+    inputs["rewards"][:] = 7  # pyright: ignore[reportIndexIssue]
+    result = buffer.finish(None)
+    assert result.inputs["states"].sum() == 2
+    assert result.steps["rewards"].sum() == 2
+    assert result.last is None
 
 
 def test_pieces_are_ordered_by_environment_and_not_by_arrival() -> None:
     whole = record(2, 6, version=3)
     pieces = [whole.rows(4, 6, 4), whole.rows(0, 1, 0), whole.rows(1, 4, 1)]
-    found = joined(pieces)
-    torch.testing.assert_close(found.inputs["states"], whole.inputs["states"])
-    assert found.last is not None
-    assert found.last.shape == (6, 1)
-    assert found.version == 3
+    result = joined(pieces)
+    torch.testing.assert_close(result.inputs["states"], whole.inputs["states"])
+    assert result.last is not None
+    assert result.last.shape == (6, 1)
+    assert result.version == 3
 
 
 def test_the_oldest_version_is_that_of_the_whole() -> None:

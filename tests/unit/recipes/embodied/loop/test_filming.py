@@ -26,32 +26,36 @@ def filmed(
         actions = env.expert()
         assert actions is not None
         env.step(np.repeat(actions[:, None], chunk, axis=1))
-    found = film.finish(most)
+    result = film.finish(most)
     assert env.watcher is None
-    return found
+    return result
 
 
 @pytest.mark.parametrize("kind", ["franka_kin", "franka_vision"])
 def test_an_episode_is_filmed_from_its_start_to_its_end(kind: str) -> None:
-    found = filmed(kind, 60, auto_reset=True)
-    assert [(each.env, each.reset, each.outcome) for each in found] == [(row, 5, "success") for row in range(3)]
+    results = filmed(kind, 60, auto_reset=True)
+    assert [(result.env, result.reset, result.outcome) for result in results] == [
+        (row, 5, "success") for row in range(3)
+    ]
     env = make_env(kind, EnvSettings(num_envs=3, seed=3, auto_reset=False))
     env.reset(5)
     seen = env.look(np.arange(3))
     assert seen is not None
-    assert all(np.array_equal(each.frames[0], picture) for each, picture in zip(found, env.picture(seen), strict=True))
+    assert all(
+        np.array_equal(result.frames[0], picture) for result, picture in zip(results, env.picture(seen), strict=True)
+    )
     # The last picture is not that of the episode which began in its place.
-    assert not any(np.array_equal(each.frames[0], each.frames[-1]) for each in found)
+    assert not any(np.array_equal(result.frames[0], result.frames[-1]) for result in results)
 
 
 def test_every_action_of_a_chunk_is_a_frame() -> None:
-    lengths = {len(each.frames) for each in filmed("franka_kin", 2, chunk=5, max_episode_steps=9, task="pick")}
+    lengths = {len(film.frames) for film in filmed("franka_kin", 2, chunk=5, max_episode_steps=9, task="pick")}
     assert lengths == {10}
 
 
 def test_failures_have_names() -> None:
-    assert {each.outcome for each in filmed("franka_kin", 5, max_episode_steps=5, task="pick")} == {"not grasped"}
-    assert {each.outcome for each in filmed("franka_kin", 1, max_episode_steps=1, task="reach")} == {"time out"}
+    assert {film.outcome for film in filmed("franka_kin", 5, max_episode_steps=5, task="pick")} == {"not grasped"}
+    assert {film.outcome for film in filmed("franka_kin", 1, max_episode_steps=1, task="reach")} == {"time out"}
 
 
 def test_a_block_is_dropped() -> None:
@@ -67,7 +71,7 @@ def test_a_block_is_dropped() -> None:
 
 
 def test_few_are_filmed_where_memory_is_little() -> None:
-    assert [each.env for each in filmed("franka_vision", 60, budget=1)] == [0]
+    assert [film.env for film in filmed("franka_vision", 60, budget=1)] == [0]
     assert len(filmed("franka_vision", 60, most=2)) == 2
 
 
@@ -79,11 +83,11 @@ def test_episodes_are_tiles_that_stay_at_their_end() -> None:
     short, long = recorded_episodes(1, "success", 2).frames, recorded_episodes(2, "success", 4).frames
     pictures = list(tiled([short, long], solved=True, still=1))
     assert len(pictures) == 5
-    assert len({each.shape for each in pictures}) == 1
+    assert len({picture.shape for picture in pictures}) == 1
     height, width = pictures[0].shape[:2]
     assert height % 2 == width % 2 == 0
     # Green once it is over, and what it showed stays.
-    corner = [tuple(each[0, 0].tolist()) for each in pictures]
+    corner = [tuple(picture[0, 0].tolist()) for picture in pictures]
     assert corner[0] == (255, 255, 255)
     assert len(set(corner[1:])) == 1
     assert corner[1] != corner[0]
@@ -97,12 +101,12 @@ def test_each_way_of_ending_has_a_video(tmp_path: Path) -> None:
         recorded_episodes(2, "time out"),
         recorded_episodes(3, "time out"),
     ]
-    found = write_videos(pick_per_outcome(shown, 2), tmp_path / "videos", 10, 2, "step-000001-")
-    assert [each["file"] for each in found] == ["step-000001-success.mp4", "step-000001-time-out.mp4"]
-    assert found[1]["episodes"] == [{"env": 0, "reset": 0}, {"env": 2, "reset": 0}]
-    for each in found:
-        pictures = [picture for _, picture in read_video(tmp_path / "videos" / each["file"])]
-        assert len(pictures) == each["frames"]
+    results = write_videos(pick_per_outcome(shown, 2), tmp_path / "videos", 10, 2, "step-000001-")
+    assert [result["file"] for result in results] == ["step-000001-success.mp4", "step-000001-time-out.mp4"]
+    assert results[1]["episodes"] == [{"env": 0, "reset": 0}, {"env": 2, "reset": 0}]
+    for item in results:
+        pictures = [picture for _, picture in read_video(tmp_path / "videos" / item["file"])]
+        assert len(pictures) == item["frames"]
     many = [recorded_episodes(number, f"failure {number}") for number in range(MOST_KINDS + 3)]
     assert len(write_videos(many, tmp_path / "many", 10, 2)) == MOST_KINDS
 

@@ -65,7 +65,7 @@ def test_the_key_that_turns_them_is_named(flip: Flip, kept: Thumbnails, right: s
     assert (caught.value.help or "").startswith(f"write `data.flip: {right}`; if the pictures are right")
     assert caught.value.where == "set"
     assert f"`{right}` 0.9" in (caught.value.why or "")
-    assert [each.verdict for each in read_comparisons(tmp_path)] == ["differs"]
+    assert [comparison.verdict for comparison in read_comparisons(tmp_path)] == ["differs"]
 
 
 def test_one_of_several_data_sets_is_named(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_one_of_several_data_sets_is_named(tmp_path: Path) -> None:
         check_orientation(group, Group({"main": SEEN}), record_of(tmp_path), "env.train")
     assert caught.value.where == "two"
     assert "write `flip: vertical` beside the `path`" in (caught.value.help or "")
-    assert [each.verdict for each in read_comparisons(tmp_path)] == ["agrees", "differs"]
+    assert [comparison.verdict for comparison in read_comparisons(tmp_path)] == ["agrees", "differs"]
 
 
 def test_cameras_that_contradict_need_a_conversion(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def routes(draw: st.DrawFn) -> Routes:
 
 @given(routes())
 def test_every_environment_is_in_exactly_one_segment(ways: Routes) -> None:
-    numbers = [number for each in ways.ranges for number in range(each.start, each.stop)]
+    numbers = [number for item in ways.ranges for number in range(item.start, item.stop)]
     assert numbers == list(range(ways.total))
 
 
@@ -44,15 +44,15 @@ def test_both_ends_of_a_message_agree_on_its_rows(ways: Routes) -> None:
 @given(routes())
 def test_actors_get_equal_and_neighbouring_shares(ways: Routes) -> None:
     for actor in range(ways.actors):
-        mine = [each for each in ways.ranges if each.actor == actor]
+        mine = [item for item in ways.ranges if item.actor == actor]
         assert mine[0].start == actor * ways.total // ways.actors
-        assert sum(each.stop - each.start for each in mine) == ways.total // ways.actors
+        assert sum(item.stop - item.start for item in mine) == ways.total // ways.actors
         assert all(one.stop == other.start for one, other in itertools.pairwise(mine))
 
 
 @given(routes())
 def test_pieces_say_which_environments_their_rows_are(ways: Routes) -> None:
-    found: list[EnvRange] = []
+    result: list[EnvRange] = []
     for stage in range(ways.stages):
         for rollout in range(ways.rollouts):
             row = 0
@@ -61,8 +61,8 @@ def test_pieces_say_which_environments_their_rows_are(ways: Routes) -> None:
                 row = piece.stop
                 env = piece.first // (ways.stages * ways.batch)
                 stop = piece.first + piece.stop - piece.start
-                found.append(EnvRange(env, stage, rollout, piece.actor, piece.first, stop))
-    assert sorted(found, key=lambda each: each.start) == list(ways.ranges)
+                result.append(EnvRange(env, stage, rollout, piece.actor, piece.first, stop))
+    assert sorted(result, key=lambda item: item.start) == list(ways.ranges)
 
 
 @given(routes())

@@ -30,10 +30,10 @@ def policy_and_samples() -> tuple[BasePolicy, Inputs, Tensor]:
 
 def gradients(policy: BasePolicy, inputs: Inputs, actions: Tensor) -> dict[str, Tensor]:
     policy.zero_grad()
-    found = policy(inputs, actions)
-    assert found.values is not None
-    (found.logprobs.mean() + found.values.mean() + policy.imitation_losses(inputs, actions).mean() ** 2).backward()
-    return {name: each.grad.clone() for name, each in policy.named_parameters() if each.grad is not None}
+    result = policy(inputs, actions)
+    assert result.values is not None
+    (result.logprobs.mean() + result.values.mean() + policy.imitation_losses(inputs, actions).mean() ** 2).backward()
+    return {name: weight.grad.clone() for name, weight in policy.named_parameters() if weight.grad is not None}
 
 
 @pytest.mark.nightly
@@ -45,7 +45,7 @@ def test_compiled_passes_have_the_same_gradients() -> None:
     compile_training(policy, ("imitation_losses",), HOST)
     torch.testing.assert_close(gradients(policy, inputs, actions), expected)
     # The last micro batch of a share may be smaller.
-    fewer = {name: each[:5] for name, each in inputs.items()}
+    fewer = {name: item[:5] for name, item in inputs.items()}
     assert gradients(policy, fewer, actions[:5]).keys() == expected.keys()
     assert list(policy.state_dict()) == names
 

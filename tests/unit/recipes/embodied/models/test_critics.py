@@ -43,7 +43,7 @@ def test_critics_see_states_images_or_both(norm: Norm) -> None:
         values = critics(inputs, torch.randn(4, 2))
         assert values.shape == (2, 4)
         values.sum().backward()
-        assert all(each.grad is not None for each in critics.parameters())
+        assert all(weight.grad is not None for weight in critics.parameters())
 
 
 def test_keypoints_find_a_small_thing_of_its_own_colour() -> None:
@@ -104,9 +104,9 @@ def test_batch_renorm_starts_as_batch_norm() -> None:
     layer = BatchRenorm(1, 3, warmup=100)
     for _ in range(100):
         batch = 2 + 3 * torch.randn(1, 64, 3)
-        found = layer(batch)
-        torch.testing.assert_close(found.mean(dim=1), torch.zeros(1, 3), atol=1e-5, rtol=0)
-        torch.testing.assert_close(found.var(dim=1, correction=0), torch.ones(1, 3), atol=1e-3, rtol=0)
+        result = layer(batch)
+        torch.testing.assert_close(result.mean(dim=1), torch.zeros(1, 3), atol=1e-5, rtol=0)
+        torch.testing.assert_close(result.var(dim=1, correction=0), torch.ones(1, 3), atol=1e-3, rtol=0)
     # Afterwards a batch is normalized as in evaluation, within the bounds of the correction.
     batch = 2 + 3 * torch.randn(1, 64, 3)
     mean, deviation = layer.mean.clone(), layer.deviation.clone()

@@ -53,7 +53,7 @@ def between_pixels(images: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[
     return above * (1 - down)[:, None, None] + below * down[:, None, None]
 
 
-def found(images: NDArray[np.uint8], resizing: str) -> NDArray[np.float32]:
+def pixels_of(images: NDArray[np.uint8], resizing: str) -> NDArray[np.float32]:
     return ImagePipeline((SIZE, SIZE), resizing).pixels(torch.from_numpy(images)).permute(0, 2, 3, 1).numpy()
 
 
@@ -61,7 +61,7 @@ def found(images: NDArray[np.uint8], resizing: str) -> NDArray[np.float32]:
 def test_images_of_lerobot_equal_its_formula(shape: tuple[int, int]) -> None:
     images = pictures(*shape)
     wanted = centred(between_pixels(images, within(*shape)))
-    np.testing.assert_allclose(found(images, "lerobot"), wanted, atol=2e-5)
+    np.testing.assert_allclose(pixels_of(images, "lerobot"), wanted, atol=2e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -71,7 +71,7 @@ def test_images_of_openpi_equal_those_of_pil(shape: tuple[int, int]) -> None:
     resized = [
         np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR)) for image in images
     ]
-    difference = np.abs(found(images, "openpi") - centred(np.stack(resized).astype(np.float64)))
+    difference = np.abs(pixels_of(images, "openpi") - centred(np.stack(resized).astype(np.float64)))
     assert difference.max() <= 1 / 127.5 + 1e-5
     assert (difference > 1e-3).mean() < 0.02
 
@@ -80,7 +80,7 @@ def test_images_of_openpi_equal_those_of_pil(shape: tuple[int, int]) -> None:
 def test_images_of_transformers_are_padded_at_the_end(shape: tuple[int, int]) -> None:
     images, (height, width) = pictures(*shape), within(*shape)
     resized = [np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)) for image in images]
-    output = found(images, "transformers")
+    output = pixels_of(images, "transformers")
     np.testing.assert_allclose(output[:, :height, :width], np.stack(resized) / 127.5 - 1, atol=0.02)
     assert not output[:, height:].any()
     assert not output[:, :, width:].any()

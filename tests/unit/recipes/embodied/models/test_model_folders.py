@@ -52,7 +52,7 @@ def job_of(model_type: str, folder: Path, config: str = "franka_vision_ppo") -> 
 )
 def test_a_folder_of_its_kind_is_well(tmp_path: Path, model_type: str, files: dict[str, Any]) -> None:
     job = job_of(model_type, written(tmp_path / "model", files))
-    assert [each.message for each in job.diagnostics if each.path[-1:] == ("model_path",)] == []
+    assert [diagnostic.message for diagnostic in job.diagnostics if diagnostic.path[-1:] == ("model_path",)] == []
     require_model_folder(cast("Any", job.config))
 
 
@@ -96,9 +96,9 @@ def test_what_is_wrong_with_a_folder_is_found_before_a_run(
     tmp_path: Path, model_type: str, files: dict[str, Any], words: str, config: str
 ) -> None:
     job = job_of(model_type, written(tmp_path / "model", files), config)
-    found = [each for each in job.diagnostics if each.path == ("actor", "model", "model_path")]
-    assert [each.code for each in found] == ["unusable-path"]
-    assert words in found[0].message
+    diagnostics = [diagnostic for diagnostic in job.diagnostics if diagnostic.path == ("actor", "model", "model_path")]
+    assert [diagnostic.code for diagnostic in diagnostics] == ["unusable-path"]
+    assert words in diagnostics[0].message
     assert not job.ok
     with pytest.raises(ConfigError, match=re.escape(words)):
         require_model_folder(cast("Any", job.config))
@@ -106,8 +106,8 @@ def test_what_is_wrong_with_a_folder_is_found_before_a_run(
 
 def test_missing_folder_may_be_elsewhere_until_a_run_starts(tmp_path: Path) -> None:
     job = job_of("pi0", tmp_path / "model")
-    found = [each for each in job.diagnostics if each.path == ("actor", "model", "model_path")]
-    assert [each.severity.name for each in found] == ["WARNING"]
+    diagnostics = [diagnostic for diagnostic in job.diagnostics if diagnostic.path == ("actor", "model", "model_path")]
+    assert [diagnostic.severity.name for diagnostic in diagnostics] == ["WARNING"]
     with pytest.raises(ConfigError, match="does not exist"):
         require_model_folder(cast("Any", job.config))
 

@@ -22,23 +22,23 @@ def normalization(scheme: Scheme = "mean_std") -> Normalization:
 
 
 def test_mean_and_deviation_become_0_and_1_and_a_constant_0() -> None:
-    found = normalization().normalized_states(ROWS)
-    np.testing.assert_allclose(found.mean(axis=0), 0, atol=1e-6)
-    np.testing.assert_allclose(found.std(axis=0), [1, 1, 0], atol=1e-6)
+    normalized = normalization().normalized_states(ROWS)
+    np.testing.assert_allclose(normalized.mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(normalized.std(axis=0), [1, 1, 0], atol=1e-6)
 
 
 def test_quantiles_become_minus_1_and_1() -> None:
-    found = normalization("quantile").normalized_states(ROWS)
-    np.testing.assert_allclose(np.quantile(found[:, :2], [0.01, 0.99], axis=0), [[-1, -1], [1, 1]], atol=1e-6)
+    normalized = normalization("quantile").normalized_states(ROWS)
+    np.testing.assert_allclose(np.quantile(normalized[:, :2], [0.01, 0.99], axis=0), [[-1, -1], [1, 1]], atol=1e-6)
 
 
 @pytest.mark.parametrize("scheme", ["mean_std", "quantile"])
 def test_actions_go_there_and_back_as_arrays_and_tensors(scheme: Scheme) -> None:
-    found, actions = normalization(scheme), ROWS[:6, :2].reshape(3, 2, 2).astype(np.float32)
-    np.testing.assert_allclose(found.actions_of(found.normalized_actions(actions)), actions, rtol=1e-5)
+    result, actions = normalization(scheme), ROWS[:6, :2].reshape(3, 2, 2).astype(np.float32)
+    np.testing.assert_allclose(result.actions_of(result.normalized_actions(actions)), actions, rtol=1e-5)
     tensor = torch.from_numpy(actions)
-    torch.testing.assert_close(found.actions_of(found.normalized_actions(tensor)), tensor)
-    assert found.normalized_actions(tensor).dtype == torch.float32
+    torch.testing.assert_close(result.actions_of(result.normalized_actions(tensor)), tensor)
+    assert result.normalized_actions(tensor).dtype == torch.float32
 
 
 def test_without_statistics_nothing_changes() -> None:
@@ -47,10 +47,10 @@ def test_without_statistics_nothing_changes() -> None:
 
 
 def test_it_is_the_same_after_a_file(tmp_path: Path) -> None:
-    found = normalization("quantile")
-    found.save(tmp_path)
-    assert Normalization.load(tmp_path) == found
-    assert found.digest() != normalization().digest()
+    result = normalization("quantile")
+    result.save(tmp_path)
+    assert Normalization.load(tmp_path) == result
+    assert result.digest() != normalization().digest()
     assert Normalization.load(tmp_path / "elsewhere") is None
 
 

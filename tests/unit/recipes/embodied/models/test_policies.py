@@ -32,12 +32,12 @@ def config(**keys: Any) -> EmbodiedModelConfig:
 
 def observe(spec: EnvSpec, count: int = 6) -> Observation:
     random = np.random.default_rng(0)
-    found: Observation = {"instructions": np.full(count, "do it")}
+    result: Observation = {"instructions": np.full(count, "do it")}
     if spec.state_size:
-        found["states"] = random.normal(size=(count, spec.state_size)).astype(np.float32)
+        result["states"] = random.normal(size=(count, spec.state_size)).astype(np.float32)
     for camera, shape in spec.cameras.items():
-        found[image_key(camera)] = random.integers(0, 256, size=(count, *shape), dtype=np.uint8)
-    return found
+        result[image_key(camera)] = random.integers(0, 256, size=(count, *shape), dtype=np.uint8)
+    return result
 
 
 CASES = [("mlp_policy", STATES), ("mlp_policy", CHOICES), ("cnn_policy", IMAGES), ("cnn_policy", BLIND)]
@@ -294,12 +294,12 @@ def test_densities_of_squashed_actions_sum_to_one() -> None:
 
 
 def test_squashed_policies_refuse_what_they_cannot_do() -> None:
-    for spec, keys, told in (
+    for spec, keys, output in (
         (CHOICES, {}, "takes discrete ones"),
         (STATES, {"num_action_chunks": 2}, "one action at a time"),
         (EnvSpec(state_size=0, action_size=1), {}, "states or images"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=output):
             make_model(config(model_type="squashed_policy", **keys), spec)
 
 

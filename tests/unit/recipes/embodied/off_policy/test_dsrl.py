@@ -83,7 +83,7 @@ def drawn(policy: SteeredPolicy, states: torch.Tensor, normal: torch.Tensor) -> 
 @pytest.mark.parametrize("aliases", [False, True])
 def test_an_update_equals_the_algorithm_written_out(aliases: bool, tmp_path: Path) -> None:
     made = Learning(tmp_path, aliases=aliases)
-    policy, critics = made.policy, [copy.deepcopy(each) for each in made.critics]
+    policy, critics = made.policy, [copy.deepcopy(critic) for critic in made.critics]
     weights = copy.deepcopy(policy.state_dict())
     states, rewards = torch.randn(N, 3), torch.randn(N)
     actions = torch.rand(N, CHUNK) * 2 - 1

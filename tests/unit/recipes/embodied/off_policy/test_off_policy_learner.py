@@ -186,7 +186,7 @@ def test_policy_updates_at_its_interval_without_the_critics() -> None:
     for number in range(1, 7):
         before = copy.deepcopy(made.policy.state_dict())
         made.update(bandit(8))
-        changed = any(not torch.equal(each, before[name]) for name, each in made.policy.state_dict().items())
+        changed = any(not torch.equal(weight, before[name]) for name, weight in made.policy.state_dict().items())
         assert changed == (number % 3 == 0)
         assert all(weight.requires_grad for weight in made.critics.parameters())
     assert (len(made.figures.parts), len(made.critic_figures.parts)) == (2, 6)
@@ -217,8 +217,8 @@ def test_a_learner_goes_on_from_its_state_as_if_nothing_had_been(
         torch.manual_seed(7)
         for _ in range(4):
             made.update(shown())
-    for name, each in one.policy.state_dict().items():
-        assert torch.equal(each, other.policy.state_dict()[name]), name
+    for name, weight in one.policy.state_dict().items():
+        assert torch.equal(weight, other.policy.state_dict()[name]), name
     assert torch.equal(one.learner.log_temperature, other.learner.log_temperature)
     assert one.learner.updates == other.learner.updates == 9
 
@@ -253,4 +253,4 @@ def test_a_target_that_is_not_finite_stops_or_is_left_out() -> None:
     before = copy.deepcopy(made.critics.state_dict())
     made.update(batch)
     assert made.critic_figures.skipped == 1
-    assert all(torch.equal(each, before[name]) for name, each in made.critics.state_dict().items())
+    assert all(torch.equal(weight, before[name]) for name, weight in made.critics.state_dict().items())

@@ -33,8 +33,8 @@ def column(rows: list[tuple[float, ...]], index: int) -> Tensor:
 @given(transitions, st.floats(0, 1))
 def test_targets_equal_the_formula(rows: list[tuple[float, ...]], temperature: float) -> None:
     values = torch.stack((column(rows, 2), column(rows, 3)))
-    found = bootstrapped_targets(column(rows, 0), column(rows, 1), values, column(rows, 4), temperature)
-    for target, (reward, discount, one, two, logprob) in zip(found.tolist(), rows, strict=True):
+    result = bootstrapped_targets(column(rows, 0), column(rows, 1), values, column(rows, 4), temperature)
+    for target, (reward, discount, one, two, logprob) in zip(result.tolist(), rows, strict=True):
         assert target == pytest.approx(reward + discount * (min(one, two) - temperature * logprob), abs=1e-9)
     without = bootstrapped_targets(column(rows, 0), column(rows, 1), values)
     for target, (reward, discount, one, two, _) in zip(without.tolist(), rows, strict=True):
@@ -50,12 +50,12 @@ def test_what_comes_after_the_end_of_the_task_counts_nothing() -> None:
 def test_the_loss_of_an_ensemble_is_the_sum_of_its_members(rows: list[tuple[float, ...]]) -> None:
     values = torch.stack((column(rows, 2), column(rows, 3))).requires_grad_()
     targets, weights = column(rows, 0), column(rows, 1)
-    found = ensemble_loss(values, targets, weights)
+    result = ensemble_loss(values, targets, weights)
     expected = sum(
         weight * (value - target) ** 2 / 2 / len(rows) for target, weight, *pair, _ in rows for value in pair
     )
-    assert found.loss.item() == pytest.approx(expected, abs=1e-9)
-    found.loss.backward()
+    assert result.loss.item() == pytest.approx(expected, abs=1e-9)
+    result.loss.backward()
     assert values.grad is not None
     # Each critic learns as if it were alone.
     torch.testing.assert_close(values.grad, weights * (values.detach() - targets) / len(rows))
@@ -65,11 +65,11 @@ def test_the_policy_ascends_the_smallest_value_or_the_mean() -> None:
     for how, expected in (("min", [[1.0, 0.0], [0.0, 1.0]]), ("mean", [[0.5, 0.5], [0.5, 0.5]])):
         values = torch.tensor([[1.0, 4.0], [2.0, 3.0]], requires_grad=True)
         logprobs = torch.tensor([-1.0, 2.0], requires_grad=True)
-        found = soft_policy_loss(logprobs, values, 0.1, "min" if how == "min" else "mean")
+        result = soft_policy_loss(logprobs, values, 0.1, "min" if how == "min" else "mean")
         chosen = [1.0, 3.0] if how == "min" else [1.5, 3.5]
-        assert found.loss.item() == pytest.approx((0.1 * (-1 + 2) - sum(chosen)) / 2)
-        assert found.metrics["actor/entropy"].item() == pytest.approx(-0.5)
-        found.loss.backward()
+        assert result.loss.item() == pytest.approx((0.1 * (-1 + 2) - sum(chosen)) / 2)
+        assert result.metrics["actor/entropy"].item() == pytest.approx(-0.5)
+        result.loss.backward()
         assert values.grad is not None
         assert logprobs.grad is not None
         torch.testing.assert_close(values.grad, -torch.tensor(expected) / 2)

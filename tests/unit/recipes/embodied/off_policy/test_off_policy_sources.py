@@ -56,10 +56,10 @@ def everything(of: ReplayBuffer, steps: int = 1) -> ReplayBatch:
 
 def test_pieces_become_passes_in_their_order_of_events() -> None:
     pieces = [chunks(first, 2, start=100.0 * first) for first in (6, 0, 4, 2)]
-    found = split_passes(pieces, passes=2, lanes=4)
-    assert [each.batch for each in found] == [4, 4]
-    assert found[0].inputs["states"][0, :, 0].tolist() == [0, 10, 200, 210]
-    assert found[1].inputs["states"][0, :, 0].tolist() == [400, 410, 600, 610]
+    results = split_passes(pieces, passes=2, lanes=4)
+    assert [result.batch for result in results] == [4, 4]
+    assert results[0].inputs["states"][0, :, 0].tolist() == [0, 10, 200, 210]
+    assert results[1].inputs["states"][0, :, 0].tolist() == [400, 410, 600, 610]
     with pytest.raises(ValueError, match="2 passes arrived; expected 3"):
         split_passes(pieces, passes=3, lanes=4)
 
@@ -70,9 +70,9 @@ def test_passes_follow_each_other_without_uncounted_steps() -> None:
     following = transition_steps(chunks(0, 2, start=3.0))
     following["valid"][1, 1] = False
     assert add_steps(filled, following) == 5
-    found = everything(filled, steps=2)
+    contents = everything(filled, steps=2)
     by_state = dict(
-        zip(found.observations["states"][:, 0], zip(found.rewards, found.discounts, strict=True), strict=True)
+        zip(contents.observations["states"][:, 0], zip(contents.rewards, contents.discounts, strict=True), strict=True)
     )
     # From one pass into the next; before the step that is missing the episode counts as cut off.
     assert by_state[2.0] == (2 + 0.5 * 3, 0.25)
@@ -105,16 +105,20 @@ def test_demonstrations_end_at_success_or_are_truncated(solved: bool, monkeypatc
         return shown(solved)
 
     monkeypatch.setattr(sources, "read_data", load)
-    found = everything(demonstrations_buffer(SET, SPEC))
+    contents = everything(demonstrations_buffer(SET, SPEC))
     rows = {
         float(state[0]): (float(reward), float(discount), float(following[0]))
         for state, reward, discount, following in zip(
-            found.observations["states"], found.rewards, found.discounts, found.next_observations["states"], strict=True
+            contents.observations["states"],
+            contents.rewards,
+            contents.discounts,
+            contents.next_observations["states"],
+            strict=True,
         )
     }
     wanted = {1.0: (1.0, 0.5, 2.0), 2.0: (2.0, 0.5, 3.0), 11.0: (11.0, 0.5, 12.0)}
     assert rows == ({**wanted, 3.0: (3.0, 0.0, 3.0)} if solved else wanted)
-    np.testing.assert_allclose(found.actions, found.observations["states"] / 12)
+    np.testing.assert_allclose(contents.actions, contents.observations["states"] / 12)
 
 
 def test_demonstrations_solved_before_their_end_are_told(
@@ -170,7 +174,7 @@ def test_recordings_fit_any_number_of_environments(lanes: int, tmp_path: Path) -
         writer.append(transition_steps(chunks(0, 2, start=3.0)))
     filled = buffer(lanes)
     assert add_recording(filled, tmp_path, lambda damage: None) == 12
-    found = everything(filled)
-    states = found.observations["states"][:, 0]
+    contents = everything(filled)
+    states = contents.observations["states"][:, 0]
     assert sorted(states) == [*range(6), *range(10, 16)]
-    np.testing.assert_array_equal(found.next_observations["states"][:, 0], states + 1)
+    np.testing.assert_array_equal(contents.next_observations["states"][:, 0], states + 1)

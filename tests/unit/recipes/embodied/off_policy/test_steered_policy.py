@@ -100,7 +100,7 @@ def test_a_saved_policy_needs_no_other_folder(folder: str, tmp_path: Path) -> No
     save_policy(policy, EmbodiedModelConfig.model_validate({**section, **options}), SPEC, tmp_path / "steered")
     (tmp_path / "flow").rename(tmp_path / "gone")
     again = steered(str(tmp_path / "steered"), noise_bound=0.5)
-    outputs = [each.act(each.prepare(observed()), greedy=True).actions for each in (policy, again)]
+    outputs = [item.act(item.prepare(observed()), greedy=True).actions for item in (policy, again)]
     assert torch.equal(*outputs)
     assert again.normalization == policy.normalization
 

@@ -64,14 +64,14 @@ class History:
 
     def kept(self) -> list[tuple[list[tuple[int, float, int, int]], int]]:
         """Return the steps that must still be there, by their rows: a lane has room for that many rows."""
-        found: list[tuple[list[tuple[int, float, int, int]], int]] = []
+        result: list[tuple[list[tuple[int, float, int, int]], int]] = []
         for episodes in self.steps:
             rows: list[tuple[list[tuple[int, float, int, int]], int] | None] = []
             for episode in episodes:
                 if episode:
                     rows += [*((episode, at) for at in range(len(episode))), None]
-            found += [row for row in rows[-self.buffer.rows_of_lane :] if row is not None]
-        return found
+            result += [row for row in rows[-self.buffer.rows_of_lane :] if row is not None]
+        return result
 
 
 def everything(buffer: ReplayBuffer, steps: int, discount: float) -> ReplayBatch:
@@ -90,14 +90,14 @@ def test_transitions_of_several_steps_are_those_of_the_reference(
     history = History(2, 2 * rows_of_lane)
     for lane, outcome in added:
         history.add(lane, outcome)
-    found = everything(history.buffer, steps, 0.5)
+    contents = everything(history.buffer, steps, 0.5)
     wanted = sorted(history.expected(episode, at, steps, 0.5) for episode, at in history.kept())
-    images = found.observations["images.main"]
+    images = contents.observations["images.main"]
     assert (images == images[:, :1, :1, :1]).all()
-    states, following = found.observations["states"][:, 0], found.next_observations["states"][:, 0]
+    states, following = contents.observations["states"][:, 0], contents.next_observations["states"][:, 0]
     assert (images[:, 0, 0, 0] == states).all()
-    assert (found.next_observations["images.main"][:, 1, 1, 2] == following).all()
-    got = sorted(zip(states, found.rewards, found.discounts, following, strict=True))
+    assert (contents.next_observations["images.main"][:, 1, 1, 2] == following).all()
+    got = sorted(zip(states, contents.rewards, contents.discounts, following, strict=True))
     assert len(history.buffer) == len(wanted)
     np.testing.assert_allclose(np.array(got), np.array(wanted), rtol=1e-6)
 
@@ -108,10 +108,10 @@ def test_truncated_episode_has_a_next_value_terminated_has_none() -> None:
         history.add(0, GOES_ON)
         history.add(0, outcome)
         history.add(0, GOES_ON)
-        found = everything(history.buffer, 2, 0.5)
-        assert found.discounts[0] == discount
+        contents = everything(history.buffer, 2, 0.5)
+        assert contents.discounts[0] == discount
         # The last observation of its own episode, not the first of the next one.
-        assert found.next_observations["states"][0, 0] == 2
+        assert contents.next_observations["states"][0, 0] == 2
 
 
 @settings(max_examples=30, deadline=None)
@@ -124,12 +124,12 @@ def test_restored_buffer_samples_like_the_saved_one(added: list[tuple[int, int]]
     rows, _ = history.buffer.sample(8, np.random.default_rng(seed))
     history.buffer.update_priorities(rows, np.arange(8.0))
     other = ReplayBuffer(SPEC, 2, 24, how)
-    other.load({name: each.copy() for name, each in history.buffer.save().items()})
+    other.load({name: value.copy() for name, value in history.buffer.save().items()})
     for _ in range(3):
-        one, two = (each.sample(16, np.random.default_rng(seed)) for each in (history.buffer, other))
+        one, two = (item.sample(16, np.random.default_rng(seed)) for item in (history.buffer, other))
         np.testing.assert_array_equal(one[0], two[0])
         np.testing.assert_array_equal(one[1], two[1])
-        first, second = (each.gather(*one, 3, 0.9) for each in (history.buffer, other))
+        first, second = (item.gather(*one, 3, 0.9) for item in (history.buffer, other))
         for name in ("actions", "rewards", "discounts"):
             np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
         for name in first.observations:
@@ -146,12 +146,12 @@ def test_every_transition_is_drawn_as_often_as_any_other() -> None:
         history.add(number % 3 % 2, TERMINATES if number % 5 == 4 else GOES_ON)
     drawn = 40_000
     rows, weights = history.buffer.sample(drawn, np.random.default_rng(0))
-    found = np.unique(rows, return_counts=True)[1]
-    assert len(found) == len(history.buffer)
-    expected = drawn / len(found)
+    result = np.unique(rows, return_counts=True)[1]
+    assert len(result) == len(history.buffer)
+    expected = drawn / len(result)
     # Chi-square with as many degrees of freedom: mean k, deviation sqrt(2 k); seeded, so that it is always the same.
-    statistic = ((found - expected) ** 2 / expected).sum()
-    assert statistic < len(found) + 5 * np.sqrt(2 * len(found))
+    statistic = ((result - expected) ** 2 / expected).sum()
+    assert statistic < len(result) + 5 * np.sqrt(2 * len(result))
     assert (weights == 1).all()
 
 
@@ -166,8 +166,8 @@ def test_priorities_decide_how_often_a_transition_is_drawn() -> None:
     probabilities = np.sqrt(errors) / np.sqrt(errors).sum()
     np.testing.assert_allclose(np.bincount(rows) / drawn, probabilities, atol=2e-3)
     # Weights undo the bias: what is drawn twice as often counts half as much.
-    each = np.array([weights[rows == row][0] for row in range(8)])
-    np.testing.assert_allclose(each, probabilities.min() / probabilities, rtol=1e-3)
+    item = np.array([weights[rows == row][0] for row in range(8)])
+    np.testing.assert_allclose(item, probabilities.min() / probabilities, rtol=1e-3)
 
 
 def test_new_transitions_are_drawn_first_overwritten_ones_never() -> None:

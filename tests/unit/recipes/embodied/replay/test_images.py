@@ -50,13 +50,13 @@ def add(buffer: ReplayBuffer, numbers: range, lane: int = 0, every: int = 7) -> 
 def check(buffer: ReplayBuffer) -> list[int]:
     """Compare the images of all transitions with the truth; return the numbers of their first states."""
     rows = buffer.rows
-    found = buffer.gather(rows, np.ones(len(rows), np.float32), 1, 0.9)
-    numbers = found.observations["states"][:, 0].astype(int).tolist()
+    result = buffer.gather(rows, np.ones(len(rows), np.float32), 1, 0.9)
+    numbers = result.observations["states"][:, 0].astype(int).tolist()
     for index, number in enumerate(numbers):
-        assert np.array_equal(found.observations["images.main"][index], observed(number)["images.main"][0])
-        after = int(found.next_observations["states"][index, 0])
+        assert np.array_equal(result.observations["images.main"][index], observed(number)["images.main"][0])
+        after = int(result.next_observations["states"][index, 0])
         assert after == number + 1
-        assert np.array_equal(found.next_observations["images.main"][index], observed(after)["images.main"][0])
+        assert np.array_equal(result.next_observations["images.main"][index], observed(after)["images.main"][0])
     return sorted(numbers)
 
 
@@ -68,7 +68,7 @@ def test_with_room_for_all_it_is_the_same_buffer(prioritized: Prioritization | N
         add(buffer, range(300, 320), lane=1)
     assert check(plain) == check(small)
     for seed in range(5):
-        ours, theirs = (each.sample(64, np.random.default_rng(seed)) for each in (small, plain))
+        ours, theirs = (item.sample(64, np.random.default_rng(seed)) for item in (small, plain))
         assert np.array_equal(ours[0], theirs[0])
     assert small.nbytes < SPEC.bound(40, 10**6) + 40 * 32
 
@@ -82,7 +82,7 @@ def test_the_oldest_rows_go_when_the_memory_is_used_up(first: int, second: int, 
     add(buffer, range(1001, 1001 + second), lane=1)
     assert buffer.nbytes <= SPEC.bound(200, budget)
     kept = check(buffer)
-    ours, theirs = [each for each in kept if each < 1000], [each for each in kept if each > 1000]
+    ours, theirs = [item for item in kept if item < 1000], [item for item in kept if item > 1000]
     assert ours == list(range(1 + first - len(ours), 1 + first))
     assert theirs == list(range(1001 + second - len(theirs), 1001 + second))
     assert len(buffer) == len(kept)
@@ -94,11 +94,11 @@ def test_the_oldest_rows_go_when_the_memory_is_used_up(first: int, second: int, 
 def test_a_saved_buffer_goes_on_as_the_one_it_was_saved_from() -> None:
     first, other = (ReplayBuffer(SPEC, 1, 100, None, 20 * IMAGE) for _ in range(2))
     add(first, range(1, 70))
-    other.load({name: each.copy() for name, each in first.save().items()})
+    other.load({name: value.copy() for name, value in first.save().items()})
     for buffer in (first, other):
         add(buffer, range(70, 90))
     assert check(first) == check(other)
-    drawn = [each.sample(50, np.random.default_rng(3))[0] for each in (first, other)]
+    drawn = [item.sample(50, np.random.default_rng(3))[0] for item in (first, other)]
     assert np.array_equal(drawn[0], drawn[1])
 
 

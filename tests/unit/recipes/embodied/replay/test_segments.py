@@ -40,17 +40,19 @@ def written(folder: Path, count: int, segment_bytes: int = SMALL) -> None:
 
 
 def numbers(folder: Path, damages: list[Damage] | None = None) -> list[int]:
-    return [int(each["states"][0]) for each in read_segments(folder, (damages if damages is not None else []).append)]
+    return [
+        int(segment["states"][0]) for segment in read_segments(folder, (damages if damages is not None else []).append)
+    ]
 
 
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     written(tmp_path, 5)
-    found = list(read_segments(tmp_path))
-    assert len(found) == 5
-    for number, each in enumerate(found):
+    result = list(read_segments(tmp_path))
+    assert len(result) == 5
+    for number, item in enumerate(result):
         for name, array in record(number).items():
-            np.testing.assert_array_equal(each[name], array)
-            assert each[name].dtype == array.dtype
+            np.testing.assert_array_equal(item[name], array)
+            assert item[name].dtype == array.dtype
 
 
 def test_segment_cut_at_any_byte_keeps_earlier_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,15 +143,15 @@ def test_a_full_disk_is_told_before_it_is_full(tmp_path: Path, monkeypatch: pyte
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    found: ReplayError | None = None
-    while found is None:
+    result: ReplayError | None = None
+    while result is None:
         try:
             writer.append(record(0))
             recorded += 1
         except ReplayError as error:
-            found = error
-    assert "has no space for another segment" in str(found)
-    assert "No space left" in str(found)
+            result = error
+    assert "has no space for another segment" in str(result)
+    assert "No space left" in str(result)
     # What was recorded before is there, and the segment that found no room is not.
     assert len(numbers(tmp_path)) == recorded
     assert len(segments_of(tmp_path)) == 3
@@ -166,7 +168,7 @@ def test_a_record_larger_than_a_segment_has_one_of_its_own(tmp_path: Path) -> No
     with SegmentWriter(tmp_path, SMALL) as writer:
         writer.append({"states": np.zeros(10_000)})
         writer.append(record(7))
-    sizes = [len(each["states"]) for each in read_segments(tmp_path)]
+    sizes = [len(segment["states"]) for segment in read_segments(tmp_path)]
     assert sizes == [10_000, 3]
 
 

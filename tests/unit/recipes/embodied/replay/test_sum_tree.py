@@ -22,12 +22,12 @@ def test_items_are_found_as_by_cumulative_sums(given_priorities: list[tuple[int,
     if not plain.any():
         return
     positions = np.array(where) * tree.total
-    found = tree.find(positions)
-    assert (plain[found] > 0).all()
+    result = tree.find(positions)
+    assert (plain[result] > 0).all()
     ends = np.cumsum(plain)
     slack = 1e-9 * tree.total
-    assert (positions <= ends[found] + slack).all()
-    assert (positions >= ends[found] - plain[found] - slack).all()
+    assert (positions <= ends[result] + slack).all()
+    assert (positions >= ends[result] - plain[result] - slack).all()
 
 
 def test_many_items_are_set_at_once() -> None:

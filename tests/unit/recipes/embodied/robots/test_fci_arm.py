@@ -298,9 +298,9 @@ def test_a_missing_package_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "franka", None)
     assert franka_controller.main(["--fci", "10.0.0.2"]) == 1
-    told = capsys.readouterr().err
-    assert "franka-rs" in told
-    assert "rlinf-cli[franka]" in told
+    err = capsys.readouterr().err
+    assert "franka-rs" in err
+    assert "rlinf-cli[franka]" in err
 
 
 @pytest.mark.parametrize("version", ["0.3.9", "0.5.0", "newest"])

@@ -113,7 +113,7 @@ def test_at_home_the_hand_points_down_in_front() -> None:
 def test_the_first_joint_turns_everything_about_the_vertical(q: np.ndarray, turn: float) -> None:
     turned = q.copy()
     turned[0] += turn
-    before, after = (points_on_hand(each, (FLANGE,))[:, 0, 0] for each in (q, turned))
+    before, after = (points_on_hand(item, (FLANGE,))[:, 0, 0] for item in (q, turned))
     cosine, sine = math.cos(turn), math.sin(turn)
     expected = [cosine * before[0] - sine * before[1], sine * before[0] + cosine * before[1], before[2]]
     np.testing.assert_allclose(after, expected, atol=1e-9)

@@ -32,15 +32,15 @@ class Client:
         return self.controller.handle(self.connection, ControllerRequest(op, 5, fields), now)
 
     def reply(self, now: float, op: str, **fields: Any) -> Message:
-        found = self.ask(now, op, **fields)
-        assert isinstance(found, dict)
-        assert found["id"] == 5
-        return found
+        answer = self.ask(now, op, **fields)
+        assert isinstance(answer, dict)
+        assert answer["id"] == 5
+        return answer
 
     def go(self, now: float, op: str, **fields: Any) -> Motion:
-        found = self.ask(now, op, **fields)
-        assert isinstance(found, Motion), found
-        return found
+        answer = self.ask(now, op, **fields)
+        assert isinstance(answer, Motion), answer
+        return answer
 
     def live(self, begin: float, end: float) -> None:
         """Give signs of life from one moment to another."""

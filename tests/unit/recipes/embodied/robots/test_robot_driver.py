@@ -110,12 +110,12 @@ def _own_robots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     return
 
 
-def robot(driver: str = "Slide", **more: Any) -> GenericRobot:
-    return GenericRobot(node_rank=0, address="/dev/slide0", driver=f"{__name__}:{driver}", **more)
+def robot(driver: str = "Slide", **extra: Any) -> GenericRobot:
+    return GenericRobot(node_rank=0, address="/dev/slide0", driver=f"{__name__}:{driver}", **extra)
 
 
-def settings(unit: GenericRobot, **more: Any) -> EnvSettings:
-    return EnvSettings(num_envs=1, hardware=(unit,), **more)
+def settings(unit: GenericRobot, **extra: Any) -> EnvSettings:
+    return EnvSettings(num_envs=1, hardware=(unit,), **extra)
 
 
 def test_a_driver_that_keeps_its_promises_passes() -> None:

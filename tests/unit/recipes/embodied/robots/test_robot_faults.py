@@ -127,7 +127,7 @@ class World:
         if not self.alive:
             return
         deltas = self.random.uniform(-1, 1, 7) * ACTION_STEP[:, 0]
-        told = {} if self.followed is None else {"after": self.followed[0], "waited": now - self.followed[1]}
+        output = {} if self.followed is None else {"after": self.followed[0], "waited": now - self.followed[1]}
         delay = self.delay
         if now >= self.broken_at and self.since is None:
             if self.fault == "not a number":
@@ -139,7 +139,7 @@ class World:
             if self.fault in ("not a number", "too large", "late action"):
                 self.since = now
                 self.alive = self.fault == "late action"
-        self.send(now, "move", delay, deltas=deltas.tolist(), close_gripper=None, **told)
+        self.send(now, "move", delay, deltas=deltas.tolist(), close_gripper=None, **output)
 
     def hear(self, now: float, reply: Message) -> None:
         if not self.alive:
@@ -246,8 +246,11 @@ def check_recording(world: World) -> None:
     """Compare what is read with what was written, before and after the next holder has opened the recording."""
     damages: list[Damage] = []
     for _ in range(2):
-        found = [(each["joints"].tolist(), int(each["tick"])) for each in read_segments(world.folder, damages.append)]
-        assert found == world.recorded, (world.fault, damages)
+        results = [
+            (segment["joints"].tolist(), int(segment["tick"]))
+            for segment in read_segments(world.folder, damages.append)
+        ]
+        assert results == world.recorded, (world.fault, damages)
         SegmentWriter(world.folder, segment_bytes=_SEGMENT_BYTES).close()
     assert all(damage.torn for damage in damages)
 
@@ -270,7 +273,7 @@ def check(seed: int, fault: str, folder: Path) -> None:
     if fault == "another job":
         assert world.held == "process 71 on lab-3", seed
         assert not world.refusals, seed
-        assert [each["code"] for each in world.intruder[:2]] == ["busy", "no-lease"], seed
+        assert [item["code"] for item in world.intruder[:2]] == ["busy", "no-lease"], seed
         assert "process 71 on lab-3" in str(world.intruder[0]["message"])
     for refusal in world.refusals + world.intruder:
         error = refusal_error(refusal, WHERE)

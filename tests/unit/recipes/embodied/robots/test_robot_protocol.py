@@ -91,8 +91,8 @@ JOINTS = [0.0] * 7
 )
 def test_fields_hold_what_they_may(read, name: str, good: list[object], bad: list[object]) -> None:
     for value in good:
-        found = read(json.loads(json.dumps({name: value})))
-        assert list(found) == value if isinstance(value, list) else found == value
+        text = read(json.loads(json.dumps({name: value})))
+        assert list(text) == value if isinstance(value, list) else text == value
     for value in bad:
         with pytest.raises(ProtocolError, match=name):
             read({name: value})

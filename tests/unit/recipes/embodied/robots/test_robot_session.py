@@ -66,8 +66,8 @@ class Stopped:
 def workspace_of_the_page() -> list[list[float]]:
     """Return the workspace that docs/robots.md shows."""
     page = (Path(__file__).parents[5] / "docs/robots.md").read_text()
-    (found,) = re.findall(r"workspace: (\[\[.*?\]\])", page)
-    return json.loads(found)
+    (matches,) = re.findall(r"workspace: (\[\[.*?\]\])", page)
+    return json.loads(matches)
 
 
 SMALL = [[0.3, -0.02, 0.4], [0.6, 0.02, 0.6]]
@@ -115,10 +115,10 @@ def test_the_version_is_one_that_was_tried(name: str, version: str, verdict: str
 def test_link_is_judged_by_the_slowest_answer_of_its_best_round() -> None:
     good, bad = [0.001] * 100, [0.001] * 90 + [0.2] * 10
     assert check_latency([bad, good, bad], CONTROL_SECONDS).verdict == "ok"
-    found = check_latency([bad, bad], CONTROL_SECONDS)
-    assert found.verdict == "fault"
-    assert "200.0 ms" in found.message
-    assert "50 ms" in found.message
+    result = check_latency([bad, bad], CONTROL_SECONDS)
+    assert result.verdict == "fault"
+    assert "200.0 ms" in result.message
+    assert "50 ms" in result.message
 
 
 def test_the_controller_must_not_allow_more_than_the_arm_can() -> None:
@@ -140,9 +140,9 @@ def test_workspace_cameras_and_lease() -> None:
     assert check_workspace(arm(workspace=beside), STATE).verdict == "fault"
     there = replace(STATE, joints=HOME + 0.5)
     hand = hand_pose(there.joints[:, None])[0][:, 0]
-    found = check_workspace(arm(workspace=[(hand - 0.05).tolist(), (hand + 0.05).tolist()]), there)
-    assert found.verdict == "fault"
-    assert "at the arm's home the hand is at [0.307, 0.0, 0.487] m" in found.message
+    result = check_workspace(arm(workspace=[(hand - 0.05).tolist(), (hand + 0.05).tolist()]), there)
+    assert result.verdict == "fault"
+    assert "at the arm's home the hand is at [0.307, 0.0, 0.487] m" in result.message
     assert check_cameras(arm(), STATE).verdict == "skipped"
     assert check_cameras(arm(camera_serials=["c1"]), STATE).verdict == "ok"
     assert "c2 has taken no frame for 0.9 s" in check_cameras(arm(camera_serials=["c1", "c2"]), STATE).message
@@ -183,6 +183,6 @@ def test_a_workspace_has_room(box: Any) -> None:
 
 
 def test_a_workspace_is_two_points() -> None:
-    found = arm(workspace=[[0.3, -0.3, 0], [0.7, 0.3, 0.5]]).workspace
-    assert found is not None
-    assert np.array(found).shape == (2, 3)
+    workspace = arm(workspace=[[0.3, -0.3, 0], [0.7, 0.3, 0.5]]).workspace
+    assert workspace is not None
+    assert np.array(workspace).shape == (2, 3)

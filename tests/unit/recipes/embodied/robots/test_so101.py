@@ -35,8 +35,8 @@ def _lerobot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SO101Driver, "control_hz", 2000.0)
 
 
-def arm(device: str = "/dev/ttyACM0", **more: Any) -> SO101:
-    return SO101(node_rank=0, device=device, **more)
+def arm(device: str = "/dev/ttyACM0", **extra: Any) -> SO101:
+    return SO101(node_rank=0, device=device, **extra)
 
 
 def driver(**options: Any) -> SO101Driver:

@@ -76,8 +76,8 @@ def test_sound_cameras(findings: Any, cameras: str, robot: str) -> None:
 )
 def test_cameras_that_cannot_be(findings: Any, cameras: str, robot: str, code: str, words: str) -> None:
     reported = findings(job(cameras, robot, model="squashed_policy"), messages=True)
-    assert code in [each[0] for each in reported]
-    assert words in " ".join(str(text) for each in reported for text in each[1:])
+    assert code in [item[0] for item in reported]
+    assert words in " ".join(str(text) for item in reported for text in item[1:])
 
 
 def test_policy_without_cameras_is_told(findings: Any) -> None:
@@ -87,7 +87,7 @@ def test_policy_without_cameras_is_told(findings: Any) -> None:
 def test_evaluation_has_the_same_cameras(findings: Any) -> None:
     other = f"eval: {{options: {{cameras: {{side: {FILE}}}}}}}"
     reported = findings(job(f"{{front: {FILE}}}", evaluation=other), messages=True)
-    assert any("different cameras" in str(text) for each in reported for text in each)
+    assert any("different cameras" in str(text) for item in reported for text in item)
 
 
 def test_missing_package_is_named(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:

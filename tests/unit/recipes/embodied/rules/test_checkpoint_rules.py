@@ -25,7 +25,7 @@ def checkpoint(tmp_path: Path) -> Path:
     for name in (".metadata", "__0_0.distcp"):
         (folder / "actor" / name).write_text("weights")
     describe(folder)
-    files = {f"actor/{each.name}": 7 for each in (folder / "actor").iterdir()}
+    files = {f"actor/{path.name}": 7 for path in (folder / "actor").iterdir()}
     (folder / "manifest.json").write_text(json.dumps({"schema": "rlinf.checkpoint/1", "files": files}))
     return folder
 
@@ -35,19 +35,19 @@ def describe(folder: Path, *, statistics: str | None = None, sizes: dict[str, An
     (folder / "policy.json").write_text(json.dumps(said))
 
 
-def told(folder: Path, *overrides: str, config: str = "laptop") -> list[tuple[str, str]]:
+def faults_of(folder: Path, *overrides: str, config: str = "laptop") -> list[tuple[str, str]]:
     named = f"actor.checkpoint_load_path={folder}"
     job = load_with_lint(config, [named, *overrides], environ={})
-    return [(each.code, each.message) for each in job.diagnostics if each.path == AT]
+    return [(diagnostic.code, diagnostic.message) for diagnostic in job.diagnostics if diagnostic.path == AT]
 
 
 @pytest.mark.parametrize("config", ["laptop", "sft_laptop"])
 def test_a_checkpoint_that_fits_is_well(checkpoint: Path, config: str) -> None:
-    assert told(checkpoint, config=config) == []
+    assert faults_of(checkpoint, config=config) == []
     # One of an earlier version, or copied in part, may not say what it is.
     (checkpoint / "policy.json").unlink()
     (checkpoint / "manifest.json").unlink()
-    assert told(checkpoint, config=config) == []
+    assert faults_of(checkpoint, config=config) == []
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
@@ -58,7 +58,7 @@ def test_weights_that_are_not_whole_are_named(checkpoint: Path, name: str, conte
         file.unlink()
     else:
         file.write_text(content)
-    ((code, message),) = told(checkpoint)
+    ((code, message),) = faults_of(checkpoint)
     assert code == "unusable-path"
     assert "is incomplete" in message
     assert f"actor/{name}" in message
@@ -66,12 +66,12 @@ def test_weights_that_are_not_whole_are_named(checkpoint: Path, name: str, conte
 
 def test_an_empty_folder_of_weights_is_no_checkpoint(checkpoint: Path) -> None:
     (checkpoint / "manifest.json").unlink()
-    for each in (checkpoint / "actor").iterdir():
-        each.unlink()
-    ((code, message),) = told(checkpoint)
+    for path in (checkpoint / "actor").iterdir():
+        path.unlink()
+    ((code, message),) = faults_of(checkpoint)
     assert (code, "lacks `actor/.metadata`" in message) == ("unusable-path", True)
     (checkpoint / "actor").rmdir()
-    ((code, message),) = told(checkpoint)
+    ((code, message),) = faults_of(checkpoint)
     assert (code, "is not a checkpoint of this recipe" in message) == ("unusable-path", True)
 
 
@@ -85,7 +85,7 @@ def test_an_empty_folder_of_weights_is_no_checkpoint(checkpoint: Path) -> None:
 )
 def test_a_checkpoint_of_another_policy_is_refused(checkpoint: Path, model: dict[str, Any], words: str) -> None:
     describe(checkpoint, **model)
-    ((code, message),) = told(checkpoint)
+    ((code, message),) = faults_of(checkpoint)
     assert code == "conflicting-settings"
     assert words in message
     assert str(checkpoint) in message
@@ -100,16 +100,16 @@ def test_a_checkpoint_of_another_policy_is_refused(checkpoint: Path, model: dict
 )
 def test_a_checkpoint_of_another_environment_is_refused(checkpoint: Path, sizes: dict[str, Any], words: str) -> None:
     describe(checkpoint, sizes=sizes)
-    ((code, message),) = told(checkpoint)
+    ((code, message),) = faults_of(checkpoint)
     assert (code, words in message) == ("conflicting-settings", True)
 
 
 def test_statistics_that_the_policy_was_trained_with_are_missed(checkpoint: Path) -> None:
     describe(checkpoint, statistics="abc")
-    ((code, message),) = told(checkpoint)
+    ((code, message),) = faults_of(checkpoint)
     assert (code, "statistics are missing" in message) == ("unusable-path", True)
     (checkpoint / "normalization.json").write_text("{}")
-    assert told(checkpoint) == []
+    assert faults_of(checkpoint) == []
 
 
 def test_checkpoint_argument_is_checked_before_anything_starts(checkpoint: Path) -> None:

@@ -22,37 +22,39 @@ Write = Callable[..., str]
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     def written(
-        name: str = "set", *, states: int = STATES, actions: int = ACTIONS, fps: int = RATE, **more: Any
+        name: str = "set", *, states: int = STATES, actions: int = ACTIONS, fps: int = RATE, **extra: Any
     ) -> str:
         features = {
             "observation.state": Feature("float32", (states,)),
-            "action": Feature(more.get("action_type", "float32"), (actions,)),
+            "action": Feature(extra.get("action_type", "float32"), (actions,)),
             **{
-                f"observation.images.{camera}": Feature(more.get("camera_type", "image"), shape)
-                for camera, shape in more.get("cameras", {}).items()
+                f"observation.images.{camera}": Feature(extra.get("camera_type", "image"), shape)
+                for camera, shape in extra.get("cameras", {}).items()
             },
         }
         with DatasetWriter(tmp_path / name, fps, features) as writer:
-            kinds = {name: np.uint8 if each.is_camera else each.dtype for name, each in features.items()}
-            writer.add({name: np.zeros((3, *each.shape), kinds[name]) for name, each in features.items()}, "do it")
+            kinds = {name: np.uint8 if feature.is_camera else feature.dtype for name, feature in features.items()}
+            writer.add(
+                {name: np.zeros((3, *feature.shape), kinds[name]) for name, feature in features.items()}, "do it"
+            )
         return str(tmp_path / name)
 
     return written
 
 
-def found(paths: str, *overrides: str, config: str = "sft_laptop") -> list[Diagnostic]:
+def collected(paths: str, *overrides: str, config: str = "sft_laptop") -> list[Diagnostic]:
     job = load_with_lint(config, [f"data.train_data_paths={paths}", *overrides], environ={})
-    return [each for each in job.diagnostics if each.code != "no-effect"]
+    return [diagnostic for diagnostic in job.diagnostics if diagnostic.code != "no-effect"]
 
 
-def told(found: list[Diagnostic]) -> tuple[str, str, str]:
-    assert len(found) == 1, found
-    return found[0].severity.name, found[0].code, found[0].message
+def faults_of(collected: list[Diagnostic]) -> tuple[str, str, str]:
+    assert len(collected) == 1, collected
+    return collected[0].severity.name, collected[0].code, collected[0].message
 
 
 def test_data_of_the_environment_are_well(write: Write) -> None:
-    assert found(write()) == []
-    assert found(f"[{write('one')},{write('two')}]") == []
+    assert collected(write()) == []
+    assert collected(f"[{write('one')},{write('two')}]") == []
 
 
 @pytest.mark.parametrize(
@@ -67,8 +69,8 @@ def test_data_of_the_environment_are_well(write: Write) -> None:
 @pytest.mark.parametrize("config", ["sft_laptop", "laptop"])
 def test_data_of_another_environment_are_an_error(write: Write, sizes: dict[str, Any], words: str, config: str) -> None:
     path = write(**sizes)
-    severity, code, message = told(
-        found(path, *(["algorithm.bc_weight=0.1"] if config == "laptop" else []), config=config)
+    severity, code, message = faults_of(
+        collected(path, *(["algorithm.bc_weight=0.1"] if config == "laptop" else []), config=config)
     )
     assert (severity, code) == ("ERROR", "dataset-mismatch")
     assert words in message
@@ -79,12 +81,12 @@ def test_data_of_another_environment_are_an_error(write: Write, sizes: dict[str,
 def test_pictures_of_another_size_are_an_error(write: Write) -> None:
     seen = ("env.train.env_type=franka_vision", "env.train.task=touch", "actor.model.model_type=cnn_policy")
     path = write(states=10, actions=3, cameras={"main": (48, 48, 3)})
-    assert "48 x 48; the environment's are 32 x 32" in told(found(path, *seen))[2]
-    assert found(path, *seen, "env.train.options={image_size: 48}") == []
+    assert "48 x 48; the environment's are 32 x 32" in faults_of(collected(path, *seen))[2]
+    assert collected(path, *seen, "env.train.options={image_size: 48}") == []
 
 
 def test_another_rate_than_that_of_the_actions_is_a_warning(write: Write) -> None:
-    severity, code, message = told(found(write(fps=10)))
+    severity, code, message = faults_of(collected(write(fps=10)))
     assert (severity, code) == ("WARNING", "dataset-mismatch")
     assert "10 rows per second" in message
     assert "20 actions per second" in message
@@ -102,7 +104,7 @@ def test_another_rate_than_that_of_the_actions_is_a_warning(write: Write) -> Non
 def test_simulators_are_known_without_their_packages(write: Write, sizes: dict[str, Any], words: str | None) -> None:
     press = ("env.train={env_type: metaworld, task: reach-v3}", "env.eval={}")
     path = write(**{"states": 39, **sizes})
-    messages = [each.message for each in found(path, *press) if each.code == "dataset-mismatch"]
+    messages = [item.message for item in collected(path, *press) if item.code == "dataset-mismatch"]
     assert (messages == []) if words is None else (words in messages[0])
 
 
@@ -117,8 +119,8 @@ def test_simulators_are_known_without_their_packages(write: Write, sizes: dict[s
 )
 def test_data_sets_that_differ_are_an_error(write: Write, other: dict[str, Any], words: str) -> None:
     first, second = write("one"), write("two", **other)
-    diagnostics = found(f"[{first},{second}]")
-    severity, code, message = told(diagnostics)
+    diagnostics = collected(f"[{first},{second}]")
+    severity, code, message = faults_of(diagnostics)
     assert (severity, code) == ("ERROR", "dataset-mismatch")
     assert words in message
     assert first in message
@@ -129,54 +131,56 @@ def test_data_sets_that_differ_are_an_error(write: Write, other: dict[str, Any],
 def test_without_environments_data_are_what_they_are(write: Write) -> None:
     place = "cluster.component_placement"
     alone = (f"~{place}.'actor,rollout,env'", f"{place}.actor={{node_group: node, placement: 0}}")
-    assert found(write(actions=4, fps=50), *alone) == []
+    assert collected(write(actions=4, fps=50), *alone) == []
 
 
 def test_damaged_files_are_an_error_with_their_name(write: Write, tmp_path: Path) -> None:
     path = write()
     rows = tmp_path / "set" / "data" / "chunk-000" / "file-000.parquet"
     rows.write_bytes(rows.read_bytes()[:-20])
-    severity, code, message = told(found(path))
+    severity, code, message = faults_of(collected(path))
     assert (severity, code) == ("ERROR", "unusable-path")
     assert str(rows) in message
     rows.unlink()
-    assert "it has no Parquet file for them" in told(found(path))[2]
+    assert "it has no Parquet file for them" in faults_of(collected(path))[2]
     (tmp_path / "demo.hdf5").write_bytes(b"no such thing")
-    assert "not an HDF5 file" in told(found(str(tmp_path / "demo.hdf5")))[2]
+    assert "not an HDF5 file" in faults_of(collected(str(tmp_path / "demo.hdf5")))[2]
 
 
 def test_a_video_that_is_damaged_within_is_an_error(write: Write, tmp_path: Path) -> None:
     path = write(states=10, actions=3, cameras={"main": (32, 32, 3)}, camera_type="video")
-    assert found(path, config="franka_vision_sft") == []
+    assert collected(path, config="franka_vision_sft") == []
     video = tmp_path / "set" / "videos" / "observation.images.main" / "chunk-000" / "file-000.mp4"
     content = bytearray(video.read_bytes())
     begin = content.index(b"mdat") + 4
     content[begin : begin + 40] = bytes(40)
     video.write_bytes(content)
-    severity, code, message = told(found(path, config="franka_vision_sft"))
+    severity, code, message = faults_of(collected(path, config="franka_vision_sft"))
     assert (severity, code) == ("ERROR", "unusable-path")
     assert f"a video is damaged: `{video}`, its frame at 0.000 s" in message
     # The damaged ones may be left out.
-    assert told(found(path, "data.episodes=[0]", config="franka_vision_sft"))[0] == "WARNING"
+    assert faults_of(collected(path, "data.episodes=[0]", config="franka_vision_sft"))[0] == "WARNING"
 
 
 def test_a_feature_that_is_not_there_is_named(write: Write) -> None:
-    assert "has no `observation.joints`" in told(found(write(), "data.state_keys=[observation.joints]"))[2]
+    assert "has no `observation.joints`" in faults_of(collected(write(), "data.state_keys=[observation.joints]"))[2]
 
 
 def test_weights_are_refused_for_a_replay_buffer(write: Write) -> None:
     one, other = write("one"), write("other")
     mixture = f"[{{path: {one}, weight: 1}}, {{path: {other}, weight: 2}}]"
-    messages = [each.message for each in found(mixture, config="franka_rlpd_sim")]
-    assert [each for each in messages if "a replay buffer draws all steps alike" in each] == [
+    messages = [item.message for item in collected(mixture, config="franka_rlpd_sim")]
+    assert [message for message in messages if "a replay buffer draws all steps alike" in message] == [
         "the data sets have a `weight`, and a replay buffer draws all steps alike"
     ]
-    assert not any("draws all steps" in each.message for each in found(f"[{one}, {other}]", config="franka_rlpd_sim"))
-    assert found(mixture) == []
+    assert not any(
+        "draws all steps" in item.message for item in collected(f"[{one}, {other}]", config="franka_rlpd_sim")
+    )
+    assert collected(mixture) == []
 
 
 @pytest.mark.parametrize("flip", ["upside_down", "rotate90"])
 def test_turns_that_there_are_not_are_refused(write: Write, flip: str) -> None:
     path = write()
-    assert told(found(f"[{{path: {path}, flip: {flip}}}]"))[0] == "ERROR"
-    assert told(found(path, f"data.flip={flip}"))[0] == "ERROR"
+    assert faults_of(collected(f"[{{path: {path}, flip: {flip}}}]"))[0] == "ERROR"
+    assert faults_of(collected(path, f"data.flip={flip}"))[0] == "ERROR"

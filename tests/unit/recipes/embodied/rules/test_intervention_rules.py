@@ -11,18 +11,21 @@ SAC = ("actor.model.model_type=squashed_policy", "algorithm.loss_type=sac", "env
 REMOTE = "env.train.intervention={source: remote, options: {token_file: /tmp/token}}"
 
 
-def told(*overrides: str) -> list[tuple[str, str]]:
+def faults_of(*overrides: str) -> list[tuple[str, str]]:
     """Return code and message of each error and warning."""
-    return [(each.code, each.message) for each in load_with_lint("laptop", overrides, environ={}).diagnostics]
+    return [
+        (diagnostic.code, diagnostic.message)
+        for diagnostic in load_with_lint("laptop", overrides, environ={}).diagnostics
+    ]
 
 
 def test_a_person_takes_over_in_training_and_not_in_evaluations() -> None:
     job = load_with_lint("laptop", (*SAC, REMOTE), environ={})
-    assert not told(*SAC, REMOTE)
+    assert not faults_of(*SAC, REMOTE)
     assert isinstance(job.config, EmbodiedConfig)
     assert job.config.env.train.intervention.source == "remote"
     assert "intervention" not in type(job.config.env.eval).model_fields
-    assert not told(*SAC[:2], "env.train.intervention.source=scripted", "env.train.total_num_envs=4")
+    assert not faults_of(*SAC[:2], "env.train.intervention.source=scripted", "env.train.total_num_envs=4")
 
 
 @pytest.mark.parametrize(
@@ -44,12 +47,12 @@ def test_a_person_takes_over_in_training_and_not_in_evaluations() -> None:
     ],
 )
 def test_what_cannot_be_is_told(overrides: tuple[str, ...], code: str, said: str) -> None:
-    found = [message for each, message in told(*overrides) if each == code]
-    assert any(said in message for message in found), told(*overrides)
+    results = [message for item, message in faults_of(*overrides) if item == code]
+    assert any(said in message for message in results), faults_of(*overrides)
 
 
 def test_a_package_that_is_missing_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recipes.embodied.rules.intervention_rules.missing_modules", list)
-    ((code, message),) = told(*SAC, "env.train.intervention.source=spacemouse")
+    ((code, message),) = faults_of(*SAC, "env.train.intervention.source=spacemouse")
     assert code == "missing-extra"
     assert "`hidapi`" in message

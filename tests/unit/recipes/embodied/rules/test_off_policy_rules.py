@@ -15,9 +15,9 @@ SAC = ("actor.model.model_type=squashed_policy", "algorithm.loss_type=sac")
 REPLAY = "algorithm.off_policy.replay"
 
 
-def told(*overrides: str) -> list[tuple[str, str]]:
-    found = load_with_lint("laptop", (*SAC, *overrides), environ={}).diagnostics
-    return [(each.code, each.message) for each in found]
+def faults(*overrides: str) -> list[tuple[str, str]]:
+    diagnostics = load_with_lint("laptop", (*SAC, *overrides), environ={}).diagnostics
+    return [(diagnostic.code, diagnostic.message) for diagnostic in diagnostics]
 
 
 @pytest.mark.parametrize(
@@ -33,34 +33,34 @@ def told(*overrides: str) -> list[tuple[str, str]]:
     ],
 )
 def test_a_memory_budget_needs_a_folder_and_nothing_else(replay: str, code: str, said: str) -> None:
-    found = told(f"{REPLAY}={replay}")
-    assert [message for each, message in found if each == code and said in message], found
+    results = faults(f"{REPLAY}={replay}")
+    assert [message for result, message in results if result == code and said in message], results
 
 
 def test_a_memory_budget_with_a_folder_is_right() -> None:
-    assert told(f"{REPLAY}={{memory_gib: 2, spill_path: rows}}") == told()
+    assert faults(f"{REPLAY}={{memory_gib: 2, spill_path: rows}}") == faults()
 
 
 def test_td3_bc_needs_recorded_transitions_and_noise() -> None:
-    reported = told("algorithm.loss_type=td3_bc")
+    reported = faults("algorithm.loss_type=td3_bc")
     missing = [message for code, message in reported if code == "missing-key"]
     assert any("learns from recorded transitions alone" in message for message in missing)
     assert any("`loss_type: td3_bc` explores with noise" in message for _, message in reported)
 
 
 def test_iql_needs_recorded_transitions_and_targets() -> None:
-    reported = told("algorithm.loss_type=iql", "algorithm.off_policy.critic_norm=batch")
+    reported = faults("algorithm.loss_type=iql", "algorithm.off_policy.critic_norm=batch")
     assert any(code == "missing-key" and "learns from recorded transitions alone" in text for code, text in reported)
     assert any("`critic_norm: batch` has none" in text for _, text in reported)
     assert not any("explores with noise" in text for _, text in reported)
-    other = told("algorithm.off_policy.expectile=0.9")
+    other = faults("algorithm.off_policy.expectile=0.9")
     assert any(code == "no-effect" and "does not weigh recorded actions" in text for code, text in other)
 
 
 def test_td3_bc_has_no_share_of_demonstrations() -> None:
-    reported = told("algorithm.loss_type=td3_bc", f"{REPLAY}.demonstrations_share=0.25")
+    reported = faults("algorithm.loss_type=td3_bc", f"{REPLAY}.demonstrations_share=0.25")
     assert any(code == "no-effect" and "learns from demonstrations alone" in message for code, message in reported)
-    other = told("algorithm.off_policy.cloning_scale=3")
+    other = faults("algorithm.off_policy.cloning_scale=3")
     assert any(code == "no-effect" and "does not imitate" in message for code, message in other)
 
 
@@ -84,8 +84,8 @@ def test_dsrl_takes_policies_that_begin_with_noise(tmp_path: Path) -> None:
     assert steering(tmp_path, "flow_policy", "algorithm.off_policy.noise_aliasing=true") == []
     (said,) = steering(tmp_path, "mlp_policy")
     assert "needs a policy that begins with noise, and the `mlp_policy` in" in said
-    assert any("chooses the noise of a frozen policy" in message for _, message in told("algorithm.loss_type=dsrl"))
-    assert any("none is named" in message for _, message in told(*DSRL))
+    assert any("chooses the noise of a frozen policy" in message for _, message in faults("algorithm.loss_type=dsrl"))
+    assert any("none is named" in message for _, message in faults(*DSRL))
 
 
 def test_dsrl_guesses_no_policy_of_a_folder(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_squashed_policy_may_learn_without_values() -> None:
 
 def test_states_are_normalized_off_policy_too() -> None:
     normalizes = "algorithm.normalize_observations=true"
-    assert not [message for code, message in told(normalizes) if "normalize" in message or "running" in message]
+    assert not [message for code, message in faults(normalizes) if "normalize" in message or "running" in message]
     model = "actor.model={model_type: squashed_policy}"
-    found = load_with_lint("laptop", (model, "algorithm.loss_type=td3_bc", normalizes), environ={}).diagnostics
-    assert not [each for each in found if "normalize_observations" in str(each)]
+    diagnostics = load_with_lint("laptop", (model, "algorithm.loss_type=td3_bc", normalizes), environ={}).diagnostics
+    assert not [result for result in diagnostics if "normalize_observations" in str(result)]

@@ -27,30 +27,30 @@ def collect(keep: Keep, chunk: int = 1, **settings: Any) -> list[CollectedEpisod
 
 def test_an_expert_solves_every_episode() -> None:
     episodes = collect("everything")
-    assert [each.env for each in episodes] == [0, 1, 2]
-    assert all(each.success_once and each.success_at_end and each.reset == 5 for each in episodes)
-    assert all(each.outcome == "success" for each in episodes)
-    assert len({each.start["seed"] for each in episodes}) == 3
-    for each in episodes:
-        assert {name: len(rows) for name, rows in each.columns.items()} == dict.fromkeys(
-            ("states", "actions", "rewards", "successes"), each.length
+    assert [episode.env for episode in episodes] == [0, 1, 2]
+    assert all(episode.success_once and episode.success_at_end and episode.reset == 5 for episode in episodes)
+    assert all(episode.outcome == "success" for episode in episodes)
+    assert len({episode.start["seed"] for episode in episodes}) == 3
+    for item in episodes:
+        assert {name: len(rows) for name, rows in item.columns.items()} == dict.fromkeys(
+            ("states", "actions", "rewards", "successes"), item.length
         )
-        assert each.columns["successes"].tolist() == [False] * (each.length - 1) + [True]
-        assert each.total_reward == pytest.approx(each.columns["rewards"].sum(), rel=1e-5)
-        assert np.abs(each.columns["actions"]).max() <= 1
+        assert item.columns["successes"].tolist() == [False] * (item.length - 1) + [True]
+        assert item.total_reward == pytest.approx(item.columns["rewards"].sum(), rel=1e-5)
+        assert np.abs(item.columns["actions"]).max() <= 1
 
 
 def test_observations_come_before_their_actions() -> None:
     env = make_env("franka_kin", EnvSettings(num_envs=3, task="reach", auto_reset=False, seed=3))
     first = env.reset(5)["states"]
-    for row, each in enumerate(collect("everything")):
-        assert np.array_equal(each.columns["states"][0], first[row])
+    for row, item in enumerate(collect("everything")):
+        assert np.array_equal(item.columns["states"][0], first[row])
 
 
 def test_chunks_end_with_their_episode() -> None:
-    lengths = [each.length for each in collect("nothing", max_episode_steps=5, ignore_terminations=True)]
+    lengths = [item.length for item in collect("nothing", max_episode_steps=5, ignore_terminations=True)]
     assert lengths == [5, 5, 5]
-    assert [each.length for each in collect("nothing", 3, max_episode_steps=5, ignore_terminations=True)] == lengths
+    assert [item.length for item in collect("nothing", 3, max_episode_steps=5, ignore_terminations=True)] == lengths
     assert collect("nothing")[0].columns == {}
 
 

@@ -20,22 +20,22 @@ def episode(env: int, task: str, once: bool | None, at_end: bool | None) -> Coll
 
 def test_figures_are_by_task_and_in_all() -> None:
     episodes = [episode(0, "a", True, True), episode(1, "a", True, False), episode(2, "b", False, False)]
-    found = summary(episodes)
-    assert found["total"]["success_at_end"] == pytest.approx(1 / 3)
-    assert found["total"]["success_once"] == pytest.approx(2 / 3)
-    assert found["total"]["success_at_end_interval"] == list(wilson_interval(1, 3))
-    assert (found["total"]["return"], found["total"]["episode_len"]) == (1.0, 20.0)
-    assert {task: each["success_at_end"] for task, each in found["tasks"].items()} == {"a": 0.5, "b": 0.0}
+    result = summary(episodes)
+    assert result["total"]["success_at_end"] == pytest.approx(1 / 3)
+    assert result["total"]["success_once"] == pytest.approx(2 / 3)
+    assert result["total"]["success_at_end_interval"] == list(wilson_interval(1, 3))
+    assert (result["total"]["return"], result["total"]["episode_len"]) == (1.0, 20.0)
+    assert {task: item["success_at_end"] for task, item in result["tasks"].items()} == {"a": 0.5, "b": 0.0}
 
 
 def test_success_may_be_unknown() -> None:
-    found = figures([episode(0, "a", None, None)])
-    assert (found["success_once"], found["success_once_interval"]) == (None, None)
+    result = figures([episode(0, "a", None, None)])
+    assert (result["success_once"], result["success_once_interval"]) == (None, None)
 
 
 def test_weights_are_those_given_or_those_that_the_file_names() -> None:
-    config, given = config_of(), Path("global_step_7")
-    assert locate_weights(config, given) == (given, given)
+    config, inputs = config_of(), Path("global_step_7")
+    assert locate_weights(config, inputs) == (inputs, inputs)
     with pytest.raises(ConfigError, match="no weights are named"):
         locate_weights(config, None)
     assert locate_weights(config_of({"model": {"model_path": "model"}}), None) == (None, Path("model").absolute())

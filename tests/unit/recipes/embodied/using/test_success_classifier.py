@@ -51,8 +51,8 @@ class SeenArm(FrankaKinEnv):
         return {**super()._observe(), "images.side": small[:, :, :32], "images.above": small[:, :, 32:]}
 
 
-def arm(seed: int, episodes: int = EPISODES, **more: Any) -> SeenArm:
-    settings = EnvSettings(num_envs=episodes, task="pick", seed=seed, auto_reset=False, **more)
+def arm(seed: int, episodes: int = EPISODES, **extra: Any) -> SeenArm:
+    settings = EnvSettings(num_envs=episodes, task="pick", seed=seed, auto_reset=False, **extra)
     return SeenArm(settings)
 
 

@@ -57,15 +57,15 @@ def trained(folder: Path, spec: EnvSpec, spread: float = 0.4, **model: Any) -> E
 
 def observations(spec: EnvSpec, count: int = 5) -> dict[str, Any]:
     random = np.random.default_rng(2)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, (shape, kind) in spec.observations.items():
         if kind == "U":
-            found[name] = np.array([f"touch the {color} point" for color in ("red", "blue", "red", "blue", "green")])
+            result[name] = np.array([f"touch the {color} point" for color in ("red", "blue", "red", "blue", "green")])
         elif kind == "uint8":
-            found[name] = random.integers(0, 256, (count, *shape), np.uint8)
+            result[name] = random.integers(0, 256, (count, *shape), np.uint8)
         else:
-            found[name] = random.normal(size=(count, *shape))
-    return found
+            result[name] = random.normal(size=(count, *shape))
+    return result
 
 
 KINDS = [
@@ -80,18 +80,18 @@ KINDS = [
 @pytest.mark.parametrize(("spec", "model"), KINDS)
 def test_what_is_exported_acts_as_the_policy(tmp_path: Path, spec: EnvSpec, model: dict[str, Any]) -> None:
     config = trained(tmp_path / "global_step_1", spec, **model)
-    given = observations(spec)
-    wanted = load(tmp_path / "global_step_1", config).act(given)
+    inputs = observations(spec)
+    wanted = load(tmp_path / "global_step_1", config).act(inputs)
 
-    found = export(config, tmp_path / "global_step_1", tmp_path / "safe", "safetensors")
-    assert found["difference"] == 0
-    assert np.array_equal(load_policy(tmp_path / "safe").act(given), wanted)
+    exported = export(config, tmp_path / "global_step_1", tmp_path / "safe", "safetensors")
+    assert exported["difference"] == 0
+    assert np.array_equal(load_policy(tmp_path / "safe").act(inputs), wanted)
 
-    found = export(config, tmp_path / "global_step_1", tmp_path / "script", "torchscript")
-    assert found["files"] == ["policy.json", "policy.pt"]
+    exported = export(config, tmp_path / "global_step_1", tmp_path / "script", "torchscript")
+    assert exported["files"] == ["policy.json", "policy.pt"]
     graph: Any = torch.jit.load(str(tmp_path / "script" / "policy.pt"))
-    tensors = [torch.as_tensor(given[name]) for name in found["inputs"]]
-    acted = graph(*(each.float() if each.is_floating_point() else each for each in tensors)).numpy()
+    tensors = [torch.as_tensor(inputs[name]) for name in exported["inputs"]]
+    acted = graph(*(tensor.float() if tensor.is_floating_point() else tensor for tensor in tensors)).numpy()
     assert acted.shape == wanted.shape
     np.testing.assert_allclose(acted, wanted, atol=1e-5)
 
@@ -100,20 +100,20 @@ def test_what_is_exported_acts_as_the_policy(tmp_path: Path, spec: EnvSpec, mode
     ("spec", "model"),
     [
         KINDS[0],
-        *(pytest.param(*each.values, id=str(each.id), marks=pytest.mark.nightly) for each in KINDS[1:]),
+        *(pytest.param(*item.values, id=str(item.id), marks=pytest.mark.nightly) for item in KINDS[1:]),
     ],
 )
 def test_onnx_acts_as_the_policy(tmp_path: Path, spec: EnvSpec, model: dict[str, Any]) -> None:
     runtime = pytest.importorskip("onnxruntime")
     config = trained(tmp_path / "global_step_1", spec, **model)
-    given = observations(spec)
-    found = export(config, tmp_path / "global_step_1", tmp_path / "onnx", "onnx")
-    assert found["difference"] < 1e-4
+    inputs = observations(spec)
+    exported = export(config, tmp_path / "global_step_1", tmp_path / "onnx", "onnx")
+    assert exported["difference"] < 1e-4
     session = runtime.InferenceSession(str(tmp_path / "onnx" / "policy.onnx"), providers=["CPUExecutionProvider"])
-    assert [each.name for each in session.get_inputs()] == list(found["inputs"])
-    feed = {name: np.asarray(given[name], each["dtype"]) for name, each in found["inputs"].items()}
+    assert [get_input.name for get_input in session.get_inputs()] == list(exported["inputs"])
+    feed = {name: np.asarray(inputs[name], item["dtype"]) for name, item in exported["inputs"].items()}
     (acted,) = session.run(["actions"], feed)
-    np.testing.assert_allclose(acted, load(tmp_path / "global_step_1", config).act(given), atol=1e-4)
+    np.testing.assert_allclose(acted, load(tmp_path / "global_step_1", config).act(inputs), atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "torchscript", "onnx"])
@@ -122,16 +122,16 @@ def test_exports_clip_and_scale_as_environments(kind: str, tmp_path: Path) -> No
         pytest.importorskip("onnxruntime")
     spec = EnvSpec(5, 3, low=(-2, None, 0), high=(2, None, 5))
     config = trained(tmp_path / "global_step_1", spec, spread=40)
-    given = {"states": 50 * observations(spec)["states"].astype(np.float32)}
+    inputs = {"states": 50 * observations(spec)["states"].astype(np.float32)}
     export(config, tmp_path / "global_step_1", tmp_path / "out", kind)
     if kind == "safetensors":
-        acted = load_policy(tmp_path / "out").act(given)
+        acted = load_policy(tmp_path / "out").act(inputs)
     elif kind == "torchscript":
-        acted = torch.jit.load(str(tmp_path / "out" / "policy.pt"))(torch.from_numpy(given["states"])).numpy()
+        acted = torch.jit.load(str(tmp_path / "out" / "policy.pt"))(torch.from_numpy(inputs["states"])).numpy()
     else:
         import onnxruntime
 
-        acted = onnxruntime.InferenceSession(str(tmp_path / "out" / "policy.onnx")).run(["actions"], given)[0]
+        acted = onnxruntime.InferenceSession(str(tmp_path / "out" / "policy.onnx")).run(["actions"], inputs)[0]
     bounded = acted[..., [0, 2]]
     assert np.abs(bounded).max() == 1
     assert np.abs(acted[..., 1]).max() > 1
@@ -148,9 +148,9 @@ def test_a_vision_language_policy_has_no_graph(tmp_path: Path) -> None:
             export(config, tmp_path / "global_step_1", tmp_path / kind, kind)
         assert not (tmp_path / kind).exists()
     export(config, tmp_path / "global_step_1", tmp_path / "safe", "safetensors")
-    given = observations(WORDS)
-    wanted = load(tmp_path / "global_step_1", config).act(given)
-    assert np.array_equal(load_policy(tmp_path / "safe").act(given), wanted)
+    inputs = observations(WORDS)
+    wanted = load(tmp_path / "global_step_1", config).act(inputs)
+    assert np.array_equal(load_policy(tmp_path / "safe").act(inputs), wanted)
 
 
 def test_an_observation_is_told_by_name(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_flow_policy_acts_by_its_chunks_mean() -> None:
     config = InferenceConfig.model_validate({"chunking": "ensemble", "ensemble_coefficient": 0.0})
     acting = DelayedInference(policy, config, executed)
     seen = [inputs(policy, seed) for seed in (0, 1)]
-    first, second = (policy.predicted(each) for each in seen)
+    first, second = (policy.predicted(item) for item in seen)
     np.testing.assert_allclose(acting.act(seen[0]), policy.to_env(first), atol=1e-6)
     expected = (first[:, executed : 2 * executed] + second[:, :executed]) / 2
     np.testing.assert_allclose(acting.act(seen[1]), policy.to_env(expected), atol=1e-6)
@@ -49,7 +49,7 @@ def test_a_flow_policy_acts_by_its_chunks_mean() -> None:
 
 def reported(*overrides: str) -> list[str]:
     overrides = ("env.eval.inference.chunking=ensemble", *overrides)
-    return [each.message for each in load_with_lint("laptop", overrides, environ={}).diagnostics]
+    return [diagnostic.message for diagnostic in load_with_lint("laptop", overrides, environ={}).diagnostics]
 
 
 def test_predictions_need_a_mean() -> None:

@@ -143,7 +143,7 @@ def made(*overrides: str, take_up: Any = None) -> tuple[Answering, list[AnswerGr
 
 
 def versions(group: AnswerGroup) -> tuple[int, ...]:
-    assert len({each.versions for each in group.answers}) == 1
+    assert len({answer.versions for answer in group.answers}) == 1
     return group.answers[0].versions
 
 
@@ -153,7 +153,7 @@ def test_answers_under_way_go_on_under_new_weights() -> None:
 
     answering.answer_forever(script, Weights())
 
-    assert {each.prompt.slot: versions(each) for each in put} == {1: (0, 0), 0: (0, 0, 0, 1, 1, 1)}
+    assert {item.prompt.slot: versions(item) for item in put} == {1: (0, 0), 0: (0, 0, 0, 1, 1, 1)}
 
 
 def test_answers_end_under_their_weights_without_partial_rollout() -> None:
@@ -169,7 +169,7 @@ def test_answers_end_under_their_weights_without_partial_rollout() -> None:
 
     answering.answer_forever(script, Weights(2))
 
-    assert {each.prompt.slot: versions(each) for each in put} == {0: (0,) * 6, 1: (0, 0), 2: (1,)}
+    assert {item.prompt.slot: versions(item) for item in put} == {0: (0,) * 6, 1: (0, 0), 2: (1,)}
 
 
 def test_prompt_waits_for_its_weights_while_others_continue() -> None:
@@ -178,9 +178,9 @@ def test_prompt_waits_for_its_weights_while_others_continue() -> None:
 
     answering.answer_forever(script, Weights(3))
 
-    found = {each.prompt.slot: versions(each) for each in put}
-    assert found[1] == (1,)
-    assert set(found[0]) == {0, 1}
+    results = {item.prompt.slot: versions(item) for item in put}
+    assert results[1] == (1,)
+    assert set(results[0]) == {0, 1}
 
 
 @pytest.mark.parametrize("ending", [0, 1, 30])
@@ -191,9 +191,9 @@ def test_the_end_comes_when_everything_is_answered_once(ending: int) -> None:
 
     answering.answer_forever(script, Weights(1))
 
-    assert sorted(each.prompt.slot for each in put) == list(range(12))
-    assert all(len(each.answers) == (3 if each.prompt.slot % 5 else 0) for each in put)
-    assert [[answer.sample for answer in each.answers] for each in put if each.answers] == [[0, 1, 2]] * 9
+    assert sorted(item.prompt.slot for item in put) == list(range(12))
+    assert all(len(item.answers) == (3 if item.prompt.slot % 5 else 0) for item in put)
+    assert [[answer.sample for answer in item.answers] for item in put if item.answers] == [[0, 1, 2]] * 9
     assert answering.version == 2
 
 
@@ -203,7 +203,7 @@ def test_problems_of_evaluation_have_slots_of_their_own() -> None:
 
     answering.answer([prompt(0, 3), prompt(0, 4, step=0)])
 
-    assert [(each.prompt.trains, len(each.answers[0].tokens)) for each in put] == [(True, 3), (False, 4)]
+    assert [(item.prompt.trains, len(item.answers[0].tokens)) for item in put] == [(True, 3), (False, 4)]
 
 
 def test_a_worker_that_gets_no_prompt_is_done() -> None:
@@ -216,7 +216,7 @@ def test_an_engine_that_leaves_answers_out_is_told(monkeypatch: pytest.MonkeyPat
     answering, put = made()
     engine = cast("Any", answering)._engine
     whole = engine.step
-    monkeypatch.setattr(engine, "step", lambda: [each for each in whole() if each.sample != 1])
+    monkeypatch.setattr(engine, "step", lambda: [item for item in whole() if item.sample != 1])
 
     with pytest.raises(EngineAnswerError, match="returned 1 of 2 answers"):
         answering.answer([prompt(0, 3)])
@@ -246,8 +246,8 @@ def test_an_answer_that_an_engine_fails_is_drawn_again(tries: int, failures: lis
     answering.answer([prompt(0, 3)])
 
     (group,) = put
-    assert [each.failure for each in group.answers] == failures
-    assert [len(each.tokens) for each in group.answers] == [0 if each else 3 for each in failures]
+    assert [answer.failure for answer in group.answers] == failures
+    assert [len(answer.tokens) for answer in group.answers] == [0 if failure else 3 for failure in failures]
 
 
 def test_a_failed_answer_is_not_kept_for_a_checkpoint() -> None:
@@ -259,8 +259,8 @@ def test_a_failed_answer_is_not_kept_for_a_checkpoint() -> None:
     answering.answer_forever(Script(*orders), Weights(), kept.append)
 
     (report,) = kept
-    assert [each.sample for group in report.groups for each in group.answers] == [1]
-    assert [each.failed for each in put[0].answers] == [True, False]
+    assert [answer.sample for group in report.groups for answer in group.answers] == [1]
+    assert [answer.failed for answer in put[0].answers] == [True, False]
 
 
 def kept_of(*orders: tuple[int, Any], take_up: Any = None) -> tuple[list[Any], list[AnswerGroup]]:
@@ -278,7 +278,7 @@ def test_answers_under_way_are_handed_over_and_go_on_from_there() -> None:
     # The second is answered by then, the third waits for its weights, the fourth is too long.
     assert report.oldest == {6: 0, 1: None}
     ((position, answers),) = report.groups
-    assert (position, [each.versions for each in answers]) == (6, [(0, 0, 0, 0)] * 2)
+    assert (position, [answer.versions for answer in answers]) == (6, [(0, 0, 0, 0)] * 2)
     assert len(whole) == 4
     again = prompt(7, 6)._replace(begun=True)
     orders = (0, NewWeights(0)), (0, NewWeights(1)), (0, (again,)), (9, None)
@@ -286,8 +286,8 @@ def test_answers_under_way_are_handed_over_and_go_on_from_there() -> None:
 
     (group,) = put
     assert group.prompt.slot == 7
-    assert [each.sample for each in group.answers] == [0, 1]
-    assert {each.request_id for each in group.answers} == {"train:7"}
+    assert [answer.sample for answer in group.answers] == [0, 1]
+    assert {answer.request_id for answer in group.answers} == {"train:7"}
     assert versions(group) == (0, 0, 0, 0, 1, 1)
 
 
@@ -310,7 +310,7 @@ def test_of_a_group_only_what_has_not_ended_goes_on() -> None:
     _, put = kept_of(*orders, take_up={6: begun}.get)
 
     (group,) = put
-    assert [each.versions for each in group.answers] == [(0,) * 6, (1,) * 4, (1, 1, 1, 1, 1, 0)]
+    assert [answer.versions for answer in group.answers] == [(0,) * 6, (1,) * 4, (1, 1, 1, 1, 1, 0)]
 
 
 def test_waiting_answers_are_kept_by_the_next_checkpoint() -> None:
@@ -336,7 +336,7 @@ def test_what_cannot_be_gone_on_with_is_begun_anew(
 
     _, put = kept_of(*orders, take_up={6: begun}.get)
 
-    assert [len(each.tokens) for each in put[0].answers] == [6, 6]
+    assert [len(answer.tokens) for answer in put[0].answers] == [6, 6]
 
 
 def _one_token() -> Sequence:

@@ -58,14 +58,14 @@ def test_a_selection_has_the_tokens_of_its_answers() -> None:
     batch = random_batch(0, groups=3, size=2)
     chosen = torch.tensor([4, 0])
 
-    found = batch.select(chosen)
+    result = batch.select(chosen)
 
     starts = batch.lengths.cumsum(0) - batch.lengths
     expected = torch.cat([batch.tokens[starts[i] : starts[i] + batch.lengths[i]] for i in chosen])
-    assert torch.equal(found.tokens, expected)
+    assert torch.equal(result.tokens, expected)
     split = batch.logprobs.split(batch.answer_lengths.tolist())
-    assert torch.equal(found.logprobs, torch.cat([split[4], split[0]]))
-    assert found.groups.tolist() == [2, 0]
+    assert torch.equal(result.logprobs, torch.cat([split[4], split[0]]))
+    assert result.groups.tolist() == [2, 0]
     assert len(batch.select(torch.empty(0, dtype=torch.int64))) == 0
 
 
@@ -128,12 +128,12 @@ def test_answers_under_mixed_weights_are_distinguished() -> None:
             request_id="",
             sample=number,
             prompt=(1, 2),
-            tokens=tuple(range(len(each))),
-            logprobs=(0.0,) * len(each),
-            versions=each,
+            tokens=tuple(range(len(version))),
+            logprobs=(0.0,) * len(version),
+            versions=version,
             finish_reason="stop",
         )
-        for number, each in enumerate(versions)
+        for number, version in enumerate(versions)
     ]
     batch = RolloutBatch.of(drawn, 0, [0.0] * len(drawn))
 
@@ -183,4 +183,4 @@ def test_words_of_tools_are_drawn_by_no_weights() -> None:
     batch = with_segments()
     assert batch.drawn_by(7).tolist() == [True, False, True, False, True, True]
     assert batch.drawn_by(0).tolist() == [False] * 6
-    assert [each.drawn for each in answers(random.Random(1), (3,), [4])] == [4]
+    assert [answer.drawn for answer in answers(random.Random(1), (3,), [4])] == [4]

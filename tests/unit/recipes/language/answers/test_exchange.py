@@ -37,13 +37,13 @@ def test_every_token_gets_its_own_value_back(actors: int, others: int) -> None:
     wires: Wires = defaultdict(deque)
     peers: Any = [Peer("actor", rank, wires) for rank in range(actors)]
     servers: Any = [Peer("critic", rank, wires) for rank in range(others)]
-    clients = [EvaluationClient(each, "critic", others) for each in peers]
+    clients = [EvaluationClient(peer, "critic", others) for peer in peers]
     batches = [random_batch(rank, groups=2 + 3 * rank) for rank in range(actors)]
     for client, batch in zip(clients, batches, strict=True):
         client.send(batch)
         client.send_tokens(batch.logprobs * 3)
-    for each in servers:
-        server = EvaluationServer(each, "actor", actors)
+    for item in servers:
+        server = EvaluationServer(item, "actor", actors)
         mine = server.recv()
         assert torch.equal(server.recv_tokens(), mine.logprobs * 3)
         server.send_tokens(evaluated(mine.logprobs))

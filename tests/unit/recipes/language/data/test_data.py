@@ -62,14 +62,14 @@ def test_a_file_has_a_problem_in_each_line(tmp_path: Path) -> None:
     rows = [{"q": "1+1", "a": 2, "difficulty": "easy"}, {"q": "2+2", "a": 4}]
     file.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
 
-    found = read_file(str(file), "q", "a")
+    text = read_file(str(file), "q", "a")
 
-    assert [(each.prompt, each.answer, each.difficulty) for each in (found[0], found[1])] == [
+    assert [(item.prompt, item.answer, item.difficulty) for item in (text[0], text[1])] == [
         ("1+1", "2", "easy"),
         ("2+2", "4", ""),
     ]
-    assert found[0].source == "some"
-    assert Joined([found, found])[3].prompt == "2+2"
+    assert text[0].source == "some"
+    assert Joined([text, text])[3].prompt == "2+2"
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_a_parquet_file_has_a_problem_in_each_row(tmp_path: Path) -> None:
     ]
     parquet.write_table(arrow.Table.from_pylist(rows), file)
 
-    found = read_file(str(file), "prompt", "reward_model.ground_truth")
+    text = read_file(str(file), "prompt", "reward_model.ground_truth")
 
-    assert [found[index].answer for index in range(2)] == ["2", "4"]
-    assert found[1].row == rows[1]
+    assert [text[index].answer for index in range(2)] == ["2", "4"]
+    assert text[1].row == rows[1]
     check_file(str(file), "prompt", "reward_model.ground_truth")
     for read in (read_file, check_file):
         with pytest.raises(ConfigError, match="row 0: there is no key `answer`"):
@@ -202,7 +202,7 @@ def test_every_tenth_problem_of_files_is_held_back(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps({"prompt": str(number), "answer": number}) + "\n" for number in range(30)))
     config = LanguageDataConfig.model_validate({"train_data_paths": str(file)})
 
-    train, evaluation = (load_problems(config, evaluation=each) for each in (False, True))
+    train, evaluation = (load_problems(config, evaluation=value) for value in (False, True))
 
     held_back = {evaluation[index].prompt for index in range(len(evaluation))}
     assert held_back == {"9", "19", "29"}
@@ -258,10 +258,10 @@ class Tokenizer:
     chat_template = "there is one"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [ord(each) for each in text]
+        return [ord(item) for item in text]
 
     def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> str:
-        return "".join(f"<{each['role']}>{each['content']}" for each in messages)
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
 
 
 def encoded(encoder: PromptEncoder, problem: Problem) -> str:
@@ -320,7 +320,7 @@ def test_a_mixture_leaves_what_is_held_out(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = [{"path": str(tmp_path / f"{name}.jsonl"), "weight": weight} for name, weight in (("hard", 2), ("easy", 1))]
     config = LanguageDataConfig.model_validate({"train_data_paths": files})
-    train, held = (load_problems(config, evaluation=each) for each in (False, True))
+    train, held = (load_problems(config, evaluation=value) for value in (False, True))
     sources = Counter(train[number].source for number in range(len(train)))
     assert sources == {"hard": 72, "easy": 36}
     held_out = {held[number].prompt for number in range(len(held))}

@@ -30,7 +30,7 @@ def test_encodings_of_others_are_read(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_bytes(content)
     problems = read_file(str(file), "prompt", "answer")
-    assert [(each.prompt, each.answer) for each in (problems[0],)] == [("1 + 1?", "2")]
+    assert [(item.prompt, item.answer) for item in (problems[0],)] == [("1 + 1?", "2")]
 
 
 @pytest.mark.parametrize(

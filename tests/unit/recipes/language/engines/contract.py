@@ -62,18 +62,18 @@ def run(engine: Engine, requests: SequenceABC[Request]) -> dict[tuple[str, int],
     """Return the answers by request and number; each came once."""
     for request in requests:
         engine.submit(request)
-    found = list(engine.results())
-    by_name = {(each.request_id, each.sample): each for each in found}
-    assert len(by_name) == len(found), "an answer came twice"
-    assert len(found) == sum(each.group_size for each in requests), "an answer was lost"
+    results = list(engine.results())
+    by_name = {(result.request_id, result.sample): result for result in results}
+    assert len(by_name) == len(results), "an answer came twice"
+    assert len(results) == sum(request.group_size for request in requests), "an answer was lost"
     return by_name
 
 
 def plain_greedy(model: Any, prompt: tuple[int, ...], length: int) -> tuple[int, ...]:
     """Return the likeliest answer by transformers alone."""
     row = torch.tensor([prompt])
-    found = model.generate(row, attention_mask=torch.ones_like(row), do_sample=False, max_new_tokens=length)
-    return tuple(found[0, len(prompt) :].tolist())
+    result = model.generate(row, attention_mask=torch.ones_like(row), do_sample=False, max_new_tokens=length)
+    return tuple(result[0, len(prompt) :].tolist())
 
 
 def plain_logprobs(model: Any, prompt: tuple[int, ...], answer: tuple[int, ...], temperature: float = 1.0) -> Any:
@@ -117,7 +117,7 @@ class EngineContract:
     def test_greedy_answers_and_logprobs_equal_transformers(self, engine: Engine, plain: Any, common: int) -> None:
         prompts = prompts_of(12, seed=common, common=common)
         lengths = [random.Random(index).randrange(1, 30) for index in range(len(prompts))]
-        found = run(
+        result = run(
             engine,
             [
                 Request(request_id=str(index), prompt=prompt, params=greedy(lengths[index]))
@@ -127,7 +127,7 @@ class EngineContract:
 
         reasons: set[str] = set()
         for index, prompt in enumerate(prompts):
-            answer = found[str(index), 0]
+            answer = result[str(index), 0]
             assert answer.prompt == prompt
             assert answer.tokens == plain_greedy(plain, prompt, lengths[index])
             assert answer.finish_reason == ("stop" if answer.tokens[-1] == END else "length")
@@ -139,19 +139,19 @@ class EngineContract:
 
     def test_samples_have_the_logprobs_of_the_policy_that_drew_them(self, engine: Engine, plain: Any) -> None:
         params = SamplingParams(temperature=1.0, max_new_tokens=12, seed=5)
-        found = run(engine, [Request(request_id="a", prompt=(7, 8, 9), params=params, group_size=4, sample_offset=2)])
+        results = run(engine, [Request(request_id="a", prompt=(7, 8, 9), params=params, group_size=4, sample_offset=2)])
 
-        assert [sample for _, sample in sorted(found)] == [2, 3, 4, 5]
-        assert len({each.tokens for each in found.values()}) > 1
-        for each in found.values():
-            exact = plain_logprobs(plain, (7, 8, 9), each.tokens)
-            torch.testing.assert_close(torch.tensor(each.logprobs), exact, atol=self.tolerance, rtol=0)
+        assert [sample for _, sample in sorted(results)] == [2, 3, 4, 5]
+        assert len({result.tokens for result in results.values()}) > 1
+        for item in results.values():
+            exact = plain_logprobs(plain, (7, 8, 9), item.tokens)
+            torch.testing.assert_close(torch.tensor(item.logprobs), exact, atol=self.tolerance, rtol=0)
 
     def test_a_seed_gives_the_same_samples_again(self, engine: Engine) -> None:
         def tokens(seed: int) -> list[tuple[int, ...]]:
             params = SamplingParams(max_new_tokens=12, seed=seed)
-            found = run(engine, [Request(request_id="a", prompt=(7, 8, 9), params=params, group_size=3)])
-            return [found[name].tokens for name in sorted(found)]
+            result = run(engine, [Request(request_id="a", prompt=(7, 8, 9), params=params, group_size=3)])
+            return [result[name].tokens for name in sorted(result)]
 
         assert tokens(1) == tokens(1)
         assert tokens(1) != tokens(2)
@@ -159,21 +159,21 @@ class EngineContract:
     def test_the_likeliest_token_alone_is_the_greedy_one(self, engine: Engine) -> None:
         one = SamplingParams(top_k=1, max_new_tokens=8)
         share = SamplingParams(top_p=1e-4, max_new_tokens=8)
-        found = run(
+        result = run(
             engine,
             [
                 Request(request_id=name, prompt=(5, 6, 7), params=params)
                 for name, params in (("greedy", greedy(8)), ("one", one), ("share", share))
             ],
         )
-        assert found["one", 0].tokens == found["share", 0].tokens == found["greedy", 0].tokens
+        assert result["one", 0].tokens == result["share", 0].tokens == result["greedy", 0].tokens
 
     def test_answers_end_at_tokens_and_texts_and_not_too_early(self, engine: Engine) -> None:
         prompt = (9, 17, 4)
         free = run(engine, [Request(request_id="a", prompt=prompt, params=greedy(16))])["a", 0].tokens
         assert len(free) > 6
         stop, text = free[3], decode(free[4:6])
-        found = run(
+        result = run(
             engine,
             [
                 Request(request_id="token", prompt=prompt, params=greedy(16, stop_token_ids=(stop,))),
@@ -182,7 +182,7 @@ class EngineContract:
             ],
         )
 
-        by_token, by_text, late = (found[name, 0] for name in ("token", "text", "late"))
+        by_token, by_text, late = (result[name, 0] for name in ("token", "text", "late"))
         assert by_token.tokens == free[: free.index(stop) + 1]
         assert decode(by_text.tokens) == decode(free)[: decode(free).index(text) + len(text)]
         assert by_token.finish_reason == by_text.finish_reason == "stop"
@@ -192,9 +192,9 @@ class EngineContract:
 
     def test_what_belongs_to_a_request_comes_back_with_it(self, engine: Engine) -> None:
         request = Request(request_id="a", prompt=(5, 6), params=greedy(3), group_size=2, metadata={"row": 7})
-        found = run(engine, [request])
-        assert [dict(each.metadata) for each in found.values()] == [{"row": 7}] * 2
-        assert all(each.seconds >= 0 for each in found.values())
+        results = run(engine, [request])
+        assert [dict(result.metadata) for result in results.values()] == [{"row": 7}] * 2
+        assert all(result.seconds >= 0 for result in results.values())
 
     def test_what_cannot_be_answered_is_refused(self, engine: Engine) -> None:
         with pytest.raises(ValueError, match="empty prompt"):
@@ -210,10 +210,10 @@ class EngineContract:
         run(engine, [Request(request_id="a", prompt=(5, 6, 7), params=greedy(6))])
 
         fingerprint = engine.load_weights(new.state_dict().items(), version=7)
-        found = run(engine, [Request(request_id="b", prompt=(5, 6, 7), params=greedy(10))])["b", 0]
+        result = run(engine, [Request(request_id="b", prompt=(5, 6, 7), params=greedy(10))])["b", 0]
 
-        assert found.tokens == plain_greedy(new, (5, 6, 7), 10)
-        assert found.versions == (7,) * len(found.tokens)
+        assert result.tokens == plain_greedy(new, (5, 6, 7), 10)
+        assert result.versions == (7,) * len(result.tokens)
         assert engine.stats().version == 7
         assert fingerprint == engine.load_weights(new.state_dict().items(), version=8)
         with pytest.raises(ValueError, match="nothing"):
@@ -229,27 +229,27 @@ class EngineContract:
         assert engine.step() == []
         engine.load_weights(contract_model(seed=1).state_dict().items(), version=7)
         engine.resume()
-        found = list(engine.results())
+        results = list(engine.results())
 
-        assert [each.sample for each in sorted(found, key=lambda each: each.sample)] == [0, 1]
-        for each in found:
-            assert len(each.tokens) == 12
-            assert list(each.versions) == sorted(each.versions)
-            assert set(each.versions) == {0, 7}
+        assert [result.sample for result in sorted(results, key=lambda result: result.sample)] == [0, 1]
+        for item in results:
+            assert len(item.tokens) == 12
+            assert list(item.versions) == sorted(item.versions)
+            assert set(item.versions) == {0, 7}
 
     def test_aborted_answers_come_back_once(self, engine: Engine) -> None:
         for index in range(3):
             engine.submit(Request(request_id=str(index), prompt=(5, 6), params=greedy(40, min_new_tokens=40)))
         early = [*engine.step(), *engine.step()]
-        found = engine.pause("abort")
+        results = engine.pause("abort")
 
-        names = sorted(each.request_id for each in [*early, *found])
+        names = sorted(item.request_id for item in [*early, *results])
         assert names == ["0", "1", "2"]
-        unfinished = [each for each in found if each.finish_reason == "aborted"]
-        assert all(len(each.tokens) == len(each.logprobs) == len(each.versions) for each in found)
+        unfinished = [result for result in results if result.finish_reason == "aborted"]
+        assert all(len(result.tokens) == len(result.logprobs) == len(result.versions) for result in results)
         if self.keeps_partial:
             assert len(unfinished) == 3
-            assert all(0 < len(each.tokens) < 40 for each in unfinished)
+            assert all(0 < len(item.tokens) < 40 for item in unfinished)
         assert engine.unfinished == 0
         engine.resume()
         assert run(engine, [Request(request_id="b", prompt=(5, 6), params=greedy(3))])
@@ -262,30 +262,31 @@ class EngineContract:
         params = SamplingParams(temperature=temperature, max_new_tokens=24, seed=3)
         prompts = prompts_of(5, seed=6, common=20)
         requests = [
-            Request(request_id=str(n), prompt=each, params=params, group_size=2) for n, each in enumerate(prompts)
+            Request(request_id=str(n), prompt=prompt, params=params, group_size=2) for n, prompt in enumerate(prompts)
         ]
         for request in requests:
             engine.submit(request)
-        found = [answer for _ in range(4) for answer in engine.step()]
+        results = [answer for _ in range(4) for answer in engine.step()]
         kept = engine.unfinished_answers()
         assert engine.unfinished == len(kept)
-        assert len(found) + len(kept) == 10
-        assert {each.finish_reason for each in kept} == {"aborted"}
+        assert len(results) + len(kept) == 10
+        assert {item.finish_reason for item in kept} == {"aborted"}
         # To be asked changes nothing.
-        expected = {(each.request_id, each.sample): each for each in engine.results()}
+        expected = {(result.request_id, result.sample): result for result in engine.results()}
 
-        for each in kept:
-            begun = Begun(tokens=each.tokens, logprobs=each.logprobs, versions=tuple(-9 for _ in each.tokens))
-            request = requests[int(each.request_id)]
-            engine.submit(replace(request, group_size=1, sample_offset=each.sample, begun=begun))
-        assert sorted((each.request_id, each.sample, each.tokens) for each in engine.unfinished_answers()) == sorted(
-            (each.request_id, each.sample, each.tokens) for each in kept
-        )
-        again = {(each.request_id, each.sample): each for each in engine.results()}
+        for entry in kept:
+            begun = Begun(tokens=entry.tokens, logprobs=entry.logprobs, versions=tuple(-9 for _ in entry.tokens))
+            request = requests[int(entry.request_id)]
+            engine.submit(replace(request, group_size=1, sample_offset=entry.sample, begun=begun))
+        assert sorted(
+            (unfinished_answer.request_id, unfinished_answer.sample, unfinished_answer.tokens)
+            for unfinished_answer in engine.unfinished_answers()
+        ) == sorted((item.request_id, item.sample, item.tokens) for item in kept)
+        again = {(result.request_id, result.sample): result for result in engine.results()}
 
         assert set(again) == set(expected)
         for name, answer in again.items():
-            begun = next(each for each in kept if (each.request_id, each.sample) == name)
+            begun = next(item for item in kept if (item.request_id, item.sample) == name)
             count = len(begun.tokens)
             assert answer.tokens[:count] == begun.tokens
             assert answer.logprobs[:count] == pytest.approx(begun.logprobs, abs=self.tolerance)
@@ -304,7 +305,7 @@ class EngineContract:
         assert engine.stats().running == 0
         engine.resume()
         late = list(engine.results())
-        assert [each.request_id for each in [*early, *drained, *late]] == ["a"]
+        assert [item.request_id for item in [*early, *drained, *late]] == ["a"]
 
     def test_an_engine_that_slept_answers_as_before(self, engine: Engine, plain: Any) -> None:
         request = Request(request_id="a", prompt=(5, 6, 7), params=greedy(6))
@@ -318,9 +319,11 @@ class EngineContract:
 
     def test_figures_count(self, engine: Engine) -> None:
         before = engine.stats()
-        found = run(engine, [Request(request_id="a", prompt=(5, 6, 7), params=greedy(6), group_size=2)])
+        results = run(engine, [Request(request_id="a", prompt=(5, 6, 7), params=greedy(6), group_size=2)])
         after = engine.stats()
-        assert after.generated_tokens - before.generated_tokens == sum(len(each.tokens) for each in found.values())
+        assert after.generated_tokens - before.generated_tokens == sum(
+            len(result.tokens) for result in results.values()
+        )
         assert after.prompt_tokens - before.prompt_tokens == 6
         assert (after.running, after.waiting, after.reserved_tokens) == (0, 0, 0)
 
@@ -330,11 +333,11 @@ class EngineContract:
         try:
             for index in range(10):
                 engine.submit(Request(request_id=str(index), prompt=(3, 4 + index), params=greedy(10)))
-            most, found = 0, set[str]()
+            most, result = 0, set[str]()
             while engine.unfinished:
-                found |= {each.request_id for each in engine.step()}
+                result |= {item.request_id for item in engine.step()}
                 most = max(most, engine.stats().reserved_tokens)
-            assert len(found) == 10
+            assert len(result) == 10
             assert 0 < most <= 60
             with pytest.raises(ValueError, match="max_running_tokens"):
                 engine.submit(Request(request_id="a", prompt=(5,), params=greedy(70)))

@@ -75,17 +75,17 @@ class FakeServer:
         self._engine.submit(request)
         choices = [
             {
-                "index": each.sample,
+                "index": result.sample,
                 "text": "",
-                "finish_reason": each.finish_reason,
-                "token_ids": list(each.tokens),
-                "prompt_token_ids": list(each.prompt),
+                "finish_reason": result.finish_reason,
+                "token_ids": list(result.tokens),
+                "prompt_token_ids": list(result.prompt),
                 "logprobs": {
-                    "tokens": [f"token_id:{token}" for token in each.tokens],
-                    "token_logprobs": list(each.logprobs),
+                    "tokens": [f"token_id:{token}" for token in result.tokens],
+                    "token_logprobs": list(result.logprobs),
                 },
             }
-            for each in self._engine.results()
+            for result in self._engine.results()
         ]
         return {"object": "text_completion", "choices": choices}
 
@@ -110,8 +110,8 @@ def fake_server() -> Iterator[FakeServer]:
             self._reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
         def _reply(self, body: Any) -> None:
-            status, found = fake.answer(self.path, body, self.headers.get("Authorization", ""))
-            text = b"" if found is None else found if isinstance(found, bytes) else json.dumps(found).encode()
+            status, result = fake.answer(self.path, body, self.headers.get("Authorization", ""))
+            text = b"" if result is None else result if isinstance(result, bytes) else json.dumps(result).encode()
             try:
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(text)))

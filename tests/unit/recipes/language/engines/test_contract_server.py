@@ -44,8 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def settings(server: FakeServer, **given: Any) -> ServerSettings:
-    return ServerSettings.model_validate({"url": server.url, "timeout": 30, "retries": 0, **given})
+def settings(server: FakeServer, **fields: Any) -> ServerSettings:
+    return ServerSettings.model_validate({"url": server.url, "timeout": 30, "retries": 0, **fields})
 
 
 class TestServerEngine(EngineContract):
@@ -56,8 +56,8 @@ class TestServerEngine(EngineContract):
         self._server, self._folder, self._weights = server, folder, str(tmp_path)
 
     def make(self, **options: Any) -> Engine:
-        given = settings(self._server, weight_updates="weights_path", weights_dir=self._weights)
-        return ServerEngine(given, self._folder, **options)
+        inputs = settings(self._server, weight_updates="weights_path", weights_dir=self._weights)
+        return ServerEngine(inputs, self._folder, **options)
 
 
 @pytest.fixture
@@ -215,8 +215,8 @@ def test_aborting_does_not_wait_for_the_server(server: FakeServer, engine: Engin
     params = SamplingParams(max_new_tokens=30)
     engine.submit(Request(request_id="a", prompt=(5, 6), params=params, group_size=3))
     engine.step()
-    found = engine.pause("abort")
-    assert [each.finish_reason for each in found] == ["aborted"] * 3
+    results = engine.pause("abort")
+    assert [result.finish_reason for result in results] == ["aborted"] * 3
     assert engine.unfinished == 0
 
 

@@ -52,34 +52,34 @@ class StandIn:
     ) -> list[dict[str, Any]]:
         assert prompt is None
         assert return_logprob
-        for index, (tokens, given) in enumerate(zip(input_ids or [], sampling_params or [], strict=True)):
+        for index, (tokens, inputs) in enumerate(zip(input_ids or [], sampling_params or [], strict=True)):
             params = SamplingParams(
-                temperature=given["temperature"],
-                top_k=given["top_k"],
-                top_p=given["top_p"],
-                max_new_tokens=given["max_new_tokens"],
-                min_new_tokens=given["min_new_tokens"],
-                stop_token_ids=tuple(given["stop_token_ids"]),
-                seed=given["sampling_seed"] if self._seeded else index,
+                temperature=inputs["temperature"],
+                top_k=inputs["top_k"],
+                top_p=inputs["top_p"],
+                max_new_tokens=inputs["max_new_tokens"],
+                min_new_tokens=inputs["min_new_tokens"],
+                stop_token_ids=tuple(inputs["stop_token_ids"]),
+                seed=inputs["sampling_seed"] if self._seeded else index,
             )
             self._engine.submit(Request(request_id=str(index), prompt=tuple(tokens), params=params))
-        found = sorted(self._engine.results(), key=lambda each: int(each.request_id))
+        results = sorted(self._engine.results(), key=lambda item: int(item.request_id))
         return [
             {
                 "text": "",
-                "output_ids": list(each.tokens),
+                "output_ids": list(result.tokens),
                 "meta_info": {
-                    "id": each.request_id,
-                    "finish_reason": {"type": each.finish_reason},
-                    "prompt_tokens": len(each.prompt),
-                    "completion_tokens": len(each.tokens),
+                    "id": result.request_id,
+                    "finish_reason": {"type": result.finish_reason},
+                    "prompt_tokens": len(result.prompt),
+                    "completion_tokens": len(result.tokens),
                     "cached_tokens": 0,
                     "output_token_logprobs": [
-                        (value, token, None) for value, token in zip(each.logprobs, each.tokens, strict=True)
+                        (value, token, None) for value, token in zip(result.logprobs, result.tokens, strict=True)
                     ],
                 },
             }
-            for each in found
+            for result in results
         ]
 
     def update_weights_from_tensor(
@@ -147,11 +147,11 @@ def test_without_the_package_the_error_says_what_to_install(folder: str, monkeyp
 def test_an_answer_with_too_few_tokens_is_an_error(sglang: Any, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = StandIn.generate
 
-    def short(self: StandIn, **given: Any) -> Any:
-        found = whole(self, **given)
-        for each in found:
-            del each["meta_info"]["output_token_logprobs"][-2:]
-        return found
+    def short(self: StandIn, **fields: Any) -> Any:
+        result = whole(self, **fields)
+        for item in result:
+            del item["meta_info"]["output_token_logprobs"][-2:]
+        return result
 
     monkeypatch.setattr(StandIn, "generate", short)
     with pytest.raises(RLinfError, match="unusable answer") as raised:

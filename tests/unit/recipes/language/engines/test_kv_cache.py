@@ -117,8 +117,8 @@ def test_new_weights_share_no_prompt_of_earlier_ones() -> None:
     engine.step()
     assert engine._cache.prompts() == {prompt}
     engine.pause("freeze")
-    for each in (engine, fresh):
-        each.load_weights(other.items(), version=1)
+    for item in (engine, fresh):
+        item.load_weights(other.items(), version=1)
     engine.resume()
     mine = {key: answer for key, answer in answered(engine, [later]).items() if key[0] == "later"}
     check_same(mine, answered(fresh, [later]))

@@ -34,12 +34,12 @@ def test_merged_weights_are_those_of_our_engine(folder: Path) -> None:
     model: Any = contract_model()
     MergedAdapter(model, 2.0).load(adapter().items())
 
-    found = dict(ModelFolder(folder, 2.0).merged(adapter(), torch.float32))
+    result = dict(ModelFolder(folder, 2.0).merged(adapter(), torch.float32))
 
     expected = model.state_dict()
-    assert found.keys() == expected.keys()
+    assert result.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=0)
+        torch.testing.assert_close(result[name], value, atol=1e-5, rtol=0)
     halves = dict(ModelFolder(folder, 2.0).merged(adapter(), torch.bfloat16))
     assert {value.dtype for value in halves.values()} == {torch.bfloat16}
 
@@ -86,9 +86,9 @@ def test_a_model_with_shared_embeddings_is_sent_once(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     whole = dict(model.state_dict())
 
-    found = ModelFolder(tmp_path)
-    assert found.checked(whole)
-    assert found.checked({name: value for name, value in whole.items() if name != "lm_head.weight"})
-    assert found.longest(0) == config.max_position_embeddings
-    assert found.longest(10**9) == config.max_position_embeddings
-    assert found.cache_bytes_per_token(torch.bfloat16) == 2 * 1 * 32 * 2
+    result = ModelFolder(tmp_path)
+    assert result.checked(whole)
+    assert result.checked({name: value for name, value in whole.items() if name != "lm_head.weight"})
+    assert result.longest(0) == config.max_position_embeddings
+    assert result.longest(10**9) == config.max_position_embeddings
+    assert result.cache_bytes_per_token(torch.bfloat16) == 2 * 1 * 32 * 2

@@ -25,14 +25,14 @@ CPU = torch.device("cpu")
 
 
 def config(backend: str, **rollout: Any) -> MathConfig:
-    given = {
+    inputs = {
         "recipe": "math",
         "cluster": {"num_nodes": 1},
         "actor": {"model": {"hidden_dim": 32, "num_layers": 1}},
         "rollout": {"backend": backend, **rollout},
         "runner": {"seq_length": 32},
     }
-    return MathConfig.model_validate(given)
+    return MathConfig.model_validate(inputs)
 
 
 def answer(engine: Any) -> tuple[int, ...]:

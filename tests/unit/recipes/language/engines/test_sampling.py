@@ -9,9 +9,9 @@ from recipes.language.engines.sampling import _mix, _mixed, draw, prompt_key, st
 def test_tensors_are_mixed_as_integers_are() -> None:
     numbers = [0, 1, 2**63 - 1, 123456789]
 
-    found = _mixed(torch.tensor(numbers)).tolist()
+    result = _mixed(torch.tensor(numbers)).tolist()
 
-    assert [value % 2**64 for value in found] == [_mix(number) for number in numbers]
+    assert [value % 2**64 for value in result] == [_mix(number) for number in numbers]
 
 
 def test_draws_differ_by_everything_they_depend_on() -> None:

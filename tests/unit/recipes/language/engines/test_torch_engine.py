@@ -24,9 +24,9 @@ def prompts_of(count: int, seed: int = 0, common: int = 0, longest: int = 30) ->
 def run(engine: TorchEngine, requests: SequenceABC[Request]) -> dict[tuple[str, int], Sequence]:
     for request in requests:
         engine.submit(request)
-    found = list(engine.results())
-    by_name = {(each.request_id, each.sample): each for each in found}
-    assert len(by_name) == len(found), "an answer came twice"
+    results = list(engine.results())
+    by_name = {(result.request_id, result.sample): result for result in results}
+    assert len(by_name) == len(results), "an answer came twice"
     return by_name
 
 
@@ -37,7 +37,7 @@ def test_greedy_answers_are_those_of_generate(common: int, limit: int) -> None:
     lengths = [random.Random(index).randrange(1, 40) for index in range(len(prompts))]
     engine = TorchEngine(model, stop_token_ids=(END,), max_running_tokens=limit)
 
-    found = run(
+    result = run(
         engine,
         [
             Request(request_id=str(i), prompt=prompt, params=SamplingParams(temperature=0, max_new_tokens=lengths[i]))
@@ -48,7 +48,7 @@ def test_greedy_answers_are_those_of_generate(common: int, limit: int) -> None:
     for index, prompt in enumerate(prompts):
         row = torch.tensor([prompt])
         expected = plain.generate(row, do_sample=False, max_new_tokens=lengths[index])[0, len(prompt) :].tolist()
-        answer = found[str(index), 0]
+        answer = result[str(index), 0]
         assert answer.tokens == tuple(expected)
         assert answer.finish_reason == ("stop" if expected[-1] == END else "length")
         logits = plain(torch.tensor([prompt + answer.tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
@@ -69,7 +69,9 @@ def test_sample_depends_on_seed_prompt_and_number_alone() -> None:
         [Request(request_id="0", prompt=prompts[0], params=SamplingParams(max_new_tokens=12, seed=4), group_size=3)],
     )
 
-    assert {name: each.tokens for name, each in together.items()} == {name: each.tokens for name, each in apart.items()}
+    assert {name: value.tokens for name, value in together.items()} == {
+        name: value.tokens for name, value in apart.items()
+    }
     assert len({together["0", sample].tokens for sample in range(3)}) > 1
     assert other["0", 0].tokens != together["0", 0].tokens
 
@@ -83,8 +85,8 @@ def test_a_part_of_a_group_is_drawn_as_in_the_whole() -> None:
         TorchEngine(model), [Request(request_id="0", prompt=(5, 6), params=params, group_size=2, sample_offset=2)]
     )
 
-    assert {name: each.tokens for name, each in part.items()} == {
-        name: each.tokens for name, each in whole.items() if name[1] >= 2
+    assert {name: value.tokens for name, value in part.items()} == {
+        name: value.tokens for name, value in whole.items() if name[1] >= 2
     }
 
 
@@ -102,20 +104,20 @@ def test_prompts_that_begin_alike_compute_that_once() -> None:
     )
 
     stats = engine.stats()
-    assert stats.prefilled_tokens == 30 + sum(len(each) - 30 for each in distinct)
-    assert stats.prompt_tokens == 5 * sum(len(each) for each in prompts)
+    assert stats.prefilled_tokens == 30 + sum(len(item) - 30 for item in distinct)
+    assert stats.prompt_tokens == 5 * sum(len(prompt) for prompt in prompts)
 
 
 def test_running_answers_stay_within_the_limit_of_tokens() -> None:
     engine = TorchEngine(tiny_model(), max_running_tokens=120)
     for index in range(40):
         engine.submit(Request(request_id=str(index), prompt=(3, 4), params=SamplingParams(max_new_tokens=10)))
-    most, found = 0, 0
+    most, result = 0, 0
     while engine.unfinished:
-        found += len(engine.step())
+        result += len(engine.step())
         most = max(most, engine.stats().reserved_tokens)
 
-    assert found == 40
+    assert result == 40
     assert 0 < most <= 120
 
 
@@ -161,10 +163,10 @@ def test_frozen_answers_continue_and_mark_weights_by_token() -> None:
     mine = engine.load_weights(new.state_dict().items(), version=7)
     other = TorchEngine(tiny_model(seed=2)).load_weights(new.state_dict().items(), version=7)
     engine.resume()
-    found = list(engine.results())
+    results = list(engine.results())
 
     assert mine == other
-    assert [each.versions for each in found] == [(0,) * 5 + (7,) * 5] * 3
+    assert [result.versions for result in results] == [(0,) * 5 + (7,) * 5] * 3
 
 
 def test_aborted_answers_come_back_with_what_they_have() -> None:
@@ -174,11 +176,11 @@ def test_aborted_answers_come_back_with_what_they_have() -> None:
     engine.step()
     engine.step()
 
-    found = engine.pause("abort")
+    results = engine.pause("abort")
 
-    assert sorted(each.request_id for each in found) == ["0", "1", "2"]
-    assert {each.finish_reason for each in found} == {"aborted"}
-    assert sorted(len(each.tokens) for each in found) == [0, 3, 3]
+    assert sorted(result.request_id for result in results) == ["0", "1", "2"]
+    assert {result.finish_reason for result in results} == {"aborted"}
+    assert sorted(len(result.tokens) for result in results) == [0, 3, 3]
     assert engine.unfinished == 0
 
 
@@ -189,11 +191,11 @@ def test_draining_ends_what_runs_and_leaves_what_waits() -> None:
     engine.step()
 
     drained = engine.pause("drain")
-    assert [each.request_id for each in drained] == ["0"]
+    assert [item.request_id for item in drained] == ["0"]
     assert engine.unfinished == 1
 
     engine.resume()
-    assert [each.request_id for each in engine.results()] == ["1"]
+    assert [result.request_id for result in engine.results()] == ["1"]
 
 
 def test_what_cannot_be_answered_is_refused() -> None:
@@ -247,19 +249,19 @@ def left_padded(model: Any, prompts: list[tuple[int, ...]], length: int) -> list
     width = max(map(len, prompts))
     rows = torch.tensor([(0,) * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    found = model.generate(rows, attention_mask=mask, do_sample=False, max_new_tokens=length)[:, width:]
-    answers = [tuple(row.tolist()) for row in found]
-    return [each[: each.index(END) + 1] if END in each else each for each in answers]
+    result = model.generate(rows, attention_mask=mask, do_sample=False, max_new_tokens=length)[:, width:]
+    answers = [tuple(row.tolist()) for row in result]
+    return [answer[: answer.index(END) + 1] if END in answer else answer for answer in answers]
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.nightly)])
 def test_uneven_prompts_are_answered_like_generate(count: int) -> None:
     model, plain = tiny_model(seed=3), tiny_model(seed=3)
     # Likely ends, and logits far enough apart for other orders of addition not to matter.
-    for each in (model, plain):
+    for item in (model, plain):
         with torch.no_grad():
-            each.lm_head.weight.mul_(6)
-            each.lm_head.weight[END] *= 2
+            item.lm_head.weight.mul_(6)
+            item.lm_head.weight[END] *= 2
     prompts = prompts_of(count, seed=9, longest=60)
     lengths = [random.Random(index).choice((1, 7, 20, 48)) for index in range(count)]
     texts = [(chr(64 + 2 + index % (VOCABULARY - 2)),) if index % 3 == 0 else () for index in range(count)]
@@ -268,7 +270,7 @@ def test_uneven_prompts_are_answered_like_generate(count: int) -> None:
         return "".join(chr(64 + token) for token in tokens)
 
     engine = TorchEngine(model, stop_token_ids=(END,), decode=decode, max_running_tokens=4000)
-    found = run(
+    result = run(
         engine,
         [
             Request(
@@ -289,7 +291,7 @@ def test_uneven_prompts_are_answered_like_generate(count: int) -> None:
         for text in texts[index]:
             place = decode(cut).find(text)
             cut = cut if place < 0 else cut[: place + 1]
-        answer = found[str(index), 0]
+        answer = result[str(index), 0]
         assert answer.tokens == cut, index
         reasons[answer.finish_reason] = reasons.get(answer.finish_reason, 0) + 1
     assert min(reasons["stop"], reasons["length"]) > count // 8
@@ -303,9 +305,11 @@ def test_shared_prefix_is_computed_once_in_all_waves() -> None:
     ]
     slow = TorchEngine(model, max_running_tokens=120)
     whole = run(TorchEngine(model), requests)
-    found = run(slow, requests)
+    diagnostics = run(slow, requests)
 
-    assert {name: each.tokens for name, each in found.items()} == {name: each.tokens for name, each in whole.items()}
+    assert {name: diagnostic.tokens for name, diagnostic in diagnostics.items()} == {
+        name: value.tokens for name, value in whole.items()
+    }
     own = sum(len(prompt) - 40 for prompt in prompts)
     assert slow.stats().prefilled_tokens == 40 + own
     slow.load_weights(tiny_model(seed=1).state_dict().items(), version=1)
@@ -333,7 +337,7 @@ def test_answers_begin_in_the_order_of_priority_and_request() -> None:
         params = SamplingParams(max_new_tokens=10)
         engine.submit(Request(request_id=str(index), prompt=(5, 6), params=params, priority=priority))
 
-    assert [each.request_id for each in engine.results()] == ["2", "0", "1", "3"]
+    assert [result.request_id for result in engine.results()] == ["2", "0", "1", "3"]
 
 
 def test_wrong_weights_change_nothing() -> None:
@@ -377,26 +381,26 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def arriving(tensors: dict[str, torch.Tensor], *, may_keep: bool) -> ArrivingTensors:
-    shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     return ArrivingTensors(shapes, iter(tensors.items()), may_keep=may_keep)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("may_keep", [True, False])
 def test_memory_of_weights_is_kept_where_it_fits(may_keep: bool, kind: torch.dtype) -> None:
-    model, new = tiny_model(seed=1), {name: each.to(kind) for name, each in tiny_model(seed=2).state_dict().items()}
+    model, new = tiny_model(seed=1), {name: weight.to(kind) for name, weight in tiny_model(seed=2).state_dict().items()}
     engine, twin = TorchEngine(model), TorchEngine(tiny_model(seed=3))
-    came = {name: each.clone() for name, each in new.items()}
+    came = {name: value.clone() for name, value in new.items()}
 
     digest = engine.load_weights(arriving(came, may_keep=may_keep), 1)
 
     assert digest == twin.load_weights(new.items(), 1)
     own = model.state_dict()
-    kept = {name for name, each in came.items() if own[name].data_ptr() == each.data_ptr()}
+    kept = {name for name, value in came.items() if own[name].data_ptr() == value.data_ptr()}
     assert bool(kept) == (may_keep and kind == torch.float32)
-    assert all(torch.equal(own[name], each.float()) for name, each in new.items())
+    assert all(torch.equal(own[name], value.float()) for name, value in new.items())
     prompts = [Request(request_id="a", prompt=(5, 6, 7), params=SamplingParams(temperature=0, max_new_tokens=6))]
-    answers = [[each.tokens for each in run(one, prompts).values()] for one in (engine, twin)]
+    answers = [[item.tokens for item in run(one, prompts).values()] for one in (engine, twin)]
     assert answers[0] == answers[1]
 
 
@@ -404,7 +408,7 @@ def test_weights_that_share_memory_do_not_part() -> None:
     model = tiny_model(seed=1)
     layers = model.model.layers
     layers[1].input_layernorm.weight = torch.nn.Parameter(layers[0].input_layernorm.weight.data)
-    came = {name: torch.full_like(each, 0.5) for name, each in model.state_dict().items()}
+    came = {name: torch.full_like(weight, 0.5) for name, weight in model.state_dict().items()}
     del came["model.layers.1.input_layernorm.weight"]
 
     TorchEngine(model).load_weights(arriving(came, may_keep=True), 1)

@@ -94,8 +94,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def config_of(folder: Path, *overrides: str) -> MathConfig:
-    given = (f"judge.model_path={folder}", "reward.reward_type=judge", PLACED, "judge.apply_chat_template=false")
-    job = load_job("math_laptop", (*given, *overrides), environ={})
+    inputs = (f"judge.model_path={folder}", "reward.reward_type=judge", PLACED, "judge.apply_chat_template=false")
+    job = load_job("math_laptop", (*inputs, *overrides), environ={})
     job.raise_if_bad()
     return cast("MathConfig", job.config)
 
@@ -254,6 +254,6 @@ def test_the_death_of_a_judge_restarts_the_run(train: LocalTrain, folder: Path) 
 
 
 def test_a_step_of_failures_ends_the_run(train: LocalTrain, folder: Path) -> None:
-    given = (*BY_PARITY[:3], f"judge.verdict={__name__}:no_verdict", *SHORT, f"judge.model_path={folder}")
+    inputs = (*BY_PARITY[:3], f"judge.verdict={__name__}:no_verdict", *SHORT, f"judge.model_path={folder}")
     with pytest.raises(Exception, match="answers of step 1 failed: judge"):
-        train(*given)
+        train(*inputs)

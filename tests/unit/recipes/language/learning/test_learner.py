@@ -51,7 +51,7 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole(how: Any) -> None:
         model = tiny_model()
         settings = LearnerSettings(max_tokens=tokens, share_prompts=share, max_answers=most, clip_grad=0.0)
         learner(model, settings, how).train(batch, targets_of(batch), 0)
-        gradients.append([each.grad.clone() for each in model.parameters() if each.grad is not None])
+        gradients.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
 
     for others in gradients[1:]:
         for mine, theirs in zip(gradients[0], others, strict=True):
@@ -72,7 +72,7 @@ def test_answers_without_advantage_count_in_the_mean_alone(monkeypatch: pytest.M
         with patch.object(made._micro, "pack", wraps=made._micro.pack) as packed:
             made.train(batch, targets, 0)
         assert sorted(row for call in packed.call_args_list for row in call.args[1]) == [*range(6 * leaves_out, 12)]
-        gradients.append([each.grad.clone() for each in model.parameters() if each.grad is not None])
+        gradients.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
 
     for mine, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(theirs, mine, atol=1e-6, rtol=1e-4)
@@ -85,7 +85,7 @@ def test_nothing_to_learn_leaves_gradients_of_zero() -> None:
     learner(model, LearnerSettings()).train(batch, nothing, 0)
 
     # Not None: an optimizer with momentum goes on as it would with the whole batch.
-    assert all(each.grad is not None and not each.grad.any() for each in model.parameters())
+    assert all(weight.grad is not None and not weight.grad.any() for weight in model.parameters())
 
 
 def test_optimizer_steps_take_dealt_answers_in_seeded_order() -> None:
@@ -106,16 +106,16 @@ def test_optimizer_steps_take_dealt_answers_in_seeded_order() -> None:
 def test_judged_batch_gives_each_answer_its_own_logprobs() -> None:
     batch = random_batch(2, groups=6, size=2)
 
-    found = learner(tiny_model(), LearnerSettings(max_tokens=20)).evaluate(batch)
+    result = learner(tiny_model(), LearnerSettings(max_tokens=20)).evaluate(batch)
 
-    torch.testing.assert_close(found, plain_logprobs(tiny_model(), batch).detach(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(result, plain_logprobs(tiny_model(), batch).detach(), atol=1e-5, rtol=0)
     nothing = batch.select(torch.empty(0, dtype=torch.int64))
     assert len(learner(tiny_model(), LearnerSettings()).evaluate(nothing)) == 0
 
 
 def test_a_rank_without_answers_moves_nothing_and_says_nothing() -> None:
     model = tiny_model()
-    before = [each.clone() for each in model.parameters()]
+    before = [weight.clone() for weight in model.parameters()]
     nothing = random_batch(3).select(torch.empty(0, dtype=torch.int64))
 
     targets = TokenTargets(advantages=torch.empty(0), old_logprobs=torch.empty(0))
@@ -128,7 +128,7 @@ def test_a_rank_without_answers_moves_nothing_and_says_nothing() -> None:
 
 def test_nonfinite_update_ends_the_run_or_is_counted() -> None:
     batch, model = random_batch(0, size=3), tiny_model()
-    before = [each.clone() for each in model.parameters()]
+    before = [weight.clone() for weight in model.parameters()]
     targets = targets_of(batch)
     targets.advantages[0] = float("nan")
 
@@ -160,19 +160,19 @@ def test_tokens_that_the_policy_did_not_draw_are_passed_over() -> None:
     without = RolloutBatch.of(answers(random.Random(0), (5, 6), [4, 4]), 0, [1.0, 0.0])
     values = torch.linspace(0, 1, 14)
     settings = AdvantageSettings(group_size=2, gamma=0.9, gae_lambda=0.8, normalize_advantages=False)
-    found, returns = token_advantages(whole, gae, settings, values=values)
+    advantages, returns = token_advantages(whole, gae, settings, values=values)
     expected, wanted = token_advantages(without, gae, settings, values=values[whole.trained])
     assert returns is not None
     assert wanted is not None
-    torch.testing.assert_close(found[whole.trained], expected)
+    torch.testing.assert_close(advantages[whole.trained], expected)
     torch.testing.assert_close(returns[whole.trained], wanted)
-    assert not found[~whole.trained].any()
+    assert not advantages[~whole.trained].any()
     # Two turns: the first one's value is that of its first token, and it leads to the second's.
-    found, returns = token_advantages(whole, turn_gae, settings, values=values)
+    advantages, returns = token_advantages(whole, turn_gae, settings, values=values)
     second = 1.0 - values[4]
     assert returns is not None
-    torch.testing.assert_close(found[4:6], torch.full((2,), float(second)))
-    torch.testing.assert_close(found[:2], torch.full((2,), float(0.9 * values[4] - values[0] + 0.72 * second)))
+    torch.testing.assert_close(advantages[4:6], torch.full((2,), float(second)))
+    torch.testing.assert_close(advantages[:2], torch.full((2,), float(0.9 * values[4] - values[0] + 0.72 * second)))
     torch.testing.assert_close(returns[4:6], torch.ones(2))
 
 
@@ -213,12 +213,12 @@ def test_segments_of_a_trajectory_share_its_advantage() -> None:
     ]
     batch = RolloutBatch.of(parts, 0, [1.0, 1.0, 0.0])
 
-    found, returns = token_advantages(batch, grpo, AdvantageSettings(group_size=2))
+    advantages, returns = token_advantages(batch, grpo, AdvantageSettings(group_size=2))
 
     assert returns is None
-    size = float(found[0])
+    size = float(advantages[0])
     assert size > 0
-    assert found.tolist() == pytest.approx([size, 0.0, size, size, size, -size, -size])
+    assert advantages.tolist() == pytest.approx([size, 0.0, size, size, size, -size, -size])
 
 
 def test_rewards_of_turns_come_when_they_were_given() -> None:

@@ -24,19 +24,19 @@ ALONE = SingleProcess(nn.Linear(1, 1), 1)
 
 def test_figures_equal_a_loop() -> None:
     differences = [0.1, -0.3, 0.0, 0.02]
-    found = logprob_gap(torch.tensor(differences), ALONE)
-    assert found is not None
-    assert found.mean == pytest.approx(sum(map(abs, differences)) / 4)
-    assert found.largest == pytest.approx(0.3)
-    assert found.k3 == pytest.approx(sum(math.exp(d) - 1 - d for d in differences) / 4)
-    assert found.tokens == 4
+    result = logprob_gap(torch.tensor(differences), ALONE)
+    assert result is not None
+    assert result.mean == pytest.approx(sum(map(abs, differences)) / 4)
+    assert result.largest == pytest.approx(0.3)
+    assert result.k3 == pytest.approx(sum(math.exp(d) - 1 - d for d in differences) / 4)
+    assert result.tokens == 4
     assert logprob_gap(torch.empty(0), ALONE) is None
 
 
 def test_the_error_says_how_much_and_what_to_do() -> None:
-    found = logprob_gap(torch.tensor([0.5, 0.1]), ALONE)
-    assert found is not None
-    error = found.error(GAP_LIMITS["fp32"], 3)
+    result = logprob_gap(torch.tensor([0.5, 0.1]), ALONE)
+    assert result is not None
+    error = result.error(GAP_LIMITS["fp32"], 3)
     assert "differ by up to 0.5, more than 0.01" in str(error)
     assert error.where == "step 3, 2 tokens, 0.3 on average"
     assert "chat template" in (error.help or "")

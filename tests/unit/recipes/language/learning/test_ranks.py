@@ -23,12 +23,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_learn_what_one_learns(results: list[dict[str, Any]], name: str) -> None:
-    first, second = (each[name] for each in results)
+    first, second = (result[name] for result in results)
     alone = train(CASES[name], 0, 1)
 
     for number, expected in alone["tokens"].items():
-        found = first["tokens"].get(number, second["tokens"].get(number))
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        outcome = first["tokens"].get(number, second["tokens"].get(number))
+        torch.testing.assert_close(outcome, expected, atol=1e-5, rtol=0)
     for metric, expected in alone["metrics"].items():
         if metric.endswith("weights_changed"):
             continue  # of a sample, which a shard draws from its own numbers

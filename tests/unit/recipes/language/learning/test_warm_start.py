@@ -18,7 +18,7 @@ LONG = "1+" * 30 + "1="
 
 def answers_of(folder: Path, *prompts: str) -> list[Any]:
     file = folder / "problems.jsonl"
-    file.write_text("".join(json.dumps({"prompt": each, "answer": "2"}) + "\n" for each in prompts))
+    file.write_text("".join(json.dumps({"prompt": prompt, "answer": "2"}) + "\n" for prompt in prompts))
     changes = ["data.type=jsonl", f"data.train_data_paths={file}", f"data.val_data_paths={file}"]
     job = load_job("math_laptop", [*changes, "actor.warm_start.steps=1"], environ={})
     job.raise_if_bad()
@@ -26,10 +26,10 @@ def answers_of(folder: Path, *prompts: str) -> list[Any]:
 
 
 def test_prompts_that_are_too_long_are_left_out(tmp_path: Path) -> None:
-    found = answers_of(tmp_path, "1+1=", LONG, "0+2=")
-    assert len(found) == 32
-    assert len({each.prompt for each in found}) == 2
-    assert all(each.prompt for each in found)
+    results = answers_of(tmp_path, "1+1=", LONG, "0+2=")
+    assert len(results) == 32
+    assert len({result.prompt for result in results}) == 2
+    assert all(result.prompt for result in results)
 
 
 def test_without_any_that_fits_there_is_one_error(tmp_path: Path) -> None:

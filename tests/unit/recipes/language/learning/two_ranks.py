@@ -42,7 +42,7 @@ class Case:
         settings: of the learner.
         how: `loss_agg_func`.
         half: whether layers compute in bfloat16.
-        each: `reduce_each_micro_batch`.
+        reduces_each: `reduce_each_micro_batch`.
         experts: whether the model is a mixture, whose recorded choices of experts are replayed.
     """
 
@@ -53,7 +53,7 @@ class Case:
     settings: LearnerSettings = LearnerSettings(clip_grad=0.05)  # noqa: RUF009 - it is frozen
     how: Any = "token-mean"
     half: bool = False
-    each: bool = True
+    reduces_each: bool = True
     experts: bool = False
 
 
@@ -63,7 +63,7 @@ _ONE_BY_ONE = LearnerSettings(clip_grad=0.05, max_tokens=1)
 CASES: Mapping[str, Case] = {
     "FSDP2": Case(),
     "FSDP2, several micro-batches": Case(settings=LearnerSettings(max_tokens=40), how="seq-mean-token-mean"),
-    "FSDP2, gradients summed at the end": Case(settings=LearnerSettings(max_tokens=40), each=False),
+    "FSDP2, gradients summed at the end": Case(settings=LearnerSettings(max_tokens=40), reduces_each=False),
     "FSDP2, prompts by themselves": Case(settings=LearnerSettings(share_prompts=False, max_tokens=60)),
     "FSDP2, one rank has nothing": Case(groups=((0, 1, 2, 3, 4, 5), ()), settings=LearnerSettings(max_tokens=50)),
     "FSDP2, gradients stay whole": Case(sharding="shard_grad_op", how="seq-mean-token-sum"),
@@ -92,7 +92,7 @@ def train(case: Case, rank: int, world_size: int) -> dict[str, Any]:
             if "lora_B" in name:
                 nn.init.normal_(weight, std=0.1)
     module = ValueModel(model) if case.values else LanguagePolicy(model)
-    fsdp = FsdpConfig(sharding_strategy=case.sharding, reduce_each_micro_batch=case.each)  # pyright: ignore[reportArgumentType]
+    fsdp = FsdpConfig(sharding_strategy=case.sharding, reduce_each_micro_batch=case.reduces_each)  # pyright: ignore[reportArgumentType]
     strategy = parallelize(
         module,
         rank,
@@ -105,7 +105,7 @@ def train(case: Case, rank: int, world_size: int) -> dict[str, Any]:
     )
     if case.experts and isinstance(module, LanguagePolicy):
         module.replay_routers()
-    optimizer = torch.optim.SGD([each for each in module.parameters() if each.requires_grad], lr=0.5)
+    optimizer = torch.optim.SGD([weight for weight in module.parameters() if weight.requires_grad], lr=0.5)
     whole = random_batch(3, groups=6, size=3, common=9)
     whole = replace(whole, minibatches=whole.groups % case.settings.minibatches)
     whole = replace(whole, experts=_choices(whole)) if case.experts else whole

@@ -11,7 +11,7 @@ from rlinf_core.config.secrets import MASK
 from rlinf_core.errors import RunError
 
 
-def sample(**given: Any) -> dict[str, Any]:
+def sample(**options: Any) -> dict[str, Any]:
     return {
         "slot": 0,
         "sample": 0,
@@ -26,7 +26,7 @@ def sample(**given: Any) -> dict[str, Any]:
         "logprobs": [-0.1],
         "versions": [0],
         "pieces": ["2"],
-        **given,
+        **options,
     }
 
 
@@ -36,9 +36,9 @@ def test_the_samples_of_a_step_are_read_as_they_were_written(tmp_path: Path) -> 
 
     assert sampled_steps(tmp_path) == [1, 20]
     assert read_samples(tmp_path, 1) == (1, [sample()])
-    step, found = read_samples(tmp_path)
-    assert (step, [each["text"] for each in found]) == (20, ["zwölf", "2"])
-    assert [each.name for each in (tmp_path / "samples").iterdir() if each.name.startswith(".")] == []
+    step, results = read_samples(tmp_path)
+    assert (step, [result["text"] for result in results]) == (20, ["zwölf", "2"])
+    assert [path.name for path in (tmp_path / "samples").iterdir() if path.name.startswith(".")] == []
 
 
 def test_secrets_of_the_environment_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,18 +32,20 @@ def test_data_sets_and_difficulties_are_told_apart() -> None:
         judged("sums", "", 0.0),
     ]
 
-    found = evaluation_metrics(problems, 1)
+    diagnostics = evaluation_metrics(problems, 1)
 
-    assert {name: value for name, value in found.items() if name.endswith("pass@1")} == {
+    assert {name: value for name, value in diagnostics.items() if name.endswith("pass@1")} == {
         "eval/pass@1": 0.5,
         "eval/gsm_test_set/pass@1": 2 / 3,
         "eval/gsm_test_set/easy/pass@1": 1.0,
         "eval/gsm_test_set/hard_one/pass@1": 0.0,
         "eval/sums/pass@1": 0.0,
     }
-    assert found["eval/sums/length"] == 3
+    assert diagnostics["eval/sums/length"] == 3
     assert all(
-        found[f"{name}_low"] <= value <= found[f"{name}_high"] for name, value in found.items() if "@1" in name[-2:]
+        diagnostics[f"{name}_low"] <= value <= diagnostics[f"{name}_high"]
+        for name, value in diagnostics.items()
+        if "@1" in name[-2:]
     )
 
 
@@ -56,10 +58,10 @@ def test_one_label_or_very_many_are_no_difficulties() -> None:
 
 
 def test_problems_that_were_not_asked_are_counted_and_not_judged() -> None:
-    found = evaluation_metrics([judged("sums", "", 1.0), Judged(skipped=True)], 1)
+    metrics = evaluation_metrics([judged("sums", "", 1.0), Judged(skipped=True)], 1)
 
-    assert found["eval/pass@1"] == 1.0
-    assert found["eval/sums/prompts_skipped"] == 1
+    assert metrics["eval/pass@1"] == 1.0
+    assert metrics["eval/sums/prompts_skipped"] == 1
 
 
 def test_nothing_at_all_has_figures_too() -> None:
@@ -69,13 +71,13 @@ def test_nothing_at_all_has_figures_too() -> None:
 def test_shares_of_several_samples_are_those_of_all_choices_of_k() -> None:
     right, samples = [0, 1, 3, 6], 6
 
-    found = shares(right, samples)
+    result = shares(right, samples)
 
     for k in (1, 2, 4, 6):
-        chosen = [any(answer < count for answer in some) for count in right for some in combinations(range(samples), k)]
-        assert found[f"pass@{k}"] == pytest.approx(mean([float(each) for each in chosen]))
-    assert found["mean@6"] == pytest.approx(found["pass@1"])
-    assert "pass@3" not in found
+        chosen = [any(answer < count for answer in pair) for count in right for pair in combinations(range(samples), k)]
+        assert result[f"pass@{k}"] == pytest.approx(mean([float(item) for item in chosen]))
+    assert result["mean@6"] == pytest.approx(result["pass@1"])
+    assert "pass@3" not in result
 
 
 @pytest.mark.parametrize("samples", [1, 4])
@@ -89,9 +91,9 @@ def test_intervals_hold_the_truth_in_95_of_100_evaluations(samples: int) -> None
     for _ in range(tries):
         chances = [easy if rng.random() < 0.5 else hard for _ in range(problems)]
         right = [sum(rng.random() < chance for _ in range(samples)) for chance in chances]
-        found = shares(right, samples)
+        result = shares(right, samples)
         for name in held:
-            held[name] += found[f"{name}_low"] <= truth[name] <= found[f"{name}_high"]
+            held[name] += result[f"{name}_low"] <= truth[name] <= result[f"{name}_high"]
 
     assert all(count / tries >= 0.93 for count in held.values())
 
@@ -117,4 +119,4 @@ def test_what_is_right_follows_no_reward() -> None:
 def test_pass_at_k_counts_choices_with_a_right_answer(samples: int, right: int, k: int) -> None:
     chosen = list(combinations(range(samples), k))
 
-    assert pass_at_k(samples, right, k) == pytest.approx(mean([float(min(each) < right) for each in chosen]))
+    assert pass_at_k(samples, right, k) == pytest.approx(mean([float(min(item) < right) for item in chosen]))

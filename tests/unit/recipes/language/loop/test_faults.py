@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.answers.answer_batch import RolloutBatch, ScoredAnswers
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.config.rollout_config import ServerSettings
 from recipes.language.engines.own.torch_engine import TorchEngine
@@ -37,13 +37,13 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalTrai
 def learned(monkeypatch: pytest.MonkeyPatch) -> list[Sequence]:
     """The answers that actors are given to learn from."""
     answers: list[Sequence] = []
-    of = RolloutBatch.of
+    of_groups = RolloutBatch.of_groups
 
-    def noted(given: list[Sequence], *rest: Any) -> RolloutBatch:
-        answers.extend(given)
-        return of(given, *rest)
+    def noted(groups: list[ScoredAnswers]) -> RolloutBatch:
+        answers.extend(answer for group in groups for answer in group.answers)
+        return of_groups(groups)
 
-    monkeypatch.setattr(RolloutBatch, "of", noted)
+    monkeypatch.setattr(RolloutBatch, "of_groups", noted)
     return answers
 
 
@@ -70,7 +70,7 @@ class TestEngines:
     ) -> None:
         failing(monkeypatch, 3, tries=1)
         metrics = train("runner.max_steps=2").metrics
-        assert all("failed/engine" not in each.metrics for each in metrics)
+        assert all("failed/engine" not in record.metrics for record in metrics)
         assert {answer.failure for answer in learned} == {""}
 
     def test_one_that_fails_again_is_left_out_and_counted(
@@ -79,7 +79,7 @@ class TestEngines:
         failing(monkeypatch, 3)
         metrics = train("runner.max_steps=2").metrics
         # One of the three answers to each of five prompts.
-        assert [each.metrics["failed/engine"] for each in metrics] == [5.0, 5.0]
+        assert [record.metrics["failed/engine"] for record in metrics] == [5.0, 5.0]
         shown = [answer for answer in learned if answer.request_id]
         assert {answer.sample for answer in shown} == {1, 2}
         assert len(shown) == 2 * 2 * 5

@@ -83,7 +83,7 @@ class Workers:
 def together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "recipes.language.loop.generation.wait_together",
-        lambda *handles: [handle.wait() for handle in sorted(handles, key=lambda each: not each.failed)],
+        lambda *handles: [handle.wait() for handle in sorted(handles, key=lambda item: not item.failed)],
     )
 
 
@@ -103,10 +103,10 @@ def test_every_prompt_returns_once_and_the_end_releases_all() -> None:
     stream.load_weights(3)
     stream.ask(prompts(0, 0, 0, 1, 0))
 
-    found: list[ScoredGroup] = []
-    while len(found) < 5:
-        found += stream.wait()
-    assert sorted(each.report.slot for each in found) == [0, 1, 2, 3, 4]
+    results: list[ScoredGroup] = []
+    while len(results) < 5:
+        results += stream.wait()
+    assert sorted(result.report.slot for result in results) == [0, 1, 2, 3, 4]
     assert stream.tokens_per_second() > 0
     assert stream.tokens_per_second() == 0
     stream.ask([])

@@ -14,14 +14,14 @@ from rlinf_core.channel.channel import Channel
 @pytest.fixture
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The gets whose handles were dropped unread, which people are told of."""
-    found: list[object] = []
+    result: list[object] = []
     # Those that other tests have left are told before.
     gc.collect()
     monkeypatch.setattr(
         "rlinf_core.channel.handle._reaper",
-        SimpleNamespace(start=lambda: None, watch=lambda _: None, dropped=SimpleNamespace(put=found.append)),
+        SimpleNamespace(start=lambda: None, watch=lambda _: None, dropped=SimpleNamespace(put=result.append)),
     )
-    return found
+    return result
 
 
 def test_items_come_in_order_and_a_poll_does_not_wait() -> None:

@@ -47,15 +47,15 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalTrai
 @pytest.fixture
 def learned(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[GroupReport]]:
     """The groups of each step, those as well that nobody learned from."""
-    found: dict[int, list[GroupReport]] = {}
+    result: dict[int, list[GroupReport]] = {}
     take = PromptPlan.take
 
     def noted(plan: PromptPlan, step: int) -> list[GroupReport]:
-        found[step] = take(plan, step)
-        return found[step]
+        result[step] = take(plan, step)
+        return result[step]
 
     monkeypatch.setattr(PromptPlan, "take", noted)
-    return found
+    return result
 
 
 def same_weights(one: LocalRun, other: LocalRun) -> bool:
@@ -123,7 +123,7 @@ def test_deaths_change_no_weight(train: LocalTrain) -> None:
     for death in DEATHS:
         run = train(*often, death=death)
         assert [type(event) for event in run.events].count(events.RunRestarted) == 1, death
-        assert [each.step for each in run.metrics] == [1, 2, 3, 4], death
+        assert [record.step for record in run.metrics] == [1, 2, 3, 4], death
         assert same_weights(whole, run), death
 
 
@@ -136,20 +136,20 @@ def test_async_generation_loses_and_doubles_nothing_on_deaths(
     )
 
     assert [type(event) for event in run.events].count(events.RunRestarted) == 1
-    assert [each.step for each in run.metrics] == [1, 2, 3, 4]
+    assert [record.step for record in run.metrics] == [1, 2, 3, 4]
     # Of a step that was repeated the last time counts: every prompt set aside was learned from once, or dropped.
-    found = Counter(each.problem for groups in learned.values() for each in groups)
-    assert set(found.values()) == {1}
-    assert sum(found.values()) == run.runner._plan.taken
+    counts = Counter(group.problem for groups in learned.values() for group in groups)
+    assert set(counts.values()) == {1}
+    assert sum(counts.values()) == run.runner._plan.taken
 
 
 def test_how_many_workers_answer_changes_no_answer(train: LocalTrain, learned: dict[int, list[GroupReport]]) -> None:
     """Three rollout workers for five prompts, so that they have unlike shares, and more reward workers than groups."""
-    found: list[list[GroupReport]] = []
+    result: list[list[GroupReport]] = []
     for rollouts, rewards in ((1, 1), (3, 6)):
         train("runner.max_steps=1", rollouts=rollouts, rewards=rewards)
-        found.append(learned[1])
-    assert found[0] == found[1]
+        result.append(learned[1])
+    assert result[0] == result[1]
 
 
 def test_an_engine_that_gives_up_its_memory_learns_the_same(train: LocalTrain, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +161,8 @@ def test_an_engine_that_gives_up_its_memory_learns_the_same(train: LocalTrain, m
         sleep(engine, level)
 
     monkeypatch.setattr(TorchEngine, "sleep", noted)
-    given = ("runner.max_steps=2", "runner.val_check_interval=1", "reward.soft_overlong=4")
-    plain, resting = train(*given).weights(), train(*given, "rollout.enable_offload=true").weights()
+    inputs = ("runner.max_steps=2", "runner.val_check_interval=1", "reward.soft_overlong=4")
+    plain, resting = train(*inputs).weights(), train(*inputs, "rollout.enable_offload=true").weights()
     # Before training nothing but an evaluation comes, whose weights are needed again.
     assert levels == [1, 2, 1, 2, 1]
     assert all(torch.equal(plain[name], resting[name]) for name in plain)
@@ -190,10 +190,10 @@ def test_groups_that_are_dropped_are_never_learned_from(
 
     run = train(*FILTERED)
 
-    assert sum(each.dropped for groups in learned.values() for each in groups) > 0
+    assert sum(group.dropped for groups in learned.values() for group in groups) > 0
     for step, rewards in zip(sorted(learned), seen, strict=True):
-        kept = [each for each in learned[step] if each.kept]
-        assert rewards == Counter(round(reward, 3) for each in kept for reward in each.rewards)
+        kept = [item for item in learned[step] if item.kept]
+        assert rewards == Counter(round(reward, 3) for item in kept for reward in item.rewards)
         assert run.metrics[step - 1].metrics["rollout/groups_kept"] == len(kept) / len(learned[step])
 
 
@@ -212,13 +212,13 @@ def test_generation_goes_on_while_the_actor_trains(
     )
 
     assert run.steps == [1, 2, 3, 4, 5, 6]
-    figures = [each.metrics for each in run.metrics]
-    assert all(0 <= each["rollout/staleness_mean"] <= each["rollout/staleness_max"] <= 2 for each in figures)
+    figures = [record.metrics for record in run.metrics]
+    assert all(0 <= figure["rollout/staleness_mean"] <= figure["rollout/staleness_max"] <= 2 for figure in figures)
     # Prompts of two later steps are asked for from the start, by the weights of the start.
     assert figures[2]["rollout/staleness_max"] > 0
     assert figures[0]["rollout/buffered"] + figures[0]["rollout/in_flight"] > 0
     assert figures[5]["rollout/buffered"] + figures[5]["rollout/in_flight"] == 0
-    problems = Counter(each.problem for groups in learned.values() for each in groups)
+    problems = Counter(group.problem for groups in learned.values() for group in groups)
     assert set(problems.values()) == {1}
 
 
@@ -232,7 +232,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn(engine: TorchEngine) -> list[Sequence]:
         rows: Any = engine._rows  # pyright: ignore[reportPrivateUsage]
         steps = [row.params.seed % 2**32 for row, alive in zip(rows._rows, rows._alive.tolist(), strict=True) if alive]
-        counts = [len(each.tokens) for each in rows.unfinished()]
+        counts = [len(item.tokens) for item in rows.unfinished()]
         if saved.is_set() or min(steps, default=0) < 4 or min(counts, default=0) < 5:
             return step(engine)
         holding.add(id(engine))
@@ -253,16 +253,16 @@ def test_a_checkpoint_keeps_what_waits_and_what_is_under_way(
     train: LocalTrain, learned: dict[int, list[GroupReport]], tmp_path: Path, held: None
 ) -> None:
     whole = train(*LONG, "runner.save_interval=2", "runner.max_steps=5", rollouts=2)
-    prompts = {step: [each.problem for each in groups] for step, groups in learned.items()}
+    prompts = {step: [group.problem for group in groups] for step, groups in learned.items()}
     override = resume_at(whole, 2, tmp_path / "copy")
     checkpoint = tmp_path / "copy/checkpoints/global_step_2"
     kept = json.loads((checkpoint / "data.json").read_text())
-    waiting = {each["step"]: [report["problem"] for report in each["reports"]] for each in kept["batches"]}
-    before = {each.problem: each for step in (3, 4) for each in learned[step]}
-    under_way = sum(len(each["places"]) - len(each["reports"]) for each in kept["batches"])
-    begun = load_unfinished([int(each) for each in kept["unfinished"]], checkpoint)
-    drawn = [each for group in begun for each in group.answers]
-    assert {each.finish_reason for each in drawn} >= {"aborted"}
+    waiting = {batch["step"]: [report["problem"] for report in batch["reports"]] for batch in kept["batches"]}
+    before = {item.problem: item for step in (3, 4) for item in learned[step]}
+    under_way = sum(len(batch["places"]) - len(batch["reports"]) for batch in kept["batches"])
+    begun = load_unfinished([int(item) for item in kept["unfinished"]], checkpoint)
+    drawn = [answer for group in begun for answer in group.answers]
+    assert {item.finish_reason for item in drawn} >= {"aborted"}
     learned.clear()
 
     # Another number of workers: whoever gets the prompt goes on with its answers.
@@ -280,15 +280,15 @@ def test_a_checkpoint_keeps_what_waits_and_what_is_under_way(
     assert (items.step, items.fates) == (2, in_flight)
     counts = {"restored": len(restored), "continued": len(begun), "done again": under_way - len(begun)}
     assert {fate: len(items) for fate, items in in_flight.items()} == {fate: n for fate, n in counts.items() if n}
-    for each in (*learned[3], *learned[4]):
-        if each.problem in restored:
-            assert each.rewards == before[each.problem].rewards
+    for entry in (*learned[3], *learned[4]):
+        if entry.problem in restored:
+            assert entry.rewards == before[entry.problem].rewards
     # The tokens of the checkpoint are those that were learned from, by the versions that drew them.
-    found = learned_from(resumed)
-    for each in drawn:
+    result = learned_from(resumed)
+    for entry in drawn:
         assert any(
-            tokens[: len(each.tokens)] == each.tokens and versions[: len(each.tokens)] == each.versions
-            for tokens, versions in found
+            tokens[: len(entry.tokens)] == entry.tokens and versions[: len(entry.tokens)] == entry.versions
+            for tokens, versions in result
         )
 
 
@@ -299,7 +299,7 @@ def learned_from(run: LocalRun) -> list[tuple[tuple[int, ...], tuple[int, ...]]]
         for file in (run.folder.path / "samples").glob("step_*.jsonl")
         for line in file.read_text().splitlines()
     ]
-    return [(tuple(each["tokens"]), tuple(each["versions"])) for each in records]
+    return [(tuple(record["tokens"]), tuple(record["versions"])) for record in records]
 
 
 def test_learning_rates_fall_by_the_end_of_the_last_epoch(train: LocalTrain) -> None:
@@ -313,13 +313,13 @@ def test_learning_rates_fall_by_the_end_of_the_last_epoch(train: LocalTrain) -> 
         "actor.optim.min_lr_ratio=0",
     )
 
-    assert [each.metrics["train/actor/lr"] for each in run.metrics] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+    assert [record.metrics["train/actor/lr"] for record in run.metrics] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
 
 
 @pytest.mark.parametrize("skips", [False, True])
 def test_what_was_compared_stands_in_the_run_folder(train: LocalTrain, skips: bool) -> None:
     run = train("runner.max_steps=1", f"runner.skip_checks={skips}".lower(), "algorithm.recompute_logprobs=true")
-    found = {(each.component, each.what): each for each in read_comparisons(run.folder.path)}
+    results = {(comparison.component, comparison.what): comparison for comparison in read_comparisons(run.folder.path)}
     costly = {("actor", "log-probabilities of `Qwen2ForCausalLM`")}
     costly |= {("rollout", "greedy answers of `Qwen2ForCausalLM` by the engine `torch`")}
     cheap = {
@@ -327,16 +327,16 @@ def test_what_was_compared_stands_in_the_run_folder(train: LocalTrain, skips: bo
         ("actor", "log-probabilities of the engine"),
         ("rollout", "rows of `data`"),
     }
-    assert costly | cheap <= set(found)
+    assert costly | cheap <= set(results)
     for key in costly:
-        check = found[key]
+        check = results[key]
         assert check.verdict == ("skipped" if skips else "agrees")
         assert (check.seconds is None) is skips
         if not skips:
             assert check.largest_difference is not None
             assert check.bound is not None
             assert check.largest_difference <= check.bound
-    gap = found["actor", "log-probabilities of the engine"]
+    gap = results["actor", "log-probabilities of the engine"]
     assert (gap.verdict, gap.bound) == ("agrees", 1e-2)
 
 

@@ -4,8 +4,8 @@ from recipes.language.loop.reasoning_runner import group_metrics
 from recipes.language.prompts.prompt_messages import GroupReport
 
 
-def group(slot: int, rewards: tuple[float, ...], tokens: int = 10, **given: object) -> GroupReport:
-    found = {
+def group(slot: int, rewards: tuple[float, ...], tokens: int = 10, **options: object) -> GroupReport:
+    result = {
         "step": 1,
         "problem": slot,
         "source": "sums",
@@ -16,9 +16,9 @@ def group(slot: int, rewards: tuple[float, ...], tokens: int = 10, **given: obje
         "parts": {},
         "oldest": 0,
         "version_sum": 0,
-        **given,
+        **options,
     }
-    return GroupReport(slot=slot, rewards=rewards, tokens=tokens, **found)  # type: ignore[arg-type]
+    return GroupReport(slot=slot, rewards=rewards, tokens=tokens, **result)  # type: ignore[arg-type]
 
 
 def test_figures_of_a_step() -> None:
@@ -28,12 +28,12 @@ def test_figures_of_a_step() -> None:
         group(2, (), tokens=0, skipped=True),
     ]
 
-    found = group_metrics(groups)
+    result = group_metrics(groups)
 
-    assert found["rollout/reward"] == 0.75
-    assert found["rollout/truncated"] == 0.25
-    assert found["rollout/prompts_skipped"] == 1
-    assert found["rollout/response_length"] == 2
-    assert found["rollout/prompt_length"] == 3
-    assert found["failed/timeout"] == 2
-    assert found["reward/style"] == 0.75
+    assert result["rollout/reward"] == 0.75
+    assert result["rollout/truncated"] == 0.25
+    assert result["rollout/prompts_skipped"] == 1
+    assert result["rollout/response_length"] == 2
+    assert result["rollout/prompt_length"] == 3
+    assert result["failed/timeout"] == 2
+    assert result["reward/style"] == 0.75

@@ -81,7 +81,7 @@ def test_windows_hold_in_rows_of_many_short_sequences(name: str) -> None:
             for start, length in zip(starts, lengths, strict=True)
         ]
         wanted = torch.cat(
-            [each.gather(1, tokens[0, places + 1, None]) for each, places in zip(apart, inner, strict=True)]
+            [item.gather(1, tokens[0, places + 1, None]) for item, places in zip(apart, inner, strict=True)]
         )
         places = torch.cat(inner)
         plan = PackedPlan([Segment(start, length) for start, length in zip(starts, lengths, strict=True)])

@@ -24,12 +24,12 @@ def test_packed_sequences_equal_single_ones_with_gradients(seed: int, size: int,
     batch = random_batch(seed, size=size, common=common)
     weights = torch.randn(len(batch.trained), generator=torch.Generator().manual_seed(seed))
 
-    found = policy(pack(batch, share_prompts=share)).logprobs
-    (found * weights).sum().backward()
+    logprobs = policy(pack(batch, share_prompts=share)).logprobs
+    (logprobs * weights).sum().backward()
     expected = plain_logprobs(plain, batch)
     (expected * weights).sum().backward()
 
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, atol=2e-5, rtol=1e-4)
 
@@ -74,11 +74,11 @@ class Largest(TorchDispatchMode):
         self.vocabulary, self.head, self.numbers = vocabulary, head, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for each in found if isinstance(found, (tuple, list)) else (found,):
-            if isinstance(each, torch.Tensor) and self.vocabulary in each.shape and each.numel() != self.head:
-                self.numbers = max(self.numbers, each.numel())
-        return found
+        result = func(*args, **(kwargs or {}))
+        for item in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(item, torch.Tensor) and self.vocabulary in item.shape and item.numel() != self.head:
+                self.numbers = max(self.numbers, item.numel())
+        return result
 
 
 @pytest.mark.parametrize("entropy", [False, True])
@@ -109,7 +109,7 @@ def test_backward_memory_does_not_grow_with_the_vocabulary(
     hidden = torch.randn(120, 8, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         chunked_logprobs(hidden, head, torch.randint(0, vocabulary, (120,)))
-    assert sum(each.numel() for each in kept if vocabulary in each.shape[-1:]) == 0
+    assert sum(item.numel() for item in kept if vocabulary in item.shape[-1:]) == 0
 
 
 def test_checkpointed_layers_recompute_and_drop_nothing() -> None:
@@ -128,7 +128,7 @@ def test_checkpointed_layers_recompute_and_drop_nothing() -> None:
             cast("Any", block).mlp.register_forward_pre_hook(counted)
         assert not cast("Any", policy.blocks[0]).mlp.training
         policy(pack(random_batch(7))).logprobs.sum().backward()
-        gradients.append([each.grad.clone() for each in policy.parameters() if each.grad is not None])
+        gradients.append([weight.grad.clone() for weight in policy.parameters() if weight.grad is not None])
         calls.append(count)
     assert calls == [3, 6]
     for plain, computed in zip(*gradients, strict=True):
@@ -154,11 +154,11 @@ def test_half_the_bits_give_nearly_the_same() -> None:
     batch = random_batch(9)
     expected = LanguagePolicy(tiny_model())(pack(batch)).logprobs
     policy = LanguagePolicy(tiny_model().to(torch.bfloat16))
-    found = policy(pack(batch)).logprobs
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
-    found.sum().backward()
-    assert all(bool(each.grad.isfinite().all()) for each in policy.parameters() if each.grad is not None)
+    logprobs = policy(pack(batch)).logprobs
+    assert logprobs.dtype == torch.float32
+    torch.testing.assert_close(logprobs, expected, atol=0.1, rtol=0)
+    logprobs.sum().backward()
+    assert all(bool(weight.grad.isfinite().all()) for weight in policy.parameters() if weight.grad is not None)
     values = ValueModel(tiny_model().to(torch.bfloat16))(pack(batch))
     assert values.dtype == torch.float32
 
@@ -167,12 +167,12 @@ def test_a_temperature_divides_the_logits() -> None:
     model, plain = tiny_model(), tiny_model()
     batch = random_batch(6, groups=1, size=1)
 
-    found = LanguagePolicy(model)(pack(batch), 0.5).logprobs
+    logprobs = LanguagePolicy(model)(pack(batch), 0.5).logprobs
 
     row, prompt = batch.tokens[None], int(batch.prompt_lengths[0])
     logits = plain(row).logits[0, prompt - 1 : -1] / 0.5
     expected = logits.log_softmax(-1).gather(1, row[0, prompt:, None])[:, 0]
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
 
 
 def test_segments_of_a_group_pack_with_their_own_prompts() -> None:

@@ -17,8 +17,8 @@ from recipes.language.prompts.prompt_messages import GroupReport, Prompt, stalen
 from recipes.language.prompts.prompt_plan import PromptPlan
 
 
-def made(**given: int) -> PromptPlan:
-    known = {"batch_size": 3, "max_staleness": 0, "max_refills": 0, "workers": 2, "answers": 2, **given}
+def made(**options: int) -> PromptPlan:
+    known = {"batch_size": 3, "max_staleness": 0, "max_refills": 0, "workers": 2, "answers": 2, **options}
     return PromptPlan(**known, temperature=1.0, shown=lambda step: 1)
 
 
@@ -51,13 +51,13 @@ def test_synchronous_step_deals_the_next_problems_to_workers() -> None:
     for prompt in first:
         plan.arrived(answered(prompt))
 
-    assert [(each.slot, each.position, each.worker, each.shown) for each in first] == [
+    assert [(item.slot, item.position, item.worker, item.shown) for item in first] == [
         (0, 0, 0, True),
         (1, 1, 1, False),
         (2, 2, 0, False),
     ]
-    assert [each.problem for each in plan.take(1)] == [0, 1, 2]
-    assert [(each.slot, each.position) for each in plan.due(range(2, 3), 1)] == [(0, 3), (1, 4), (2, 5)]
+    assert [item.problem for item in plan.take(1)] == [0, 1, 2]
+    assert [(item.slot, item.position) for item in plan.due(range(2, 3), 1)] == [(0, 3), (1, 4), (2, 5)]
 
 
 def test_dropped_groups_are_replaced_together_and_only_so_often() -> None:
@@ -70,13 +70,13 @@ def test_dropped_groups_are_replaced_together_and_only_so_often() -> None:
     plan.arrived(answered(first[2]))
 
     second = plan.due(range(1, 2), 0)
-    assert [each.position for each in second] == [3, 4]
-    assert not {each.slot for each in second} & {each.slot for each in first}
+    assert [item.position for item in second] == [3, 4]
+    assert not {item.slot for item in second} & {item.slot for item in first}
     plan.arrived(answered(second[0], dropped=True))
     plan.arrived(answered(second[1]))
 
     assert plan.due(range(1, 2), 0) == []
-    assert [each.problem for each in plan.take(1) if each.kept] == [2, 4]
+    assert [item.problem for item in plan.take(1) if item.kept] == [2, 4]
 
 
 @pytest.mark.parametrize(("max_refills", "refilled"), [(0, 4), (2, 4), (6, 6)])
@@ -90,8 +90,8 @@ def test_spoiled_groups_are_refilled_even_without_filters(max_refills: int, refi
     assert positions == list(range(refilled + 1))
     # Nothing of them is learned from, and every failure is counted.
     reports = plan.take(1)
-    assert [each.kept for each in reports] == [False] * (refilled + 1)
-    assert sum(each.failed for each in reports) == 2 * (refilled + 1)
+    assert [report.kept for report in reports] == [False] * (refilled + 1)
+    assert sum(report.failed for report in reports) == 2 * (refilled + 1)
 
 
 def test_a_spoiled_group_makes_room_for_a_whole_one() -> None:
@@ -101,22 +101,22 @@ def test_a_spoiled_group_makes_room_for_a_whole_one() -> None:
     (again,) = plan.due(range(1, 2), 0)
     for prompt in (*first[1:], again):
         plan.arrived(answered(prompt))
-    assert [each.problem for each in plan.take(1) if each.kept] == [1, 2, 3]
+    assert [item.problem for item in plan.take(1) if item.kept] == [1, 2, 3]
 
 
 def test_asynchronous_mode_replaces_a_dropped_group_at_once() -> None:
     plan = made(max_staleness=1, max_refills=1)
     first = plan.due(range(1, 3), 0)
-    assert [each.step for each in first] == [1, 1, 1, 2, 2, 2]
+    assert [item.step for item in first] == [1, 1, 1, 2, 2, 2]
 
     plan.arrived(answered(first[0], dropped=True))
 
-    assert [(each.position, each.step) for each in plan.due(range(1, 3), 0)] == [(6, 1)]
+    assert [(item.position, item.step) for item in plan.due(range(1, 3), 0)] == [(6, 1)]
 
 
 def test_later_steps_need_newer_weights() -> None:
     plan = made(max_staleness=2)
-    assert {(each.step, each.version) for each in plan.due(range(5, 8), 4)} == {(5, 2), (6, 3), (7, 4)}
+    assert {(item.step, item.version) for item in plan.due(range(5, 8), 4)} == {(5, 2), (6, 3), (7, 4)}
 
 
 def test_a_worker_with_much_to_do_gets_nothing_new() -> None:
@@ -125,8 +125,8 @@ def test_a_worker_with_much_to_do_gets_nothing_new() -> None:
     for prompt in first:
         if prompt.worker:
             plan.arrived(answered(prompt))
-    assert Counter(each.worker for each in first) == {0: 2, 1: 1, 2: 1}
-    assert Counter(each.worker for each in plan.due(range(1, 3), 0)) == {1: 2, 2: 2}
+    assert Counter(item.worker for item in first) == {0: 2, 1: 1, 2: 1}
+    assert Counter(item.worker for item in plan.due(range(1, 3), 0)) == {1: 2, 2: 2}
 
 
 def test_a_report_of_nothing_that_was_asked_is_refused() -> None:
@@ -152,8 +152,8 @@ def test_checkpoint_restores_the_buffer_and_asks_for_the_rest() -> None:
     # One group is there, one prompt was under way; the replacement of the dropped one was never handed out.
     assert restored[:3] == ((first[3].slot,), (), 1)
     due = again.due(range(2, 4), 1)
-    assert [(each.position, each.step) for each in due if each.step == 2] == [(5, 2), (6, 2)]
-    assert len({each.slot for each in due} | {first[3].slot, first[4].slot}) == len(due) + 2
+    assert [(item.position, item.step) for item in due if item.step == 2] == [(5, 2), (6, 2)]
+    assert len({item.slot for item in due} | {first[3].slot, first[4].slot}) == len(due) + 2
     assert again.taken == 10
 
 
@@ -164,7 +164,7 @@ def test_checkpointed_prompts_continue_unless_too_old() -> None:
         plan.arrived(answered(prompt))
     plan.take(1)
     # The first of these has arrived meanwhile, the last was not begun.
-    *_, last = positions = [each.position for each in prompts[3:]]
+    *_, last = positions = [prompt.position for prompt in prompts[3:]]
     kept: dict[int, int | None] = {**dict.fromkeys(positions, 0), positions[1]: 1, last: None}
     state = json.loads(json.dumps(plan.state(kept)))
 
@@ -180,7 +180,7 @@ def test_checkpointed_prompts_continue_unless_too_old() -> None:
         "done again": [names[last]],
     }
     due = again.due(range(2, 5), 1)
-    assert {each.position for each in due if each.begun} == set(positions[1:-1])
+    assert {item.position for item in due if item.begun} == set(positions[1:-1])
     # Those of step 3 were drawn by weights that are two versions older than those that learn from them.
     younger = made(max_staleness=1)
     assert younger.restore(state, step=1, version=1).continued == tuple(positions[1:3])
@@ -199,7 +199,7 @@ def test_restored_groups_beyond_a_smaller_bound_are_redone() -> None:
     assert restored.again == 3
     assert {fate: len(items) for fate, items in restored.fates.items()} == {"restored": 3, "done again": 3}
     assert {fate: len(items) for fate, items in plan.in_flight_at_checkpoint({}).items()} == {"restored": 6}
-    assert [each.version for each in again.due(range(2, 4), 1) if each.step == 3] == [1, 1, 1]
+    assert [item.version for item in again.due(range(2, 4), 1) if item.step == 3] == [1, 1, 1]
 
 
 def test_staleness_counts_tokens() -> None:
@@ -226,8 +226,8 @@ class Engines:
         """Draw tokens of some prompts, or load weights; sometimes nothing happens."""
         if self.rng.random() < 0.3:
             self.version = self.rng.randint(self.version, self.offered)
-        begun = [each for each in self.waiting if each.version <= self.version and self.rng.random() < 0.7]
-        self.waiting = [each for each in self.waiting if each not in begun]
+        begun = [item for item in self.waiting if item.version <= self.version and self.rng.random() < 0.7]
+        self.waiting = [item for item in self.waiting if item not in begun]
         for prompt in begun:
             assert prompt.slot not in self.running
             drawn = [*self.begun[prompt.position]] if prompt.begun else []
@@ -276,21 +276,21 @@ def test_tokens_stay_within_the_bound_and_prompts_come_once(
             engines.ask(plan.due(steps, version))
             assert len(plan.buffered) <= batch * (bound + 1)
         groups = plan.take(step)
-        kept = [each for each in groups if each.kept]
+        kept = [group for group in groups if group.kept]
         assert len(kept) <= batch
         assert len(kept) == batch or refills == 0 or dropping
         assert staleness(kept, version)[1] <= bound
-        seen.update(each.problem for each in groups)
+        seen.update(group.problem for group in groups)
         if step == stopped:
             begun = {prompt.position: drawn for prompt, _, drawn in engines.running.values()}
             state = json.loads(
-                json.dumps(plan.state({each: min(drawn, default=None) for each, drawn in begun.items()}))
+                json.dumps(plan.state({name: min(drawn, default=None) for name, drawn in begun.items()}))
             )
             under_way = plan.in_flight
             plan, engines = plan_made(), Engines(rng, step, step, begun=begun)
             restored = plan.restore(state, step, step)
             assert restored.again + len(restored.continued) == under_way
-            assert set(restored.continued) == {each for each, drawn in begun.items() if drawn}
+            assert set(restored.continued) == {name for name, drawn in begun.items() if drawn}
     # Every prompt was taken once, and every one that was set aside was learned from or dropped as its report says.
     assert seen == Counter(range(plan.taken))
 

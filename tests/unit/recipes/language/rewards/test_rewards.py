@@ -186,11 +186,11 @@ def test_the_last_number_of_a_text_is_read_exactly(value: Fraction) -> None:
 
 @given(st.text(alphabet="ab{}\\ boxed", max_size=40))
 def test_what_is_boxed_has_matching_braces(text: str) -> None:
-    found = boxed_content(text)
-    if found is not None:
-        assert found.count("{") == found.count("}")
+    result = boxed_content(text)
+    if result is not None:
+        assert result.count("{") == result.count("}")
         # A list of neighbouring boxes is joined by ", ", which this alphabet lacks.
-        assert all(part in text for part in found.split(", "))
+        assert all(part in text for part in result.split(", "))
 
 
 def test_right_and_wrong_answers_have_the_rewards_that_are_set() -> None:
@@ -202,17 +202,17 @@ def test_right_and_wrong_answers_have_the_rewards_that_are_set() -> None:
 
 def test_an_answer_that_cannot_be_scored_costs_itself(functions: str) -> None:
     with Scorer(f"{functions}:score", incorrect=-1.0, timeout=1.0) as scorer:
-        found = {
+        diagnostics = {
             text: scorer.score(Item(text=text, answer="", row={"style": 2}))
             for text in ("ab", "nan", "raise", "hang", "die", "wrong type", "abc")
         }
 
-    assert (found["ab"].reward, found["abc"].reward) == (2.0, 3.0)
-    assert found["abc"].parts == {"style": 2.0}
-    failed = {text: score.failure for text, score in found.items() if score.failure}
+    assert (diagnostics["ab"].reward, diagnostics["abc"].reward) == (2.0, 3.0)
+    assert diagnostics["abc"].parts == {"style": 2.0}
+    failed = {text: score.failure for text, score in diagnostics.items() if score.failure}
     assert failed == {"nan": "error", "raise": "error", "hang": "timeout", "die": "crash", "wrong type": "error"}
-    assert all(found[text].reward == -1.0 for text in failed)
-    assert "no idea" in found["raise"].reason
+    assert all(diagnostics[text].reward == -1.0 for text in failed)
+    assert "no idea" in diagnostics["raise"].reason
 
 
 def test_an_async_function_is_awaited(functions: str) -> None:
@@ -222,10 +222,10 @@ def test_an_async_function_is_awaited(functions: str) -> None:
 
 def test_an_async_function_judges_all_answers_of_a_group_at_once(functions: str) -> None:
     with Scorer(f"{functions}:judge", timeout=20.0) as scorer:
-        found = scorer.score_all([Item(text="x" * n, answer="") for n in range(100)])
+        scores = scorer.score_all([Item(text="x" * n, answer="") for n in range(100)])
 
-    assert [each.reward for each in found] == list(range(100))
-    assert found[-1].parts == {"together": 100.0}
+    assert [result.reward for result in scores] == list(range(100))
+    assert scores[-1].parts == {"together": 100.0}
 
 
 def test_array_of_one_number_is_a_reward(functions: str) -> None:
@@ -247,26 +247,26 @@ def test_judge_that_was_away_is_asked_again(functions: str) -> None:
 )
 def test_one_of_several_at_once_costs_itself(functions: str, bad: str, failure: str) -> None:
     with Scorer(f"{functions}:judge", timeout=1.0, loading=1.0) as scorer:
-        found = scorer.score_all([Item(text=text, answer="") for text in ("a", "bb", bad, "dddd")])
+        scores = scorer.score_all([Item(text=text, answer="") for text in ("a", "bb", bad, "dddd")])
 
-    assert [each.failure for each in found] == ["", "", failure, ""]
-    assert [each.reward for each in found] == [1.0, 2.0, 0.0, 4.0]
+    assert [result.failure for result in scores] == ["", "", failure, ""]
+    assert [result.reward for result in scores] == [1.0, 2.0, 0.0, 4.0]
 
 
 def test_a_function_is_given_what_it_names(functions: str) -> None:
     item = Item(prompt="four", text="7", answer="7", row={"data_source": "abc", "n": 5})
     with Scorer(f"{functions}:of_another_project") as scorer:
-        found = scorer.score(item)
-        assert (found.reward, found.parts) == (1.0, {"source": 3.0, "extra": 5.0})
+        scored = scorer.score(item)
+        assert (scored.reward, scored.parts) == (1.0, {"source": 3.0, "extra": 5.0})
     with Scorer(f"{functions}:everything") as scorer:
-        found = scorer.score(item)
-        assert (found.reward, found.parts) == (4.0, {"others": 4.0})
+        scored = scorer.score(item)
+        assert (scored.reward, scored.parts) == (4.0, {"others": 4.0})
 
 
 def test_no_part_of_a_reward_is_nan(functions: str) -> None:
     with Scorer(f"{functions}:part_that_is_nan") as scorer:
-        found = scorer.score(Item(text="x", answer=""))
-    assert (found.reward, found.failure, found.parts) == (0.0, "error", {})
+        scored = scorer.score(Item(text="x", answer=""))
+    assert (scored.reward, scored.failure, scored.parts) == (0.0, "error", {})
 
 
 @pytest.mark.parametrize("name", ["stubborn", "in_c"])
@@ -423,9 +423,9 @@ def test_a_list_of_another_length_is_no_reward(functions: str) -> None:
 def test_a_function_of_no_known_signature_is_refused(functions: str, name: str) -> None:
     with Scorer(f"{functions}:{name}") as scorer, pytest.raises(ConfigError) as caught:
         scorer.start()
-    told = str(caught.value)
-    assert name in told
-    assert all(kind in told for kind in ("verl", "TRL", "OpenRLHF"))
+    output = str(caught.value)
+    assert name in output
+    assert all(kind in output for kind in ("verl", "TRL", "OpenRLHF"))
 
 
 def test_what_is_right_is_told_apart_from_its_reward(functions: str) -> None:

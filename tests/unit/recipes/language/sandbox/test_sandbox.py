@@ -60,8 +60,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     unix, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     unix.bind(path)
     abstract.bind(f"\0{name}")
-    for each in (unix, abstract):
-        each.listen()
+    for item in (unix, abstract):
+        item.listen()
     with pytest.MonkeyPatch.context() as patch, listening, unix, abstract:
         patch.setenv("RLINF_TEST_SECRET", SECRET)
         yield {
@@ -151,9 +151,9 @@ def test_program_abandoned_during_sandbox_creation_ends() -> None:
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_flood_is_cut_off(stream: str) -> None:
-    found = ran(f"import sys\nwhile True: sys.{stream}.write('x' * 4096)")
-    assert found.flooded
-    assert max(len(found.output), len(found.errors)) <= 3 * sandbox.OUTPUT_BYTES
+    diagnostics = ran(f"import sys\nwhile True: sys.{stream}.write('x' * 4096)")
+    assert diagnostics.flooded
+    assert max(len(diagnostics.output), len(diagnostics.errors)) <= 3 * sandbox.OUTPUT_BYTES
 
 
 def test_a_program_that_ends_leaves_no_process() -> None:
@@ -165,7 +165,7 @@ def test_a_program_that_ends_leaves_no_process() -> None:
 def test_the_tool_tells_what_was_printed_or_why_not() -> None:
     tool = Python(SandboxLimits())
     assert asyncio.run(tool.call("print(6 * 7)")) == "42"
-    for program, told in {
+    for program, output in {
         "1 / 0": "ZeroDivisionError: division by zero",
         "print(": "SyntaxError: '(' was never closed",
         "import os; os._exit(3)": "the program ended with status 3",
@@ -174,7 +174,7 @@ def test_the_tool_tells_what_was_printed_or_why_not() -> None:
     }.items():
         with pytest.raises(ToolError) as error:
             asyncio.run(tool.call(program))
-        assert str(error.value) == told
+        assert str(error.value) == output
 
 
 def test_two_programs_share_no_file() -> None:
@@ -222,32 +222,32 @@ def test_doctor_says_what_allows_forbidden_namespaces(monkeypatch: pytest.Monkey
         program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
-    found = sandbox_probe.look()
+    result = sandbox_probe.look()
 
-    assert found["verdict"] == "fault"
-    assert found["what"].endswith("No permissions to create new namespace")
-    assert "sysctl user.max_user_namespaces" in found["help"]
+    assert result["verdict"] == "fault"
+    assert result["what"].endswith("No permissions to create new namespace")
+    assert "sysctl user.max_user_namespaces" in result["help"]
 
 
 def test_doctor_is_told_of_the_program_that_makes_sandboxes() -> None:
     done = subprocess.run(
         [sys.executable, "-m", sandbox_probe.__name__], capture_output=True, text=True, check=True, timeout=120
     )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["verdict"] == "ok"
-    assert found["what"].startswith("bubblewrap ")
+    loaded = json.loads(done.stdout.splitlines()[-1])
+    assert loaded["verdict"] == "ok"
+    assert loaded["what"].startswith("bubblewrap ")
 
 
 def _sandboxes() -> set[str]:
     """Return the processes of sandboxes that live, by pid."""
-    found: set[str] = set()
+    result: set[str] = set()
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and b"--disable-userns" in (entry / "cmdline").read_bytes():
-                found.add(entry.name)
+                result.add(entry.name)
         except OSError:
             continue
-    return found
+    return result
 
 
 def _left(before: set[str]) -> set[str]:

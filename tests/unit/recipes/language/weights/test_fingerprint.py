@@ -41,9 +41,9 @@ def test_memory_of_another_form_is_never_written(target: torch.Tensor) -> None:
 
 def test_fingerprint_depends_on_names_shapes_and_types() -> None:
     one, two = torch.arange(6.0), torch.arange(4.0)
-    found = fingerprint([("a", one), ("b", two)])
+    result = fingerprint([("a", one), ("b", two)])
 
-    assert found == fingerprint([("b", two), ("a", one)])
+    assert result == fingerprint([("b", two), ("a", one)])
     others = [
         [("a", two), ("b", one)],
         [("a", one), ("c", two)],
@@ -51,4 +51,4 @@ def test_fingerprint_depends_on_names_shapes_and_types() -> None:
         [("a", one.double()), ("b", two)],
         [("a", one)],
     ]
-    assert found not in {fingerprint(each) for each in others}
+    assert result not in {fingerprint(other) for other in others}

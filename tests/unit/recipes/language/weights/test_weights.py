@@ -59,7 +59,7 @@ def mail(**changes: int) -> Mail:
 def test_an_engine_gets_every_tensor_by_its_name() -> None:
     receiver: Any = Receiver()
     IncomingWeights(mail().receive).wait().apply(receiver)
-    assert {name: tuple(each.shape) for name, each in receiver.held.items()} == {
+    assert {name: tuple(value.shape) for name, value in receiver.held.items()} == {
         "a": (70, 90),
         "b": (5,),
         "c": (),
@@ -73,7 +73,7 @@ def test_weights_travel_in_pieces_that_hold_whole_tensors(monkeypatch: pytest.Mo
     monkeypatch.setattr("recipes.training.weights.sent_weights.PIECE_BYTES", 100)
     sent = mail().sent
     assert [[place.name for place in piece] for piece in sent[0].pieces] == [["b"], ["a"], ["c", "d"]]
-    assert sum(piece.nbytes for piece in sent[1:-1]) < 2 * sum(each.nbytes for each in NAMED.values())
+    assert sum(piece.nbytes for piece in sent[1:-1]) < 2 * sum(item.nbytes for item in NAMED.values())
     receiver: Any = Receiver()
     IncomingWeights(Mail(sent).receive).wait().apply(receiver)
     assert all(torch.equal(receiver.held[name.removeprefix("model.")], tensor) for name, tensor in NAMED.items())

@@ -73,10 +73,10 @@ def test_first_failure_of_each_cause_is_logged_all_are_counted(monkeypatch: pyte
     worker, hub, warnings = worker_of(monkeypatch, scores=FAILING)
 
     hub.channel("answers").put([group(0, "bad", "2", "bad"), group(1, "late", "bad")], key="0")
-    reports = [each.report for each in worker.score((0, 1))]
+    reports = [item.report for item in worker.score((0, 1))]
 
-    assert [each.failures for each in reports] == [{"error": 2}, {"timeout": 1, "error": 1}]
-    assert [each.failure for each in reports] == ["why bad", "why late"]
+    assert [report.failures for report in reports] == [{"error": 2}, {"timeout": 1, "error": 1}]
+    assert [report.failure for report in reports] == ["why bad", "why late"]
     assert warnings == [
         "an answer failed and was dropped: why bad; further ones are counted as failed/error",
         "an answer failed and was dropped: why late; further ones are counted as failed/timeout",
@@ -87,13 +87,13 @@ def test_what_could_not_be_scored_is_no_sample(monkeypatch: pytest.MonkeyPatch) 
     worker, hub, _ = worker_of(monkeypatch, scores=FAILING)
 
     hub.channel("answers").put([group(0, "2", "bad", "3", "late"), group(1, "2", "bad"), group(2, "2", "3")], key="0")
-    reports = [each.report for each in worker.score((0, 1, 2))]
+    reports = [item.report for item in worker.score((0, 1, 2))]
 
-    assert [each.rewards for each in reports] == [(1.0, 0.0), (1.0,), (1.0, 0.0)]
-    assert [each.corrects for each in reports] == [(True, False), (True,), (True, False)]
-    assert [each.lengths for each in reports] == [(1, 1), (1,), (1, 1)]
+    assert [report.rewards for report in reports] == [(1.0, 0.0), (1.0,), (1.0, 0.0)]
+    assert [report.corrects for report in reports] == [(True, False), (True,), (True, False)]
+    assert [report.lengths for report in reports] == [(1, 1), (1,), (1, 1)]
     # One answer alone is compared with nothing: another group comes in its place.
-    assert [(each.spoiled, each.kept) for each in reports] == [(False, True), (True, False), (False, True)]
+    assert [(report.spoiled, report.kept) for report in reports] == [(False, True), (True, False), (False, True)]
     kept = worker._kept
     assert {slot: scored.rewards for slot, scored in kept.items()} == {0: [1.0, 0.0], 2: [1.0, 0.0]}
     assert [answer.sample for answer in kept[0].answers] == [0, 2]
@@ -116,10 +116,10 @@ def test_the_punishment_of_long_answers_is_no_verdict(monkeypatch: pytest.Monkey
     evaluation = training._replace(prompt=training.prompt._replace(slot=1, step=0))
 
     hub.channel("answers").put([training, evaluation], key="0")
-    reports = [each.report for each in worker.score((0, 1))]
+    reports = [item.report for item in worker.score((0, 1))]
 
-    assert [each.rewards for each in reports] == [(0.25, -0.75), (1.0, 0.0)]
-    assert [each.corrects for each in reports] == [(True, False)] * 2
+    assert [report.rewards for report in reports] == [(0.25, -0.75), (1.0, 0.0)]
+    assert [report.corrects for report in reports] == [(True, False)] * 2
 
 
 def data_of(file: Path, golds: list[str]) -> LanguageDataConfig:

@@ -72,9 +72,9 @@ def test_ppo_trains_a_critic_and_resumes_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_policy_begins_where_its_reference_is(lora: bool) -> None:
-    given = ["algorithm.kl_beta=0.5", REFERENCE]
-    given += ["actor.model.lora={rank: 2}", "actor.optim.lr=0.01"] if lora else []
-    made = job("math_laptop", *given)
+    inputs = ["algorithm.kl_beta=0.5", REFERENCE]
+    inputs += ["actor.model.lora={rank: 2}", "actor.optim.lr=0.01"] if lora else []
+    made = job("math_laptop", *inputs)
     made.step(1, half_right)
     assert made.metrics["train/actor/kl_ref"] == pytest.approx(0, abs=1e-5)
     made.step(2, half_right)
@@ -82,15 +82,15 @@ def test_the_policy_begins_where_its_reference_is(lora: bool) -> None:
 
 
 def test_the_actor_without_its_adapters_is_a_reference() -> None:
-    given = ("algorithm.kl_beta=0.5", "actor.model.lora={rank: 2}")
-    alone = job("math_laptop", *given, warm_start=0)
-    placed = job("math_laptop", *given, REFERENCE, warm_start=0)
+    inputs = ("algorithm.kl_beta=0.5", "actor.model.lora={rank: 2}")
+    alone = job("math_laptop", *inputs, warm_start=0)
+    placed = job("math_laptop", *inputs, REFERENCE, warm_start=0)
     assert alone.reference is None
     for step in (1, 2, 3):
         alone.step(step, half_right)
         placed.step(step, half_right)
-        found, expected = (each.metrics["train/actor/kl_ref"] for each in (alone, placed))
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-7)
+        results, expected = (item.metrics["train/actor/kl_ref"] for item in (alone, placed))
+        assert results == pytest.approx(expected, rel=1e-4, abs=1e-7)
     assert all(".lora_" in name for name, value in _changed(alone) if value)
 
 
@@ -121,8 +121,8 @@ def test_adapter_checkpoint_holds_adapters_alone_and_resumes(tmp_path: Path) -> 
 
 
 def test_a_divergence_in_the_reward_lowers_the_advantages() -> None:
-    given = ("algorithm.kl_beta=0.5", "algorithm.kl_in_reward=true", "algorithm.adv_type=reinforce_pp")
-    made = job("math_laptop", *given, REFERENCE)
+    inputs = ("algorithm.kl_beta=0.5", "algorithm.kl_in_reward=true", "algorithm.adv_type=reinforce_pp")
+    made = job("math_laptop", *inputs, REFERENCE)
     for step in (1, 2, 3):
         made.step(step, half_right)
     assert made.metrics["train/kl_in_reward"] > 0
@@ -130,7 +130,7 @@ def test_a_divergence_in_the_reward_lowers_the_advantages() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "setting",
     [
         ("algorithm.adv_type=dr_grpo", "algorithm.loss_agg_func=seq-mean-token-sum-norm"),
         ("algorithm.adv_type=rloo", "algorithm.entropy_bonus=0.01"),
@@ -139,12 +139,12 @@ def test_a_divergence_in_the_reward_lowers_the_advantages() -> None:
         ("algorithm.tis_cap=2", "algorithm.recompute_logprobs=true", "algorithm.update_epoch=2"),
     ],
 )
-def test_algorithms_by_name(given: tuple[str, ...]) -> None:
-    made = job("math_laptop", *given)
+def test_algorithms_by_name(setting: tuple[str, ...]) -> None:
+    made = job("math_laptop", *setting)
     made.step(1, half_right)
     assert made.metrics["train/actor/grad_norm"] > 0
     assert made.metrics["train/logprob_gap/max"] < 1e-4
-    if "algorithm.recompute_logprobs=true" in given:
+    if "algorithm.recompute_logprobs=true" in setting:
         assert made.metrics["train/actor/behaviour_weight"] == pytest.approx(1, abs=1e-4)
 
 
@@ -159,23 +159,23 @@ def _older_weights(batch: RolloutBatch) -> RolloutBatch:
 
 @pytest.mark.parametrize("recompute", ["true", "false"])
 def test_another_model_in_the_engine_is_told_or_ends_the_run(recompute: str) -> None:
-    given = (f"algorithm.recompute_logprobs={recompute}",)
+    inputs = (f"algorithm.recompute_logprobs={recompute}",)
     for check, warned in (("off", 0), ("warn", 1)):
-        made = job("math_laptop", *given, f"rollout.check_logprobs={check}")
+        made = job("math_laptop", *inputs, f"rollout.check_logprobs={check}")
         made.step(1, _another_engine)
         assert made.metrics["train/logprob_gap/mean"] == pytest.approx(0.3, abs=1e-4)
         assert len(made.warnings) == warned
         made.step(2, _older_weights)
         assert "train/logprob_gap/mean" not in made.metrics
         assert len(made.warnings) == warned
-    strict = job("math_laptop", *given, "rollout.check_logprobs=strict")
+    strict = job("math_laptop", *inputs, "rollout.check_logprobs=strict")
     strict.step(1, half_right)
     with pytest.raises(RLinfError, match=r"differ by up to 0\.3, more than 0\.01"):
         strict.step(2, _another_engine)
 
 
 def test_memory_is_bought_with_time_and_gives_the_same() -> None:
-    given: dict[str, tuple[str, ...]] = {
+    inputs: dict[str, tuple[str, ...]] = {
         "plain": (),
         "again": ("actor.fsdp_config={gradient_checkpointing: true}",),
         "small": ("actor.max_tokens_per_micro_batch=40",),
@@ -183,8 +183,8 @@ def test_memory_is_bought_with_time_and_gives_the_same() -> None:
         "apart": ("actor.share_prompts=false",),
     }
     weights: dict[str, Any] = {}
-    for name, each in given.items():
-        made = job("math_laptop", *each)
+    for name, item in inputs.items():
+        made = job("math_laptop", *item)
         made.step(1, half_right)
         weights[name] = made.weights()
     for name in ("again", "small", "few", "apart"):
@@ -206,16 +206,16 @@ def test_steps_smaller_than_half_the_bits_tell_add_up() -> None:
     assert made.metrics["train/actor/grad_norm"] > 0
 
 
-@pytest.mark.parametrize("given", [(), ("actor.model.lora={rank: 2}",)])
-def test_half_precision_is_for_engines_not_for_checkpoints(tmp_path: Path, given: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("setting", [(), ("actor.model.lora={rank: 2}",)])
+def test_half_precision_is_for_engines_not_for_checkpoints(tmp_path: Path, setting: tuple[str, ...]) -> None:
     from safetensors.torch import load_file
 
-    straight = job("math_laptop", BF16, *given)
+    straight = job("math_laptop", BF16, *setting)
     for step in (1, 2):
         straight.step(step, half_right)
         if step == 1:
             straight.save(tmp_path)
-    resumed = job("math_laptop", BF16, *given)
+    resumed = job("math_laptop", BF16, *setting)
     resumed.load(tmp_path)
     resumed.step(2, half_right)
 
@@ -223,7 +223,7 @@ def test_half_precision_is_for_engines_not_for_checkpoints(tmp_path: Path, given
     for name, value in resumed.weights().items():
         assert torch.equal(value, expected[name]), name
     stored = FileSystemReader(tmp_path / "actor").read_metadata().state_dict_metadata
-    types = {each.properties.dtype for each in stored.values() if isinstance(each, TensorStorageMetadata)}
+    types = {item.properties.dtype for item in stored.values() if isinstance(item, TensorStorageMetadata)}
     assert types == {torch.float32}
     sent = straight.actor._state.sent_weights()  # pyright: ignore[reportPrivateUsage]
     for places, piece in zip(sent.pieces, sent.tensors(), strict=True):
@@ -232,13 +232,13 @@ def test_half_precision_is_for_engines_not_for_checkpoints(tmp_path: Path, given
             assert torch.equal(place.of(piece), expected[f"actor.{place.name}"].bfloat16()), place.name
 
     straight.actor.save_model(str(tmp_path / "model"))
-    assert {each.dtype for each in load_file(tmp_path / "model" / "model.safetensors").values()} == {torch.bfloat16}
+    assert {item.dtype for item in load_file(tmp_path / "model" / "model.safetensors").values()} == {torch.bfloat16}
 
 
 def test_a_reference_of_half_the_bits_is_where_the_policy_begins() -> None:
     """Also where the first pass of all is one without the adapters."""
-    for given in (("actor.model.lora={rank: 2}",), (REFERENCE,), (REFERENCE, "actor.model.lora={rank: 2}")):
-        made = job("math_laptop", BF16, "algorithm.kl_beta=0.5", "actor.optim.lr=0.01", *given, warm_start=0)
+    for inputs in (("actor.model.lora={rank: 2}",), (REFERENCE,), (REFERENCE, "actor.model.lora={rank: 2}")):
+        made = job("math_laptop", BF16, "algorithm.kl_beta=0.5", "actor.optim.lr=0.01", *inputs, warm_start=0)
         made.step(1, half_right)
         assert made.metrics["train/actor/kl_ref"] == pytest.approx(0, abs=1e-3)
         assert made.metrics["train/actor/grad_norm"] > 0
@@ -247,12 +247,12 @@ def test_a_reference_of_half_the_bits_is_where_the_policy_begins() -> None:
 
 
 def test_values_of_half_the_bits_resume_to_the_bit(tmp_path: Path) -> None:
-    given = ("math_laptop_ppo", BF16)
-    straight = job(*given)
+    inputs = ("math_laptop_ppo", BF16)
+    straight = job(*inputs)
     straight.step(1, half_right)
     straight.save(tmp_path)
     straight.step(2, half_right)
-    resumed = job(*given)
+    resumed = job(*inputs)
     resumed.load(tmp_path)
     resumed.step(2, half_right)
     expected = straight.weights()
@@ -263,12 +263,12 @@ def test_values_of_half_the_bits_resume_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_groups_leave_their_accelerators_between_phases(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
-    given = ("math_laptop_ppo", f"actor.model.precision={precision}", "algorithm.kl_beta=0.1")
-    given += (
+    inputs = ("math_laptop_ppo", f"actor.model.precision={precision}", "algorithm.kl_beta=0.1")
+    inputs += (
         "cluster.component_placement={'actor,rollout,reward,critic,reference': {node_group: node, placement: 0}}",
     )
     offload = tuple(f"{name}.enable_offload=true" for name in ("actor", "critic", "reference"))
-    plain, made = job(*given), job(*given, *offload)
+    plain, made = job(*inputs), job(*inputs, *offload)
     plain.step(1, half_right)
     rested: list[str] = []
     released: list[str] = []

@@ -87,8 +87,8 @@ def test_sessions_and_samplers_of_a_tenant_are_bounded(start: Start, monkeypatch
             session = await service.ann.session()
             for number in range(2):
                 assert await service.ann.sampler(session, number)
-            more = {"session_id": session, "sampling_session_seq_id": 2, "base_model": "rlinf/base"}
-            refused = await service.ann.post("create_sampling_session", more)
+            extra = {"session_id": session, "sampling_session_seq_id": 2, "base_model": "rlinf/base"}
+            refused = await service.ann.post("create_sampling_session", extra)
             assert refused.status == 422
             # One that is there is found again.
             assert await service.ann.sampler(session, 1)

@@ -98,8 +98,8 @@ def test_saved_weights_are_read_by_us_and_transformers(start: Start, tmp_path: P
         with torch.no_grad():
             for row, wanted in zip(ROWS, right, strict=True):
                 logits: Any = theirs(input_ids=torch.tensor([row[:-1]])).logits[0].log_softmax(-1)
-                found = logits.gather(1, torch.tensor(row[1:])[:, None])[:, 0]
-                np.testing.assert_allclose(found.numpy(), wanted, atol=1e-5)
+                result = logits.gather(1, torch.tensor(row[1:])[:, None])[:, 0]
+                np.testing.assert_allclose(result.numpy(), wanted, atol=1e-5)
 
     asyncio.run(work())
 
@@ -122,8 +122,8 @@ def test_snapshots_keep_their_weights(start: Start) -> None:
                     ann.sample(name, seq, ROWS[0], prompt_logprobs=True, seed=1) for seq, name in enumerate(samplers)
                 ]
                 for result, wanted in zip(await asyncio.gather(*asked), right, strict=True):
-                    found = np.frombuffer(result.prompt_logprobs, np.float32)[1:]
-                    np.testing.assert_allclose(found, wanted, atol=1e-5)
+                    results = np.frombuffer(result.prompt_logprobs, np.float32)[1:]
+                    np.testing.assert_allclose(results, wanted, atol=1e-5)
 
     asyncio.run(work())
 

@@ -101,7 +101,7 @@ def test_mistakes_by_seed_cost_nobody_else(
     async def work() -> None:
         async with start() as service:
 
-            async def some() -> None:
+            async def pieces() -> None:
                 for _ in range(mistakes // 4):
                     answer = await send_mistake(draw, service.ann)
                     statuses.append(answer.status)
@@ -110,7 +110,7 @@ def test_mistakes_by_seed_cost_nobody_else(
                     assert failure.get("category") != "server", answer
 
             alone = await losses_of(service)
-            assert await losses_of(service, some) == alone
+            assert await losses_of(service, pieces) == alone
             assert len(service.state.tenants.models("ann")) == 0
 
     asyncio.run(work())

@@ -44,8 +44,8 @@ def requests_of(session: str) -> list[Send]:
     model = f"{session}:train:0"
     path = f"tinker://{model}/weights/one"
 
-    def learn(seq: int, loss: str = "cross_entropy", **more: Any) -> Send:
-        body = pass_body(model, seq, shifted(ROWS[: 1 + seq % 3]), loss, **more)
+    def learn(seq: int, loss: str = "cross_entropy", **extra: Any) -> Send:
+        body = pass_body(model, seq, shifted(ROWS[: 1 + seq % 3]), loss, **extra)
         return lambda ann: ann.send(body)
 
     def post(route: str, fields: dict[str, Any]) -> Send:
@@ -54,8 +54,8 @@ def requests_of(session: str) -> list[Send]:
     def step(seq: int) -> Send:
         return post("optim_step", step_fields(model, seq))
 
-    def numbered(seq: int, **more: Any) -> dict[str, Any]:
-        return {"model_id": model, "seq_id": seq, **more}
+    def numbered(seq: int, **extra: Any) -> dict[str, Any]:
+        return {"model_id": model, "seq_id": seq, **extra}
 
     return [
         post("create_model", model_fields(session)),
@@ -69,7 +69,7 @@ def requests_of(session: str) -> list[Send]:
     ]
 
 
-async def told(folder: Path, shared: str, copy: Callable[[], None], *overrides: str) -> Story:
+async def story_of(folder: Path, shared: str, copy: Callable[[], None], *overrides: str) -> Story:
     """Live through a session, with a copy of the disk after each answer and each outcome."""
     async with served(folder, shared, "server.max_pending=40", *overrides) as service:
         ann = service.ann
@@ -139,7 +139,7 @@ def check_moments(folder: Path, shared: str, interval: int, first: int, stride: 
         async with served(moment, shared, *overrides) as service:
             await check_goes_on(service, story)
 
-    story = asyncio.run(told(folder / "first", shared, copy, *overrides))
+    story = asyncio.run(story_of(folder / "first", shared, copy, *overrides))
     assert len(copies) > 35
     assert story.steps == 5
     for moment in copies[first::stride]:

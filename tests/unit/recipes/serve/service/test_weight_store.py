@@ -29,8 +29,8 @@ def store(folder: Path) -> WeightStore:
     return WeightStore(folder / "weights", folder / "sessions", "base")
 
 
-def save(made: WeightStore, name: str, action: Any = write, **more: Any) -> str:
-    return asyncio.run(made.save("ann", RUN, "weights", name, action, **more))
+def save(made: WeightStore, name: str, action: Any = write, **extra: Any) -> str:
+    return asyncio.run(made.save("ann", RUN, "weights", name, action, **extra))
 
 
 def test_saved_weights_are_found_by_their_path(tmp_path: Path) -> None:

@@ -24,13 +24,13 @@ def rows_of(seed: int) -> list[list[int]]:
     """Return groups that continue prompts, which continue examples; prefixes, repetitions, and others among them."""
     draw = random.Random(seed)
 
-    def some(most: int) -> list[int]:
+    def pieces(most: int) -> list[int]:
         return [draw.randrange(3, 8) for _ in range(draw.randint(1, most))]
 
-    examples = some(20)
-    prompts = [examples + some(9) for _ in range(4)]
-    rows = [prompt + some(5) for prompt in prompts for _ in range(4)]
-    rows += [list(draw.choice(rows)), examples, some(30), examples + some(3), [3]]
+    examples = pieces(20)
+    prompts = [examples + pieces(9) for _ in range(4)]
+    rows = [prompt + pieces(5) for prompt in prompts for _ in range(4)]
+    rows += [list(draw.choice(rows)), examples, pieces(30), examples + pieces(3), [3]]
     draw.shuffle(rows)
     return rows
 

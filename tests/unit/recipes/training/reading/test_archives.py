@@ -104,7 +104,7 @@ def other_tensor(size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0
         parts["archive/data.pkl"] = (
             b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\n"
             b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x06tQ"
-            + b"".join(_stack(each) for each in (offset, size, stride))
+            + b"".join(_stack(item) for item in (offset, size, stride))
             + b"\x89NtR."
         )
 

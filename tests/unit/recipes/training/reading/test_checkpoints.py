@@ -25,11 +25,11 @@ def trained(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return policy, optimizer
 
 
-def by_torch(folder: Path, seed: int = 1, **more: Any) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def by_torch(folder: Path, seed: int = 1, **extra: Any) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Write a checkpoint as versions before this reader did."""
     policy, optimizer = trained(seed)
     model, state = get_state_dict(policy, optimizer)
-    whole = {"model": model, "optimizer": state, "version": 7, **more}
+    whole = {"model": model, "optimizer": state, "version": 7, **extra}
     dcp.save(whole, storage_writer=dcp.FileSystemWriter(folder / "actor"), no_dist=True)
     return policy, optimizer
 

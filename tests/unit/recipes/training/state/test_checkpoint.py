@@ -42,7 +42,7 @@ def test_weights_that_no_loss_has_reached_have_a_state_too(tmp_path: Path) -> No
     state = torch.optim.Adam(other[0].parameters())
     state.add_param_group({"params": list(other[1].parameters())})
     state_checkpoint.load(tmp_path, other, state)
-    steps = [float(each["step"]) for each in state.state_dict()["state"].values()]
+    steps = [float(item["step"]) for item in state.state_dict()["state"].values()]
     assert steps == [1, 1, 0, 0]
 
 
@@ -111,7 +111,7 @@ def test_untrained_weights_are_written_where_nothing_has_them(tmp_path: Path) ->
         resumed, state = half_trained(2)
         assert state_checkpoint.load(folder, resumed, state) == 1
         for read in (other, resumed):
-            same = {name: torch.equal(each, policy.get_parameter(name)) for name, each in read.named_parameters()}
+            same = {name: torch.equal(weight, policy.get_parameter(name)) for name, weight in read.named_parameters()}
             assert same == {"0.weight": frozen, "0.bias": frozen, "1.weight": True, "1.bias": True}
 
 
@@ -140,7 +140,7 @@ def test_weights_without_adapters_are_read_beneath_new_ones(tmp_path: Path) -> N
     state_checkpoint.save(tmp_path / "adapted", adapted, torch.optim.Adam(adapted.parameters()), version=2, frozen=True)
     again = Policy(2, adapted=True)
     state_checkpoint.load_weights(tmp_path / "adapted", again)
-    assert all(torch.equal(each, adapted.state_dict()[name]) for name, each in again.state_dict().items())
+    assert all(torch.equal(weight, adapted.state_dict()[name]) for name, weight in again.state_dict().items())
     # What was trained with adapters is not read by a model that has none.
     with pytest.raises(CheckpointError) as caught:
         state_checkpoint.load_weights(tmp_path / "adapted", Policy(3, adapted=False))

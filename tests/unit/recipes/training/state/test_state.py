@@ -39,12 +39,12 @@ def learn(made: TrainingState) -> None:
 
 def tensors(made: TrainingState) -> list[Tensor]:
     """Return all memory of a state that has learned."""
-    found: list[Tensor] = [*made.policy.parameters()]
+    results: list[Tensor] = [*made.policy.parameters()]
     flat = made._flat  # pyright: ignore[reportPrivateUsage]
-    found += [] if flat is None else flat.buffers
-    found += [each.grad for each in made.policy.parameters() if each.grad is not None]
-    found += [value for values in made.optimizer.state.values() for value in values.values()]
-    return [each.to_local() if isinstance(each, DTensor) else each for each in found]
+    results += [] if flat is None else flat.buffers
+    results += [weight.grad for weight in made.policy.parameters() if weight.grad is not None]
+    results += [value for values in made.optimizer.state.values() for value in values.values()]
+    return [result.to_local() if isinstance(result, DTensor) else result for result in results]
 
 
 @pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
@@ -66,13 +66,13 @@ def test_nothing_stays_on_the_device(monkeypatch: pytest.MonkeyPatch, compute_dt
     before = tensors(made)
     # Weights, the buffer that they are in where they are not shards, gradients, two moments and a count of each.
     assert len(before) == 4 + len(swap) // 4 + 4 + 12
-    assert {each.device for each in before} == {HOST}
+    assert {item.device for item in before} == {HOST}
 
     made.offload(AWAY)
 
     after = tensors(made)
     assert len(after) == 4 + len(swap) // 4 + 12
-    assert {each.device for each in after} == {AWAY}
+    assert {item.device for item in after} == {AWAY}
 
 
 @pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
@@ -128,6 +128,6 @@ def test_an_accelerator_is_left_and_come_back_to(compute_dtype: torch.dtype | No
         offloaded.onload()
         learn(offloaded)
         offloaded.offload()
-        assert {each.device.type for each in tensors(offloaded)} == {"cpu"}
+        assert {tensor.device.type for tensor in tensors(offloaded)} == {"cpu"}
     expected = dict(straight.whole_tensors())
     assert all(torch.equal(value, expected[name]) for name, value in offloaded.whole_tensors())

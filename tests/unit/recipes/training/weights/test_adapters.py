@@ -14,9 +14,9 @@ PLAIN = {"critic.weight", "vlm.model.layers.0.q_proj.weight", "expert.state_proj
 
 
 def test_plain_weights_are_found_beneath_adapters() -> None:
-    found = beneath_adapters(OWN, PLAIN)
-    assert set(found.values()) == PLAIN
-    assert found["expert.base_model.model.0.state_proj.weight"] == "expert.state_proj.weight"
+    result = beneath_adapters(OWN, PLAIN)
+    assert set(result.values()) == PLAIN
+    assert result["expert.base_model.model.0.state_proj.weight"] == "expert.state_proj.weight"
     assert new_adapters(OWN, PLAIN) == {OWN[2]}
 
 

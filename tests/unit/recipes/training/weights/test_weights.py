@@ -76,11 +76,11 @@ def test_weights_come_back_from_the_host() -> None:
     module(inputs).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    before = {name: each.clone() for name, each in module.state_dict().items()}
+    before = {name: weight.clone() for name, weight in module.state_dict().items()}
     for place in (torch.device("cpu"), device):
         weights.move(place)
         move_state(optimizer, place)
-    assert all(torch.equal(each, before[name]) for name, each in module.state_dict().items())
+    assert all(torch.equal(weight, before[name]) for name, weight in module.state_dict().items())
     module(inputs).sum().backward()
     optimizer.step()
     assert torch.equal(weights.views["0.weight"], module[0].weight)

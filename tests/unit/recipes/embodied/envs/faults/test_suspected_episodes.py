@@ -28,12 +28,12 @@ EPISODE = EpisodeAtDeath(3, 3, Start(1834, 17), ((0.5,), (0.25,)))
 LAYOUT = Layout(1, 1, 1, "trajectories")
 
 
-def settings(deadly: int = -1, **more: Any) -> EnvSettings:
-    return EnvSettings(num_envs=3, first_env=6, options={"seed": deadly}, num_processes=1, owner="EnvGroup:0", **more)
+def settings(deadly: int = -1, **extra: Any) -> EnvSettings:
+    return EnvSettings(num_envs=3, first_env=6, options={"seed": deadly}, num_processes=1, owner="EnvGroup:0", **extra)
 
 
-def dying(deadly: int, **more: Any) -> SimulatorDiedError:
-    env = PoisonedEnv(settings(deadly, **more))
+def dying(deadly: int, **extra: Any) -> SimulatorDiedError:
+    env = PoisonedEnv(settings(deadly, **extra))
     env.reset()
     env.step(np.zeros((3, 1, 1), np.float32))
     try:

@@ -173,7 +173,7 @@ def test_one_seed_is_one_history(task: str) -> None:
         env = make(num_envs, task=task, seed=seed, max_episode_steps=7, first_env=first_env)
         shape = (20, 6, 1, env.spec.action_size)
         actions = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-        return [env.step(each[first_env : first_env + num_envs]).observations["states"] for each in actions]
+        return [env.step(action[first_env : first_env + num_envs]).observations["states"] for action in actions]
 
     whole = history(1)
     assert all(np.array_equal(a, b) for a, b in zip(whole, history(1), strict=True))
@@ -225,10 +225,10 @@ def test_observations_are_about_the_size_of_one(task: str) -> None:
     assert 1 < largest < 15
 
 
-@pytest.mark.parametrize(("given", "named"), [({"task": "stack"}, "stack"), ({"options": {"colour": 1}}, "colour")])
-def test_what_it_does_not_have_is_refused(given: dict[str, Any], named: str) -> None:
+@pytest.mark.parametrize(("value", "named"), [({"task": "stack"}, "stack"), ({"options": {"colour": 1}}, "colour")])
+def test_what_it_does_not_have_is_refused(value: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s)`{named}`.*`reach` and `push` and `pick` and `place`"):
-        make(**given)
+        make(**value)
 
 
 def test_the_model_is_of_primitive_shapes_alone() -> None:

@@ -67,9 +67,9 @@ def test_the_other_point_is_no_success() -> None:
 def test_rewards_are_the_way_to_the_named_point_and_success() -> None:
     env = make(64)
     before = distance(env._target, env._hand)
-    found = env.step(np.random.default_rng(0).uniform(-1, 1, (64, 1, 3)).astype(np.float32))
+    result = env.step(np.random.default_rng(0).uniform(-1, 1, (64, 1, 3)).astype(np.float32))
     after = distance(env._target, env._hand)
-    np.testing.assert_allclose(found.rewards[:, 0], 10 * (before - after) + (after < 0.05), atol=1e-5)
+    np.testing.assert_allclose(result.rewards[:, 0], 10 * (before - after) + (after < 0.05), atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"points": 9}, {"points": 0}, {"image_size": 2}])

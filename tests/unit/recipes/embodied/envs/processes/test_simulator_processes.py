@@ -73,7 +73,7 @@ def test_processes_do_as_one_process_does(closed: Any) -> None:
     assert envs[0].knows_success
 
 
-def told(env: FakeEnv) -> list[str]:
+def commands_of(env: FakeEnv) -> list[str]:
     """Return a list of the commands that the first simulator process will be sent."""
     child = env._simulators._children[0]
     sent: list[str] = []
@@ -85,7 +85,7 @@ def told(env: FakeEnv) -> list[str]:
 def test_a_chunk_and_what_is_seen_after_it_take_one_message(closed: Any) -> None:
     env = closed(made(1))
     env.reset()
-    sent = told(env)
+    sent = commands_of(env)
     env.step(np.zeros((3, 1, 2), np.float32))
     assert sent == ["step"]
     env.step(np.zeros((3, 1, 2), np.float32))
@@ -106,7 +106,7 @@ def test_chunk_reports_every_action_to_observers(closed: Any) -> None:
     env.reset()
     seen: list[int] = []
     env.watcher = lambda *_: seen.append(int(env.look(np.arange(1))["images.main"].max()))
-    sent = told(env)
+    sent = commands_of(env)
     env.step(np.zeros((3, 2, 2), np.float32))
     assert seen == [1, 2]
     assert "chunk" not in sent
@@ -114,7 +114,7 @@ def test_chunk_reports_every_action_to_observers(closed: Any) -> None:
 
 def test_what_only_some_environments_do_is_seen(closed: Any) -> None:
     envs = [closed(made(processes)) for processes in (0, 2)]
-    starts = next(found["states"][:, 0] for found in [env.reset() for env in envs])
+    starts = next(result["states"][:, 0] for result in [env.reset() for env in envs])
     # An environment ends beyond 8, and one that is nearer to it ends earlier within the chunk.
     assert 4 <= starts.max() != starts.min()
     here, apart = (env.step(np.ones((3, 5, 2), np.float32)) for env in envs)
@@ -142,7 +142,7 @@ def test_a_running_episode_is_continued_in_other_processes(closed: Any) -> None:
     env.step(random_actions(env.spec, 3, chunk=3))
     state = unpack([pack([env.save()], "")], "", again.numbers)
     assert again.load(state)
-    one, other = (each.step(random_actions(env.spec, 3, seed=1)) for each in (env, again))
+    one, other = (item.step(random_actions(env.spec, 3, seed=1)) for item in (env, again))
     assert (one.observations["states"] == other.observations["states"]).all()
 
 
@@ -288,10 +288,10 @@ def test_closing_ends_the_processes() -> None:
     ],
 )
 def test_a_simulator_that_lacks_a_file_says_which(error: Exception, file: str) -> None:
-    found = known_fault(error)
-    assert found is not None
-    assert f"`{file}`" in found.message
-    assert "rlinf env setup" in str(found.help)
+    fault = known_fault(error)
+    assert fault is not None
+    assert f"`{file}`" in fault.message
+    assert "rlinf env setup" in str(fault.help)
 
 
 @pytest.mark.parametrize(
@@ -305,11 +305,11 @@ def test_a_simulator_that_lacks_a_file_says_which(error: Exception, file: str) -
 )
 def test_a_driver_that_does_not_render_is_told_with_a_remedy(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "egl")
-    found = known_fault(error)
-    assert found is not None
-    assert "cannot render images with MUJOCO_GL=egl" in found.message
-    assert str(error) in str(found.why)
-    assert "libegl1" in str(found.help)
+    fault = known_fault(error)
+    assert fault is not None
+    assert "cannot render images with MUJOCO_GL=egl" in fault.message
+    assert str(error) in str(fault.why)
+    assert "libegl1" in str(fault.help)
 
 
 @pytest.mark.parametrize("processes", [0, 1])

@@ -92,8 +92,8 @@ def test_it_does_what_gymnasium_does() -> None:
 
 
 def test_starts_follow_seed_group_and_reset() -> None:
-    def make(**more: Any) -> Any:
-        return make_env("gymnasium", EnvSettings(num_envs=4, task="CartPole-v1", group_size=2, **more))
+    def make(**extra: Any) -> Any:
+        return make_env("gymnasium", EnvSettings(num_envs=4, task="CartPole-v1", group_size=2, **extra))
 
     env = make()
     first, second = env.reset()["states"], env.reset()["states"]
@@ -104,9 +104,9 @@ def test_starts_follow_seed_group_and_reset() -> None:
     assert not np.array_equal(make(seed=9).reset(0)["states"], first)
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, 200), (3, 3), (250, 250)])
-def test_the_limit_of_the_id_is_the_default(given: int | None, expected: int) -> None:
-    settings = EnvSettings(num_envs=1, task="MountainCar-v0", max_episode_steps=given, auto_reset=False)
+@pytest.mark.parametrize(("value", "expected"), [(None, 200), (3, 3), (250, 250)])
+def test_the_limit_of_the_id_is_the_default(value: int | None, expected: int) -> None:
+    settings = EnvSettings(num_envs=1, task="MountainCar-v0", max_episode_steps=value, auto_reset=False)
     env = make_env("gymnasium", settings)
     assert env.max_episode_steps == expected
     env.reset()
@@ -124,11 +124,11 @@ def test_a_running_episode_is_continued_by_repeating_its_actions(task: str) -> N
     for step in range(30):
         env.step(random_actions(env.spec, 3, seed=step))
     state = env.save()
-    found = unpack([pack([state], "")], "", again.numbers)
-    assert found is not None
-    assert again.load(found)
+    unpacked = unpack([pack([state], "")], "", again.numbers)
+    assert unpacked is not None
+    assert again.load(unpacked)
     for step in range(30, 60):
-        one, other = (each.step(random_actions(env.spec, 3, seed=step)) for each in (env, again))
+        one, other = (item.step(random_actions(env.spec, 3, seed=step)) for item in (env, again))
         assert np.array_equal(one.observations["states"], other.observations["states"])
         assert np.array_equal(one.dones, other.dones)
     assert again.save()["own/counts"].tolist() == env.save()["own/counts"].tolist()
@@ -162,7 +162,10 @@ def test_dictionaries_images_and_bounds(toy_id: str) -> None:
     assert observations["states"][:, 4:].tolist() == [[0, 1, 0]] * 2
     result = env.step(np.array([[[0.0, 3.0]], [[2.0, -4.0]]], np.float32))
     assert result.rewards[:, 0].tolist() == [5, 10]  # -1..1 becomes 0..10, and beyond counts as the bound
-    assert [each.env.unwrapped.actions[0].tolist() for each in env._simulators.simulations] == [[5, 3], [10, -4]]
+    assert [simulation.env.unwrapped.actions[0].tolist() for simulation in env._simulators.simulations] == [
+        [5, 3],
+        [10, -4],
+    ]
     assert result.episodes.success_at_end.tolist() == [True]
     assert result.episodes.env.tolist() == [1]
 

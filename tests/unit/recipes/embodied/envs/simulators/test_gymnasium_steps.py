@@ -151,9 +151,9 @@ def test_states_out_of_their_bounds_are_told_once(
 ) -> None:
     with caplog.at_level(logging.WARNING, "rlinf"):
         played(kind, steps=3, shown=np.array(shown, np.float32))
-    told = [each.getMessage() for each in caplog.records if "leaves its space" in each.getMessage()]
-    assert [words in each for each in told] == ([] if words is None else [True])
-    assert all("`Odd-v0`" in each for each in told)
+    messages = [record.getMessage() for record in caplog.records if "leaves its space" in record.getMessage()]
+    assert [words in message for message in messages] == ([] if words is None else [True])
+    assert all("`Odd-v0`" in message for message in messages)
 
 
 def test_the_part_of_a_dictionary_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -221,4 +221,4 @@ def test_a_spec_tells_the_numbers_that_a_simulator_gets(space: Any, monkeypatch:
     env.step(actions)
     wanted = env.spec.native(actions[0])
     np.testing.assert_allclose(np.stack(taken), wanted, rtol=1e-6)
-    assert all(space.contains(each.reshape(space.shape).astype(space.dtype)) for each in wanted)
+    assert all(space.contains(item.reshape(space.shape).astype(space.dtype)) for item in wanted)

@@ -25,8 +25,8 @@ IMAGES = EnvSpec(6, ACTIONS, cameras={"main": (36, 36, 3)})
 
 
 def config(**model: Any) -> EmbodiedModelConfig:
-    given = {"model_type": "flow_policy", "hidden_dim": 16, "num_action_chunks": CHUNK, "options": {"steps": STEPS}}
-    return EmbodiedModelConfig.model_validate({**given, **model})
+    inputs = {"model_type": "flow_policy", "hidden_dim": 16, "num_action_chunks": CHUNK, "options": {"steps": STEPS}}
+    return EmbodiedModelConfig.model_validate({**inputs, **model})
 
 
 def make(spec: EnvSpec = STATES, **model: Any) -> BasePolicy:
@@ -65,7 +65,7 @@ def test_velocities_are_computed_once_to_act(monkeypatch: pytest.MonkeyPatch) ->
     inputs = policy.prepare(observed(STATES))
     counted: list[int] = []
     computed = policy._flow  # pyright: ignore[reportAttributeAccessIssue]
-    monkeypatch.setattr(policy, "_flow", lambda *given: (counted.append(1), computed(*given))[1])
+    monkeypatch.setattr(policy, "_flow", lambda *arguments: (counted.append(1), computed(*arguments))[1])
     for greedy in (False, True):
         counted.clear()
         output = policy.act(inputs, greedy=greedy)
@@ -150,9 +150,9 @@ def test_it_learns_two_ways_to_act() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    found = policy.to_env(policy.act(inputs).actions).flatten()
-    assert np.median(np.abs(np.abs(found) - 0.8)) < 0.15
-    assert 0.3 < (found > 0).mean() < 0.7
+    result = policy.to_env(policy.act(inputs).actions).flatten()
+    assert np.median(np.abs(np.abs(result) - 0.8)) < 0.15
+    assert 0.3 < (result > 0).mean() < 0.7
 
 
 def test_it_comes_back_from_its_folder(tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ def environment() -> tuple[EnvSpec, Observation]:
 
 
 def config(**model: Any) -> EmbodiedModelConfig:
-    given = {"model_type": "pi05", "hidden_dim": 64, "num_action_chunks": CHUNK, **model}
-    given["options"] = {"num_layers": 1, "max_prompt_tokens": 120, "steps": 3, **model.pop("options", {})}
-    return EmbodiedModelConfig.model_validate(given)
+    inputs = {"model_type": "pi05", "hidden_dim": 64, "num_action_chunks": CHUNK, **model}
+    inputs["options"] = {"num_layers": 1, "max_prompt_tokens": 120, "steps": 3, **model.pop("options", {})}
+    return EmbodiedModelConfig.model_validate(inputs)
 
 
 def make(**model: Any) -> Any:
@@ -199,9 +199,9 @@ def test_relative_actions_are_added_to_the_state(openpi: Path) -> None:
     added = np.pad(seen["states"][:, None, :2], ((0, 0), (0, 0), (0, 1)))
     for greedy in (True, False):
         drawn = [
-            each.act(inputs, greedy=greedy, generator=torch.Generator().manual_seed(0)) for each in (plain, relative)
+            item.act(inputs, greedy=greedy, generator=torch.Generator().manual_seed(0)) for item in (plain, relative)
         ]
-        taken = [each.to_env(output.actions) for each, output in zip((plain, relative), drawn, strict=True)]
+        taken = [item.to_env(output.actions) for item, output in zip((plain, relative), drawn, strict=True)]
         np.testing.assert_allclose(taken[1], taken[0] + added, atol=1e-5)
     again = relative(inputs, drawn[1].actions)
     torch.testing.assert_close(again.logprobs, drawn[1].logprobs, atol=1e-4, rtol=0)
@@ -240,7 +240,7 @@ def test_it_comes_back_from_its_folder(lerobot: Path, tmp_path: Path, lora: Any)
     policy, folder = make(**kept), tmp_path / "policy"
     save_policy(policy, config(**kept), spec, folder)
     again = make_model(config(model_path=str(folder), lora=lora), spec)
-    actions = [each.to_env(each.act(each.prepare(seen), greedy=True).actions) for each in (policy, again)]
+    actions = [item.to_env(item.act(item.prepare(seen), greedy=True).actions) for item in (policy, again)]
     assert np.array_equal(actions[0], actions[1])
     assert again.normalization == policy.normalization
     assert again.describe_images() == policy.describe_images()
@@ -299,10 +299,10 @@ def test_the_published_sizes_are_forecast_without_weights(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps(about))
     built_tokenizer().save_pretrained(str(tmp_path))
     spec = EnvSpec(8, 7, cameras={"main": (256, 256, 3), "wrist": (256, 256, 3)}, has_instructions=True)
-    given = {"model_type": "pi05", "model_path": str(tmp_path), "num_action_chunks": 5, "precision": "bf16"}
+    inputs = {"model_type": "pi05", "model_path": str(tmp_path), "num_action_chunks": 5, "precision": "bf16"}
     sizes = {
         noisy: policy_sizes(
-            PolicyActorConfig.model_validate({"model": {**given, "options": {"noisy_steps": noisy}}}), spec
+            PolicyActorConfig.model_validate({"model": {**inputs, "options": {"noisy_steps": noisy}}}), spec
         )
         for noisy in ("all", "one")
     }

@@ -37,8 +37,8 @@ def environment() -> tuple[EnvSpec, Observation]:
 def config(**model: Any) -> EmbodiedModelConfig:
     kept = {"num_layers": 1, "max_prompt_tokens": 7, "steps": STEPS, "statistics": "none"}
     options = {**kept, **model.pop("options", {})}
-    given = {"model_type": "pi0", "hidden_dim": 64, "num_action_chunks": CHUNK, "options": options, **model}
-    return EmbodiedModelConfig.model_validate(given)
+    inputs = {"model_type": "pi0", "hidden_dim": 64, "num_action_chunks": CHUNK, "options": options, **model}
+    return EmbodiedModelConfig.model_validate(inputs)
 
 
 def make(**model: Any) -> Any:
@@ -115,7 +115,7 @@ def test_the_first_of_the_predicted_actions_are_carried_out(huggingface: Path, n
     assert policy.horizon == CHUNK
     assert output.logprobs.shape == (N, 1, judged * ACTIONS)
     torch.testing.assert_close(policy(inputs, output.actions).logprobs, output.logprobs, atol=1e-5, rtol=0)
-    greedy = [each.to_env(each.act(inputs, greedy=True).actions) for each in (policy, whole)]
+    greedy = [item.to_env(item.act(inputs, greedy=True).actions) for item in (policy, whole)]
     np.testing.assert_allclose(greedy[0], greedy[1][:, :1], atol=1e-6)
 
 
@@ -140,9 +140,9 @@ def test_it_sees_reads_and_feels() -> None:
 def test_padding_changes_nothing() -> None:
     seen = environment()[1]
     short, long = make(), make(options={"max_prompt_tokens": 20})
-    found = [policy.act(policy.prepare(seen), greedy=True) for policy in (short, long)]
-    torch.testing.assert_close(found[0].actions, found[1].actions, atol=1e-5, rtol=0)
-    torch.testing.assert_close(found[0].values, found[1].values, atol=1e-5, rtol=0)
+    results = [policy.act(policy.prepare(seen), greedy=True) for policy in (short, long)]
+    torch.testing.assert_close(results[0].actions, results[1].actions, atol=1e-5, rtol=0)
+    torch.testing.assert_close(results[0].values, results[1].values, atol=1e-5, rtol=0)
 
 
 def test_it_learns_from_demonstrations() -> None:
@@ -166,14 +166,14 @@ def test_log_probabilities_move_what_is_drawn() -> None:
     inputs = policy.prepare(environment()[1])
     drawn = policy.act(inputs).actions
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-4)
-    found: list[float] = []
+    result: list[float] = []
     for _ in range(5):
         total = policy(inputs, drawn).logprobs.sum()
         optimizer.zero_grad()
         (-total).backward()
         optimizer.step()
-        found.append(float(total.detach()))
-    assert found == sorted(found)
+        result.append(float(total.detach()))
+    assert result == sorted(result)
 
 
 @pytest.mark.parametrize("model", [{}, {"lora": {"rank": 2}}])
@@ -185,19 +185,19 @@ def test_it_comes_back_from_its_folder(tmp_path: Path, model: dict[str, Any]) ->
     save_policy(policy, config(**model), spec, folder)
     torch.manual_seed(1)
     again = make_model(config(model_path=str(folder), **model), spec)
-    found, theirs = (each.act(each.prepare(seen), greedy=True) for each in (policy, again))
-    assert torch.equal(found.actions, theirs.actions)
-    assert np.array_equal(policy.to_env(found.actions), again.to_env(theirs.actions))
+    results, theirs = (item.act(item.prepare(seen), greedy=True) for item in (policy, again))
+    assert torch.equal(results.actions, theirs.actions)
+    assert np.array_equal(policy.to_env(results.actions), again.to_env(theirs.actions))
 
 
 def test_adapters_and_patterns_choose_what_is_trained(huggingface: Path) -> None:
     adapted = make(model_path=str(huggingface), lora={"rank": 2})
-    trained = {name for name, each in adapted.named_parameters() if each.requires_grad}
+    trained = {name for name, weight in adapted.named_parameters() if weight.requires_grad}
     assert any(".dit." in name and "lora_A" in name for name in trained)
     assert any(".vlm." in name and "lora_A" in name for name in trained)
     assert all("lora_" in name or name.startswith("critic.") for name in trained)
     expert = make(model_path=str(huggingface), trainable=["pi0.model.dit.*", "critic.*"])
-    frozen = {name for name, each in expert.named_parameters() if not each.requires_grad}
+    frozen = {name for name, weight in expert.named_parameters() if not weight.requires_grad}
     assert all(name.startswith("pi0.") for name in frozen)
     assert any(".vlm." in name for name in frozen)
     assert not any(".dit.layers." in name for name in frozen)
@@ -211,9 +211,9 @@ def test_checkpointed_activations_give_the_same_gradients() -> None:
         policy = make()
         if again:
             policy.checkpoint_activations()
-        found = policy(inputs, actions)
-        (found.logprobs.sum() + found.values.sum()).backward()
-        gradients.append({name: each.grad for name, each in policy.named_parameters() if each.grad is not None})
+        result = policy(inputs, actions)
+        (result.logprobs.sum() + result.values.sum()).backward()
+        gradients.append({name: weight.grad for name, weight in policy.named_parameters() if weight.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], msg=name)
@@ -252,7 +252,7 @@ def test_names_of_lerobot_are_read(huggingface: Path, tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     for ours, theirs in (("language_model.model.", "language_model."), ("vision_tower.", "vision_tower.vision_model.")):
         weights = {name.replace(ours, theirs): weight for name, weight in weights.items()}
-    save_file({f"model.{name}": each for name, each in weights.items()}, folder / "model.safetensors")
+    save_file({f"model.{name}": weight for name, weight in weights.items()}, folder / "model.safetensors")
     policy, source = make(model_path=str(folder)), make(model_path=str(huggingface))
     mine, wanted = policy.base.state_dict(), source.base.state_dict()
     read = [name for name in mine if "dit.embed_tokens" not in name]  # which is never read

@@ -32,8 +32,8 @@ def environment() -> tuple[EnvSpec, Observation]:
 
 def config(**model: Any) -> EmbodiedModelConfig:
     options = {"num_layers": 1, "max_prompt_tokens": 6, **model.pop("options", {})}
-    given = {"model_type": "vlm_policy", "hidden_dim": 32, "num_action_chunks": CHUNK, "options": options, **model}
-    return EmbodiedModelConfig.model_validate(given)
+    inputs = {"model_type": "vlm_policy", "hidden_dim": 32, "num_action_chunks": CHUNK, "options": options, **model}
+    return EmbodiedModelConfig.model_validate(inputs)
 
 
 def make(**model: Any) -> BasePolicy:
@@ -87,7 +87,9 @@ def test_values_train_the_layers_below_them_where_that_is_wanted(trained: bool) 
     policy = make(options={"value_gradient": trained})
     inputs = policy.prepare(environment()[1])
     policy(inputs, policy.act(inputs).actions).values.sum().backward()
-    touched = {name for name, each in policy.named_parameters() if each.grad is not None and each.grad.abs().max() > 0}
+    touched = {
+        name for name, weight in policy.named_parameters() if weight.grad is not None and weight.grad.abs().max() > 0
+    }
     assert any(name.startswith("critic.") for name in touched)
     assert any(not name.startswith("critic.") for name in touched) == trained
 
@@ -96,8 +98,8 @@ def test_padding_changes_nothing() -> None:
     short, long = make(), make(options={"max_prompt_tokens": 20})
     seen = environment()[1]
     actions = torch.zeros(N, CHUNK, 3, dtype=torch.int64)
-    found = [policy(policy.prepare(seen), actions).logprobs for policy in (short, long)]
-    torch.testing.assert_close(*found, atol=1e-5, rtol=0)
+    logprobs = [policy(policy.prepare(seen), actions).logprobs for policy in (short, long)]
+    torch.testing.assert_close(*logprobs, atol=1e-5, rtol=0)
 
 
 def test_a_prompt_that_does_not_fit_is_refused() -> None:
@@ -131,9 +133,9 @@ def test_it_comes_back_from_its_folder(tmp_path: Path, model: dict[str, Any]) ->
     assert again.normalization == policy.normalization
     inputs = policy.prepare(seen)
     assert all(torch.equal(value, again.prepare(seen)[name]) for name, value in inputs.items())
-    found, theirs = policy.act(inputs, greedy=True), again.act(inputs, greedy=True)
-    assert torch.equal(found.actions, theirs.actions)
-    assert np.array_equal(policy.to_env(found.actions), again.to_env(theirs.actions))
+    result, theirs = policy.act(inputs, greedy=True), again.act(inputs, greedy=True)
+    assert torch.equal(result.actions, theirs.actions)
+    assert np.array_equal(policy.to_env(result.actions), again.to_env(theirs.actions))
 
 
 def test_weights_of_another_policy_are_refused(tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ def test_a_folder_of_huggingface_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1] * 3, "image_std": [0.9] * 3}))
     policy = make(model_path=str(tmp_path), hidden_dim=8, is_lora=True, lora_rank=2)
     weights = dict(policy.named_parameters())
-    trained = [name for name, each in weights.items() if each.requires_grad]
+    trained = [name for name, weight in weights.items() if weight.requires_grad]
     assert any(".lora_A" in name for name in trained)
     assert not any(name.endswith("base_layer.weight") for name in trained)
     assert {"critic.0.weight", "places", "project.weight"} <= set(trained)
@@ -203,7 +205,7 @@ def test_checkpointed_activations_give_the_same_gradients() -> None:
 
 def test_weights_are_frozen_by_their_names() -> None:
     policy = make(trainable=["critic.*", "places"])
-    trained = {name for name, each in policy.named_parameters() if each.requires_grad}
+    trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
     assert trained == {"places", "critic.0.weight", "critic.0.bias", "critic.2.weight", "critic.2.bias"}
     with pytest.raises(ConfigError, match="matches `expert"):
         make(trainable=["expert.*"])
@@ -215,7 +217,7 @@ def test_a_small_policy_takes_only_folders_of_policies(tmp_path: Path) -> None:
     policy = make_model(small, spec)
     save_policy(policy, small, spec, tmp_path / "policy")
     again = make_model(small.model_copy(update={"model_path": str(tmp_path / "policy")}), spec)
-    assert all(torch.equal(each, again.state_dict()[name]) for name, each in policy.state_dict().items())
+    assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in policy.state_dict().items())
     with pytest.raises(ConfigError, match="holds no policy"):
         make_model(small.model_copy(update={"model_path": str(tmp_path)}), spec)
 
@@ -238,9 +240,9 @@ def test_adapters_are_put_on_what_was_trained_without(tmp_path: Path) -> None:
     save_policy(policy, config(), spec, folder)
     torch.manual_seed(1)
     adapted = make_model(config(model_path=str(folder), lora={"rank": 2}), spec)
-    trained = [name for name, each in adapted.named_parameters() if each.requires_grad]
+    trained = [name for name, weight in adapted.named_parameters() if weight.requires_grad]
     assert any("lora_A" in name for name in trained)
     inputs = policy.prepare(seen)
-    found, theirs = policy.act(inputs, greedy=True), adapted.act(adapted.prepare(seen), greedy=True)
-    assert torch.equal(found.actions, theirs.actions)
-    torch.testing.assert_close(found.logprobs, theirs.logprobs)
+    result, theirs = policy.act(inputs, greedy=True), adapted.act(adapted.prepare(seen), greedy=True)
+    assert torch.equal(result.actions, theirs.actions)
+    torch.testing.assert_close(result.logprobs, theirs.logprobs)

@@ -108,7 +108,7 @@ class TestVllmServer(EngineContract):
         engine.stop()
 
     def make(self, **options: Any) -> Engine:
-        given = {
+        inputs = {
             "url": self._url,
             "token_env": "TEST_SERVER_TOKEN",
             "weight_updates": "weights_path",
@@ -116,4 +116,4 @@ class TestVllmServer(EngineContract):
             "timeout": 120,
         }
         options = {"stop_token_ids": (END,), "decode": decode, "max_sequence_tokens": LONGEST} | options
-        return ServerEngine(ServerSettings.model_validate(given), self._folder, **options)
+        return ServerEngine(ServerSettings.model_validate(inputs), self._folder, **options)
