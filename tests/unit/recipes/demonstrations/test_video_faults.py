@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,12 @@ def test_of_a_large_data_set_the_first_files_are_looked_into(video: Path, monkey
 @pytest.mark.parametrize("codec", ["libsvtav1", "libaom-av1", "libx265"])
 def test_other_codecs_are_understood(codec: str, tmp_path: Path) -> None:
     file = tmp_path / "file-000.mp4"
-    try:
-        _encode(file, codec)
-    except av.codec.codec.UnknownCodecError:
-        pytest.skip(f"av has no {codec}")
+    # As root SVT-AV1 gives real-time priority to the thread that begins it: the tests' own would keep it.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        try:
+            thread.submit(_encode, file, codec).result()
+        except av.codec.codec.UnknownCodecError:
+            pytest.skip(f"av has no {codec}")
     check_videos([file], NAME, info())
     spoil(file, places(file)[5][0], b"\xff" * 40)
     with pytest.raises(DatasetError, match="a video is damaged"):
