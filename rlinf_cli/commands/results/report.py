@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -110,6 +109,9 @@ def _write(folder: RunFolder, out: Path | None) -> Path:
 
 
 def _serve(folders: Sequence[RunFolder], port: int, output: Output) -> None:
+    # The help of `rlinf` imports all commands, and would wait for the hashes of this module.
+    import secrets
+
     from rlinf_cli.report.serving.followed_run import FollowedRun
     from rlinf_cli.report.serving.server import HOST, listening, serve
     from rlinf_core.errors import RunError
