@@ -31,6 +31,11 @@ from tests.waiting import until
 PYTHON, MODEL = os.environ.get("RLINF_TEST_FCI", ""), os.environ.get("FR3_MJCF", "")
 ROOT = Path(__file__).parents[5]
 STARTED = 60.0  # seconds within which a process must have started
+TOLD = 90.0  # seconds: a limit for a holder that hangs; a reset may take 60
+LOST_CYCLES = 20e-3  # simulated seconds: cycles without a command after which the arm itself stops
+# Simulated seconds of braking: of the reflex, and of the arm's own stop, from the fastest that these actions ask for.
+BRAKES = 0.35
+STILL = 0.02  # radians per second, in the mean of 20 cycles
 # The loop of 1 kHz must not wait for the other processes of this machine: 20 ms of that are a reflex.
 REALTIME = ("chrt", "-f", "10") if os.geteuid() == 0 and shutil.which("chrt") else ()
 
@@ -51,7 +56,7 @@ class Server:
     """
 
     def __init__(self, address: str, *, patient: bool = False, within: Sequence[str] = ()) -> None:
-        self.address = address
+        self.address, self.within = address, within
         program = Path(__file__).with_name("fci_server.py")
         self.process = subprocess.Popen(
             [*within, PYTHON, str(program), address, *(["patient"] if patient else [])],
@@ -160,3 +165,30 @@ def check_named(error: RobotError | list[str], arm: Franka, *causes: str) -> Non
     assert f"Franka arm {arm.robot_ip}:{arm.robot_port}" in where
     assert any(cause in f"{text} {why}" for cause in causes), error
     assert remedy
+
+
+class Rig:
+    """A server and our controller over it, started again where a fault has ended them."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.arm, self.controller = start_controller(server.address)
+
+    def mend(self) -> None:
+        """Start again what was killed."""
+        if self.server.process.poll() is not None:
+            self.server = Server(self.server.address, within=self.server.within)
+        if self.controller.poll() is not None:
+            self.controller.communicate()
+            self.arm, self.controller = start_controller(self.server.address)
+
+    def end(self) -> None:
+        self.controller.kill()
+        self.controller.communicate()
+        self.server.end()
+
+
+def log_figures(**figures: Any) -> None:
+    """Append figures to the file that RLINF_TEST_LOG names."""
+    with Path(os.environ.get("RLINF_TEST_LOG", os.devnull)).open("a") as log:
+        log.write(json.dumps(figures) + "\n")

@@ -5,7 +5,6 @@ RLINF_TEST_MOMENTS=200 tries more moments than the default, RLINF_TEST_FIRST=N b
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -21,12 +20,17 @@ from recipes.embodied.robots.replies import ArmState
 from recipes.embodied.robots.robot_errors import RobotError
 from rlinf_core.hardware.robots.franka import Franka
 from tests.integration.recipes.robots.fci.fci_rig import (
+    BRAKES,
+    LOST_CYCLES,
     NEEDS_FCI,
+    STILL,
+    TOLD,
     Holder,
+    Rig,
     Server,
     check_named,
+    log_figures,
     own_address,
-    start_controller,
 )
 from tests.waiting import until
 
@@ -45,39 +49,13 @@ FAULTS: Final = (
     ("server", signal.SIGSTOP),
     ("server", signal.SIGKILL),
 )
-LOST_CYCLES: Final = 20e-3  # simulated seconds: cycles without a command after which the arm itself stops
-# Simulated seconds of braking: of the reflex, and of the arm's own stop, from the fastest that these actions ask for.
-BRAKES: Final = 0.35
 # Two periods of ours without a sign of life, and the one between two looks of the controller.
 DECIDES: Final = 2 * CONTROL_SECONDS + CONTROL_SECONDS / 5
-TOLD: Final = 90.0  # seconds: a limit for a holder that hangs; a reset may take 60
-STILL: Final = 0.02  # radians per second, in the mean of 20 cycles
-
-
-class Rig:
-    """A server and our controller over it, started again where a fault has ended them."""
-
-    def __init__(self) -> None:
-        self.server = Server(own_address())
-        self.arm, self.controller = start_controller(self.server.address)
-
-    def mend(self) -> None:
-        """Start again what was killed."""
-        if self.server.process.poll() is not None:
-            self.server = Server(self.server.address)
-        if self.controller.poll() is not None:
-            self.controller.communicate()
-            self.arm, self.controller = start_controller(self.server.address)
-
-    def end(self) -> None:
-        self.controller.kill()
-        self.controller.communicate()
-        self.server.end()
 
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
-    made = Rig()
+    made = Rig(Server(own_address()))
     try:
         yield made
     finally:
@@ -188,8 +166,7 @@ def test_arm_stands_after_a_fault_at_any_moment(rig: Rig, seed: int, tmp_path: P
             assert report["speed"] < STILL, report
             assert report["still"] - report["command"] <= allowed, (before, report)
             figures |= {"decided": report["command"] - after["now"], "braked": report["still"] - report["command"]}
-        with Path(os.environ.get("RLINF_TEST_LOG", os.devnull)).open("a") as log:
-            log.write(json.dumps({**figures, "speed": before["speed"]}) + "\n")
+        log_figures(**figures, speed=before["speed"])
     finally:
         for frozen in (rig.controller, rig.server.process):
             frozen.send_signal(signal.SIGCONT)

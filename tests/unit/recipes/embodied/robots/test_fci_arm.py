@@ -180,12 +180,16 @@ def test_reset_connects_again_after_the_arm_was_gone(arm: FciArm, monkeypatch: p
     np.testing.assert_allclose(arm.target(now), HOME + STEP)
 
 
+def stop_by_reflex(arm: FciArm, now: float, error: str) -> None:
+    robot().loop.reflex(error)
+    arm.poll(now)
+    settle(arm)
+
+
 def test_reset_connects_again_when_only_states_arrive(arm: FciArm) -> None:
     now, before = ready(arm), robot()
     before.broken = True
-    before.loop.reflex("communication_constraints_violation")
-    arm.poll(now)
-    settle(arm)
+    stop_by_reflex(arm, now, "communication_constraints_violation")
     assert "communication_constraints_violation" in str(arm.stopped)
 
     now = ready(arm, now)
@@ -198,9 +202,7 @@ def test_reset_connects_again_when_only_states_arrive(arm: FciArm) -> None:
 def test_refused_recovery_keeps_the_connection(arm: FciArm) -> None:
     now, before = ready(arm), robot()
     before.refuses = True
-    before.loop.reflex("joint_reflex")
-    arm.poll(now)
-    settle(arm)
+    stop_by_reflex(arm, now, "joint_reflex")
 
     arm.reset(HOME, now)
     settle(arm)
