@@ -44,7 +44,7 @@ def probe() -> NodeFacts:
     ray = ray_api()
     accelerators = find_accelerators()
     devices = accelerators.devices
-    ids = tuple(str(device.index) for device in devices)
+    ids = tuple(device.visible_id for device in devices)
     return NodeFacts(
         declared_rank=env_vars.NODE_RANK.get(),
         hostname=socket.gethostname(),

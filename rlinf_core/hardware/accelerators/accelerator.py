@@ -71,11 +71,18 @@ class Device:
         index: its number in the vendor's order, as in the visibility variable.
         model: its name in the vendor's spelling, or None if unknown without the vendor's tools.
         uuid: a stable name, if the vendor has one; also valid in the visibility variable.
+        divided: whether it is a part of a device, which only its `uuid` names.
     """
 
     index: int
     model: str | None = None
     uuid: str | None = None
+    divided: bool = False
+
+    @property
+    def visible_id(self) -> str:
+        """Its name in the visibility variable of a process."""
+        return self.uuid if self.divided and self.uuid else str(self.index)
 
 
 class Accelerator(ABC):
@@ -102,23 +109,29 @@ class Accelerator(ABC):
     def available(self, host: Host, environ: Mapping[str, str]) -> tuple[Device, ...]:
         """Return the devices that a process with `environ` may use, in the order of its visibility variable.
 
-        An unset variable hides nothing, an empty one everything; the list ends at the first invalid entry.
+        An unset variable hides nothing, an empty one everything.
         """
         devices = self.devices(host)
         listed = environ.get(self.visibility_variable) if self.visibility_variable else None
-        if listed is None:
-            return devices
+        return devices if listed is None else self._listed(listed, devices, host)
+
+    def _listed(self, listed: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
+        """Return the devices that a list names, as the vendor's runtime reads it.
+
+        Unless a vendor's runtime differs, the list ends at the first entry that is no device, or is one again.
+        """
         chosen: list[Device] = []
         for entry in listed.split(","):
-            device = _named(entry.strip(), devices)
+            device = named(entry.strip(), devices)
             if device is None or device in chosen:
                 break
             chosen.append(device)
         return tuple(chosen)
 
 
-def _named(entry: str, devices: tuple[Device, ...]) -> Device | None:
-    if entry.isdecimal():
+def named(entry: str, devices: Sequence[Device]) -> Device | None:
+    """Return the device of an index, or of the beginning of a UUID that no other has; None: there is none."""
+    if entry.isascii() and entry.isdecimal():
         return next((device for device in devices if device.index == int(entry)), None)
     matches = [device for device in devices if entry and device.uuid and device.uuid.startswith(entry)]
     return matches[0] if len(matches) == 1 else None

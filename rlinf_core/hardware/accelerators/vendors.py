@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device, Host
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device, Host, named
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader")
+_LIST = ("nvidia-smi", "-L")
+# As `strtoul` reads a number: after blanks and a sign, up to the first other character.
+_NUMBER: Final = re.compile(r"\s*\+?([0-9]+)")
+
+
+def _cuda_list(listed: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """Return the devices of a list as CUDA reads it: up to the first that there is not; none where one is listed
+    twice.
+    """
+    chosen: list[Device] = []
+    for entry in listed.split(","):
+        number = _NUMBER.match(entry)
+        device = named(number[1] if number else entry.strip(), devices)
+        if device is None:
+            break
+        chosen.append(device)
+    return tuple(chosen) if len(set(chosen)) == len(chosen) else ()
 
 
 class Nvidia(Accelerator):
@@ -21,6 +42,26 @@ class Nvidia(Accelerator):
             return ()
         listed = host.run(_QUERY)
         return _from_tool(listed) if listed is not None else _from_files(host)
+
+    def _listed(self, listed: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
+        entries = [entry.strip() for entry in listed.split(",")]
+        if not entries[0].startswith("MIG-"):
+            return _cuda_list(listed, devices)
+        # CUDA shows a process one instance, the first that is listed.
+        return () if entries[0] in entries[1:] else _instance(entries[0], devices, host)
+
+
+def _instance(uuid: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
+    """Return an instance of MIG, with the index and the model of its GPU; empty if the tool does not list it."""
+    listed, gpu = host.run(_LIST), devices[0].index if devices else 0
+    for line in (listed or "").splitlines():
+        if heading := re.match(r"GPU ([0-9]+):", line):
+            gpu = int(heading[1])
+        elif f"(UUID: {uuid})" in line:
+            listed = None
+            break
+    parent = named(str(gpu), devices)
+    return () if listed is not None or parent is None else (Device(gpu, parent.model, uuid, divided=True),)
 
 
 def _from_tool(listed: str) -> tuple[Device, ...]:
@@ -72,8 +113,33 @@ class Amd(Accelerator):
                 continue
             minor = properties.get("drm_render_minor")
             if minor is None or host.exists(f"/dev/dri/renderD{minor}"):
-                devices.append(Device(len(devices), host.read(f"{_NODES}/{node}/name") or None))
+                number = properties.get("unique_id", "0")
+                uuid = f"GPU-{int(number):016x}" if number.isdecimal() and int(number) else None
+                devices.append(Device(len(devices), host.read(f"{_NODES}/{node}/name") or None, uuid))
         return tuple(devices)
+
+    def available(self, host: Host, environ: Mapping[str, str]) -> tuple[Device, ...]:
+        """See `Accelerator`. ROCR_VISIBLE_DEVICES is read first, and renumbers the devices for HIP_VISIBLE_DEVICES,
+        for which CUDA_VISIBLE_DEVICES stands in.
+        """
+        devices, lower = self.devices(host), environ.get("ROCR_VISIBLE_DEVICES")
+        if lower is not None:
+            shown = super()._listed(lower, devices, host)
+            devices = tuple(Device(index, device.model, device.uuid) for index, device in enumerate(shown))
+        lists = (environ.get("HIP_VISIBLE_DEVICES"), environ.get("CUDA_VISIBLE_DEVICES"))
+        if lists == (None, None):
+            return devices
+        return self._listed(lists[0] or lists[1] or "", devices, host)
+
+    def _listed(self, listed: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
+        """HIP passes over a device that is listed again, and takes a number only as it writes it itself."""
+        chosen: dict[Device, None] = {}
+        for entry in listed.split(","):
+            device = named(entry, devices) if entry == "0" or not entry.startswith("0") else None
+            if device is None:
+                break
+            chosen[device] = None
+        return tuple(chosen)
 
 
 def _properties(text: str) -> dict[str, str]:
@@ -93,6 +159,10 @@ class Ascend(Accelerator):
     def devices(self, host: Host) -> tuple[Device, ...]:
         return tuple(Device(index) for index, _ in enumerate(host.numbered("/dev", "davinci")))
 
+    def _listed(self, listed: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
+        """CANN reads up to the first character that is neither a digit nor a comma."""
+        return super()._listed(re.split(r"[^0-9,]", listed)[0], devices, host)
+
 
 class Musa(Accelerator):
     """Detected by device files; a container sees only its own, and the runtime numbers them from 0."""
@@ -104,6 +174,9 @@ class Musa(Accelerator):
 
     def devices(self, host: Host) -> tuple[Device, ...]:
         return tuple(Device(index) for index, _ in enumerate(host.numbered("/dev", "mtgpu.")))
+
+    def _listed(self, listed: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
+        return _cuda_list(listed, devices)
 
 
 _DRM = "/sys/class/drm"

@@ -125,7 +125,12 @@ def test_intel_counts_cards_without_integrated_graphics(machine: Callable[..., H
         ("", []),
         ("-1", []),
         ("1,9,0", [1]),
-        ("0,0,1", [0]),
+        ("0,0,1", []),  # listed twice: no device at all
+        ("2,0,2,9", []),
+        ("1,GPU-bb", []),  # the same one by its number and its UUID
+        ("GPU-bb,GPU-bbbb", []),
+        ("2,-1,2", [2]),  # nothing behind an invalid entry is read
+        ("1gpu, +2", [1, 2]),  # numbers as `strtoul` reads them
         ("GPU-bb", [1]),
         ("GPU-a", []),  # two of them begin so
     ],
@@ -135,6 +140,90 @@ def test_visibility_hides_devices_as_the_runtime_does(
 ) -> None:
     environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
     devices = Nvidia().available(machine({"/dev/nvidiactl": ""}, THREE_GPUS), environ)
+    assert [device.index for device in devices] == expected
+
+
+INSTANCES = """\
+GPU 0: NVIDIA A800-SXM4-80GB (UUID: GPU-aaaa)
+GPU 1: NVIDIA A800-SXM4-80GB (UUID: GPU-bbbb)
+  MIG 3g.40gb     Device  0: (UUID: MIG-1b)
+  MIG 3g.40gb     Device  1: (UUID: MIG-2b)
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("MIG-2b", ["MIG-2b"]),
+        (" MIG-2b,MIG-1b", ["MIG-2b"]),  # a process sees one instance
+        ("MIG-2b,0", ["MIG-2b"]),
+        ("MIG-1b,MIG-1b", []),
+        ("MIG-3c", []),
+    ],
+)
+@pytest.mark.parametrize("listing", [INSTANCES, None])
+def test_an_instance_of_mig_is_one_device(tmp_path: Path, value: str, expected: list[str], listing: str | None) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    host = Host(tmp_path, lambda command: listing if "-L" in command else THREE_GPUS)
+    devices = Nvidia().available(host, {"CUDA_VISIBLE_DEVICES": value})
+    if listing is None and value == "MIG-3c":
+        expected = [value]  # a tool that is silent refutes nothing
+    assert [device.visible_id for device in devices] == expected
+    assert {device.index for device in devices} <= {1 if listing else 0}
+
+
+def test_a_process_is_given_an_instance_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlinf_core.cluster import probe
+    from rlinf_core.hardware.accelerators.registry import Found
+
+    instance = Device(0, "NVIDIA A800-SXM4-80GB", "MIG-1b", divided=True)
+    monkeypatch.setattr(probe, "find_accelerators", lambda: Found(Nvidia(), (instance,)))
+    assert probe.probe().accelerator_ids == ("MIG-1b",)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"HIP_VISIBLE_DEVICES": "0,0,2"}, ["gfx0", "gfx2"]),  # HIP passes over what it has
+        ({"HIP_VISIBLE_DEVICES": "1, 2"}, ["gfx1"]),
+        ({"HIP_VISIBLE_DEVICES": "02"}, []),
+        ({"HIP_VISIBLE_DEVICES": "GPU-000000000000002c,0"}, ["gfx2", "gfx0"]),
+        ({"ROCR_VISIBLE_DEVICES": "2,1,2,0"}, ["gfx2", "gfx1"]),  # ROCr stops there
+        ({"ROCR_VISIBLE_DEVICES": "2,1", "HIP_VISIBLE_DEVICES": "1"}, ["gfx1"]),
+        ({"ROCR_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "2"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "2"}, ["gfx2"]),
+        ({"CUDA_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "0"}, ["gfx0"]),
+    ],
+)
+def test_amd_reads_the_list_of_rocr_and_then_that_of_hip(
+    machine: Callable[..., Host], variables: dict[str, str], expected: list[str]
+) -> None:
+    nodes = "/sys/class/kfd/kfd/topology/nodes"
+    files = {"/dev/kfd": ""}
+    for index in range(3):
+        files[f"{nodes}/{index}/properties"] = f"simd_count 440\nunique_id {42 + index}\n"
+        files[f"{nodes}/{index}/name"] = f"gfx{index}\n"
+    devices = Amd().available(machine(files), variables)
+    assert [device.model for device in devices] == expected
+    if "ROCR_VISIBLE_DEVICES" in variables and "HIP_VISIBLE_DEVICES" not in variables:
+        assert [device.visible_id for device in devices] == ["0", "1"]  # as HIP numbers them below it
+
+
+@pytest.mark.parametrize(
+    ("vendor", "value", "expected"),
+    [
+        (Ascend(), "1,2", [1, 2]),
+        (Ascend(), "1, 2", [1]),  # CANN reads up to a blank
+        (Ascend(), "0,2,8", [0, 2]),
+        (Musa(), "2,2", []),
+    ],
+)
+def test_other_vendors_read_their_variables(
+    machine: Callable[..., Host], vendor: Accelerator, value: str, expected: list[int]
+) -> None:
+    host = machine({f"/dev/{name}{n}": "" for n in range(3) for name in ("davinci", "mtgpu.")})
+    devices = vendor.available(host, {vendor.visibility_variable or "": value})
     assert [device.index for device in devices] == expected
 
 
