@@ -18,12 +18,25 @@ _SAID: Final = re.compile(
 _SAID_FIRST: Final = re.compile(r"(\S+) is (?:the|our|my) (?:final |correct |right )?answer\b", re.IGNORECASE)
 _SAID_IN_CHINESE: Final = re.compile("答案(?:就|应该|應該)?[是为為]?[:：]?\\s*")
 _MARKED: Final = re.compile(r"####[ \t]*")
+# What ends the text of a mark, when a model goes on to the next problem.
+_MARK_END: Final = re.compile(r"\s*(?:\.{3}|\u2026)?\s*####")
 _TAGGED: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _THOUGHT: Final = re.compile(r".*</think(?:ing)?>(?=.*\S)", re.DOTALL)
+# Words by which a sentence goes on from a wrong answer to the right one.
+_BUT: Final = (
+    r"\s+but(?:\s+(?:rather|instead))?"
+    r"|\s*[,;:\u2013\u2014-]\s*(?:rather|instead|(?:it|the\s+(?:correct\s+|right\s+)?answer)(?:\s+(?:is|should\s+be)|['\u2019]s))"
+)
 _DENIED: Final = re.compile(
     r"\banswer\s+(?:(?:is|are|was|can|could|should|must)(?:\s+not|n['\u2019]t)|cannot)(?:\s+be)?\b\s*"
-    r"(?P<value>[^A-Za-z\s.]|[A-J]\b)?(?:[^.\n]*?,?\s+(?P<but>but)\b(?:\s+rather)?|[^\n]*?(?:\.(?=\s|$)|(?=\n|$)))",
+    r"(?P<value>[^A-Za-z\s.]|[A-J]\b)?"
+    rf"(?:(?:[^.\n]|\.(?=[0-9]))*?,?(?P<but>{_BUT})\b|[^\n]*?(?:\.(?=\s|$)|(?=\n|$)))",
     re.IGNORECASE,
+)
+# `It is 5, not 6.`
+_NOT_THIS: Final = re.compile(
+    r"(?<=[0-9})%$*])(?:,?\s+and\s+not|,\s+not|,?\s+(?:rather\s+than|instead\s+of))\s+"
+    r"[-+\u2212$\\(]?[0-9][^\s]*?(?=[.;!]?(?:\s|$))"
 )
 _SENTENCE_END: Final = re.compile(r"\n|(?<=[^\s.])[.!?](?=\s|$)")
 _FORMULA: Final = re.compile(r"(?<!\\)\$\$?([^$]+)(?<!\\)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]")
@@ -39,6 +52,9 @@ _WHOLE: Final = re.compile(r"[-+]?[0-9]+")
 _FRACTION: Final = re.compile(r"[0-9]+/[0-9]+|\\frac")
 _DIGIT: Final = re.compile(r"[-+]?[0-9]")
 _THOUSANDS: Final = re.compile(r"[-+]?[1-9][0-9]{0,2}(?: [0-9]{3})*")
+_SIGNED: Final = re.compile(r"[-+\u2013\u2014][0-9.]")
+_NUMBER_ENDS: Final = tuple("0123456789}%")
+_LONG_DASHES: Final = ("\u2013", "\u2014")
 _THREE: Final = re.compile(r"[0-9]{3}(?![0-9])")
 _LISTED: Final = re.compile(r"[-+]?[0-9][0-9.,]*,$")
 _MEMBER: Final = re.compile(r"[-+]?[0-9]|[A-Za-z]$|[A-Za-z]=")
@@ -57,7 +73,7 @@ def answered(text: str) -> str:
     tagged = list(_TAGGED.finditer(text))
     if tagged and tagged[-1].group(1).strip() and boxed_content(text[tagged[-1].end() :]) is None:
         text = tagged[-1].group(1)
-    return _DENIED.sub(_without_denial, text)
+    return _NOT_THIS.sub("", _DENIED.sub(_without_denial, text))
 
 
 def _without_denial(match: re.Match[str]) -> str:
@@ -66,17 +82,33 @@ def _without_denial(match: re.Match[str]) -> str:
 
 
 def said_answer(text: str) -> str | None:
-    r"""Return the stated answer of a text: after the last `####`, else the last `answer is`; None if there is none."""
-    for pattern in (_MARKED, _SAID, _SAID_IN_CHINESE):
-        matches = list(pattern.finditer(text))
-        if matches:
-            rest = text[matches[-1].end() :].lstrip()
-            end = _SENTENCE_END.search(rest)
-            said = rest if end is None else rest[: end.start()]
-            if said.strip():
-                return said.strip()
+    """Return the stated answer of a text, or None.
+
+    It is the first number after `####`, as in GSM8K's own grader: a model that goes on writes the next problem's. Where
+    none is a number, as in headings, it is the text after the last `####`; else the text after the last `answer is`.
+    """
+    marked = [_sentence(_MARK_END.split(text[match.end() :])[0]) for match in _MARKED.finditer(text)]
+    numbers = (said for said in marked if number_in_clean(unwrapped(cleaned(said))[0]) is not None)
+    if number := next(numbers, None):
+        return number
+    for stated in (
+        marked,
+        *(
+            [_sentence(text[match.end() :]) for match in pattern.finditer(text)]
+            for pattern in (_SAID, _SAID_IN_CHINESE)
+        ),
+    ):
+        if stated and stated[-1]:
+            return stated[-1]
     first = list(_SAID_FIRST.finditer(text))
     return first[-1].group(1) if first else None
+
+
+def _sentence(text: str) -> str:
+    """Return the first sentence or line of a text, without blanks around it."""
+    text = text.lstrip()
+    end = _SENTENCE_END.search(text)
+    return (text if end is None else text[: end.start()]).strip()
 
 
 def candidates(text: str) -> Iterator[str]:
@@ -100,9 +132,9 @@ def candidates(text: str) -> Iterator[str]:
 def answer_number(text: str) -> Number | None:
     r"""Return the number that a text gives as its answer, or None.
 
-    It is what the last `\boxed{}` holds; else the first number after the last `####` or `answer is`; else what the
-    last equation equals; else the last number. An expression that is not a number by itself, as `(1,2)` or `2^3`, does
-    not count in any of these places.
+    It is what the last `\boxed{}` holds; else the first number after `####`, or after the last `answer is`; else what
+    the last equation equals; else the last number. An expression that is not a number by itself, as `(1,2)` or `2^3`,
+    does not count in any of these places.
     """
     expression = _answer_expression(text)
     return None if expression is None else _right_side(expression)
@@ -181,6 +213,14 @@ def _end_of_run(chunks: list[str], at: int, *, bullets: bool) -> int:
             or (before[-1:].isdigit() and after in _JOINS and _MEMBER.match("".join(chunks[end + 1 : end + 3])))
             or (before in _JOINS and end - 1 > at)
             or (_THOUSANDS.fullmatch(run) and _THREE.match(after))
+            # `453 -525` is a difference or a range, and no number.
+            or (before[-1:] in _NUMBER_ENDS and _SIGNED.match(after))
+            or (
+                before[-1:] in _NUMBER_ENDS
+                and after in _LONG_DASHES
+                and _DIGIT.match(" ".join(chunks[end + 1 : end + 2]))
+            )
+            or (before in _LONG_DASHES and end - 1 > at)
             or _OPERATOR_ENDS.search(before)
             or _OPERATOR_BEGINS.match(after)
         )

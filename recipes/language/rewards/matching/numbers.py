@@ -85,7 +85,27 @@ def number_in_clean(text: str) -> Number | None:
 
 def same_number(one: Number, other: Number) -> bool:
     """Return whether numbers are equal, and no two measures that differ."""
-    return one.value == other.value and not (one.unit and other.unit and one.unit != other.unit)
+    return same_value(one.value, other.value) and not (one.unit and other.unit and one.unit != other.unit)
+
+
+def same_value(one: Fraction, other: Fraction) -> bool:
+    """Return whether values are equal: a fraction without a finite decimal is its decimal of six places, too."""
+    if one == other:
+        return True
+    endless, decimal = (other, one) if _is_decimal(one) else (one, other)
+    if _is_decimal(endless) or not _is_decimal(decimal):
+        return False
+    # Of a tiny fraction, six places would be zeros.
+    return abs(endless - decimal) <= min(Fraction(1, 2 * 10**6), abs(endless) / 1000)
+
+
+def _is_decimal(value: Fraction) -> bool:
+    """Return whether a value has a finite decimal."""
+    rest = value.denominator
+    for factor in (2, 5):
+        while rest % factor == 0:
+            rest //= factor
+    return rest == 1
 
 
 def _value(kind: str, parts: tuple[str | None, ...]) -> Fraction | None:

@@ -136,10 +136,7 @@ def equal(gold: Reading, guess: Reading, compare: Compare) -> bool:
         return False
     gold, guess = _measured(gold, guess), _measured(guess, gold)
     if isinstance(gold, Number) and isinstance(guess, Number):
-        if same_number(gold, guess):
-            return True
-        if gold.unit and guess.unit and gold.unit != guess.unit:
-            return False
+        return same_number(gold, guess)
     if isinstance(gold, Choice | PlainWords) or isinstance(guess, Choice | PlainWords):
         verdict = _same_words(gold, guess)
         if verdict is not None:

@@ -14,6 +14,8 @@ import importlib
 import logging
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 from recipes.language.rewards.matching.cleaning import boxed_content, cleaned, unwrapped, without_blanks
@@ -24,7 +26,7 @@ from recipes.language.rewards.matching.final_answer import (
     is_undecided,
     said_answer,
 )
-from recipes.language.rewards.matching.numbers import Number, same_number
+from recipes.language.rewards.matching.numbers import Number, same_number, same_value
 from recipes.language.rewards.matching.readings import Other, as_choice, chosen, chosen_in_prose, equal, read, text_of
 from recipes.language.rewards.matching.regions import same_region
 from rlinf_core import ConfigError
@@ -90,6 +92,8 @@ def math(text: str, answer: str) -> Verdict:
     gold = read(wanted)
     if not text_of(gold).strip():
         return _EMPTY
+    if _plain(wanted).lower() == "nan":
+        return _UNDEFINED
     text = answered(text)
     content = boxed_content(text)
     choice = as_choice(wanted)
@@ -121,7 +125,7 @@ def math(text: str, answer: str) -> Verdict:
         if isinstance(gold, Number) and number_said is not None:
             return Verdict(float(same_number(gold, number_said)), f"number {excerpt(str(number_said.value), 40)}")
         # math-verify would take a part of what is not a number as a whole, such as a time, a date, or two numbers.
-        parted = is_undecided(text) or re.search(r"[0-9][:-][0-9]", said_answer(text) or shown)
+        parted = is_undecided(text) or _PARTED.search(said_answer(text) or shown)
         if isinstance(gold, Number) and parted:
             return Verdict(0.0, f"read `{excerpt(shown, 40)}`")
         # Prose: math-verify looks for the expression.
@@ -131,9 +135,15 @@ def math(text: str, answer: str) -> Verdict:
 
 # Characters of an answer without a box up to which it may be an expression as a whole.
 _LONGEST: Final = 300
+# Digits of a difference, and those up to which numbers are computed to have them.
+_PLACES: Final = 5
+_MOST_PLACES: Final = 1000
 _CHAIN: Final = re.compile(r"[^<>=]+(?:<|\\le)\s*[A-Za-z]\s*(?:<|\\le)[^<>=]+")
 _PROSE: Final = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}(?![A-Za-z(])")
 _EMPTY: Final = Verdict(0.0, "the correct answer is empty")
+# A value that is missing in a table. It equals nothing, itself included.
+_UNDEFINED: Final = Verdict(0.0, "the correct answer `nan` is no value")
+_PARTED: Final = re.compile(r"[0-9][$*` ]*[:\u2013\u2014-][$*` ]*[0-9]")
 
 
 def _says_nothing_more(text: str, shown: str) -> bool:
@@ -148,7 +158,44 @@ def _same_expressions(gold: str, guess: str) -> bool:
         return False
     # `(1,2)` may be a point; beside `1 < x < 2` it is an interval.
     ranges = bool(re.search(r"\\infty|[\[\]]|\\cup", gold) or _CHAIN.fullmatch(guess))
-    return bool(library.verify(wanted, parsed, timeout_seconds=None, allow_set_relation_comp=ranges))
+    return _verified(library, wanted, parsed, allow_set_relation_comp=ranges)
+
+
+def _verified(library: Any, gold: list[Any], guess: list[Any], **options: bool) -> bool:
+    """Return whether math-verify calls two values equal that are not certain to differ.
+
+    It compares decimals to six places, and takes a difference that vanishes beside 1 for none.
+    """
+    return any(
+        library.verify(one, other, timeout_seconds=None, **options) and not _differ(one, other)
+        for one, other in product(gold, guess)
+    )
+
+
+def _differ(gold: Any, guess: Any) -> bool:
+    """Return whether two values are certain to differ, as far as arithmetic on their digits says."""
+    sympy = importlib.import_module("sympy")
+    if gold == guess:
+        return False
+    if isinstance(gold, sympy.Eq) and isinstance(guess, sympy.Eq):
+        return gold.lhs == guess.lhs and _differ(gold.rhs, guess.rhs)
+    if isinstance(gold, sympy.MatrixBase) and isinstance(guess, sympy.MatrixBase):
+        return any(_differ(*pair) for pair in zip(gold.flat(), guess.flat(), strict=True))
+    if not all(isinstance(value, sympy.Expr) and not value.free_symbols for value in (gold, guess)):
+        return False
+    # Of a decimal, the digits as written.
+    exact = [
+        value.xreplace({part: sympy.Rational(repr(float(part))) for part in value.atoms(sympy.Float)})
+        for value in (gold, guess)
+    ]
+    if all(value.is_Rational for value in exact):
+        return not same_value(*(Fraction(int(value.p), int(value.q)) for value in exact))
+    try:
+        difference = (exact[0] - exact[1]).evalf(_PLACES, maxn=_MOST_PLACES, strict=True)
+    except (ArithmeticError, TypeError, ValueError, NotImplementedError):
+        # Its digits do not tell: what math-verify found by its rules holds.
+        return False
+    return bool(difference.is_number and difference.is_finite and difference != 0)
 
 
 def is_expression(text: str) -> bool:
@@ -166,7 +213,7 @@ def _in_prose(text: str, gold: str) -> Verdict:
         return Verdict(0.0, f"the correct answer `{excerpt(gold, 40)}` is not an expression")
     if not parsed:
         return Verdict(0.0, "no expression")
-    same = bool(library.verify(wanted, parsed, timeout_seconds=None))
+    same = _verified(library, wanted, parsed)
     # Texts alone: printing an expression may take as long as comparing it.
     shown = next((part for part in reversed(parsed) if isinstance(part, str)), "")
     return Verdict(float(same), f"expression `{excerpt(shown, 40)}`")
