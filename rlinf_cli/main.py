@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -79,7 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     console.verbosity.quiet = console.verbosity.verbose = False
-    return guarded(lambda: app(arguments, prog_name="rlinf"))
+    return guarded(lambda: _named_user_runs(arguments))
+
+
+def _named_user_runs(arguments: Sequence[str] | None) -> int | None:
+    from rlinf_core.node.nameless_user import name_user
+
+    if (home := name_user()) and "_RLINF_COMPLETE" not in os.environ:
+        console.warn(f"HOME is not set, and user {os.getuid()} has no name: `{home}` is used as its home folder")
+    return app(arguments, prog_name="rlinf")
 
 
 def guarded(work: Callable[[], int | None]) -> int:

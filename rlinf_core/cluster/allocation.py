@@ -88,7 +88,14 @@ def _fault_of(words: list[str]) -> str | None:
     """
     ray, seconds = ray_api(), stretched(_PREFLIGHT_SECONDS)
     try:
-        done = subprocess.run([*words, "-c", _PREFLIGHT], capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            [*words, "-c", _PREFLIGHT],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
     except FileNotFoundError:
         return "it does not exist"
     except PermissionError:

@@ -29,6 +29,7 @@ from rlinf_core.failures import raise_unseen
 from rlinf_core.manager.manager_client import ManagerClient
 from rlinf_core.manager.manager_messages import Declare
 from rlinf_core.node import attach
+from rlinf_core.node.nameless_user import name_user
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.process import tracing
 from rlinf_core.process.known_secrets import known
@@ -68,6 +69,8 @@ class Cluster:
                 help="remove one of them",
             )
         _check_environment()
+        if home := name_user():
+            _log.warning("HOME is not set, and user %d has no name: `%s` is used as its home folder", os.getuid(), home)
         self.session = current_session() or Session(f"rlinf-{secrets.token_hex(6)}", secrets.token_bytes(32))
         self._engine = engine.connect(
             address,

@@ -132,6 +132,7 @@ def probe(env_type: str, python: Path, variables: dict[str, str]) -> dict[str, A
         done = subprocess.run(
             command,
             env={**environment, **variables},
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
@@ -247,7 +248,12 @@ def _run(command: Sequence[str], emit: Emit) -> None:
     began = time.monotonic()
     try:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         )
     except OSError as error:
         raise SetupError(f"`{command[0]}` cannot be run", why=error.strerror) from error

@@ -38,7 +38,13 @@ _PACKAGES: Final = (
     "rlinf_cli.bootstrap.node",
 )
 # All that a process list shows: one line that any login shell can quote.
-_LOADER: Final = "import sys;n=int(sys.stdin.buffer.readline());exec(sys.stdin.buffer.read(n))"
+_TAKEN: Final = "rlinf: a login script of this machine, such as ~/.bashrc, read the standard input of the command"
+_LOADER: Final = (
+    'import sys;b=sys.stdin.buffer;n=next((l for l in b if l.strip()),b"").strip();'
+    f'n.isdigit() or sys.exit("{_TAKEN}");exec(b.read(int(n)))'
+)
+# Login scripts that read lines, such as an answer to a question, get these.
+_SPARE_LINES: Final = b"\n" * 16
 _CARRIER: Final = """\
 sys.path[:] = [p for p in sys.path if p]
 import types
@@ -97,7 +103,7 @@ def source(main: str = "node_agent") -> bytes:
     """Return the loader's program: the parts as modules under their names here, and a call of one's `main()`."""
     parts = [(name, path_of(name).read_text(encoding="utf-8")) for name in PARTS]
     text = _CARRIER.format(parts=parts, packages=_PACKAGES, main=f"{_PACKAGES[-1]}.{main}").encode()
-    return b"%d\n%s" % (len(text), text)
+    return b"%s%d\n%s" % (_SPARE_LINES, len(text), text)
 
 
 def command(interpreter: str) -> list[str]:
@@ -152,9 +158,15 @@ def _understood(node: NodeTarget, interpreter: str, result: Result, deadline: fl
         rc = last.get("rc")
         return AgentReply(None, message, why, hint, rc if isinstance(rc, int) else None, lines, result)
     spoken = result.last_lines()
+    if _TAKEN.encode() in result.stderr:
+        message = "the login shell took the standard input of the command"
+        why = "a script that it runs at the login, such as ~/.bashrc or ~/.profile, reads it"
+        hint = "let the script read only where the shell is interactive: `case $- in *i*) ...;; esac`"
+        return AgentReply(None, message, why, hint, result.rc, spoken, result)
     if result.kind is CommandOutcome.TIMEOUT:
         message = f"no answer within {deadline:g} s"
-        why = "it connected, but then sent nothing" if events else f"`{interpreter}` printed nothing"
+        silent = f"`{interpreter}`, or a script of the login shell before it, printed nothing"
+        why = "it connected, but then sent nothing" if events else silent
         return AgentReply(None, message, why, result.help or f"try `{interpreter} -V` there", None, spoken, result)
     if result.kind is not CommandOutcome.DONE:
         return AgentReply(None, str(result.kind), _first_cause(spoken), result.help or "", result.rc, spoken, result)

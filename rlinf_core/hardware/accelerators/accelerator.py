@@ -18,7 +18,13 @@ def run_tool(command: Sequence[str]) -> str | None:
     """Return the standard output of a vendor's tool, or None if it is missing, fails or takes longer than 10 s."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=TOOL_TIMEOUT_S, check=True
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TOOL_TIMEOUT_S,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None

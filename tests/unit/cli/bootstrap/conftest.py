@@ -30,7 +30,7 @@ def cluster_of(text: str) -> ClusterConfig:
 
 def request_in(stdin: bytes) -> dict[str, Any]:
     """Return the request behind the agent's source."""
-    size, _, rest = stdin.partition(b"\n")
+    size, _, rest = stdin.lstrip().partition(b"\n")
     return json.loads(rest[int(size) :])
 
 

@@ -50,7 +50,7 @@ class Machines(Transport):
         deadline: float,
         on_line: OnLine | None = None,
     ) -> Result:
-        size, _, rest = stdin.partition(b"\n")
+        size, _, rest = stdin.lstrip().partition(b"\n")
         request = json.loads(rest[int(size) :])
         self.asked.append((node.rank, request["verb"]))
         await asyncio.sleep(0)

@@ -36,7 +36,7 @@ class Nodes(Transport):
     async def run(
         self, node: NodeTarget, argv: Any, stdin: bytes = b"", *, deadline: float, on_line: OnLine | None = None
     ) -> Result:
-        size, _, rest = stdin.partition(b"\n")
+        size, _, rest = stdin.lstrip().partition(b"\n")
         verb = json.loads(rest[int(size) :])["verb"]
         await asyncio.sleep(0)
         if node.rank in self.kinds:

@@ -156,8 +156,29 @@ def test_interpreter_that_hangs_is_named(ask: Callable[..., agent.AgentReply], t
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)
     answer = ask({"verb": "probe"}, deadline=0.2, interpreter=str(program))
-    assert (answer.message, answer.why) == ("no answer within 0.2 s", f"`{program}` printed nothing")
+    assert answer.message == "no answer within 0.2 s"
+    assert answer.why == f"`{program}`, or a script of the login shell before it, printed nothing"
     assert answer.help == f"try `{program} -V` there"
+
+
+@pytest.mark.parametrize("login", ["read -r answer", "read a; read b; read c"])
+def test_login_scripts_may_read_lines(ask: Callable[..., agent.AgentReply], tmp_path: Path, login: str) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\n{login}\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    assert ask({"verb": "probe", "cluster": "test-e1-none"}, interpreter=str(program)).ok
+
+
+@pytest.mark.parametrize("login", ["cat >/dev/null", "while read -r line; do :; done", "dd bs=100 count=1 2>/dev/null"])
+def test_a_login_script_that_takes_the_input_is_named(
+    ask: Callable[..., agent.AgentReply], tmp_path: Path, login: str
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\n{login}\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    answer = ask({"verb": "probe"}, interpreter=str(program))
+    assert answer.message == "the login shell took the standard input of the command"
+    assert "~/.bashrc" in answer.why
 
 
 def test_what_a_login_script_prints_is_skipped(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:

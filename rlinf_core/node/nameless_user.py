@@ -1,0 +1,40 @@
+"""A user number without a line in the password database, as `docker run --user 54321` and some sites have it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+
+from rlinf_core.errors import RLinfError
+from rlinf_core.node.node_facts import make_private, private_base
+
+# Where `getpass.getuser` looks for a name.
+_NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
+
+
+def name_user() -> str | None:
+    """Give a user without a name a login name and, where HOME is unset, a home folder: Python, torch and Ray raise
+    without them. Processes that this one starts inherit both.
+
+    Returns:
+        the folder, where it was set now; else None.
+
+    Raises:
+        RLinfError: the folder belongs to somebody else.
+    """
+    number = os.getuid()
+    try:
+        pwd.getpwuid(number)
+    except KeyError:
+        if not any(map(os.environ.get, _NAMES)):
+            os.environ["LOGNAME"] = f"uid-{number}"
+        if not os.environ.get("HOME"):
+            home = os.path.join(private_base(), "home")
+            if not (make_private(private_base()) and make_private(home)):
+                raise RLinfError(
+                    f"HOME is not set, user {number} has no name, and `{home}` is not a private folder of its own",
+                    help="set HOME to a folder of yours",
+                ) from None
+            os.environ["HOME"] = home
+            return home
+    return None
