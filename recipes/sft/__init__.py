@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from rlinf_core import Recipe
+
+SOURCES: Final = ("chat", "sums")
+# Files of rows hold conversations; demonstrations are folders and HDF5 files. So do files with keys of conversations.
+CONVERSATIONS: Final = (
+    *(f"data.train_data_paths=*.{ending}" for ending in ("jsonl", "json", "jsonl.gz", "json.gz", "parquet")),
+    *(f"data.{key}=*" for key in ("messages_key", "prompt_key", "completion_key", "text_key", "loss_on")),
+)
 
 recipe = Recipe(
     name="sft",
@@ -18,6 +27,6 @@ recipe = Recipe(
     play="recipes.embodied.using.playing:play",
     evaluate="recipes.embodied.using.evaluation:evaluate",
     memory="recipes.sft.sft_memory:forecast",
-    variants={"data.type=chat": "sft_chat", "data.type=sums": "sft_chat"},
+    variants=dict.fromkeys((*(f"data.type={source}" for source in SOURCES), *CONVERSATIONS), "sft_chat"),
     training_data=("data.train_data_paths",),
 )

@@ -6,8 +6,8 @@ from rlinf_core import Recipe
 
 recipe = Recipe(
     name="sft_chat",
-    summary="Learn from conversations, or from prompts with completions: actor workers (`recipe: sft` with"
-    " `data.type: chat`)",
+    summary="Learn from conversations, or from prompts with completions: actor workers (`recipe: sft` on"
+    " JSONL or Parquet files)",
     config="recipes.sft_chat.config:ChatConfig",
     default_config="sft_chat_laptop",
     program="recipes.sft_chat.chat_program:program",

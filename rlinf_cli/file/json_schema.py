@@ -6,6 +6,7 @@ It accepts what `rlinf validate` accepts: numbers for text (`label: 4090`), refe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
@@ -80,9 +81,12 @@ def file_schema(
 
 
 def _has(setting: str) -> Schema:
-    """Return the schema of files with a value, written `data.type=chat`."""
+    """Return the schema of files with a value, written `data.type=chat`, or with a text in it: `data.paths=*.jsonl`."""
     key, _, value = setting.partition("=")
     schema: Schema = {"const": value}
+    if "*" in value:
+        text: Schema = {"type": "string", "pattern": f"^{re.escape(value).replace(re.escape('*'), '.*')}$"}
+        schema = {"anyOf": [text, {"type": "array", "contains": text}]}
     for name in reversed(key.split(".")):
         schema = {"required": [name], "properties": {name: schema}}
     return schema

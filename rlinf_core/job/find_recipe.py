@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import reduce
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rlinf_core.errors import ConfigError
 from rlinf_core.job.own_recipe import FORM, UnknownRecipeError, import_own_recipe
@@ -66,8 +68,8 @@ def find_variant(name: str, written: Callable[[str], object]) -> Recipe:
     """
     recipe = find_recipe(name)
     for setting, variant in recipe.variants.items():
-        key, _, value = setting.partition("=")
-        if written(key) == value:
+        key, _, pattern = setting.partition("=")
+        if any(fnmatchcase(text, pattern) for text in _texts(written(key))):
             return find_recipe(variant)
     return recipe
 
@@ -84,7 +86,18 @@ def recipe_of(config: Any) -> Recipe:
 def started_recipe(name: str, overrides: Sequence[str]) -> Recipe:
     """Return the recipe whose default config `recipe=NAME` starts from, with these `key=value` arguments."""
     values = dict(override.split("=", 1) for override in overrides if "=" in override)
-    return find_variant(name, values.get)
+    return find_variant(name, lambda key: re.findall(r"[^\[\]\s,]+", values.get(key, "")))
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts of a value: itself, or those of its items."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts(list(cast("Mapping[str, object]", value).values()))
+    elif isinstance(value, Iterable):
+        for item in cast("Iterable[object]", value):
+            yield from _texts(item)
 
 
 def _own_recipe(target: str) -> Recipe:

@@ -22,7 +22,7 @@ from rlinf_core.config.rules.site import Site
 from rlinf_core.config.secrets import environment_secrets, secret_values
 from rlinf_core.config.shipped import is_bare_name, meant_config, shipped_config, shipped_configs
 from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find
+from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, to_data
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.validating.validation import ANY_ITEM, StandIns, validate
 from rlinf_core.config.yaml.reader import decode, load_source
@@ -232,7 +232,7 @@ def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> _Selected | 
 
     def written(key: str) -> object:
         node = find(tree, tuple(key.split(".")))
-        return node.raw if isinstance(node, ScalarNode) else None
+        return node.raw if isinstance(node, ScalarNode) else None if node is None else to_data(node)
 
     try:
         recipe = find_variant(entry.value.raw, written)

@@ -213,7 +213,8 @@ class Recipe(NamedTuple):
             beside the module that holds the recipe, or YAML of several lines.
         program, check, facts, record, evaluate, play, replay, export, policy, memory, inputs, trials: see the
             protocol of each.
-        variants: recipes that a file of this one selects by a value, as in `{"data.type=chat": "sft_chat"}`.
+        variants: recipes that a file of this one selects by a value, or by a text in it, as in `{"data.type=chat":
+            "sft_chat", "data.train_data_paths=*.jsonl": "sft_chat"}`.
         training_data: keys, such as `data.train_data_paths`, whose files only training reads: `record`, `evaluate` and
             `play` do not need them.
         elastic: components that may go on with fewer processes while nodes are lost.

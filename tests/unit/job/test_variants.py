@@ -18,6 +18,35 @@ def test_value_of_the_file_selects_the_variant() -> None:
     assert find_variant("sft", {}.get).name == "sft"
 
 
+@pytest.mark.parametrize(
+    ("data", "recipe"),
+    [
+        ("train_data_paths: chat.jsonl", "sft_chat"),
+        ("train_data_paths: [one.parquet, two.parquet]", "sft_chat"),
+        ("train_data_paths: rows.json.gz", "sft_chat"),
+        ("train_data_paths: '${env:CHATS}'", "sft_chat"),
+        ("messages_key: turns", "sft_chat"),
+        ("train_data_paths: demonstrations", "sft"),
+        ("train_data_paths: [lift.hdf5]", "sft"),
+        ("train_data_paths: [{dataset_path: jsonl, weight: 1}]", "sft"),
+    ],
+)
+def test_files_of_rows_are_conversations(tmp_path: Path, data: str, recipe: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"recipe: sft\ncluster: {{num_nodes: 1}}\ndata:\n  {data}\n")
+    job = load_job(file, environ={"CHATS": "all.jsonl"})
+    assert job.recipe is not None
+    assert job.recipe.name == recipe
+    assert not [finding for finding in job.diagnostics if finding.code == "unknown-key"]
+
+
+def test_start_of_a_recipe_follows_the_files_of_an_override() -> None:
+    for paths in ("chat.jsonl", "[a.jsonl, b.jsonl]"):
+        job = load_job("recipe=sft", [f"data.train_data_paths={paths}"], environ={})
+        assert job.recipe is not None
+        assert job.recipe.name == "sft_chat"
+
+
 def test_start_of_a_recipe_follows_the_override() -> None:
     chat = load_job("recipe=sft", ["data.type=sums"], environ={})
     assert chat.ok
@@ -49,7 +78,11 @@ def test_schema_of_files_selects_the_variant() -> None:
     models = {name: recipe.config_model() for name, recipe in recipes.items()}
     schema = file_schema(models, {name: recipe.variants for name, recipe in recipes.items()})
     cluster = {"num_nodes": 1, "component_placement": {"actor": 0}}
-    chat = {"recipe": "sft", "cluster": cluster, "data": {"type": "chat", "messages_key": "turns"}}
-    robots = {"recipe": "sft", "cluster": cluster, "data": {"messages_key": "turns"}}
-    assert validator(json.loads(json.dumps(schema))).is_valid(chat)
-    assert not validator(schema).is_valid(robots)
+    for data, right in [
+        ({"type": "chat", "overlong": "truncate"}, True),
+        ({"train_data_paths": ["a.jsonl"], "overlong": "truncate"}, True),
+        ({"messages_key": "turns", "overlong": "truncate"}, True),
+        ({"train_data_paths": "demonstrations", "overlong": "truncate"}, False),
+    ]:
+        file = {"recipe": "sft", "cluster": cluster, "data": data}
+        assert validator(json.loads(json.dumps(schema))).is_valid(file) is right
