@@ -42,6 +42,8 @@ class EnvType(NamedTuple):
         install: what pip installs for it; None: the module, or for a simulator what `rlinf env setup` installs.
         action_size, control_hz: the action size and control rate of one that is not made to be asked, where all of its
             tasks have the same: numbers in an action, and actions in a second; else 0 and None.
+        stored_sets: the sets of tasks whose starts are states that their makers stored, which `rlinf env check` tries.
+            Empty: the simulator draws its starts itself.
     """
 
     target: str
@@ -57,6 +59,7 @@ class EnvType(NamedTuple):
     processes: int | None = None
     action_size: int = 0
     control_hz: float | None = None
+    stored_sets: tuple[str, ...] = ()
 
 
 def _simulator(
@@ -132,7 +135,9 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
         max_episode_steps=None,
     ),
     "gym_hil": _simulator("gym_hil", "GymHilEnv", "gym_hil/PandaPickCube-v0", install="gym-hil", control_hz=10.0),
-    "libero": _simulator("libero", "LiberoEnv", "libero_spatial", action_size=7, control_hz=20.0),
+    "libero": _simulator("libero", "LiberoEnv", "libero_spatial", action_size=7, control_hz=20.0)._replace(
+        stored_sets=("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+    ),
     "metaworld": _simulator("metaworld", "MetaworldEnv", "reach-v3", action_size=4, control_hz=80.0),
     "robosuite": _simulator("robosuite", "RobosuiteEnv", "Lift"),
     "gymnasium_robotics": _simulator("gymnasium_robotics", "GymnasiumRoboticsEnv", "FetchReachDense-v4"),

@@ -154,6 +154,12 @@ class TaskMethods(ABC):
         return None
 
     @property
+    def start_faults(self) -> list[str] | None:
+        """Differences of the first stored start of each task from the task's own description; None: starts are
+        drawn."""
+        return None
+
+    @property
     def knows_success(self) -> bool:
         """Whether the task has a success condition, rather than only a reward."""
         return True

@@ -14,7 +14,7 @@ from recipes.embodied.envs.simulators.package_versions import versions_of
 from recipes.embodied.episodes.collector import CollectedEpisode, EpisodeCollector, Keep
 from recipes.embodied.loop.frames import FrameRecorder
 from recipes.embodied.loop.protocols import Layout
-from recipes.embodied.workers.env_worker import EnvWorker, StagedEnvironments, attach
+from recipes.embodied.workers.env_worker import EnvWorker, attach
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
@@ -33,7 +33,7 @@ class CollectingEnvWorker(EnvWorker):
             intervention: the source that takes over from the actor; None: no interventions.
         """
         self._rollout = self._config.rollout.group_name
-        self._eval = StagedEnvironments(self._config, self._config.env.eval, self, layout, training=False)
+        self._eval = self._made(self._config.env.eval, layout, training=False)
         if intervention is not None and intervention.source != NONE:
             for batch in self._eval.batches:
                 attach(batch, intervention)

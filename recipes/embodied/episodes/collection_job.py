@@ -84,7 +84,7 @@ class Collection:
 
     def comparisons(self) -> list[ContactCheck]:
         """Return what was compared before and in the first episodes."""
-        acts = comparisons_of([] if self._rollout is None else [self._rollout])
+        acts = comparisons_of([self._env] if self._rollout is None else [self._env, self._rollout])
         return [first_step_check("env.eval"), *acts]
 
     def recorded_episodes(self) -> list[EpisodeFrames] | None:

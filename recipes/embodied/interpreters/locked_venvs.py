@@ -20,18 +20,18 @@ from typing import Any, Final, NamedTuple
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.env_types import ENV_TYPES, has_setup, is_simulator
+from recipes.embodied.envs.simulators.package_versions import LOCKS
 from recipes.embodied.interpreters.simulators_at_once import ProbeRequest
 from recipes.embodied.rules.env_rules import facts_of
 from rlinf_core import ConfigError, RLinfError
 from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.job.recipe import Trial
 
-LOCKS: Final = Path(__file__).parent / "locks"
 DEFAULT_FOLDER: Final = Path("~/.rlinf/envs")
 # Which kind of environment a folder was made for.
 _MARK: Final = "rlinf-env.json"
 # Variables that would lead an interpreter to other packages, or contradict `MUJOCO_GL`.
-_NOT_PASSED: Final = ("PYTHONPATH", "PYTHONHOME", "PYOPENGL_PLATFORM")
+NOT_PASSED: Final = ("PYTHONPATH", "PYTHONHOME", "PYOPENGL_PLATFORM")
 _INSTALL_SECONDS: Final = 3600
 # Seconds between two lines about an installation, and the lines of it that an error shows.
 _TELL_SECONDS: Final = 15.0
@@ -126,7 +126,7 @@ def checked(env_type: str, python: Path, emit: Emit) -> Made:
 def probe(env_type: str, python: Path, variables: dict[str, str]) -> dict[str, Any]:
     """Return the report of `simulator_probe` in an interpreter, with additional environment variables."""
     command = [str(python), "-P", "-m", PROBE, env_type]
-    environment = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED}
+    environment = {name: value for name, value in os.environ.items() if name not in NOT_PASSED}
     why = ""
     try:
         done = subprocess.run(

@@ -100,7 +100,7 @@ class EmbodiedRunner(RolloutRunner):
         spec = self.env.init_worker(layout).wait()[0]
         self._recovery.starts = layout, spec
         wait_together(self.actor.init_worker(layout, spec), self.rollout.init_worker(layout, spec))
-        note_comparisons(self.record.folder.path, comparisons_of([self.groups["actor"]]))
+        note_comparisons(self.record.folder.path, comparisons_of([self.groups["env"], self.groups["actor"]]))
         if spec.cameras:
             check_orientation(self.actor, self.env, self.record, "env.train", skips=self.config.skip_checks)
 
@@ -139,7 +139,8 @@ class EmbodiedRunner(RolloutRunner):
         """Note that the environments' first observations and step agreed with their spec; else none would be here."""
         if section not in self._noted:
             self._noted.add(section)
-            note_comparisons(self.record.folder.path, [first_step_check(section)])
+            comparisons = [first_step_check(section), *comparisons_of([self.groups["env"]])]
+            note_comparisons(self.record.folder.path, comparisons)
 
     def _idle_shares(self, seconds: float) -> dict[str, float]:
         """Return the shares of a step in which actors did not train, and in which environments had no rollout to run.

@@ -16,6 +16,7 @@ from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, StepResult
 from recipes.embodied.envs.env_state import State, pack, unpack
+from recipes.embodied.envs.first_step import compare_starts
 from recipes.embodied.envs.observation_keys import camera_of
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.interventions.judges import open_judge
@@ -27,6 +28,7 @@ from recipes.embodied.loop.routing import Routes
 from recipes.embodied.loop.worker_layout import make_routes
 from recipes.embodied.models.folder_facts import observed_steps
 from recipes.embodied.workers.episode_stats import EpisodeSums, Sums
+from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.finite import NonFiniteError
 from recipes.training.host_memory import keep_freed_memory
 from rlinf_core import ConfigError, Worker
@@ -217,7 +219,7 @@ def attach(batch: VectorEnv, intervention: InterventionConfig) -> None:
     batch.intervention = open_source(intervention.source, batch, intervention.options)
 
 
-class EnvWorker(Worker):
+class EnvWorker(ComparingWorker):
     """Steps batches of environments with the actions that rollout workers send.
 
     For every stage and chunk one message goes to each rollout worker that acts for some of the stage's environments,
@@ -242,11 +244,18 @@ class EnvWorker(Worker):
         self._layout = layout
         self._step = layout.step
         self._rollout = self._config.rollout.group_name
-        self._train = StagedEnvironments(self._config, self._config.env.train, self, layout, training=True)
+        self._train = self._made(self._config.env.train, layout, training=True)
         spec = self._train.batches[0].spec
         if spec.cameras:
             keep_freed_memory()
         return spec
+
+    def _made(self, environments: EnvironmentConfig, layout: Layout, *, training: bool) -> StagedEnvironments:
+        """Return the environments of a section, after their stored starts were compared."""
+        staged = StagedEnvironments(self._config, environments, self, layout, training=training)
+        section = "env.train" if training else "env.eval"
+        compare_starts(self._contact, section, environments.env_type, staged.batches[0].start_faults)
+        return staged
 
     def first_pictures(self) -> dict[str, Thumbnails]:
         """Return what cameras show at the first starts, by their names; none of a real robot, which is not moved."""
@@ -278,7 +287,7 @@ class EnvWorker(Worker):
     def evaluate(self) -> Sums:
         """Do as `interact`, in the environments of `env.eval`, from the same starts every time."""
         if self._eval is None:
-            self._eval = StagedEnvironments(self._config, self._config.env.eval, self, self._layout, training=False)
+            self._eval = self._made(self._config.env.eval, self._layout, training=False)
         return self._passes(self._eval, 0, films=self._config.env.eval.video_cfg.save_video)
 
     def recorded_episodes(self) -> list[EpisodeFrames] | None:

@@ -76,11 +76,14 @@ class FirstContact:
     Args:
         component: the component of the process.
         skips: leave out the costly ones.
+
+    Attributes:
+        skips: see above.
     """
 
     def __init__(self, component: str = "", *, skips: bool = False) -> None:
         self._component = component
-        self._skips = skips
+        self.skips = skips
         self._checks: list[ContactCheck] = []
 
     def compare(
@@ -93,7 +96,7 @@ class FirstContact:
             comparison: returns None where there is nothing to compare.
             cheap: it is never left out.
         """
-        if self._skips and not cheap:
+        if self.skips and not cheap:
             self._checks.append(ContactCheck(self._component, what, with_, "skipped", note=SKIPPED))
             return
         began = time.perf_counter()

@@ -81,6 +81,7 @@ class SimulatorProcess:
             "tasks": facts.tasks,
             "num_tasks": facts.num_tasks,
             "control_hz": facts.control_hz,
+            "start_faults": facts.start_faults,
         }
 
     def _map(self, size: int, count: int, chunk: int) -> None:

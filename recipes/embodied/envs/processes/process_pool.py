@@ -120,7 +120,15 @@ class SimulatorProcesses:
         spec = EnvSpec(state_size, action_size, num_choices, sizes, has_instructions)
         limits = [reply["max_episode_steps"] for reply in made if reply["max_episode_steps"] is not None]
         tasks = [task for reply in made for task in reply["tasks"]]
-        self.facts = BatchFacts(spec, min(limits, default=None), tasks, made[0]["num_tasks"], made[0]["control_hz"])
+        faults = [fault for reply in made for fault in reply["start_faults"] or ()]
+        self.facts = BatchFacts(
+            spec,
+            min(limits, default=None),
+            tasks,
+            made[0]["num_tasks"],
+            made[0]["control_hz"],
+            None if made[0]["start_faults"] is None else list(dict.fromkeys(faults)),
+        )
         self._texts = np.array([""] * count)
         # Processes whose environments have changed since the last observation.
         self._unseen = set(range(len(self._children)))

@@ -87,6 +87,11 @@ class SimulatedEnv(VectorEnv):
         """See `VectorEnv`."""
         return self._simulators.facts.control_hz
 
+    @property
+    def start_faults(self) -> list[str] | None:
+        """See `VectorEnv`."""
+        return self._simulators.facts.start_faults
+
     def first_starts(self) -> list[dict[str, int]]:
         """See `VectorEnv`; `number` counts modulo the length of the task's list."""
         numbers = self._begun[:, 1].tolist()

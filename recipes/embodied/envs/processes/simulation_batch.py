@@ -73,7 +73,19 @@ class SimulationBatch:
             simulation.max_episode_steps for simulation in self.simulations if simulation.max_episode_steps is not None
         ]
         first = self.simulations[0]
-        self.facts = BatchFacts(first.spec, min(limits, default=None), tasks, len(names), first.control_hz)
+        faulty = [
+            f"`{task}`: {fault}"
+            for task, one in zip(tasks, self.simulations, strict=True)
+            for fault in one.faults_of_start()
+        ]
+        self.facts = BatchFacts(
+            first.spec,
+            min(limits, default=None),
+            tasks,
+            len(names),
+            first.control_hz,
+            list(dict.fromkeys(faulty)) if first.stored_starts else None,
+        )
         self._rows: list[Row] = [{}] * len(tasks)
         # Observations of a class that is checked together.
         self._together: Observation = {}

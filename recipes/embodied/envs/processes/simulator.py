@@ -62,11 +62,14 @@ class Simulation(ABC):
         options_model: pydantic model of `env.train.options`; None: they are checked by the simulator.
         max_episode_steps: the task's own limit; None: it has none.
         control_hz: actions in a simulated second; None: not known.
+        stored_starts: how many starts of the task are states that its makers stored, which another physics may not
+            hold; the constructor begins the first of them. 0: the simulator draws its starts itself.
     """
 
     options_model: ClassVar[type[BaseModel] | None] = None
     max_episode_steps: int | None = None
     control_hz: float | None = None
+    stored_starts: int = 0
 
     @classmethod
     def tasks(cls, task: str, options: Any) -> list[str]:
@@ -85,6 +88,11 @@ class Simulation(ABC):
     @abstractmethod
     def step(self, action: Any) -> Outcome:
         """Carry out one action, a row of `native`."""
+
+    def faults_of_start(self) -> list[str]:
+        """Return how the start of the episode differs from the task's own description of it, after its first reset or
+        the last one; empty where it agrees, or no start is stored."""
+        return []
 
     @abstractmethod
     def observe(self) -> Row:
@@ -211,6 +219,7 @@ class BatchFacts(NamedTuple):
         tasks: the task of each environment.
         num_tasks: tasks of the set; 1 where the name was that of a task.
         control_hz: the control rate that all of them have; None: not known.
+        start_faults: how the first stored start of a task differs from its description; None: no start is stored.
     """
 
     spec: EnvSpec
@@ -218,6 +227,7 @@ class BatchFacts(NamedTuple):
     tasks: list[str]
     num_tasks: int
     control_hz: float | None = None
+    start_faults: list[str] | None = None
 
 
 class Outcomes(NamedTuple):

@@ -28,6 +28,9 @@ _REST = np.array([0.0, 0, 0, 0, 0, 0, -1])
 # Objects are placed by numpy's own generator before the initial state is set; fixtures, which are not part of that
 # state, keep their places of this seed.
 _PLACING_SEED = 0
+# Up to this far an object at rest is where it was stored: the distance of LIBERO's own `On`, and the height of its
+# regions (`under`). Its regions themselves are narrower than the stored starts, which are drawn around them.
+_ASIDE, _ABOVE = 0.03, 0.10  # m
 
 
 class LiberoSimulation(Simulation):
@@ -68,7 +71,9 @@ class LiberoSimulation(Simulation):
             ignore_done=True,
         )
         self.control_hz = float(self._env.env.control_freq)
+        self.stored_starts = len(self._starts)
         self._observed: dict[str, Any] = {}
+        self._stored: dict[str, NDArray[np.float64]] = {}
         self.reset(Start(0, 0))
 
     def _initial_states(self, tasks: Any, number: int) -> NDArray[np.float64]:
@@ -96,8 +101,38 @@ class LiberoSimulation(Simulation):
         np.random.seed(_PLACING_SEED)
         self._env.reset()
         self._observed = self._env.set_init_state(self._starts[start.number % len(self._starts)])
+        self._stored = self._places()
         for _ in range(self._options.settle_steps):
             self._observed, *_ = self._env.step(_REST)
+
+    def faults_of_start(self) -> list[str]:
+        """See `Simulation`: what `(:init ...)` of the task's file says, by LIBERO's own predicates.
+
+        Objects are stored in the air, so that nothing is said of a start that has no `settle_steps`. An object in a
+        region, as of the table, may also stay where it was stored.
+        """
+        if not self._options.settle_steps:
+            return []
+        scene, places = self._env.env, self._places()
+        faults: list[str] = []
+        for predicate, thing, *others in scene.parsed_problem["initial_state"]:
+            if scene._eval_predicate([predicate, thing, *others]):
+                continue
+            how = ""
+            if others and scene.object_states_dict[others[0]].object_state_type == "site":
+                x, y, up = places[thing] - self._stored[thing]
+                aside = float(np.hypot(x, y))
+                if aside <= _ASIDE and up <= _ABOVE:
+                    continue
+                how = f": it went {aside:.2f} m aside and {up:.2f} m up"
+            said = " ".join([thing, predicate, *others])
+            faults.append(f"after {self._options.settle_steps} steps at rest `{said}` does not hold{how}")
+        return faults
+
+    def _places(self) -> dict[str, NDArray[np.float64]]:
+        """Return the place of each object and fixture [m]."""
+        scene = self._env.env
+        return {name: scene.sim.data.body_xpos[body].copy() for name, body in scene.obj_body_id.items()}
 
     def step(self, action: Any) -> Outcome:
         """See `Simulation`; the reward is 1 for success, which ends the episode."""

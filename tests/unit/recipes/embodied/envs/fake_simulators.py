@@ -33,6 +33,7 @@ class FakeSimulation(Simulation):
     made: ClassVar[int] = 0
     options_model = Options
     max_episode_steps = 5
+    stored_starts = 4
 
     @classmethod
     def tasks(cls, task: str, options: Any) -> list[str]:
@@ -64,6 +65,11 @@ class FakeSimulation(Simulation):
         self.place += float(action[0]) + (self.options.breaks == "drift" and self.number > 0)
         self._maybe_break("step")
         return Outcome(self.place, terminated=self.place > 8, success=self.place > 8)
+
+    def faults_of_start(self) -> list[str]:
+        """The cup of the task `two` has fallen in its odd starts, and with `breaks: fallen` in all."""
+        fallen = self.options.breaks == "fallen" or (self.task == "two" and self.start.number % 2)
+        return ["`cup on plate` does not hold"] if fallen else []
 
     def expert(self) -> Any:
         """Go on; only the task `one` has an expert."""
