@@ -16,9 +16,9 @@ from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, StepResult
 from recipes.embodied.envs.env_state import State, pack, unpack
-from recipes.embodied.envs.first_step import compare_starts
 from recipes.embodied.envs.observation_keys import camera_of
 from recipes.embodied.envs.registry import make_env
+from recipes.embodied.envs.simulators.stored_starts import compare_starts
 from recipes.embodied.interventions.judges import open_judge
 from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.loop.env_messages import CHUNKS, EXECUTED, FAILED, INTERVENTIONS, OUTCOME, sliced, stacked
