@@ -6,15 +6,17 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from rlinf_cli.bootstrap.inventory import NodeTarget
-from rlinf_cli.bootstrap.templates.pods import check_wishes, pod_of
+from rlinf_cli.bootstrap.templates.pods import check_wishes, pod_of, value_of
 from rlinf_cli.bootstrap.templates.text import one_line, yaml
 from rlinf_cli.bootstrap.templates.wishes import Wish
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.env_vars import NODE_RANK
+from rlinf_core.errors import ConfigError
 from rlinf_core.placement.environment import forwarded_values
 
 # The version that the extra `train` requires.
@@ -32,6 +34,7 @@ def kuberay(
     wishes: Iterable[Wish] = (),
     environ: Mapping[str, str] | None = None,
     text: str | None = None,
+    log_path: str | None = None,
 ) -> str:
     """Return a RayCluster for KubeRay 1.5.1 or newer, or a RayJob: each node is a pod with its own rank.
 
@@ -43,17 +46,21 @@ def kuberay(
         wishes: keys of `pods.WISHES`.
         environ: the source of forwarded variables; the driver runs in the head's pod.
         text: the text of the file, which a RayJob carries with it; None if the image has the file.
+        log_path: `runner.logger.log_path` of the file; None if it has none.
 
     Raises:
-        ConfigError: a forwarded variable is not set, or a wish is not valid.
+        ConfigError: a forwarded variable is not set, a wish is not valid, or no volume keeps the results of a RayJob.
     """
     wishes = list(wishes)
     check_wishes(wishes)
+    is_job = any(wish.key == "job" for wish in wishes)
+    mounts = [value_of(wish).partition(":")[2] for wish in wishes if wish.key == "volume" and wish.covers(nodes[0])]
+    overrides = [*overrides, *_results(mounts, log_path, is_job)]
     resource = _kubernetes_name(name)
     forwarded = forwarded_values(nodes[0].forwarded, os.environ if environ is None else environ)
     spec = _cluster(resource, nodes, forwarded, wishes)
     shown = one_line(shlex.join([file, *overrides]))
-    if any(wish.key == "job" for wish in wishes):
+    if is_job:
         kind, then = (
             "RayJob",
             "kubectl apply -f THIS. KubeRay submits to Ray's dashboard: the image needs `ray[default]`.",
@@ -71,14 +78,41 @@ def kuberay(
         lines.append(
             "# Put your image in place of `rlinf:latest`: it needs rlinf with its extra `train`, and this Ray."
         )
-    if not any(wish.key == "volume" for wish in wishes):
+    if not mounts:
         lines.append(
-            "# Runs end with the pods: `--with volume=CLAIM:/PATH` mounts a volume for `runner.logger.log_path`."
+            "# Runs end with the head's pod: `--with volume=CLAIM:/PATH` mounts a volume, and they are written there."
         )
     lines += [f"# Then: {then}", *_notes(resource, nodes, sorted(filter(is_secret, forwarded)))]
     for index, manifest in enumerate(manifests):
         lines += [*(["---"] if index else []), *yaml(manifest)]
     return "\n".join([*lines, ""])
+
+
+def _results(mounts: Sequence[str], log_path: str | None, is_job: bool) -> list[str]:
+    """Return the override by which runs are written to a volume of the head, where the driver runs.
+
+    Raises:
+        ConfigError: it is a job, whose pods end with it, and no volume would keep its results.
+    """
+    key = "runner.logger.log_path"
+    folder = PurePosixPath(log_path or ".")
+    if any(folder.is_relative_to(mount) for mount in mounts):
+        return []
+    if len(mounts) == 1 and not folder.is_absolute():
+        return [f"{key}={mounts[0]}"]
+    if not is_job:
+        return []
+    if not mounts:
+        raise ConfigError(
+            "the results of the job would be deleted with its pods: no volume is mounted in the head's pod",
+            help="add `--with volume=CLAIM:/runs`, where CLAIM is a persistent volume claim",
+        )
+    listed = ", ".join(f"`{mount}`" for mount in mounts)
+    raise ConfigError(
+        f"the results of the job would be deleted with its pods: `{key}` (`{folder}`) is in no volume",
+        why=f"the volumes of the head's pod are mounted at {listed}",
+        help=f"add `{key}={mounts[0]}`",
+    )
 
 
 def _manifest(kind: str, resource: str, spec: Mapping[str, Any]) -> dict[str, Any]:

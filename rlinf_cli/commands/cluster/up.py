@@ -162,8 +162,10 @@ def _print(template: Template, file: str, overrides: list[str] | None, name: str
     from rlinf_cli.bootstrap.templates.slurm import slurm
     from rlinf_cli.bootstrap.templates.wishes import parse
     from rlinf_cli.file.job_file import load_sound
+    from rlinf_core.config.tree import ScalarNode, find
 
-    nodes = targets(load_sound(file, overrides).cluster)
+    job = load_sound(file, overrides)
+    nodes = targets(job.cluster)
     cluster = cluster_identity.cluster_name(file, name)
     checked = parse(wishes, nodes)
     if template is Template.SLURM:
@@ -171,7 +173,9 @@ def _print(template: Template, file: str, overrides: list[str] | None, name: str
     else:
         path = Path(file)
         text = path.read_text(encoding="utf-8") if path.is_file() else None
-        printed = kuberay(cluster, file, nodes, overrides or (), checked, text=text)
+        log_path = find(job.tree, ("runner", "logger", "log_path"))
+        runs = log_path.raw if isinstance(log_path, ScalarNode) else None
+        printed = kuberay(cluster, file, nodes, overrides or (), checked, text=text, log_path=runs)
     console.result(printed.rstrip("\n"))
 
 

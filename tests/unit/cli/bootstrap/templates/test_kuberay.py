@@ -32,10 +32,14 @@ cluster:
 
 
 def manifests(
-    nodes: Sequence[NodeTarget], *words: str, overrides: Sequence[str] = (), text: str | None = None
+    nodes: Sequence[NodeTarget],
+    *words: str,
+    overrides: Sequence[str] = (),
+    text: str | None = None,
+    log_path: str | None = None,
 ) -> list[dict[str, Any]]:
     environ = {name: "x" for node in nodes for name in node.forwarded}
-    printed = kuberay("lab", "lab.yaml", nodes, overrides, parse(words, nodes), environ, text)
+    printed = kuberay("lab", "lab.yaml", nodes, overrides, parse(words, nodes), environ, text, log_path)
     return list(YAML(typ="safe", pure=True).load_all(printed))
 
 
@@ -55,7 +59,7 @@ def test_manifests_of_shipped_files_are_valid(name: str) -> None:
     assert job.cluster is not None
     nodes = targets(job.cluster)
     for words in ((), EVERYTHING, (*EVERYTHING, "job")):
-        for manifest in manifests(nodes, *words, text="recipe: embodied"):
+        for manifest in manifests(nodes, *words, text="recipe: embodied", log_path="/runs/lab"):
             assert [error.message for error in VALIDATOR.iter_errors(manifest)] == []
 
 
@@ -83,9 +87,44 @@ def test_volumes_and_secrets_are_in_every_pod(lab: tuple[NodeTarget, ...]) -> No
 
 
 def test_a_manifest_without_a_volume_says_that_runs_end_with_it(lab: tuple[NodeTarget, ...]) -> None:
-    note = "# Runs end with the pods: `--with volume=CLAIM:/PATH`"
+    note = "# Runs end with the head's pod: `--with volume=CLAIM:/PATH`"
     assert note in kuberay("lab", "lab.yaml", lab)
-    assert note not in kuberay("lab", "lab.yaml", lab, wishes=parse(["volume=runs:/runs"], lab))
+    printed = kuberay("lab", "lab.yaml", lab, wishes=parse(["volume=runs:/runs"], lab))
+    assert note not in printed
+    assert "rlinf train lab.yaml runner.logger.log_path=/runs" in printed
+
+
+def entrypoint(nodes: Sequence[NodeTarget], *words: str, log_path: str | None = None) -> str:
+    [job] = manifests(nodes, "job", *words, log_path=log_path)
+    return str(job["spec"]["entrypoint"])
+
+
+def test_a_job_writes_its_results_to_a_volume_of_the_head(lab: tuple[NodeTarget, ...]) -> None:
+    written = "rlinf train lab.yaml runner.logger.log_path=/runs"
+    assert entrypoint(lab, "volume=runs:/runs") == written
+    assert entrypoint(lab, "volume=runs:/runs", log_path="results") == written
+    assert entrypoint(lab, "trainer:volume=runs:/runs", "sim:volume=models:/models") == written
+    for path in ("/runs", "/runs/lab"):
+        assert entrypoint(lab, "volume=models:/models", "volume=runs:/runs", log_path=path) == "rlinf train lab.yaml"
+
+
+@pytest.mark.parametrize(
+    ("words", "log_path", "says"),
+    [
+        ((), None, "no volume is mounted in the head's pod"),
+        (("sim:volume=runs:/runs",), None, "no volume is mounted in the head's pod"),
+        (("volume=runs:/runs",), "/results", "(`/results`) is in no volume"),
+        (("volume=runs:/runs",), "/runs2", "(`/runs2`) is in no volume"),
+        (("volume=models:/models", "volume=runs:/runs"), "results", "mounted at `/models`, `/runs`"),
+    ],
+)
+def test_a_job_whose_results_would_end_with_its_pods_is_refused(
+    lab: tuple[NodeTarget, ...], words: tuple[str, ...], log_path: str | None, says: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        manifests(lab, "job", *words, log_path=log_path)
+    assert "the results of the job would be deleted with its pods" in str(refused.value)
+    assert says in str(refused.value)
 
 
 def test_requests_and_tolerations_are_of_their_group(lab: tuple[NodeTarget, ...]) -> None:
@@ -100,7 +139,7 @@ def test_requests_and_tolerations_are_of_their_group(lab: tuple[NodeTarget, ...]
 
 def test_a_job_carries_its_file_to_the_head(lab: tuple[NodeTarget, ...]) -> None:
     text = "cluster: {num_nodes: 2}  # it's $(rm)\n"
-    file, job = manifests(lab, "job", overrides=["a.b=it's"], text=text)
+    file, job = manifests(lab, "job", "volume=runs:/runs", overrides=["a.b=it's"], text=text, log_path="/runs")
     assert file["data"] == {"job.yaml": text}
     assert job["kind"] == "RayJob"
     assert job["spec"]["entrypoint"] == """rlinf train /etc/rlinf/job.yaml 'a.b=it'"'"'s'"""
@@ -111,8 +150,7 @@ def test_a_job_carries_its_file_to_the_head(lab: tuple[NodeTarget, ...]) -> None
 
 
 def test_a_job_of_a_shipped_file_carries_none(lab: tuple[NodeTarget, ...]) -> None:
-    [job] = manifests(lab, "job")
-    assert job["spec"]["entrypoint"] == "rlinf train lab.yaml"
+    assert entrypoint(lab, "volume=runs:/runs", log_path="/runs") == "rlinf train lab.yaml"
 
 
 @pytest.mark.parametrize(
