@@ -20,6 +20,7 @@ import numpy as np
 from recipes.embodied.envs.env_spec import (
     BoolArray,
     EnvSettings,
+    FloatArray,
     IntArray,
     Observation,
     StepResult,
@@ -35,7 +36,9 @@ from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.task_methods import TaskMethods
 from recipes.embodied.interventions.executed import ExecutedActions
 from recipes.embodied.interventions.intervention import (
+    STILL,
     EnvProgress,
+    HandMotion,
     InterventionSource,
     SuccessJudge,
     Verdict,
@@ -84,6 +87,7 @@ class VectorEnv(TaskMethods):
         self.watcher: Watcher | None = None
         self.intervention: InterventionSource | None = None
         self.judge: SuccessJudge | None = None
+        self._executed_actions: FloatArray | None = None
         self._simulator = RepeatingBatch(self)
         # The attributes that are not the subclass's own, and stay where its simulator is made again.
         self._kept = frozenset(vars(self)) - earlier
@@ -102,6 +106,25 @@ class VectorEnv(TaskMethods):
     def reports_actions(self) -> bool:
         """Whether step results report executed actions, which may differ from the requested ones."""
         return self.alters_actions or self.intervention is not None
+
+    @property
+    def executed_actions(self) -> FloatArray:
+        """float32 [B, A], the actions last carried out in the present episodes, where actions are reported; before the
+        first one no motion, and the number that opens a gripper.
+        """
+        if self._executed_actions is None:
+            self._executed_actions = np.empty((self.num_envs, self.action_size), np.float32)
+            self._forget_actions(np.arange(self.num_envs))
+        return self._executed_actions
+
+    def hold_actions(self, rows: IntArray) -> FloatArray:
+        """Return the actions [n, A] that hold the environments of `rows` as they are: those of a person who does not
+        move; choices are 0.
+        """
+        if self.spec.num_choices is not None:
+            return np.zeros((len(rows), self.action_size), np.float32)
+        motions = [HandMotion(STILL, STILL, self.gripper_is_closed(row), moves_gripper=False) for row in rows.tolist()]
+        return np.stack([self.steer(motion, row) for motion, row in zip(motions, rows.tolist(), strict=True)])
 
     def outcomes(self, rows: IntArray, truncated: BoolArray) -> list[str]:
         """Return how the episodes of `rows` ended; their last states are the current ones.
@@ -198,7 +221,7 @@ class VectorEnv(TaskMethods):
         resting = self._episodes.resting.copy()
         # Few operations on arrays: in a small batch of a fast simulator each of them is felt.
         some_rest = np.count_nonzero(resting) > 0
-        executed = ExecutedActions(actions, self.intervention) if self.reports_actions else None
+        executed = ExecutedActions(actions, self.intervention, self.hold_actions) if self.reports_actions else None
         looks = self.judge is not None or self._history.keeps
         if executed is None and not looks and self.watcher is None:
             self._foresee(actions)
@@ -265,6 +288,7 @@ class VectorEnv(TaskMethods):
         moved = self._simulator.advance(executed.take(index), rows)
         if moved.actions is not None:
             executed.replace(index, moved.actions)
+        self.executed_actions[:] = executed.actions[:, index]
         return moved if self.judge is not None else self._judged(moved, executed.verdicts)
 
     def _judged(self, moved: Transition, verdicts: dict[int, Verdict]) -> Transition:
@@ -282,6 +306,7 @@ class VectorEnv(TaskMethods):
             "reset": np.full(self.num_envs, self._reset),
             **self._episodes.save(),
             "digest": observation_digest(self._observe()),
+            **({"executed_actions": self.executed_actions.copy()} if self.reports_actions else {}),
             **{f"own/{name}": array for name, array in own.items()},
             **self._history.save(),
         }
@@ -299,12 +324,20 @@ class VectorEnv(TaskMethods):
         self._reset = int(state["reset"][0])
         self._starts.begin(self._reset)
         self._episodes.load(state)
+        if "executed_actions" in state:
+            self.executed_actions[:] = state["executed_actions"]
         self._load({name.removeprefix("own/"): array for name, array in state.items() if name.startswith("own/")})
         observations = self._observe()
         self._history.load(state, observations)
         return np.array_equal(observation_digest(observations), state["digest"])
 
+    def _forget_actions(self, rows: IntArray) -> None:
+        if self._executed_actions is not None:
+            self._executed_actions[rows] = 0
+            self._executed_actions[rows, -1] = -1 if self.action_size > 3 else 0
+
     def _begin(self, rows: IntArray) -> None:
+        self._forget_actions(rows)
         self._episodes.begin(rows)
         self._simulator.start(rows)
         self._history.begin(rows, self._simulator.observe)

@@ -80,7 +80,9 @@ class TaskMethods(ABC):
     def steer(self, motion: HandMotion, row: int) -> FloatArray:
         """Return the action, float32 [A], that moves the hand of one environment as commanded by a person.
 
-        By default that of `HandMotion.action`.
+        One without a motion holds the arm, also until the next chunk once a person has let go. By default that of
+        `HandMotion.action`: the motion, and the gripper's number of the last action. Override it where numbers are
+        positions or the gripper's is a speed; `VectorEnv.executed_actions` has what was carried out last.
 
         Raises:
             ConfigError: actions are choices.
@@ -90,7 +92,18 @@ class TaskMethods(ABC):
                 "a person cannot steer an environment whose actions are choices",
                 help="remove `env.train.intervention`, or implement `steer` in your environment",
             )
-        return motion.action(self.action_size)
+        return motion.action(self.action_size, self.executed_actions[row])
+
+    @property
+    @abstractmethod
+    def executed_actions(self) -> FloatArray:
+        """float32 [B, A], the actions last carried out in the present episodes; see `VectorEnv`."""
+
+    def gripper_is_closed(self, row: int) -> bool:
+        """Return whether the gripper of one environment was last told to close; by default what the last of more than
+        three numbers says.
+        """
+        return self.action_size > 3 and bool(self.executed_actions[row, -1] > 0)
 
     def follow(self, joints: NDArray[np.float64], row: int) -> LeaderAction | None:
         """Return the action that brings the arm of one environment to the joints of a leader; None: it has none."""

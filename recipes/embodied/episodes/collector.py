@@ -94,7 +94,7 @@ class EpisodeCollector:
     def step(self, actions: Array) -> Observation:
         """Carry out a chunk of actions [B, C, A], one after the other, and return the observations after it.
 
-        Where somebody intervened the rest of the chunk is an action of zeros, as in `ExecutedActions`.
+        Where somebody intervened the rest of the chunk holds the environment, as in `ExecutedActions`.
         """
         interrupted = np.zeros(len(actions), np.bool_)
         for index in range(actions.shape[1]):
@@ -102,7 +102,9 @@ class EpisodeCollector:
                 break
             before = self.observations
             wanted = actions[:, index : index + 1].copy()
-            wanted[interrupted] = 0
+            left = np.flatnonzero(interrupted)
+            if len(left):
+                wanted[left, 0] = self._batch.hold_actions(left)
             result = self._batch.step(wanted)
             self.observations = result.observations
             if result.interventions is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from numpy.typing import NDArray
 
 from recipes.embodied.interventions.intervention import InterventionError, InterventionSource, Verdict
 from recipes.training.arrays import Array
@@ -12,21 +15,24 @@ class ExecutedActions:
     """Replaces the policy's actions by a source's, step by step of a chunk, and records the executed ones.
 
     Where a source let go within a chunk the rest of it is not the policy's: that was chosen before the environment was
-    moved by somebody else. Such an environment gets an action of zeros, to stand still, until the next chunk.
+    moved by somebody else. Such an environment is held as it is until the next chunk.
 
     Args:
         chunk: [B, C, A], the policy's.
         source: None: no interventions.
+        held: returns the actions [n, A] that hold some environments as they are, by their rows.
 
     Attributes:
         actions: [B, C, A], what was carried out.
         taken: bool [B, C], the steps in which the source acted.
     """
 
-    def __init__(self, chunk: Array, source: InterventionSource | None) -> None:
+    def __init__(
+        self, chunk: Array, source: InterventionSource | None, held: Callable[[NDArray[np.int64]], Array]
+    ) -> None:
         self.actions = chunk.copy()
         self.taken = np.zeros(chunk.shape[:2], np.bool_)
-        self._source = source
+        self._source, self._held = source, held
         self._verdicts: dict[int, Verdict] = {}
         self._rewards: dict[int, float] = {}
 
@@ -38,8 +44,9 @@ class ExecutedActions:
         """
         self._verdicts, self._rewards = {}, {}
         taken_over = None if self._source is None else self._source.read()
-        if index:
-            self.actions[self.taken[:, :index].any(axis=1), index] = 0
+        left = np.flatnonzero(self.taken[:, :index].any(axis=1))
+        if len(left):
+            self.actions[left, index] = self._held(left)
         if taken_over is not None:
             wanted = taken_over.actions[taken_over.rows]
             if not np.isfinite(wanted).all():

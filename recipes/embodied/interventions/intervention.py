@@ -36,21 +36,30 @@ class HandMotion(NamedTuple):
         linear: forward, to the left, up, as seen from the arm's base.
         angular: about these three axes.
         gripper_closed: the gripper is to be closed, or open.
+        moves_gripper: the person has pressed the gripper's button in this takeover. Else the gripper stays as it is,
+            and `gripper_closed` says what it was last told.
     """
 
     linear: Axes
     angular: Axes
     gripper_closed: bool
+    moves_gripper: bool = True
 
-    def action(self, size: int) -> NDArray[np.float32]:
+    def action(self, size: int, last: Array | None = None) -> NDArray[np.float32]:
         """Return an action of that many numbers, float32 [A]: the motion along the axes, then the turns about them as
         far as there is room; the last of more than three numbers closes the gripper (1) or opens it (-1).
+
+        Args:
+            size: A.
+            last: [A], the last action, whose number for the gripper is repeated where the person does not move it.
         """
         action = np.zeros(size, np.float32)
         axes = (*self.linear, *self.angular)[: size - (size > 3)]
         action[: len(axes)] = axes
         if size > 3:
             action[-1] = 1 if self.gripper_closed else -1
+            if last is not None and not self.moves_gripper:
+                action[-1] = last[-1]
         return action
 
 
@@ -135,6 +144,10 @@ class Steerable(Protocol):
 
     def steer(self, motion: HandMotion, row: int) -> NDArray[np.float32]:
         """Return the action, float32 [A], that moves the hand of one environment as commanded."""
+        ...
+
+    def gripper_is_closed(self, row: int) -> bool:
+        """Return whether the gripper of one environment was last told to close."""
         ...
 
     def follow(self, joints: NDArray[np.float64], row: int) -> LeaderAction | None:

@@ -50,11 +50,15 @@ class Engagement:
 
     Args:
         options: dead band, speed, signs of axes, and steps after which the policy acts again.
+
+    Attributes:
+        gripper_closed: whether the gripper is to be closed; set to what it was last told while the policy acts.
     """
 
     def __init__(self, options: PersonOptions) -> None:
         self._options = options
         self._left = 0
+        self._gripped = False
         self.gripper_closed = False
 
     def step(self, controls: Controls) -> HandMotion | None:
@@ -62,6 +66,7 @@ class Engagement:
         band, speed = self._options.deadband, self._options.speed
         axes = (*controls.linear, *controls.angular)
         moved = [0.0 if abs(axis) <= band else (abs(axis) - band) / (1 - band) * np.sign(axis) for axis in axes]
+        self._gripped = (self._gripped and self.active) or controls.toggles_gripper
         if controls.toggles_gripper:
             self.gripper_closed = not self.gripper_closed
         if any(moved) or controls.engaged or controls.toggles_gripper:
@@ -71,10 +76,10 @@ class Engagement:
         self._left -= 1
         pairs = zip(moved, self._options.signs, strict=True)
         x, y, z, roll, pitch, yaw = (float(np.clip(axis, -1, 1)) * speed * sign for axis, sign in pairs)
-        return HandMotion((x, y, z), (roll, pitch, yaw), self.gripper_closed)
+        return HandMotion((x, y, z), (roll, pitch, yaw), self.gripper_closed, self._gripped)
 
     def begin(self) -> None:
-        """Forget the gripper and the takeover of the episode before; the arm starts with an open gripper."""
+        """Forget the gripper and the takeover of the episode before."""
         self.gripper_closed, self._left = False, 0
 
     @property
@@ -117,21 +122,23 @@ class PersonSource(InterventionSource):
 
     def wait_for_person(self) -> None:
         """See `InterventionSource`."""
-        self._new_episode()
-        while self._engagement.step(self.poll()) is None:
+        while self._motion(self.poll()) is None:
             time.sleep(1 / self._hz)
 
-    def _new_episode(self) -> None:
+    def _motion(self, controls: Controls) -> HandMotion | None:
+        """Return the motion of a step; a takeover starts from the gripper as the policy, or the reset, has left it."""
         progress = self.env.progress
         episode = (progress.reset, int(progress.episode[0]))
         if episode != self._episode:
             self._episode = episode
             self._engagement.begin()
+        if not self._engagement.active:
+            self._engagement.gripper_closed = self.env.gripper_is_closed(0)
+        return self._engagement.step(controls)
 
     def _step(self) -> Takeover | None:
-        self._new_episode()
         controls = self.poll()
-        motion = self._engagement.step(controls)
+        motion = self._motion(controls)
         if motion is None and controls.verdict is None and not controls.rewards:
             return None
         actions = np.zeros((1, self.env.action_size), np.float32)

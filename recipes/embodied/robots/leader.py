@@ -20,7 +20,9 @@ _log = logging.getLogger("rlinf.robots")
 
 
 class LeaderSource(PersonSource):
-    """Takes over when the leader is moved near the arm's own pose; the arm then follows its joints at its own speed."""
+    """Takes over when the leader is moved near the arm's own pose; the arm then follows its joints at its own speed,
+    each from the moment on in which the person has moved it: a gripper that holds something goes on holding it.
+    """
 
     options_model = LeaderOptions
     judges = False
@@ -36,10 +38,11 @@ class LeaderSource(PersonSource):
         try:
             self._bus = SO101Bus(options.device, options.calibration, self._where)
             self._bus.hold(False)
-            self._joints = self._seen = self._bus.read()
+            self._joints = self._seen = self._begun = self._bus.read()
         except RobotError as error:
             raise self._lost(error) from error
         self._unwarned_steps = 0
+        self._moved = np.zeros(len(JOINTS), np.bool_)  # joints that the person has moved in this takeover
 
     def poll(self) -> Controls:
         """See `PersonSource`: engaged while the leader moves, and while the arm is on its way to where it stands."""
@@ -47,14 +50,16 @@ class LeaderSource(PersonSource):
             self._joints = self._bus.read()
         except RobotError as error:
             raise self._lost(error) from error
-        away = self._follow().away
+        if not self._engagement.active:
+            self._begun, self._moved = self._seen, np.zeros(len(JOINTS), np.bool_)
+        self._moved |= np.abs(self._joints - self._begun) > self.options.deadband
         moved = bool((np.abs(self._joints - self._seen) > self.options.deadband).any())
         if moved:
             self._seen = self._joints
         if self._engagement.active:
-            behind = any(abs(way) > self.options.deadband for way in away.values())
+            behind = any(abs(way) > self.options.deadband for way in self._follow().away.values())
             return Controls(engaged=moved or behind)
-        far = {joint: way for joint, way in away.items() if abs(way) > self.options.align}
+        far = {joint: way for joint, way in self._away().items() if abs(way) > self.options.align}
         if moved and far:
             self._warn(far)
         return Controls(engaged=moved and not far)
@@ -73,9 +78,16 @@ class LeaderSource(PersonSource):
         return self._follow().action
 
     def _follow(self) -> LeaderAction:
-        following = self.env.follow(self._joints, 0)
+        away = self._away()
+        held = self._joints - np.array([away.get(joint, 0.0) for joint in JOINTS])
+        following = self.env.follow(np.where(self._moved, self._joints, held), 0)
         assert following is not None  # the source was opened with it
         return following
+
+    def _away(self) -> dict[str, float]:
+        """Return the way of each joint from the arm's target to the leader."""
+        following = self.env.follow(self._joints, 0)
+        return {} if following is None else following.away
 
     def _warn(self, far: dict[str, float]) -> None:
         if self._unwarned_steps == 0:

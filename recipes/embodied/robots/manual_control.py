@@ -237,14 +237,14 @@ def teleop(
     """
     with ExitStack() as stack:
         client = stack.enter_context(_held(arm, _opened(arm, seen)))
-        steered_arm = _SteeredArm(client.state().joints)
+        steered_arm = _SteeredArm(client.state())
         if seen is not None and seen.cameras:
             steered_arm.cameras = stack.enter_context(opened(arm, seen, lambda: steered_arm.scene))
         person = stack.enter_context(closing(open_source(source, steered_arm, options)))
         moved = 0
         try:
             # Ends a stop; the arm stays where it is, and its gripper opens.
-            steered_arm.see(client.reset(steered_arm.joints).joints)
+            steered_arm.see(client.reset(steered_arm.joints))
             emit(f"{client.where} follows the {source}; Ctrl-C ends")
             while True:
                 command = person.read()
@@ -262,7 +262,7 @@ def teleop(
                         emit(str(error))
                         state = client.state()
                 watch_cameras(client, arm, state, steered_arm.cameras)
-                steered_arm.see(state.joints)
+                steered_arm.see(state)
         except KeyboardInterrupt:
             return moved
 
@@ -290,25 +290,29 @@ class _SteeredArm:
     paces_itself = True
     intervention = None
 
-    def __init__(self, joints: NDArray[np.float64]) -> None:
+    def __init__(self, state: ArmState) -> None:
         from recipes.embodied.robots.franka_arm import ACTION_STEP
 
         self.cameras: CameraSet | None = None
-        self.see(joints)
+        self.see(state)
         self.scale = ACTION_STEP[:, 0]
         self.progress = EnvProgress(np.zeros(1, np.int64), 0, np.zeros(1, np.int64), np.zeros(1, np.int64))
 
     def expert(self) -> None:
         return None
 
-    def see(self, joints: NDArray[np.float64]) -> None:
-        self.joints, self.scene = joints, ArmScene(joints, None, time.monotonic())
+    def see(self, state: ArmState) -> None:
+        self.state, self.joints = state, state.joints
+        self.scene = ArmScene(state.joints, None, time.monotonic())
 
     def views(self, row: int) -> list[CameraView]:
         return [] if self.cameras is None else self.cameras.views()  # without, a person stands beside the arm
 
     def steer(self, motion: HandMotion, row: int) -> NDArray[np.float32]:
         return steered(self.joints, motion, grips=True)
+
+    def gripper_is_closed(self, row: int) -> bool:
+        return self.state.gripper_closed
 
     def follow(self, joints: NDArray[np.float64], row: int) -> None:
         return None

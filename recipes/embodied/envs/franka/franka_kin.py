@@ -172,6 +172,10 @@ class FrankaKinEnv(VectorEnv):
         """See `VectorEnv`: the motion of the hand, by the arm's kinematics."""
         return steered(self._joints[:, row], motion, grips=self._picks)
 
+    def gripper_is_closed(self, row: int) -> bool:
+        """See `VectorEnv`."""
+        return bool(self._closed[row])
+
     def _failures(self) -> NDArray[np.str_] | None:
         if not self._picks:
             return None

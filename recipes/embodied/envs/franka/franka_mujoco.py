@@ -147,6 +147,10 @@ class FrankaMujocoEnv(VectorEnv):
         """See `VectorEnv`: the motion of the hand, by the arm's kinematics."""
         return steered(self._scene.joints[:, row], motion, grips=self._grasps)
 
+    def gripper_is_closed(self, row: int) -> bool:
+        """See `VectorEnv`."""
+        return bool(self._scene.closed[row])
+
     def _failures(self) -> NDArray[np.str_] | None:
         if not self._grasps:
             return None

@@ -90,6 +90,10 @@ class RobotDriver(ABC):
         """Return the action, float32 [A], that moves the hand as commanded by a person; None: use `VectorEnv.steer`."""
         return None
 
+    def gripper_is_closed(self) -> bool | None:
+        """Return whether the gripper was last told to close; None: use `VectorEnv.gripper_is_closed`."""
+        return None
+
     def follow(self, joints: NDArray[np.float64]) -> LeaderAction | None:
         """Return the action that brings the targets to the `joints` of a leader arm; None: this robot has no leader."""
         return None

@@ -126,6 +126,11 @@ class DrivenRobotEnv(VectorEnv):
         action = self._robot.driver.steer(motion)
         return super().steer(motion, row) if action is None else action
 
+    def gripper_is_closed(self, row: int) -> bool:
+        """See `VectorEnv`: as the driver has it, where it does."""
+        closed = self._robot.driver.gripper_is_closed()
+        return super().gripper_is_closed(row) if closed is None else closed
+
     def follow(self, joints: NDArray[np.float64], row: int) -> LeaderAction | None:
         """See `VectorEnv`: as the driver has it."""
         return self._robot.driver.follow(joints)

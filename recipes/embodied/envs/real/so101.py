@@ -69,6 +69,8 @@ class SO101Driver(RobotDriver):
         self._closed = False
         self._due = time.monotonic()
         self._target = self._bus.read()
+        # Whether the gripper was last told to close, and the target of that.
+        self._closes, self._gripped_at = False, self._target[-1]
 
     @property
     def spec(self) -> EnvSpec:
@@ -89,6 +91,7 @@ class SO101Driver(RobotDriver):
         for number in range(1, count + 1):
             self._write(begun + way * number / count)
             self._wait()
+        self._closes, self._gripped_at = False, start[-1]
         for _ in range(math.ceil(_PATIENCE * self.control_hz)):
             if (np.abs(self._bus.read() - start) <= _ARRIVED).all():
                 return
@@ -129,8 +132,13 @@ class SO101Driver(RobotDriver):
         """See `RobotDriver`: each direction moves one joint; forward and up are those of an arm that is half bent."""
         forward, left, up = motion.linear
         roll, pitch, _ = motion.angular
-        grip = -1.0 if motion.gripper_closed else 1.0
+        # The gripper's number is a speed, and its motor holds the target.
+        grip = 0.0 if not motion.moves_gripper else -1.0 if motion.gripper_closed else 1.0
         return np.array([-left, forward, -up, pitch, roll, grip], np.float32)
+
+    def gripper_is_closed(self) -> bool:
+        """See `RobotDriver`: by the way that its target last went."""
+        return self._closes
 
     def follow(self, joints: NDArray[np.float64]) -> LeaderAction:
         """See `RobotDriver`: by degrees from the middle of the ranges, and per cent of the gripper."""
@@ -154,6 +162,9 @@ class SO101Driver(RobotDriver):
 
     def _write(self, target: NDArray[np.float64]) -> None:
         self._bus.write(target)
+        way = target[-1] - self._gripped_at
+        if abs(way) > _ARRIVED:
+            self._closes, self._gripped_at = bool(way < 0), target[-1]
         self._target = target
 
     def _wait(self) -> None:

@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.env_spec import EnvSpec, Observation
+from recipes.embodied.envs.env_spec import EnvSpec, FloatArray, Observation
 from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
 from recipes.embodied.envs.simulators.options import GymHilOptions
 from recipes.embodied.envs.simulators.packages import imported, unknown_task
+from recipes.embodied.interventions.intervention import HandMotion
 from rlinf_core import ConfigError
 
 _CAMERAS: Final = {"main": "pixels.front", "wrist": "pixels.wrist"}
@@ -142,3 +143,7 @@ class GymHilEnv(SimulatedEnv):
 
     simulation: ClassVar[str] = f"{__name__}:GymHilSimulation"
     default_task: ClassVar[str] = "gym_hil/PandaPickCube-v0"
+
+    def steer(self, motion: HandMotion, row: int) -> FloatArray:
+        """See `VectorEnv`: the gripper's number is added to what it is commanded, so 0 holds it."""
+        return motion.action(self.action_size, np.zeros(self.action_size))

@@ -16,6 +16,7 @@ import pytest
 
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
+from recipes.embodied.envs.simulators.gym_hil import GymHilEnv
 from recipes.embodied.interventions.devices import spacemouse
 from recipes.embodied.interventions.devices.event_device import InputEvent
 from recipes.embodied.interventions.devices.gamepad import (
@@ -34,7 +35,7 @@ from recipes.embodied.interventions.devices.gamepad import (
 from recipes.embodied.interventions.devices.key_bindings import controls_of
 from recipes.embodied.interventions.devices.keyboard import KeyboardSource, Terminal
 from recipes.embodied.interventions.devices.spacemouse import SpaceMouseSource, SpaceMouseState
-from recipes.embodied.interventions.intervention import InterventionError
+from recipes.embodied.interventions.intervention import STILL, HandMotion, InterventionError
 from recipes.embodied.interventions.person import Controls, Engagement, PersonSource
 from recipes.embodied.interventions.source_options import (
     GamepadOptions,
@@ -48,8 +49,8 @@ from tests.unit.recipes.embodied.conftest import CountingEnv
 FAST = {"hz": 1000.0}
 
 
-def one_env() -> Any:
-    env = make_env("franka_kin", EnvSettings(num_envs=1))
+def one_env(**settings: Any) -> Any:
+    env = make_env("franka_kin", EnvSettings(num_envs=1, **settings))
     env.reset()
     return env
 
@@ -109,6 +110,55 @@ def test_a_person_moves_the_one_environment_of_a_worker() -> None:
     assert ended.terminations.all()
     with pytest.raises(ConfigError, match="a person controls one environment, but this worker has 2"):
         Scripted(CountingEnv(EnvSettings(num_envs=2)))
+
+
+def gripping(*commands: float) -> Any:
+    """Return an arm whose gripper the policy has given these commands, one in each step, and the last one's action."""
+    env = one_env(task="pick")
+    env.intervention = Scripted(env)
+    for command in commands:
+        env.step(np.array([[[0.0] * 7 + [command]]], np.float32))
+    return env
+
+
+class TestTakeoverOfAGripper:
+    @pytest.mark.parametrize("begin", [Controls((0, 0, 1)), Controls(engaged=True), Controls(angular=(0, 0, 1))])
+    @pytest.mark.parametrize(("commands", "closed"), [((), False), ((1, 0), True), ((1, 0, -1, 0), False)])
+    def test_the_gripper_stays_as_the_policy_left_it(
+        self, begin: Controls, commands: tuple[float, ...], closed: bool
+    ) -> None:
+        env = gripping(*commands)
+        env.intervention.controls = [begin] * 2
+        for _ in range(8):  # the person's steps, and the rest of the takeover
+            env.step(np.zeros((1, 1, 8), np.float32))
+            assert env._closed[0] == closed
+
+    def test_the_first_press_opens_what_the_policy_closed(self) -> None:
+        env = gripping(1, 0)
+        env.intervention.controls = [Controls(toggles_gripper=True), Controls((0, 0, 1))]
+        for _ in range(2):
+            assert env.step(np.zeros((1, 1, 8), np.float32)).executed[0, 0, 7] == -1
+
+    def test_another_takeover_starts_from_the_policys_gripper(self) -> None:
+        env = gripping()
+        source = env.intervention
+        source.controls = [Controls(toggles_gripper=True), *[Controls()] * 6, *[Controls()] * 2, Controls((0, 0, 1))]
+        for _ in range(7):
+            env.step(np.zeros((1, 1, 8), np.float32))
+        assert env._closed[0]
+        for _ in range(2):
+            env.step(np.array([[[0.0] * 7 + [-1.0]]], np.float32))
+        env.step(np.zeros((1, 1, 8), np.float32))
+        assert not env._closed[0]
+
+
+def test_a_number_between_open_and_closed_is_repeated() -> None:
+    motion = HandMotion((0, 0, 1), STILL, gripper_closed=True, moves_gripper=False)
+    assert motion.action(7, np.full(7, 0.375)).tolist() == [0, 0, 1, 0, 0, 0, 0.375]
+    assert motion._replace(moves_gripper=True).action(7, np.full(7, 0.375)).tolist() == [0, 0, 1, 0, 0, 0, 1]
+    steered: Any = GymHilEnv.steer
+    hil = SimpleNamespace(action_size=4, executed_actions=np.ones((1, 4)))
+    assert steered(hil, motion, 0).tolist() == [0, 0, 1, 0]  # each number would close it further
 
 
 def test_a_demonstration_waits_for_the_person() -> None:

@@ -12,7 +12,7 @@ import torch
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.env_spec import EnvSettings
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Transition
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.episodes.collector import EpisodeCollector
 from recipes.embodied.interventions.intervention import HandMotion, InterventionError, InterventionSource, Takeover
@@ -134,6 +134,64 @@ def test_a_takeover_in_the_middle_of_a_chunk_ends_the_rest_of_it() -> None:
     assert result.interventions.tolist() == [[False] * 4, [False, True, False, False]]
     assert result.rewards.tolist() == [[0.25] * 4, [0.25, 0.5, 0, 0]]  # the action is the reward: it was carried out
     assert env.step(np.full((2, 1, 1), 0.25, np.float32)).rewards.tolist() == [[0.25], [0.25]]
+
+
+class SevenNumbers(CountingEnv):
+    """The hand's motion and a gripper that stays at the number that it is commanded; it notes what was carried out."""
+
+    def __init__(self, settings: EnvSettings) -> None:
+        super().__init__(settings)
+        self.carried_out: list[np.ndarray] = []
+
+    @property
+    def spec(self) -> EnvSpec:
+        return EnvSpec(state_size=2, action_size=7)
+
+    def _advance(self, actions: Any, rows: Any) -> Transition:
+        self.carried_out.append(actions.copy())
+        return super()._advance(actions, rows)
+
+
+def reach(*rows: int) -> Takeover:
+    """A motion of the hand, with the gripper at 0.5."""
+    return Takeover(np.isin(np.arange(2), rows), np.array([[0.25] * 6 + [0.5]] * 2, np.float32), {})
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_what_a_person_held_stays_held_until_the_next_chunk(collects: bool) -> None:
+    env = SevenNumbers(EnvSettings(num_envs=2, max_episode_steps=9, auto_reset=False))
+    env.intervention = Script(env, None, reach(1))
+    chunk = np.full((2, 4, 7), -0.75, np.float32)
+    if collects:
+        EpisodeCollector(env, 0, "do it", "everything").step(chunk)
+    else:
+        env.reset()
+        env.step(chunk)
+    assert [step[0, 6] for step in env.carried_out] == [-0.75] * 4
+    assert [step[1].tolist() for step in env.carried_out[2:]] == [[0.0] * 6 + [0.5]] * 2
+
+
+def test_a_continued_episode_remembers_the_gripper() -> None:
+    env = SevenNumbers(EnvSettings(num_envs=2))
+    env.intervention = Script(env)
+    env.reset()
+    env.step(np.full((2, 1, 7), 0.75, np.float32))
+    state = env.save()
+    assert state is not None
+    fresh = SevenNumbers(EnvSettings(num_envs=2))
+    assert fresh.load(state)
+    assert fresh.hold_actions(np.array([1])).tolist() == [[0.0] * 6 + [0.75]]
+    fresh.reset()
+    assert fresh.hold_actions(np.array([1])).tolist() == [[0.0] * 6 + [-1.0]]
+
+
+def test_joints_stand_still_until_the_next_chunk() -> None:
+    env = arm(2, task="reach")
+    env.intervention = Script(env, Takeover(np.array([True, False]), np.full((2, 7), 0.5, np.float32), {}))
+    env.reset()
+    result = env.step(np.full((2, 3, 7), 0.25, np.float32))
+    assert result.executed is not None
+    assert result.executed[0, 1:].tolist() == [[0.0] * 7] * 2
 
 
 def test_an_intervention_is_clipped_and_must_be_finite() -> None:

@@ -71,6 +71,25 @@ def test_arm_follows_the_leader_and_the_policy_acts_after_it(env: Any) -> None:
     assert goals["gripper"] == pytest.approx(60, abs=1.1)
 
 
+def test_a_joint_that_is_not_moved_stays_where_the_arm_has_it(env: Any) -> None:
+    source = leader(env)
+    for _ in range(200):
+        env.step(np.array([[[0, 0, 0, 0, 0, -1]]], np.float32))  # the policy closes the gripper on something
+    held = FeetechMotorsBus.made[0].goal["gripper"]
+    turn("gripper", held + 10 - FeetechMotorsBus.made[-1].at["gripper"])
+    source.read()
+    source._engagement.begin()
+    turn("shoulder_pan", 5)
+    taken = [step(env, source) is not None for _ in range(300)]
+    assert any(taken)
+    assert FeetechMotorsBus.made[0].goal["shoulder_pan"] == pytest.approx(5, abs=1.1)
+    assert FeetechMotorsBus.made[0].goal["gripper"] == pytest.approx(held, abs=0.2)
+    turn("gripper", 5)
+    for _ in range(400):
+        step(env, source)
+    assert FeetechMotorsBus.made[0].goal["gripper"] == pytest.approx(held + 15, abs=1.1)
+
+
 def test_leader_far_from_the_arm_does_not_take_over(env: Any, caplog: pytest.LogCaptureFixture) -> None:
     source = leader(env, align=10)
     turn("elbow_flex", 40)

@@ -139,3 +139,16 @@ def test_person_opens_and_closes_the_gripper() -> None:
     assert made.steer(HandMotion((0, 1, 0), (0, 0, 0), gripper_closed=True)).tolist() == [-1, 0, 0, 0, 0, -1]
     assert made.steer(HandMotion((0, 0, 0), (0.5, 0, 0), gripper_closed=False)).tolist() == [0, 0, 0, 0, 0.5, 1]
     made.close()
+
+
+def test_a_gripper_that_nobody_moves_keeps_its_target() -> None:
+    made = driver()
+    made.reset(0)
+    assert not made.gripper_is_closed()
+    for _ in range(200):
+        made.move(np.array([0, 0, 0, 0, 0, -1], np.float32))
+    made.move(np.array([0, 0, 0, 0, 0, 0.01], np.float32))
+    assert made.gripper_is_closed()
+    nudge = HandMotion((0, 1, 0), (0, 0, 0), gripper_closed=True, moves_gripper=False)
+    assert made.steer(nudge).tolist() == [-1, 0, 0, 0, 0, 0]
+    made.close()
