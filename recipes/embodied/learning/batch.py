@@ -5,7 +5,7 @@ Pure functions of tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedAlgorithmConfig
-from recipes.embodied.learning.reductions import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks
+from recipes.embodied.learning.reductions import fold_chunks, leading, rewards_to_level, sum_to_level, unfold_chunks
+from recipes.embodied.learning.running_states import alone
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.models.base_policy import Inputs
 from recipes.training.typed_tensors import explained_variance
@@ -158,11 +159,13 @@ def build_samples(
         counted = counted & (samples(mask) if not by_chunk else samples(mask)[:, None])
     if algorithm.logprob_type == "chunk_level":
         counted = counted.any(dim=1)
+    advantages = tensors["advantages"]
+    mean, deviation = _moments(advantages[leading(counted, advantages.dim())], reduce_sum or alone)
     metrics = {
-        "rollout/reward": steps["rewards"].sum(dim=(0, 2)).mean().item(),
-        "rollout/advantages_mean": estimates.advantages.mean().item(),
-        "rollout/advantages_std": estimates.advantages.std(correction=0).item(),
-        "rollout/observations_std": _spread(trajectories.inputs),
+        "rollout/reward": mean_reward(steps),
+        "rollout/advantages_mean": mean,
+        "rollout/advantages_std": deviation,
+        "rollout/observations_std": _spread(trajectories.inputs, steps["valid"].any(dim=2)),
     }
     if values is not None and estimates.returns is not None:
         tensors["old_values"] = samples(values[:-1]).reshape(len(tensors["actions"]), -1)
@@ -172,24 +175,42 @@ def build_samples(
         # The loss is simpler, and so faster, where everything counts.
         tensors["mask"] = counted
         if "returns" in tensors:
-            tensors["value_mask"] = counted if counted.shape == tensors["returns"].shape else _any(counted)
+            tensors["value_mask"] = counted if counted.shape == tensors["returns"].shape else leading(counted, 1)
     inputs = {name: tensor.flatten(0, 1) for name, tensor in trajectories.inputs.items()}
     return Samples(inputs, tensors, (chunk, steps["logprobs"].shape[3])), metrics
 
 
-def _spread(inputs: Inputs) -> float:
-    """Return the largest standard deviation of any number of an observation, over some of the samples."""
+def mean_reward(steps: Mapping[str, Tensor]) -> float:
+    """Return the sum of the rewards that count, a mean over the environments of which any does."""
+    valid = steps["valid"]
+    environments = max(1, int(valid.any(dim=2).any(dim=0).sum()))
+    return float(torch.where(valid, steps["rewards"], 0).sum()) / environments
+
+
+def _moments(values: Tensor, reduce_sum: ReduceSum) -> tuple[float, float]:
+    """Return mean and standard deviation of values [n] over all actors; 0 where there are none."""
+    values = values.double()
+    total, count = reduce_sum(torch.stack((values.sum(), values.new_tensor(len(values)))))
+    mean = total / count.clamp(min=1)
+    variance = reduce_sum((values - mean).square().sum()) / count.clamp(min=1)
+    return float(mean), float(variance.sqrt())
+
+
+def _spread(inputs: Inputs, counted: Tensor) -> float:
+    """Return the largest standard deviation of any number of an observation, over some of the samples that count.
+
+    Args:
+        inputs: [T, B, ...] by name.
+        counted: bool [T, B].
+    """
     spreads: list[Tensor] = []
-    for tensor in inputs.values():
+    places = counted.flatten().nonzero()[:, 0]
+    for tensor in inputs.values() if len(places) else ():
         rows = tensor.flatten(0, 1)
         # Images are large, and a few show whether all are the same.
-        few = rows[:: max(1, len(rows) * max(1, rows[0].numel()) // _SPREAD_NUMBERS)].flatten(1).float()
+        few = rows[places[:: max(1, len(places) * max(1, rows[0].numel()) // _SPREAD_NUMBERS)]].flatten(1).float()
         spreads.append(few.std(dim=0, correction=0).amax())
     return float(torch.stack(spreads).amax()) if spreads else 0.0
-
-
-def _any(counted: Tensor) -> Tensor:
-    return counted.reshape(len(counted), -1).any(dim=1)
 
 
 def _episodes(
@@ -208,7 +229,9 @@ def _episodes(
         # The value of a chunk is that of its first action, before any of them was carried out.
         flat = steps["values"][..., 0] if by_chunk else unfold_chunks(steps["values"])
         values = torch.cat((flat, last.T))
-    rewards, dones = rewards_to_level(rewards, ends[0] | ends[1], level)
+    # The reward of a chunk is that of its actions that count.
+    counted = torch.where(steps["valid"], rewards, 0)
+    rewards, dones = rewards_to_level(counted, ends[0] | ends[1], level)
     return Trajectories(rewards=rewards, dones=dones, values=values, mask=mask), values
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.learning.batch import Samples
 from recipes.embodied.learning.policy_precision import computing, evaluation_in_float32
-from recipes.embodied.learning.reductions import sum_to_level
+from recipes.embodied.learning.reductions import leading, sum_to_level
 from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.optimizer import of_values
 from recipes.training.sharding import ParallelStrategy
@@ -137,10 +137,13 @@ class Learner:
         mask = batch.tensors.get("mask")
         algorithm, tensors = self._config.algorithm, batch.tensors
         how, shape = algorithm.loss_agg_func, tensors["old_logprobs"].shape
-        totals = {"total": denominator(mask, shape, how, least=0)}
+        totals = {
+            "total": denominator(mask, shape, how, least=0),
+            "token_total": denominator(mask, shape, "token-mean", least=0),
+        }
         tokens = torch.empty(len(batch), *batch.tokens, device="meta")
         entropies = sum_to_level(tokens, algorithm.entropy_type).shape
-        counted = mask if mask is None else _leading(mask, len(entropies))
+        counted = mask if mask is None else leading(mask, len(entropies))
         totals["entropy_total"] = denominator(counted, entropies, how, least=0)
         if "returns" in tensors:
             totals["value_total"] = denominator(
@@ -184,8 +187,3 @@ class Learner:
             loss = data.loss(cast("BasePolicy", self._strategy.module), rows)
         metrics = {**policy_loss.metrics, "actor/bc_loss": loss.detach()}
         return Loss(policy_loss.loss + self._config.algorithm.bc_weight * loss, metrics)
-
-
-def _leading(mask: Tensor, dimensions: int) -> Tensor:
-    """Return a mask reduced to a number of dimensions: a chunk counts if any of its actions does."""
-    return mask if mask.dim() <= dimensions else mask.flatten(start_dim=dimensions).any(dim=-1) if dimensions else mask

@@ -33,6 +33,11 @@ def rewards_to_level(rewards: Tensor, dones: Tensor, level: Level) -> tuple[Tens
     return unfold_chunks(rewards), unfold_chunks(dones)
 
 
+def leading(mask: Tensor, dimensions: int) -> Tensor:
+    """Return a mask reduced to its first dimensions: a chunk counts if any of its actions does."""
+    return mask if mask.dim() <= dimensions else mask.flatten(start_dim=dimensions).any(dim=-1) if dimensions else mask
+
+
 def unfold_chunks(values: Tensor) -> Tensor:
     """Reshape [T, B, C] to [T * C, B]: the actions of a chunk follow each other in time."""
     steps, batch, chunk = values.shape

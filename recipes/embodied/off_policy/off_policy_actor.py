@@ -134,7 +134,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
                 # Read once more: their buffer has padded and shifted rows, and nobody needs them as they are later.
                 self._count(fitting_data(self._config.data, spec)[0].states)
         self._learner.normalize(self._policy.normalization)
-        self._seen = self._learned = 0
+        self._seen = 0
         # The last step whose rollout is in the buffer.
         self._added: int | None = None
 
@@ -200,20 +200,20 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         if self._added == self._step:
             # They came in an attempt before this one, in which another actor's share was missing.
             return staleness
-        self._arrived = self._helped = 0
+        self._carried_out = self._added_rows = self._helped = 0
         lanes = self._mixture.buffers[ONLINE].lanes
         for chunks in split_passes(pieces, config.env.train.rollout_epoch, lanes):
             steps = transition_steps(chunks, self._action_part)
             if self._recorder is not None:
                 self._recorder.append(steps)
-            add_steps(self._mixture.buffers[ONLINE], steps)
+            self._added_rows += add_steps(self._mixture.buffers[ONLINE], steps)
+            self._carried_out += int(chunks.steps["valid"].sum()) * self._routes.actors
             if self._normalizes:
                 self._count(steps[BEFORE + STATES][steps["valid"]], shared=self._world_size > 1)
             if INTERVENTIONS in self._mixture.buffers:
                 self._helped += add_steps(self._mixture.buffers[INTERVENTIONS], intervened(steps))
             # Rows that do not count are counted all the same, so that all ranks take equally many updates.
-            self._arrived += steps["valid"].size * config.actor.model.num_action_chunks * self._routes.actors
-        self._seen += self._arrived
+            self._seen += steps["valid"].size * config.actor.model.num_action_chunks * self._routes.actors
         self._added = self._step
         return staleness
 
@@ -230,13 +230,13 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         """Return the fill level of the buffer; off-policy learning has no advantages."""
         metrics = {f"replay/{name}": float(len(buffer)) for name, buffer in self._mixture.buffers.items()}
         if INTERVENTIONS in self._mixture.buffers:
-            metrics["env/intervened"] = self._helped * self._routes.actors / max(1, self._arrived)
+            metrics["env/intervened"] = self._helped / max(1, self._added_rows)
         spilled = sum(buffer.spilled for buffer in self._mixture.buffers.values())
         return {
             **metrics,
             **({"replay/spilled_gib": spilled / 2**30} if spilled else {}),
             "replay/gib": sum(buffer.nbytes for buffer in self._mixture.buffers.values()) / 2**30,
-            "env/steps": float(self._arrived),
+            "env/steps": float(self._carried_out),
         }
 
     def run_training(self, step: int | None = None) -> dict[str, float]:

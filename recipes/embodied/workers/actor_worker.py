@@ -14,7 +14,7 @@ from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
 from recipes.embodied.config.batch_sizes import batch_sizes
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import STATES
-from recipes.embodied.learning.batch import build_samples
+from recipes.embodied.learning.batch import build_samples, mean_reward
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.learning.learner import Learner
 from recipes.embodied.learning.running_returns import RunningReturns
@@ -105,7 +105,7 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
             trajectories, self._config.algorithm, group_size(self._config, self._config.env.train), reduce_sum
         )
         if self._returns is not None:  # as the environments reward
-            metrics["rollout/reward"] = float(self._trajectories.steps["rewards"].sum(dim=(0, 2)).mean())
+            metrics["rollout/reward"] = mean_reward(self._trajectories.steps)
         # For the next rollout: this one was normalized by what there is now.
         self._next_normalization = self._policy.normalization
         if self._config.algorithm.normalize_observations and STATES in self._trajectories.inputs:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -105,6 +108,70 @@ def test_what_was_not_carried_out_does_not_count() -> None:
     assert tensors["mask"].shape == tensors["value_mask"].shape == (STEPS * BATCH, CHUNK)
     assert tensors["mask"].sum() == STEPS * BATCH * CHUNK - 1
     assert not tensors["mask"][1 * BATCH + 3, 1]
+
+
+def figures(inputs: RolloutChunks, group_size: int = 1, **keys: Any) -> dict[str, float]:
+    return build_samples(inputs, algorithm(**keys), group_size)[1]
+
+
+def ending(*lengths: int) -> Tensor:
+    """Return the steps that count where episodes end after so many chunks, and none begins anew."""
+    return (torch.arange(STEPS)[:, None] < torch.tensor(lengths))[:, :, None].expand(-1, -1, CHUNK).contiguous()
+
+
+@pytest.mark.parametrize("level", ["action_level", "chunk_level"])
+@pytest.mark.parametrize("kind", [{"adv_type": "gae"}, {"adv_type": "grpo", "loss_type": "actor"}])
+def test_figures_are_of_the_steps_that_count(level: str, kind: dict[str, str]) -> None:
+    """What stands in the others, such as rewards that a task gives after it was solved, is in none of them."""
+    valid, group_size = ending(1, 3, 0, 2), 1 if kind["adv_type"] == "gae" else 2
+    values = CHUNK if kind["adv_type"] == "gae" else None
+    inputs = trajectories(values=values, valid=valid)
+    spoiled = replace(
+        inputs,
+        inputs={"states": torch.where(valid.any(dim=2)[..., None], inputs.inputs["states"], 1e6)},
+        steps={**inputs.steps, "rewards": torch.where(valid, inputs.steps["rewards"], 1e6)},
+    )
+    keys: dict[str, Any] = {**kind, "reward_type": level, "logprob_type": level}
+    samples, metrics = build_samples(spoiled, algorithm(**keys), group_size)
+    counted = samples.tensors["advantages"][samples.tensors["mask"]].double()
+    assert metrics["rollout/advantages_mean"] == pytest.approx(float(counted.mean()), abs=1e-6)
+    assert metrics["rollout/advantages_std"] == pytest.approx(float(counted.std(correction=0)), abs=1e-6)
+    assert metrics["rollout/observations_std"] < 10
+    # Of the three environments of which a step counts.
+    assert metrics["rollout/reward"] == pytest.approx(float(inputs.steps["rewards"][valid].sum()) / 3, abs=1e-5)
+    assert metrics == pytest.approx(figures(inputs, group_size, **keys), abs=1e-5)
+
+
+def test_figures_leave_out_groups_that_are_filtered() -> None:
+    rewards = torch.ones(STEPS, BATCH, CHUNK)
+    rewards[0, 3, 0] = 2
+    inputs = trajectories(values=None, rewards=rewards)
+    metrics = figures(inputs, 2, adv_type="grpo", loss_type="actor", filter_rewards=True)
+    # Two of two members: 1 and -1, each over the square root of 2.
+    assert metrics["rollout/advantages_std"] == pytest.approx(0.5**0.5, abs=1e-3)
+
+
+def test_figures_are_of_all_actors() -> None:
+    """Each of two actors reports the same, although they have unequally many steps that count."""
+    whole = trajectories(values=None, valid=ending(1, 1, 3, 2))
+    keys: dict[str, Any] = {"adv_type": "grpo", "loss_type": "actor"}
+    values, met = [torch.zeros(())] * 2, Barrier(2, timeout=60)
+
+    def report(actor: int) -> dict[str, float]:
+        def summed(value: Tensor) -> Tensor:
+            values[actor] = value
+            met.wait()
+            total = values[0] + values[1]
+            met.wait()
+            return total
+
+        return build_samples(whole.rows(2 * actor, 2 * actor + 2, 0), algorithm(**keys), 2, summed)[1]
+
+    with ThreadPoolExecutor(2) as actors:
+        reports = list(actors.map(report, range(2)))
+    wanted = figures(whole, 2, **keys)
+    for name in ("rollout/advantages_mean", "rollout/advantages_std"):
+        assert [metrics[name] for metrics in reports] == pytest.approx([wanted[name]] * 2, abs=1e-6)
 
 
 def test_groups_are_compared_by_their_total_rewards() -> None:

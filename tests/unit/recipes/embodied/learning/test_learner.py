@@ -78,7 +78,8 @@ def test_a_batch_in_parts_teaches_and_tells_what_it_does_in_one(masked: bool) ->
     parted.update(batch(masked=masked), SAMPLES // 3, 1, figures)
     assert (len(output.parts), len(figures.parts)) == (1, 3)
     means, wanted = figures.means(), output.means()
-    for name in ("actor/policy_loss", "actor/entropy", "critic/value_loss", "actor/grad_norm"):
+    names = "actor/policy_loss", "actor/entropy", "actor/approx_kl", "actor/clip_fraction", "actor/ratio"
+    for name in (*names, "actor/grad_norm", "critic/value_loss", "critic/value_clip_fraction"):
         assert means[name] == pytest.approx(wanted[name], rel=1e-5, abs=1e-6), name
     for mine, theirs in zip(whole.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
