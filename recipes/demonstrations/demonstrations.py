@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.column_statistics import Statistics
 from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.ends import Ends
 from recipes.demonstrations.names import Flip
 from recipes.demonstrations.shape import DatasetShape, check_alike
 from recipes.training.arrays import Array
@@ -69,6 +70,7 @@ class Demonstrations:
         statistics: the statistics of `action` and `observation.state`, as the data set says; None: it has none.
         rewards: float32 [N], after each action; None: there are none.
         successes: bool [N], whether the task is solved after each action; None: the data set does not say.
+        ends: how the episodes end; None: the data set does not say.
         interventions: bool [N], whether the action is that of somebody who had taken over from a policy; None: the
             data set does not say.
         frame_ages: float32 [N] by camera: seconds from a frame to the observation that has it; empty: the data set does
@@ -93,6 +95,7 @@ class Demonstrations:
     statistics: Mapping[str, Statistics] | None = None
     rewards: NDArray[np.float32] | None = None
     successes: NDArray[np.bool_] | None = None
+    ends: Ends | None = None
     interventions: NDArray[np.bool_] | None = None
     frame_ages: Mapping[str, NDArray[np.float32]] = field(default_factory=dict[str, NDArray[np.float32]])
     numbers: Rows | None = None
@@ -170,6 +173,7 @@ class Demonstrations:
             statistics=None,
             rewards=of(self.rewards),
             successes=of(self.successes),
+            ends=None if self.ends is None else Ends(*map(of, self.ends)),
             interventions=of(self.interventions),
             frame_ages={camera: of(ages) for camera, ages in self.frame_ages.items()},
             numbers=np.array([known[position] for position in positions], np.int64),
@@ -246,6 +250,7 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
     tasks = tuple(dict.fromkeys(task for part in parts for task in part.tasks))
     task_of = [np.array([tasks.index(task) for task in part.tasks])[part.task_of] for part in parts]
     states = [part.states for part in parts if part.states is not None]
+    ends = [part.ends for part in parts if part.ends is not None]
     bounds = [offset + part.bounds[:-1] for part, offset in zip(parts, offsets[:-1], strict=True)]
     return Demonstrations(
         ", ".join(part.where for part in parts),
@@ -258,6 +263,7 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         np.concatenate(task_of),
         rewards=_all([part.rewards for part in parts]),
         successes=_all([part.successes for part in parts]),
+        ends=Ends(*map(np.concatenate, zip(*ends, strict=True))) if len(ends) == len(parts) else None,
         interventions=_interventions(parts),
         frame_ages={
             camera: np.concatenate([part.frame_ages[camera] for part in parts])

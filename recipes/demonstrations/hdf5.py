@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError, needed
 from recipes.demonstrations.demonstrations import Camera, Demonstrations, Rows
+from recipes.demonstrations.ends import ends_of
 from recipes.demonstrations.flags import truths
 from recipes.demonstrations.hdf5_contents import check_contents, check_numbers
-from recipes.demonstrations.names import Flip, Role, column_of, is_depth
+from recipes.demonstrations.names import END_ROLES, Flip, Role, column_of, is_depth
 from recipes.training.arrays import Array
 from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
@@ -123,6 +124,8 @@ class _File:
         place = _place(self._where, names, bounds)
         rate = self._attributes["env_args"].get("env_kwargs", {}).get("control_freq")
         values = np.concatenate([actions[name][()].reshape(lengths[name], -1) for name in names])
+        successes = self._successes(names, lengths, place)
+        done, terminated, truncated = (self._truths(role, names, lengths, place) for role in END_ROLES)
         return Demonstrations(
             self._where,
             None if rate is None else int(rate) if float(rate).is_integer() else float(rate),
@@ -133,7 +136,8 @@ class _File:
             (_instruction(self._attributes, Path(self._where)),),
             np.zeros(int(bounds[-1]), np.int64),
             rewards=self._rewards(names, lengths),
-            successes=self._successes(names, lengths, place),
+            successes=successes,
+            ends=ends_of(bounds[1:] - 1, done=done, terminated=terminated, truncated=truncated, success=successes),
             interventions=self._truths("intervention", names, lengths, place),
             numbers=_numbers(names),
             notes=tuple(notes),
@@ -232,8 +236,8 @@ class _File:
         parts: list[Array] = []
         for name, column in columns.items():
             if column is None or column.size != lengths[name]:
-                has = "no column" if column is None else f"{column.size} values"
-                message = f"`data/{name}` has {has} for the {role} of {lengths[name]} actions"
+                has = "nothing" if column is None else f"{column.size} values"
+                message = f"`data/{name}` has {has} for the {role} column of {lengths[name]} actions"
                 raise DatasetError(message, where=self._where, help=_AGREE)
             parts.append(np.asarray(column[()]).reshape(-1))
         return np.concatenate(parts)

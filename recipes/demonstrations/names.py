@@ -8,7 +8,9 @@ from typing import Final, Literal, TypeAlias
 
 from recipes.demonstrations.data_errors import DatasetError
 
-Role: TypeAlias = Literal["action", "reward", "success", "intervention"]
+Role: TypeAlias = Literal["action", "reward", "success", "done", "terminated", "truncated", "intervention"]
+# Columns of how an episode ends, in the order of `ends_of`.
+END_ROLES: Final[tuple[Role, ...]] = ("done", "terminated", "truncated")
 # How pictures are turned: `vertical` exchanges above and below, `horizontal` left and right, `rotate180` both.
 Flip: TypeAlias = Literal["none", "vertical", "horizontal", "rotate180"]
 
@@ -17,6 +19,7 @@ STATE: Final = "observation.state"
 REWARD: Final = "next.reward"
 SUCCESS: Final = "next.success"
 DONE: Final = "next.done"
+TRUNCATED: Final = "next.truncated"
 INTERVENTION: Final = "intervention"
 IMAGES: Final = "observation.images."
 FRAME_AGE: Final = "observation.frame_age."
@@ -27,6 +30,13 @@ _ALIASES: Final[Mapping[Role, frozenset[str]]] = {
     "reward": frozenset(("reward", "rewards")),
     "success": frozenset(
         ("success", "successes", "is_success", "is_successful", "succeeded", "solved", "task_success")
+    ),
+    "done": frozenset(("done", "dones", "is_done", "is_last")),
+    "terminated": frozenset(
+        ("terminated", "terminations", "termination", "terminal", "terminals", "is_terminal", "is_terminated")
+    ),
+    "truncated": frozenset(
+        ("truncated", "truncations", "truncation", "is_truncated", "timeout", "timeouts", "time_out", "time_outs")
     ),
     "intervention": frozenset(
         (
@@ -81,7 +91,7 @@ def column_of(role: Role, names: Iterable[str], chosen: Mapping[Role, str], wher
     candidates = [name for name in known if base(name) in _ALIASES[role]]
     if len(candidates) > 1:
         raise DatasetError(
-            f"`{candidates[0]}` and `{candidates[1]}` could both be the {role}",
+            f"`{candidates[0]}` and `{candidates[1]}` could both be the {role} column",
             where=where,
             help=f"choose one: `data.columns: {{{role}: {candidates[0]}}}`",
         )

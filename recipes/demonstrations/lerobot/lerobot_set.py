@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from recipes.demonstrations.column_statistics import Statistics
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Camera, Demonstrations
+from recipes.demonstrations.ends import Ends, ends_of
 from recipes.demonstrations.flags import truths
 from recipes.demonstrations.lerobot.episode_list import Episode, read_episodes
 from recipes.demonstrations.lerobot.lerobot_cameras import EncodedCamera, VideoCamera
 from recipes.demonstrations.lerobot.lerobot_tables import RowTable, read_instructions, read_rows
-from recipes.demonstrations.lerobot.set_info import STATISTICS, DatasetInfo, read_info
-from recipes.demonstrations.names import DONE, FRAME_AGE, Role, column_of
+from recipes.demonstrations.lerobot.set_info import ORIGIN, STATISTICS, DatasetInfo, read_info
+from recipes.demonstrations.names import END_ROLES, FRAME_AGE, Role, column_of
 from recipes.training.arrays import Array
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
@@ -48,11 +49,11 @@ def read_lerobot(
     episodes = read_episodes(folder, info)
     rows = read_rows(folder, info, episodes, pictures=pictures)
     bounds = np.cumsum([0, *(episode.length for episode in episodes)])
-    _check_ends(rows, info, bounds)
     actions = _actions(rows, info, info.action(where, chosen))
     states = [rows.numbers(key) for key in info.states(where, state_keys)]
     tasks, task_of = read_instructions(folder, info, rows, episodes)
     colours = info.colours(where)
+    successes = _truths(rows, info, "success", chosen, where)
     demonstrations = Demonstrations(
         where,
         info.fps,
@@ -64,7 +65,8 @@ def read_lerobot(
         task_of,
         read_statistics(folder),
         _reward(rows, info, chosen, where),
-        _truths(rows, info, "success", chosen, where),
+        successes,
+        _ends(folder, rows, info, bounds, chosen, successes),
         _truths(rows, info, "intervention", chosen, where),
         {
             name.removeprefix(FRAME_AGE): rows.numbers(name)[:, 0].astype(np.float32)
@@ -108,24 +110,48 @@ def _truths(
     return None if name is None else truths(rows.numbers(name)[:, 0], name, rows.place)
 
 
-def _check_ends(rows: RowTable, info: DatasetInfo, bounds: NDArray[np.int64]) -> None:
-    """Check that no episode continues after a row that says it is done.
+def _ends(
+    folder: Path,
+    rows: RowTable,
+    info: DatasetInfo,
+    bounds: NDArray[np.int64],
+    columns: Mapping[Role, str],
+    successes: NDArray[np.bool_] | None,
+) -> Ends | None:
+    """Return how the episodes end; None if the data set does not say.
 
-    Two episodes listed as one would be trained on across the reset between them.
+    Raises:
+        DatasetError: an episode continues after a row that ends it. Two episodes listed as one would be trained on
+            across the reset between them.
     """
-    if DONE not in _single(info):
-        return
-    done = truths(rows.numbers(DONE)[:, 0], DONE, rows.place)
-    goes_on = done[:-1] & ~done[1:]
-    goes_on[bounds[1:-1] - 1] = False
-    if goes_on.any():
-        row = int(np.flatnonzero(goes_on)[0])
-        raise DatasetError(
-            f"`{DONE}` of a row is true, but its episode continues in the list of episodes",
-            where=rows.place(row),
-            why=f"{int(goes_on.sum())} rows contradict the list",
-            help="correct the column or the list of episodes, or convert the data set again",
-        )
+    flags = [_truths(rows, info, role, columns, str(folder)) for role in END_ROLES]
+    for role, ended in zip(END_ROLES, flags, strict=True):
+        if ended is None:
+            continue
+        goes_on = ended[:-1] & ~ended[1:]
+        goes_on[bounds[1:-1] - 1] = False
+        if goes_on.any():
+            row = int(np.flatnonzero(goes_on)[0])
+            raise DatasetError(
+                f"`{column_of(role, _single(info), columns, str(folder))}` of a row is true, but its episode continues"
+                " in the list of episodes",
+                where=rows.place(row),
+                why=f"{int(goes_on.sum())} rows contradict the list",
+                help="correct the column or the list of episodes, or convert the data set again",
+            )
+    done, terminated, truncated = flags
+    if truncated is None and _marks_borders(folder):
+        done = None
+    return ends_of(bounds[1:] - 1, done=done, terminated=terminated, truncated=truncated, success=successes)
+
+
+def _marks_borders(folder: Path) -> bool:
+    """Return whether `rlinf record` wrote the data set: before `next.truncated`, its `next.done` was true at every end,
+    also where a limit of steps had cut the episode off."""
+    try:
+        return "recorded_by" in load_json_object(read_bounded(folder / ORIGIN))
+    except (OSError, ValueError):
+        return False
 
 
 def _single(info: DatasetInfo) -> list[str]:

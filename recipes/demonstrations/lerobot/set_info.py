@@ -22,6 +22,8 @@ _LISTED: Final = ("v2.0", "v2.1")
 INFO: Final = "meta/info.json"
 STATISTICS: Final = "meta/stats.json"
 TASKS: Final = "meta/tasks.parquet"
+# Where the episodes come from, of data sets that rlinf wrote.
+ORIGIN: Final = "meta/rlinf.json"
 TASK_LINES: Final = "meta/tasks.jsonl"
 EPISODE_LINES: Final = "meta/episodes.jsonl"
 EPISODES: Final = "meta/episodes"

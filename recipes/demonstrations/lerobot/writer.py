@@ -24,6 +24,7 @@ from recipes.demonstrations.lerobot.set_info import (
     EPISODES_PATH,
     INDICES,
     INFO,
+    ORIGIN,
     STATISTICS,
     TASKS,
     DatasetInfo,
@@ -33,7 +34,6 @@ from recipes.demonstrations.pictures import encoded, write_video
 from recipes.training.arrays import Array
 
 _FILE_BYTES: Final = 100 * 2**20
-ORIGIN: Final = "meta/rlinf.json"
 
 
 class DatasetWriter:

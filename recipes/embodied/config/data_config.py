@@ -11,7 +11,7 @@ from recipes.demonstrations.names import Flip
 from recipes.sections.values import as_data, one_or_many
 from rlinf_core import Bool, ConfigModel, FilePath, Float, NonNegativeInt, Text
 
-Column: TypeAlias = Literal["action", "reward", "success", "intervention"]
+Column: TypeAlias = Literal["action", "reward", "success", "done", "terminated", "truncated", "intervention"]
 
 
 class DataSource(ConfigModel):
@@ -90,8 +90,8 @@ class DemonstrationsConfig(ConfigModel):
     )
     columns: Mapping[Column, Text] = Field(
         default_factory=dict[Column, str],
-        description="The data set's columns for action, reward, success or intervention, if their names are unusual:"
-        " {success: task_done}.",
+        description="The data set's columns for action, reward, success, the ends of episodes or intervention, if their"
+        " names are unusual: {success: task_done}.",
     )
     cameras: Mapping[Text, Text] = Field(
         default_factory=dict[str, str],

@@ -119,9 +119,10 @@ class RunningEpisodes:
 
 
 def unrewarded(moved: Transition) -> Transition:
-    """Return a transition without the environment's own rewards and successes."""
+    """Return a transition without the environment's own rewards and successes; its failures still end an episode."""
     nothing = np.zeros(len(moved.rewards), np.bool_)
-    return replace(moved, rewards=np.zeros_like(moved.rewards), terminations=nothing, successes=nothing)
+    failed = moved.terminations if moved.successes is None else moved.terminations & ~moved.successes
+    return replace(moved, rewards=np.zeros_like(moved.rewards), terminations=failed, successes=nothing)
 
 
 def judged(moved: Transition, verdicts: dict[int, Verdict]) -> Transition:

@@ -20,7 +20,8 @@ from rlinf_core import RunError
 
 # What is kept of every step: nothing, or everything that a policy learns from.
 Keep: TypeAlias = Literal["nothing", "everything"]
-ACTIONS, REWARDS, SUCCESSES, INTERVENED = "actions", "rewards", "successes", "interventions"
+ACTIONS, REWARDS, INTERVENED = "actions", "rewards", "interventions"
+SUCCESSES, TERMINATIONS = "successes", "terminations"
 FRAME_AGES: Final = "frame_age."
 
 
@@ -38,9 +39,9 @@ class CollectedEpisode:
         success_at_end: solved in the last state; None: likewise.
         outcome: how it ended: `success`, a failure by its name, `time out`.
         start: `seed`, and `number` of a fixed start where there is one.
-        columns: the columns by name, [T, ...]: observations before each step, `actions`, `rewards`, `successes` after
-            it; where somebody may intervene `interventions`, whether the action was theirs; `frame_age.CAMERA` where
-            the age of a frame is known, in seconds.
+        columns: the columns by name, [T, ...]: observations before each step, `actions`, `rewards`, `successes` and
+            `terminations` after it; where somebody may intervene `interventions`, whether the action was theirs;
+            `frame_age.CAMERA` where the age of a frame is known, in seconds.
     """
 
     env: int
@@ -134,7 +135,15 @@ class EpisodeCollector:
         kept = actions if actions.dtype.kind in "iu" else np.clip(actions, -1, 1)
         if result.interventions is not None:
             row[INTERVENED] = result.interventions[:, 0]
-        self._steps.append({**row, ACTIONS: kept, REWARDS: result.rewards[:, 0], SUCCESSES: solved})
+        self._steps.append(
+            {
+                **row,
+                ACTIONS: kept,
+                REWARDS: result.rewards[:, 0],
+                SUCCESSES: solved,
+                TERMINATIONS: result.terminations[:, 0],
+            }
+        )
 
     def episodes(self) -> list[CollectedEpisode]:
         """Return the collected episodes by environment, without those whose simulator failed and without those

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations, FlippedCamera, joined
 from recipes.demonstrations.load_set import read_demonstrations
-from recipes.demonstrations.names import REWARD, SUCCESS, Flip
+from recipes.demonstrations.names import DONE, REWARD, SUCCESS, TRUNCATED, Flip
 from recipes.demonstrations.orientation import PicturesShown, thumbnails
 from recipes.training.arrays import Array
 
@@ -202,16 +202,29 @@ def tell_notes(data: Demonstrations) -> None:
 
 
 def without_rewards(data: Demonstrations) -> DatasetError:
-    """Return the error for demonstrations without a reward, or that do not mark the steps that solve the task."""
-    missing = [f"`{name}`" for name, column in ((REWARD, data.rewards), (SUCCESS, data.successes)) if column is None]
-    what = "have no rewards" if data.rewards is None else "do not mark the steps that solve the task"
-    is_are = "are" if len(missing) > 1 else "is"
+    """Return the error for demonstrations without rewards, or that do not say how their episodes end."""
+    lacks = [f"have no rewards (`{REWARD}`)"] if data.rewards is None else []
+    if data.ends is None:
+        lacks.append(f"do not say how their episodes end (`{DONE}` or `{SUCCESS}`)")
     return DatasetError(
-        f"the demonstrations {what}: {' and '.join(missing)} {is_are} missing",
+        f"the demonstrations {' and '.join(lacks)}",
         where=data.where,
-        help="`rlinf record` writes them, and `data.columns: {reward: NAME, success: NAME}` names other columns;"
-        " recipe `sft` learns without them",
+        help="`rlinf record` writes these columns, and `data.columns: {reward: NAME, done: NAME}` names others; recipe"
+        " `sft` learns without them",
     )
+
+
+def assumed_ends(data: Demonstrations) -> list[str]:
+    """Return what is assumed of ends that the data set does not tell apart; empty: nothing."""
+    if data.ends is None:
+        return []
+    counts = [int((data.ends.assumed & kind).sum()) for kind in (data.ends.terminations, data.ends.truncations)]
+    kinds = (
+        f"are done and not solved, and no `{TRUNCATED}` says whether a limit cut them off: they count as ended by the"
+        " task",
+        "are not solved at their end, and no column says whether the task ended: they count as cut off",
+    )
+    return [f"{count} of {data.episodes} episodes {how}" for count, how in zip(counts, kinds, strict=True) if count]
 
 
 def weights_of_replay(data: Demonstrations) -> DatasetError:

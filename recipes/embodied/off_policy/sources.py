@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.demonstrations.demonstrations import Demonstrations
+from recipes.demonstrations.ends import Ends
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.learning.data_fit import check_fits
 from recipes.embodied.learning.data_reading import (
+    assumed_ends,
     fitted_actions,
     read_data,
     tell_notes,
@@ -107,6 +109,8 @@ def add_steps(buffer: ReplayBuffer, steps: Steps) -> int:
             before, steps[_ACTIONS][row], steps[_REWARDS][row], steps[_ENDS][row], steps[_CUTS][row], after
         )
         buffer.add(step if len(lanes) == buffer.lanes else step.chosen(lanes), lanes)
+        # What comes next in the others does not follow from what they have, even if it looks the same.
+        buffer.cut_off(np.flatnonzero(~valid[row]))
     return int(valid.sum())
 
 
@@ -147,7 +151,7 @@ def add_recording(
 def _cut_off(*buffers: ReplayBuffer | None) -> None:
     for buffer in buffers:
         if buffer is not None:
-            buffer.cut_off()
+            buffer.cut_off(np.arange(buffer.lanes))
 
 
 def _after(array: Array, missing: int) -> list[tuple[int, int]]:
@@ -174,22 +178,23 @@ def demonstrations_buffer(
 ) -> ReplayBuffer:
     """Return a buffer that holds all demonstrations.
 
-    An episode whose last step solves the task ends there. Of any other the last observation is not known: its last step
-    is left out, and the one before counts as cut off.
+    Where the task ended nothing comes after a step, solved or not. Where an episode was cut off the observation after
+    its last step is not known: that step is left out, and the one before counts as cut off.
 
     Raises:
-        DatasetError: the data cannot be read, are of another environment, or have no rewards.
+        DatasetError: the data cannot be read, are of another environment, have no rewards, or do not say how episodes
+            end.
     """
     data, named = fitting_data(config, spec)
     if data.draws is not None:
         raise weights_of_replay(data)
-    rewards, successes = data.rewards, data.successes
-    if rewards is None or successes is None:
+    rewards, ends = data.rewards, data.ends
+    if rewards is None or ends is None:
         raise without_rewards(data)
     data = fitted_actions(data, spec, clips=config.clip_actions)
     tell_notes(data)
-    _tell_undone(data, successes)
-    columns, rows = transition_spec(spec), len(data) + data.episodes + 4
+    _tell_ends(data, ends)
+    columns, rows = transition_spec(spec), len(data) + int((ends.terminations | ends.truncations).sum()) + 4
     # Twice what images take as they are: none is ever forgotten.
     bound = 2 * columns.bound(rows) if compresses else None
     buffer = ReplayBuffer(columns, 1, rows, prioritized, bound)
@@ -199,20 +204,24 @@ def demonstrations_buffer(
         observed: Observation = {name: camera.read(rows) for name, camera in cameras.items()}
         if spec.state_size and data.states is not None:
             observed[STATES] = data.states[rows]
-        _add_episode(buffer, data, rows, observed, rewards, successes)
+        _add_episode(buffer, data, rows, observed, rewards, ends)
     return buffer
 
 
-def _tell_undone(data: Demonstrations, successes: NDArray[np.bool_]) -> None:
-    """Log how many episodes solve the task, but not at their end: these count as not solved."""
-    solved = np.logical_or.reduceat(successes, data.bounds[:-1])
-    undone = np.flatnonzero(solved & ~successes[data.bounds[1:] - 1])
-    if len(undone):
-        message = (
-            "%d of %d demonstrations solve the task before their last step, but not at it; they count as not solved"
-        )
+def _tell_ends(data: Demonstrations, ends: Ends) -> None:
+    """Log what is assumed of ends of episodes, and how many last steps are not learned from."""
+    for assumed in assumed_ends(data):
+        _LOGGER.warning("demonstrations, %s: %s", data.where, assumed)
+    cut = ends.truncations[data.bounds[1:] - 1]
+    if cut.any():
+        single = int((cut & (np.diff(data.bounds) == 1)).sum())
         _LOGGER.warning(
-            f"{message} (first: %s)", len(undone), data.episodes, data.place_of(int(data.bounds[undone[0]]))
+            "demonstrations, %s: left out the last steps of %d of %d episodes: they were cut off, and the observation"
+            " after them is not recorded%s",
+            data.where,
+            int(cut.sum()),
+            data.episodes,
+            f"; {single} of these have no other step" if single else "",
         )
 
 
@@ -222,19 +231,19 @@ def _add_episode(
     rows: NDArray[np.int64],
     observed: Observation,
     rewards: NDArray[np.float32],
-    successes: NDArray[np.bool_],
+    ends: Ends,
 ) -> None:
-    count = len(rows)
-    solved = bool(successes[rows[-1]])
-    for step in range(count if solved else count - 1):
-        last = step == count - 1
+    ended, cut = ends.terminations[rows], ends.truncations[rows]
+    following = np.minimum(np.arange(1, len(rows) + 1), len(rows) - 1)
+    for step in np.flatnonzero(~cut).tolist():
+        after = int(following[step])
         buffer.add(
             Transitions(
                 {name: values[step : step + 1] for name, values in observed.items()},
                 data.actions[rows[step : step + 1]],
                 rewards[rows[step : step + 1]],
-                np.array([last]),
-                np.array([not solved and step == count - 2]),
-                {name: values[min(step + 1, count - 1)][None] for name, values in observed.items()},
+                ended[step : step + 1],
+                ~ended[step : step + 1] & cut[after : after + 1],
+                {name: values[after : after + 1] for name, values in observed.items()},
             )
         )

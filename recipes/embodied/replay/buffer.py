@@ -133,7 +133,7 @@ class ReplayBuffer:
         lanes = np.arange(self.lanes) if lanes is None else lanes
         if not len(lanes):
             return
-        self._cut_off(lanes[~self._continues(lanes, steps.observations)])
+        self.cut_off(lanes[~self._continues(lanes, steps.observations)])
         rows = self._occupy(lanes)
         self._observations[rows] = steps.observations
         self._actions[rows] = steps.actions
@@ -160,11 +160,8 @@ class ReplayBuffer:
             self._observations.drop_images(row)
             self._first[lane] += 1
 
-    def cut_off(self) -> None:
-        """Truncate the current episodes: steps added next do not follow from them."""
-        self._cut_off(np.flatnonzero(self._open))
-
-    def _cut_off(self, lanes: Rows) -> None:
+    def cut_off(self, lanes: Rows) -> None:
+        """Truncate the current episodes of some lanes: steps added next do not follow from them."""
         lanes = lanes[self._open[lanes]]
         before = self._rows(lanes, (self._head[lanes] - 1) % self.rows_of_lane)
         self._flags[before] |= ENDED

@@ -125,10 +125,13 @@ def _check_content(config: PolicyJob, at: Path, parts: list[Demonstrations], rep
         error = _reading().weights_of_replay(parts[0])
         report(_PATHS, "conflicting-settings", error.message, error.help or "", about=[("algorithm", "loss_type")])
     for part in parts:
-        if part.rewards is None or part.successes is None:
+        if part.rewards is None or part.ends is None:
             error = _reading().without_rewards(part)
             report(at, "dataset-mismatch", _message(error), error.help or "", about=[("algorithm", "loss_type")])
             return
+        for assumed in _reading().assumed_ends(part):
+            about = [("algorithm", "loss_type")]
+            report(at, "dataset-mismatch", f"{assumed}: `{part.where}`", about=about, severity=Severity.WARNING)
 
 
 def _lerobot(path: str, config: PolicyJob, at: Path, report: Report) -> DatasetInfo:

@@ -11,14 +11,32 @@ from pydantic import BaseModel, ValidationError
 
 from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.demonstrations.lerobot.writer import DatasetWriter, check_new
-from recipes.demonstrations.names import ACTION, FRAME_AGE, IMAGES, INTERVENTION, REWARD, STATE, SUCCESS
+from recipes.demonstrations.names import (
+    ACTION,
+    DONE,
+    FRAME_AGE,
+    IMAGES,
+    INTERVENTION,
+    REWARD,
+    STATE,
+    SUCCESS,
+    TRUNCATED,
+)
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import SOURCES
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.episodes.collection_job import collecting
-from recipes.embodied.episodes.collector import ACTIONS, FRAME_AGES, INTERVENED, REWARDS, SUCCESSES, CollectedEpisode
+from recipes.embodied.episodes.collector import (
+    ACTIONS,
+    FRAME_AGES,
+    INTERVENED,
+    REWARDS,
+    SUCCESSES,
+    TERMINATIONS,
+    CollectedEpisode,
+)
 from recipes.embodied.learning.data_reading import action_bounds
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError, Job, RLinfError
@@ -28,7 +46,6 @@ from rlinf_core.suggest import did_you_mean
 
 # Where successes alone are kept: episodes that are tried for each one that is wanted, before recording gives up.
 _TRIES: Final = 20
-_DONE = "next.done"
 
 
 def record(
@@ -164,7 +181,8 @@ def features_of(
     return {
         **features,
         REWARD: Feature("float32", (1,)),
-        _DONE: Feature("bool", (1,)),
+        DONE: Feature("bool", (1,)),
+        TRUNCATED: Feature("bool", (1,)),
         SUCCESS: Feature("bool", (1,)),
         **({INTERVENTION: Feature("bool", (1,))} if interventions else {}),
         **{f"{FRAME_AGE}{camera}": Feature("float32", (1,)) for camera in aged_cameras},
@@ -177,6 +195,7 @@ def to_columns(episode: CollectedEpisode, spec: EnvSpec) -> Mapping[str, Array]:
     Actions are those that the environment carried out: numbers beyond its bounds count as these.
     """
     columns = dict(episode.columns)
+    terminated = columns.pop(TERMINATIONS)
     renamed = {STATES: STATE, ACTIONS: ACTION, REWARDS: REWARD, SUCCESSES: SUCCESS, INTERVENED: INTERVENTION}
     named = {renamed.get(name, name): array for name, array in columns.items()}
     for prefix, feature in ((image_key(""), IMAGES), (FRAME_AGES, FRAME_AGE)):
@@ -186,4 +205,6 @@ def to_columns(episode: CollectedEpisode, spec: EnvSpec) -> Mapping[str, Array]:
         }
     if ACTION in named and spec.num_choices is None:
         named[ACTION] = np.clip(named[ACTION], *action_bounds(spec)).astype(np.float32)
-    return {**named, _DONE: np.arange(episode.length) == episode.length - 1}
+    # An episode whose last step did not count ends before it, cut off.
+    done = np.arange(episode.length) == episode.length - 1
+    return {**named, DONE: done, TRUNCATED: done & ~terminated}

@@ -11,12 +11,20 @@ import torch
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations
+from recipes.demonstrations.ends import Ends
 from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.trajectory import RolloutChunks
+from recipes.embodied.loop.env_messages import INTERVENTIONS
 from recipes.embodied.off_policy import sources
 from recipes.embodied.off_policy.off_policy_actor import split_passes
-from recipes.embodied.off_policy.sources import add_recording, add_steps, demonstrations_buffer, transition_steps
+from recipes.embodied.off_policy.sources import (
+    add_recording,
+    add_steps,
+    demonstrations_buffer,
+    intervened,
+    transition_steps,
+)
 from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.replay_types import ReplayBatch
 from recipes.embodied.replay.segments import SegmentWriter
@@ -81,30 +89,32 @@ def test_passes_follow_each_other_without_uncounted_steps() -> None:
         add_steps(buffer(3), following)
 
 
-def shown(solved: bool, rewards: bool = True) -> Demonstrations:
-    """Return two episodes, of three and of two steps."""
-    states = np.array([1, 2, 3, 11, 12], np.float32)[:, None]
-    successes = np.array([False, False, solved, False, False])
+def shown(ended: bool, rewards: bool = True, assumed: bool = False) -> Demonstrations:
+    """Return two unsolved episodes, of three steps and of one; what ends the first one is given, the second one is
+    ended by the task."""
+    states = np.array([1, 2, 3, 11], np.float32)[:, None]
+    last = np.array([False, False, True, False])
+    final = np.array([False, False, False, True])
     return Demonstrations(
         "set",
         20,
-        np.array([0, 3, 5]),
+        np.array([0, 3, 4]),
         states / 12,
         states,
         {},
         ("do it",),
-        np.zeros(5, np.int64),
+        np.zeros(4, np.int64),
         rewards=states[:, 0] if rewards else None,
-        successes=successes,
+        successes=np.zeros(4, np.bool_),
+        ends=Ends((last & ended) | final, last & (not ended), (last | final) & assumed),
     )
 
 
-@pytest.mark.parametrize("solved", [True, False])
-def test_demonstrations_end_at_success_or_are_truncated(solved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(config: object) -> Demonstrations:
-        return shown(solved)
-
-    monkeypatch.setattr(sources, "read_data", load)
+@pytest.mark.parametrize("ended", [True, False])
+def test_demonstrations_end_as_their_columns_say(
+    ended: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sources, "read_data", lambda config: shown(ended))
     contents = everything(demonstrations_buffer(SET, SPEC))
     rows = {
         float(state[0]): (float(reward), float(discount), float(following[0]))
@@ -116,20 +126,48 @@ def test_demonstrations_end_at_success_or_are_truncated(solved: bool, monkeypatc
             strict=True,
         )
     }
-    wanted = {1.0: (1.0, 0.5, 2.0), 2.0: (2.0, 0.5, 3.0), 11.0: (11.0, 0.5, 12.0)}
-    assert rows == ({**wanted, 3.0: (3.0, 0.0, 3.0)} if solved else wanted)
+    # The only step of the second episode is not lost.
+    wanted = {1.0: (1.0, 0.5, 2.0), 2.0: (2.0, 0.5, 3.0), 11.0: (11.0, 0.0, 11.0)}
+    assert rows == ({**wanted, 3.0: (3.0, 0.0, 3.0)} if ended else wanted)
     np.testing.assert_allclose(contents.actions, contents.observations["states"] / 12)
+    assert ("left out the last steps of 1 of 2 episodes" in caplog.text) == (not ended)
 
 
-def test_demonstrations_solved_before_their_end_are_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("kind", "rewards"),
+    [("terminations", {1.0: 2.0, 2.0: 2.0, 3.0: 8.5, 11.0: 11.0}), ("truncations", {1.0: 1.0, 3.0: 3.0})],
+)
+def test_nothing_is_chained_over_an_end_within_a_demonstration(
+    kind: str, rewards: dict[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    early = replace(shown(False), successes=np.array([False, True, False, False, False]))
-    monkeypatch.setattr(sources, "read_data", lambda config: early)
+    no = np.zeros(4, np.bool_)
+    ends = Ends(no, no, no)._replace(**{kind: np.array([False, True, False, True])})
+    data = replace(shown(True), bounds=np.array([0, 4]), ends=ends)
+    monkeypatch.setattr(sources, "read_data", lambda config: data)
+    contents = everything(demonstrations_buffer(SET, SPEC), steps=2)
+    states = contents.observations["states"][:, 0].tolist()
+    assert dict(zip(states, contents.rewards.tolist(), strict=True)) == rewards
+    assert set(contents.discounts.tolist()) == {0.0 if kind == "terminations" else 0.5}
 
+
+def test_what_is_assumed_of_ends_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(sources, "read_data", lambda config: shown(False, assumed=True))
     demonstrations_buffer(SET, SPEC)
+    assert "1 of 2 episodes are done and not solved, and no `next.truncated` says" in caplog.text
+    assert "1 of 2 episodes are not solved at their end, and no column says" in caplog.text
 
-    assert "1 of 2 demonstrations solve the task before their last step, but not at it" in caplog.text
+
+def test_what_somebody_does_in_two_episodes_is_no_chain() -> None:
+    """The second takeover begins in the state in which the first one ended, of another episode."""
+    steps = transition_steps(chunks(0, 1, steps=3))
+    steps["observations/states"][:, 0, 0] = [4, 7, 5]
+    steps["next_observations/states"][:, 0, 0] = [5, 8, 6]
+    steps[INTERVENTIONS] = np.array([[True], [False], [True]])
+    helped = buffer(1)
+    assert add_steps(helped, intervened(steps)) == 2
+    contents = everything(helped, steps=2)
+    assert contents.discounts.tolist() == [0.5, 0.5]
+    assert contents.rewards.tolist() == [0, 2]
 
 
 def test_demonstrations_without_rewards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,14 +179,12 @@ def test_demonstrations_without_rewards_are_refused(monkeypatch: pytest.MonkeyPa
         demonstrations_buffer(SET, SPEC)
 
 
-@pytest.mark.parametrize("missing", ["successes", "rewards"])
+@pytest.mark.parametrize("missing", ["ends", "rewards"])
 def test_only_the_column_that_lacks_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "read_data", lambda config: replace(shown(True), **{missing: None}))
     with pytest.raises(DatasetError) as caught:
         demonstrations_buffer(SET, SPEC)
-    named, other = (
-        ("`next.success`", "`next.reward`") if missing == "successes" else ("`next.reward`", "`next.success`")
-    )
+    named, other = ("`next.success`", "`next.reward`") if missing == "ends" else ("`next.reward`", "`next.success`")
     assert named in caught.value.message
     assert other not in caught.value.message
 

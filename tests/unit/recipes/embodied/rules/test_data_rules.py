@@ -184,3 +184,34 @@ def test_turns_that_there_are_not_are_refused(write: Write, flip: str) -> None:
     path = write()
     assert faults_of(collected(f"[{{path: {path}, flip: {flip}}}]"))[0] == "ERROR"
     assert faults_of(collected(path, f"data.flip={flip}"))[0] == "ERROR"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["next.success"], "1 of 1 episodes are not solved at their end, and no column says"),
+        (["next.success", "next.done"], "1 of 1 episodes are done and not solved, and no `next.truncated` says"),
+        (["next.success", "next.done", "next.truncated"], None),
+        ([], "the demonstrations do not say how their episodes end"),
+    ],
+)
+def test_what_is_assumed_of_ends_is_a_warning(flags: list[str], words: str | None, tmp_path: Path) -> None:
+    sizes = {"observation.state": (STATES,), "action": (ACTIONS,), "next.reward": (1,)}
+    features = {name: Feature("float32", shape) for name, shape in sizes.items()}
+    features |= {name: Feature("bool", (1,)) for name in flags}
+    with DatasetWriter(tmp_path / "set", RATE, features) as writer:
+        columns = {name: np.zeros((3, *feature.shape), feature.dtype) for name, feature in features.items()}
+        if "next.done" in columns:
+            columns["next.done"][-1] = True
+        writer.add(columns, "do it")
+    about = [
+        item
+        for item in collected(str(tmp_path / "set"), "env.train.env_type=franka_kin", config="franka_rlpd_sim")
+        if " end" in item.message
+    ]
+    if words is None:
+        assert about == []
+        return
+    severity, code, message = faults_of(about)
+    assert (severity, code) == ("WARNING" if flags else "ERROR", "dataset-mismatch")
+    assert words in message

@@ -33,7 +33,7 @@ def test_an_expert_solves_every_episode() -> None:
     assert len({episode.start["seed"] for episode in episodes}) == 3
     for item in episodes:
         assert {name: len(rows) for name, rows in item.columns.items()} == dict.fromkeys(
-            ("states", "actions", "rewards", "successes"), item.length
+            ("states", "actions", "rewards", "successes", "terminations"), item.length
         )
         assert item.columns["successes"].tolist() == [False] * (item.length - 1) + [True]
         assert item.total_reward == pytest.approx(item.columns["rewards"].sum(), rel=1e-5)
@@ -66,11 +66,19 @@ def test_columns_have_the_names_of_lerobot() -> None:
     columns, features = to_columns(episode, spec), features_of(spec)
     assert set(columns) == set(features)
     assert columns["next.done"].tolist() == [False] * (episode.length - 1) + [True]
-    pictured = CollectedEpisode(0, 0, "", 1, 0.0, None, None, columns={"images.main": np.zeros((1, 4, 4, 3), np.uint8)})
-    assert set(to_columns(pictured, EnvSpec(0, 1))) == {"observation.images.main", "next.done"}
+    assert not columns["next.truncated"].any()
+    seen = {"images.main": np.zeros((1, 4, 4, 3), np.uint8), "terminations": np.array([False])}
+    pictured = CollectedEpisode(0, 0, "", 1, 0.0, None, None, columns=seen)
+    assert set(to_columns(pictured, EnvSpec(0, 1))) == {"observation.images.main", "next.done", "next.truncated"}
     cameras = features_of(EnvSpec(0, 1, num_choices=3, cameras={"main": (4, 4, 3)}), video=True)
     assert cameras["observation.images.main"] == Feature("video", (4, 4, 3), ["height", "width", "channels"])
     assert cameras["action"] == Feature("int64", (1,))
+
+
+def test_an_episode_that_is_cut_off_is_recorded_so() -> None:
+    (episode, *_) = collect("everything", max_episode_steps=3, ignore_terminations=True)
+    columns = to_columns(episode, EnvSpec(state_size=episode.columns["states"].shape[1], action_size=7))
+    assert columns["next.done"].tolist() == columns["next.truncated"].tolist() == [False, False, True]
 
 
 class SecondOfFive(InterventionSource):

@@ -17,7 +17,7 @@ from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, Transition
 from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
 from recipes.embodied.episodes.collector import CollectedEpisode, EpisodeCollector
@@ -176,6 +176,32 @@ def test_a_judge_of_ones_own_may_tell_failures() -> None:
     assert result.terminations[:, 0].tolist() == [True, False]
     assert result.rewards.tolist() == [[0], [0]]
     assert env.outcomes(np.array([0]), np.array([False])) == ["failed"]
+
+
+class Never(SuccessJudge):
+    """Sees no success."""
+
+    def judge(self, observations: Mapping[str, NDArray[Any]]) -> dict[int, Verdict]:
+        return {}
+
+
+class Slope(FrankaKinEnv):
+    """The arm falls down in the first environment, and solves its task in the second one."""
+
+    def _advance(self, actions: NDArray[np.float32], rows: NDArray[np.int64] | None) -> Transition:
+        solved = np.array([False, True])
+        return Transition(np.array([-100, 1], np.float32), np.array([True, True]), successes=solved)
+
+
+def test_a_fall_ends_an_episode_that_somebody_else_judges() -> None:
+    """The environment's own success ends nothing, as a judge says what a success is; its failures are no judgement."""
+    env = Slope(EnvSettings(num_envs=2, task="reach", auto_reset=False))
+    env.judge = open_judge(f"{__name__}:Never", env, {})
+    env.reset(0)
+    result = env.step(np.ones((2, 1, 7), np.float32))
+    assert result.terminations[:, 0].tolist() == [True, False]
+    assert result.rewards.tolist() == [[0], [0]]
+    assert not env.solved.any()
 
 
 class Device(InterventionSource):
