@@ -113,6 +113,20 @@ def _pixels(picture: Picture) -> str:
     return "yuv420p" if picture.shape[0] % 2 == 0 and picture.shape[1] % 2 == 0 else "yuv444p"
 
 
+def frames_of(file: Path) -> int | None:
+    """Return how many frames a video says that it has; None: it does not say.
+
+    Raises:
+        DatasetError: it is missing or damaged, or the package `av` is missing.
+    """
+    av = needed("av", "a data set with videos")
+    try:
+        with av.open(str(file)) as container:
+            return int(container.streams.video[0].frames) or None
+    except (OSError, ValueError, IndexError) as error:
+        raise _undecoded(file, error) from error
+
+
 def read_video(file: Path, begin: float = 0.0, count: int | None = None) -> Iterator[tuple[float, Picture]]:
     """Yield frames of a video in order, with their times in seconds.
 
@@ -147,9 +161,13 @@ def read_video(file: Path, begin: float = 0.0, count: int | None = None) -> Iter
                     return
     except (OSError, ValueError, IndexError) as error:
         # What av raises of damaged files are subclasses of these.
-        raise DatasetError(
-            "a video cannot be decoded",
-            where=str(file),
-            why=f"{type(error).__name__}: {error}",
-            help="copy the file again, or leave its episodes out by `data.episodes`",
-        ) from error
+        raise _undecoded(file, error) from error
+
+
+def _undecoded(file: Path, error: Exception) -> DatasetError:
+    return DatasetError(
+        "a video cannot be decoded",
+        where=str(file),
+        why=f"{type(error).__name__}: {error}",
+        help="copy the file again, or leave its episodes out by `data.episodes`",
+    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.lerobot.set_files import AGREE, WHOLE
@@ -17,6 +18,20 @@ from recipes.demonstrations.lerobot.table_files import entry_of, read_json_lines
 _FIELD = re.compile(r"\{(\w+)(?::(0?\d{0,2}d))?\}")
 
 
+class Clip(NamedTuple):
+    """The place of an episode in a video.
+
+    Attributes:
+        file: the video.
+        begin: the second in it at which the episode begins.
+        end: the second at which it ends; None: the list does not say.
+    """
+
+    file: Path
+    begin: float
+    end: float | None = None
+
+
 class Episode(NamedTuple):
     """An episode as the list of episodes describes it.
 
@@ -24,13 +39,15 @@ class Episode(NamedTuple):
         number: `episode_index`.
         length: rows.
         tasks: its instructions; None: the list does not say.
-        videos: the video of each feature, and the second in it at which the episode begins.
+        rows: the file that holds its rows.
+        videos: its place in the video of each feature.
     """
 
     number: int
     length: int
     tasks: tuple[str, ...] | None
-    videos: Mapping[str, tuple[Path, float]]
+    rows: Path
+    videos: Mapping[str, Clip]
 
 
 def read_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
@@ -50,11 +67,69 @@ def read_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
         raise DatasetError(message, where=str(folder / "meta"), help=AGREE)
     cameras = info.colours(str(folder))
     for episode in episodes:
-        for name, (video, _) in episode.videos.items():
-            if not video.is_file():
+        for name, clip in episode.videos.items():
+            if not clip.file.is_file():
                 message = f"the video of episode {episode.number}, camera `{cameras[name]}`, is missing"
-                raise DatasetError(message, where=str(video), help=WHOLE)
+                raise DatasetError(message, where=str(clip.file), help=WHOLE)
     return episodes
+
+
+def rows_of_videos(episodes: Sequence[Episode], name: str) -> dict[Path, int]:
+    """Return the rows of the episodes in each video of a camera."""
+    rows: dict[Path, int] = {}
+    for episode in episodes:
+        if name in episode.videos:
+            file = episode.videos[name].file
+            rows[file] = rows.get(file, 0) + episode.length
+    return rows
+
+
+def check_places(episodes: Sequence[Episode], info: DatasetInfo, where: str) -> None:
+    """Check that each episode is as long in its videos as its rows, and begins at a frame after those of the others.
+
+    Begins that are sums of rounded durations drift: from half a frame on, rows have the pictures of other rows.
+
+    Raises:
+        DatasetError: two episodes are in one place, or one is between two frames, or longer or shorter than its rows.
+    """
+    for name, camera in info.colours(where).items():
+        last: tuple[Path, int, Episode] | None = None
+        for clip, episode in sorted((episode.videos[name], episode) for episode in episodes if name in episode.videos):
+            _check_length(clip, episode, camera, info.fps)
+            frame = round(clip.begin * info.fps) if math.isfinite(clip.begin) else -1
+            about = f"episode {episode.number} of camera `{camera}` begins at {clip.begin:.6g} s of its video"
+            if frame < 0 or abs(clip.begin * info.fps - frame) > _BETWEEN:
+                why = f"frames are at multiples of {1 / info.fps:.6g} s: the data set has {info.fps:g} rows per second"
+                raise DatasetError(f"{about}, where there is no frame", where=str(clip.file), why=why, help=_PLACES)
+            if last is not None and last[0] == clip.file and frame < last[1]:
+                before = last[2]
+                raise DatasetError(
+                    f"{about}, which still belongs to episode {before.number}",
+                    where=str(clip.file),
+                    why=f"that begins at {before.videos[name].begin:.6g} s and has {before.length} rows at"
+                    f" {info.fps:g} per second, up to {last[1] / info.fps:.6g} s",
+                    help=_PLACES,
+                )
+            last = (clip.file, frame + episode.length, episode)
+
+
+def _check_length(clip: Clip, episode: Episode, camera: str, fps: float) -> None:
+    if clip.end is not None and not abs((clip.end - clip.begin) * fps - episode.length) <= 0.5:
+        raise DatasetError(
+            f"episode {episode.number} of camera `{camera}` lasts from {clip.begin:.6g} to {clip.end:.6g} s of its"
+            f" video, but its {episode.length} rows last {episode.length / fps:.6g} s",
+            where=str(clip.file),
+            why=f"the data set has {fps:g} rows per second",
+            help=_PLACES,
+        )
+
+
+# The share of a frame by which an episode may begin beside one.
+_BETWEEN: Final = 0.25
+_PLACES: Final = (
+    "correct `from_timestamp` and `to_timestamp` in `meta/episodes`, or convert the data set again: the pictures of one"
+    " episode would be those of another"
+)
 
 
 def _listed_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
@@ -67,10 +142,10 @@ def _listed_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
         rows = folder / _path(info.data_path, place)
         if not rows.is_file():
             raise DatasetError(f"the file with the rows of episode {number} is missing", where=str(rows), help=WHOLE)
-        files = {name: (folder / _path(info.video_path, {**place, "video_key": name}), 0.0) for name in videos}
+        files = {name: Clip(folder / _path(info.video_path, {**place, "video_key": name}), 0.0) for name in videos}
         tasks = row.get("tasks")
         texts = tuple(map(str, cast("list[Any]", tasks))) if isinstance(tasks, list) else None
-        episodes.append(Episode(number, int(entry_of(row, "length", file)), texts, files))
+        episodes.append(Episode(number, int(entry_of(row, "length", file)), texts, rows, files))
     return sorted(episodes, key=lambda episode: episode.number)
 
 
@@ -129,14 +204,16 @@ def _tabled_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
         sources = {name: _video(folder, info, name, row, file) for name in videos}
         tasks = row.get("tasks")
         texts = tuple(map(str, cast("list[Any]", tasks))) if isinstance(tasks, list) else None
-        episodes.append(Episode(number, length, texts, sources))
+        episodes.append(Episode(number, length, texts, rows, sources))
     return episodes
 
 
 _BORDERS = ("episode_index", "dataset_from_index", "dataset_to_index")
 
 
-def _video(folder: Path, info: DatasetInfo, name: str, row: Mapping[str, Any], file: Path) -> tuple[Path, float]:
+def _video(folder: Path, info: DatasetInfo, name: str, row: Mapping[str, Any], file: Path) -> Clip:
     place = {key: entry_of(row, f"videos/{name}/{key}", file) for key in ("chunk_index", "file_index")}
     begin = float(entry_of(row, f"videos/{name}/from_timestamp", file))
-    return folder / _path(info.video_path, {**place, "video_key": name}), begin
+    end = row.get(f"videos/{name}/to_timestamp")
+    video = folder / _path(info.video_path, {**place, "video_key": name})
+    return Clip(video, begin, None if end is None else float(end))

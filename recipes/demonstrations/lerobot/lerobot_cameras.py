@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Camera, Rows
+from recipes.demonstrations.lerobot.episode_list import Episode, rows_of_videos
 from recipes.demonstrations.lerobot.set_files import WHOLE
-from recipes.demonstrations.pictures import decoded, read_video
+from recipes.demonstrations.lerobot.video_faults import wrong_count
+from recipes.demonstrations.pictures import decoded, frames_of, read_video
 from rlinf_core.foreign.files import read_bounded
 
 
@@ -62,16 +64,16 @@ class VideoCamera(Camera):
     Args:
         shape: (H, W, 3).
         name: the name of the feature.
-        files: the video of each episode, and the time in it at which the episode begins, in seconds.
-        bounds: int64 [E + 1], the first row of every episode, and N.
+        episodes: the episodes, with their videos.
         fps: rows in a second.
     """
 
-    def __init__(
-        self, shape: tuple[int, int, int], name: str, files: list[tuple[Path, float]], bounds: Rows, fps: float
-    ) -> None:
+    def __init__(self, shape: tuple[int, int, int], name: str, episodes: Sequence[Episode], fps: float) -> None:
         super().__init__(shape)
-        self._name, self._files, self._bounds, self._fps = name, files, bounds, fps
+        self._name, self._episodes, self._fps = name, episodes, fps
+        self._bounds = np.cumsum([0, *(episode.length for episode in episodes)])
+        # Videos that were not read yet, with their rows.
+        self._new = rows_of_videos(episodes, name)
 
     def read(self, rows: Rows) -> NDArray[np.uint8]:
         """See `Camera`. Rows that follow each other in an episode are decoded together."""
@@ -79,29 +81,47 @@ class VideoCamera(Camera):
         order = np.argsort(rows, kind="stable")
         episodes = np.searchsorted(self._bounds, rows[order], side="right") - 1
         breaks = np.flatnonzero((np.diff(rows[order]) > 1) | (np.diff(episodes) > 0)) + 1
-        for places, (episode, *_) in zip(np.split(order, breaks), np.split(episodes, breaks), strict=True):
-            self._read_run(pictures, places, rows[places] - self._bounds[episode], int(episode))
+        for places, (number, *_) in zip(np.split(order, breaks), np.split(episodes, breaks), strict=True):
+            episode = self._episodes[number]
+            self._check(episode.videos[self._name].file)
+            frames = rows[places] - self._bounds[number]
+            first, last = int(frames[0]), int(frames[-1])
+            pictures[places] = self._decoded(episode, first, last)[frames - first]
         return pictures
 
-    def _read_run(self, pictures: NDArray[np.uint8], places: Rows, frames: Rows, episode: int) -> None:
-        """Read frames of an episode, from the first to the last of `frames`, into `pictures[places]`."""
-        file, begin = self._files[episode]
-        first, last = int(frames[0]), int(frames[-1])
+    def _check(self, file: Path) -> None:
+        """Check, when a video is read for the first time, that it has a frame for each row of its episodes."""
+        rows = self._new.get(file)
+        if rows is None:
+            return
+        count = frames_of(file)
+        if count is not None and count != rows:
+            raise wrong_count(file, count, rows)
+        for episode in self._episodes:
+            if episode.videos[self._name].file == file:
+                for frame in {0, episode.length - 1}:
+                    self._decoded(episode, frame, frame)
+        del self._new[file]
+
+    def _decoded(self, episode: Episode, first: int, last: int) -> NDArray[np.uint8]:
+        """Return some frames of an episode, uint8 [last - first + 1, H, W, 3]."""
+        file, begin, _ = episode.videos[self._name]
         run: list[NDArray[np.uint8]] = []
         for time, picture in read_video(file, begin + first / self._fps, last - first + 1):
             wanted = begin + (first + len(run)) / self._fps
             if abs(time - wanted) > 0.5 / self._fps:
                 raise DatasetError(
-                    f"frame {first + len(run)} of episode {episode} should be at {wanted:.3f} s of its video, but the"
-                    f" next frame is at {time:.3f} s",
+                    f"frame {first + len(run)} of episode {episode.number} should be at {wanted:.3f} s of its video,"
+                    f" but the next frame is at {time:.3f} s",
                     where=str(file),
                     why=f"the data set states {self._fps:g} frames per second",
                     help="correct `fps` in `meta/info.json`, or convert the data set again",
                 )
             run.append(_of_shape(picture, self.shape, str(file), self._name))
         if len(run) < last - first + 1:
-            raise DatasetError(f"the video ends before frame {last} of episode {episode}", where=str(file), help=WHOLE)
-        pictures[places] = np.stack(run)[frames - first]
+            message = f"the video ends before frame {last} of episode {episode.number}"
+            raise DatasetError(message, where=str(file), help=WHOLE)
+        return np.stack(run)
 
 
 def _of_shape(picture: NDArray[np.uint8], shape: tuple[int, ...], where: str, name: str) -> NDArray[np.uint8]:

@@ -14,7 +14,7 @@ from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Camera, Demonstrations
 from recipes.demonstrations.ends import Ends, ends_of
 from recipes.demonstrations.flags import truths
-from recipes.demonstrations.lerobot.episode_list import Episode, read_episodes
+from recipes.demonstrations.lerobot.episode_list import Episode, check_places, read_episodes
 from recipes.demonstrations.lerobot.lerobot_cameras import EncodedCamera, VideoCamera
 from recipes.demonstrations.lerobot.lerobot_tables import RowTable, read_instructions, read_rows
 from recipes.demonstrations.lerobot.set_info import ORIGIN, STATISTICS, DatasetInfo, read_info
@@ -48,6 +48,7 @@ def read_lerobot(
     where = str(folder)
     episodes = read_episodes(folder, info)
     rows = read_rows(folder, info, episodes, pictures=pictures)
+    check_places(episodes, info, where)
     bounds = np.cumsum([0, *(episode.length for episode in episodes)])
     actions = _actions(rows, info, info.action(where, chosen))
     states = [rows.numbers(key) for key in info.states(where, state_keys)]
@@ -207,5 +208,4 @@ def _camera(folder: Path, info: DatasetInfo, name: str, rows: RowTable, episodes
     shape = info.picture_shape(name)
     if info.features[name].dtype == "image":
         return EncodedCamera(shape, folder, name, rows.table.column(name))
-    bounds = np.cumsum([0, *(episode.length for episode in episodes)])
-    return VideoCamera(shape, name, [episode.videos[name] for episode in episodes], bounds, info.fps)
+    return VideoCamera(shape, name, episodes, info.fps)

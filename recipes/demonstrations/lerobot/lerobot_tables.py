@@ -32,7 +32,7 @@ class RowTable:
     """
 
     def __init__(self, table: Any, files: Sequence[Path], folder: Path, info: DatasetInfo) -> None:
-        self.table, self._files, self._folder, self._info = table, files, folder, info
+        self.table, self.files, self._folder, self._info = table, files, folder, info
 
     def __len__(self) -> int:
         return len(self.table)
@@ -42,7 +42,7 @@ class RowTable:
 
     def place(self, row: int) -> str:
         """Return the file that holds a row, and the row's number in it."""
-        return f"{self._files[self.table.column(_FILE)[row].as_py()]}, row {self.table.column(_ROW)[row].as_py()}"
+        return f"{self.files[self.table.column(_FILE)[row].as_py()]}, row {self.table.column(_ROW)[row].as_py()}"
 
     def index(self, name: str) -> NDArray[np.int64]:
         """Return one of the index columns, [N].
@@ -154,7 +154,7 @@ def _check_counts(folder: Path, info: DatasetInfo, rows: RowTable, episodes: Seq
 
 
 def _check_borders(rows: RowTable, episodes: Sequence[Episode]) -> None:
-    """Check the episode and frame of each row against the list of episodes."""
+    """Check the file, episode and frame of each row against the list of episodes."""
     index = rows.index("index")
     wrong = np.flatnonzero(index != np.arange(len(rows)))
     if len(wrong):
@@ -162,6 +162,14 @@ def _check_borders(rows: RowTable, episodes: Sequence[Episode]) -> None:
         message = f"the `index` of a row is {index[row]}, but {row} rows precede it"
         raise DatasetError(message, where=rows.place(row), help=AGREE)
     lengths = [episode.length for episode in episodes]
+    files = {file: number for number, file in enumerate(rows.files)}
+    held = np.asarray(rows.table.column(_FILE))
+    wrong = np.flatnonzero(held != np.repeat([files.get(episode.rows, -1) for episode in episodes], lengths))
+    if len(wrong):
+        row = int(wrong[0])
+        episode = episodes[int(np.searchsorted(np.cumsum(lengths), row, side="right"))]
+        message = f"episode {episode.number} is listed with its rows in `{episode.rows}`, but one of them is elsewhere"
+        raise DatasetError(message, where=rows.place(row), help=AGREE)
     for name, listed in (
         ("episode_index", np.repeat([episode.number for episode in episodes], lengths)),
         ("frame_index", np.concatenate([np.arange(length) for length in lengths])),

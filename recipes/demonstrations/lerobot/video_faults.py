@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -19,7 +19,7 @@ _LENGTH_SIZE_AT: Final = {"h264": 4, "hevc": 21}
 _Whole: TypeAlias = Callable[[bytes], bool]
 
 
-def check_videos(files: Sequence[Path], name: str, info: DatasetInfo) -> None:
+def check_videos(files: Sequence[Path], name: str, info: DatasetInfo, rows: Mapping[Path, int] | None = None) -> None:
     """Check that a camera's videos have one frame per row, at the right times.
 
     Damage that leaves the outer form of a frame as it was is found when the frame is decoded.
@@ -28,6 +28,7 @@ def check_videos(files: Sequence[Path], name: str, info: DatasetInfo) -> None:
         files: all videos of the camera.
         name: the name of the feature.
         info: the description of the data set.
+        rows: the rows of the episodes in each video, as the list of episodes says; None: it was not read.
 
     Raises:
         DatasetError: frames are missing, damaged, or at other times; or the package `av` is missing.
@@ -37,7 +38,10 @@ def check_videos(files: Sequence[Path], name: str, info: DatasetInfo) -> None:
         left -= file.stat().st_size
         if left < 0:
             return
-        frames += _check_video(file, info.fps)
+        count = _check_video(file, info.fps)
+        if rows is not None and rows.get(file, 0) != count:
+            raise wrong_count(file, count, rows.get(file, 0))
+        frames += count
     if frames != info.total_frames:
         raise DatasetError(
             f"the videos of the camera `{name.removeprefix(IMAGES)}` have {frames} frames, but the data set has"
@@ -45,6 +49,16 @@ def check_videos(files: Sequence[Path], name: str, info: DatasetInfo) -> None:
             where=str(files[0].parent),
             help="copy the complete data set again",
         )
+
+
+def wrong_count(file: Path, frames: int, rows: int) -> DatasetError:
+    """Return the error about a video that has another number of frames than the episodes in it have rows."""
+    return DatasetError(
+        f"the video has {frames} frames, but the episodes in it have {rows} rows",
+        where=str(file),
+        why="the pictures of episodes would be those of others",
+        help="copy the complete data set again, or correct the list of episodes in `meta/episodes`",
+    )
 
 
 def _check_video(file: Path, fps: float) -> int:

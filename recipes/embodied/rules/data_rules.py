@@ -8,6 +8,7 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, Final
 
 from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.lerobot.episode_list import read_episodes, rows_of_videos
 from recipes.demonstrations.lerobot.set_files import check_files, check_hdf5, videos
 from recipes.demonstrations.lerobot.set_info import HDF5_ENDINGS, STATISTICS, DatasetInfo, read_info
 from recipes.demonstrations.lerobot.video_faults import check_videos
@@ -146,8 +147,9 @@ def _lerobot(path: str, config: PolicyJob, at: Path, report: Report) -> DatasetI
     needs = ["pyarrow", *(["av"] if "video" in dtypes else []), *(["PIL"] if "image" in dtypes else [])]
     if _check_packages(path, needs, at, report):
         try:
+            episodes = read_episodes(folder, info) if "video" in dtypes else []
             for name, files in videos(folder, info).items():
-                check_videos(files, name, info)
+                check_videos(files, name, info, rows_of_videos(episodes, name))
         except DatasetError as error:
             # The damaged episodes may be those that are left out.
             severity = Severity.WARNING if config.data.episodes else Severity.ERROR

@@ -1,0 +1,151 @@
+"""Places of episodes in files of LeRobotDataset folders: what the list says of them is held against rows and frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.lerobot.lerobot_set import read_lerobot
+from recipes.demonstrations.lerobot.set_info import Feature
+from recipes.demonstrations.lerobot.writer import DatasetWriter
+from recipes.demonstrations.pictures import write_video
+
+pytest.importorskip("av")
+FPS, EPISODES, LENGTH = 20.0, 12, 5
+CAMERAS = ("front", "wrist")
+Places = Callable[[int], float]
+
+
+def grey(row: int) -> NDArray[np.uint8]:
+    """Return a picture that tells its row."""
+    return np.full((16, 16, 3), 10 + 4 * (row % 60), np.uint8)
+
+
+def exact(number: int) -> float:
+    return number * LENGTH / FPS
+
+
+def make(folder: Path, begins: Places = exact, ends: Places | None = None, frames: int = EPISODES * LENGTH) -> Path:
+    """Write a data set whose episodes share one video of each camera, which the list says begin and end elsewhere."""
+    features = {"action": Feature("float32", (1,))}
+    features |= {f"observation.images.{name}": Feature("video", (16, 16, 3)) for name in CAMERAS}
+    with DatasetWriter(folder, FPS, features) as writer:
+        for number in range(EPISODES):
+            pictures = np.stack([grey(number * LENGTH + row) for row in range(LENGTH)])
+            columns = {f"observation.images.{name}": pictures for name in CAMERAS}
+            writer.add({"action": np.zeros((LENGTH, 1), np.float32), **columns}, "lift it")
+    for name in CAMERAS:
+        videos = folder / "videos" / f"observation.images.{name}" / "chunk-000"
+        for video in videos.glob("*.mp4"):
+            video.unlink()
+        write_video(videos / "file-000.mp4", [grey(row) for row in range(frames)], FPS)
+
+    def place(row: dict[str, Any]) -> None:
+        number = row["episode_index"]
+        for name in CAMERAS:
+            moves = name == CAMERAS[-1]  # the first camera's list is right
+            begin = begins(number) if moves else exact(number)
+            end = ends(number) if moves and ends is not None else begin + LENGTH / FPS
+            key = f"videos/observation.images.{name}"
+            row |= {f"{key}/file_index": 0, f"{key}/from_timestamp": begin, f"{key}/to_timestamp": end}
+
+    edit(folder, place)
+    return folder
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change each row of the list of episodes."""
+    [file] = folder.glob("meta/episodes/*/*.parquet")
+    rows = pq.read_table(file).to_pylist()
+    for row in rows:
+        change(row)
+    pq.write_table(pa.Table.from_pylist(rows), file)
+
+
+def rows_shown(folder: Path) -> list[int]:
+    """Return the row that each picture of the last camera tells."""
+    camera = read_lerobot(folder).cameras[CAMERAS[-1]]
+    order = np.random.default_rng(0).permutation(EPISODES * LENGTH)
+    pictures = camera.read(order)
+    shown = np.empty(len(order), np.int64)
+    shown[order] = np.rint((pictures.reshape(len(order), -1).mean(axis=1) - 10) / 4)
+    return shown.tolist()
+
+
+@pytest.mark.parametrize("begins", [exact, lambda number: float(np.float32(exact(number)))], ids=["exact", "float32"])
+def test_each_row_has_its_own_picture(tmp_path: Path, begins: Places) -> None:
+    assert rows_shown(make(tmp_path / "set", begins)) == list(range(EPISODES * LENGTH))
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "message"),
+    [
+        (lambda n: exact(max(0, n - 1)), None, "episode 1 of camera `wrist` begins at 0 s of its video, which still"),
+        (lambda n: exact(n if n < 7 else n - 1), None, "episode 7 .* begins at 1.5 s .* belongs to episode 6"),
+        (lambda _: 0.0, None, "episode 1 .* begins at 0 s .* belongs to episode 0"),
+        (lambda n: exact(n ^ 1 if n < 2 else n) - (n == 0) * 1 / FPS, None, "episode 0 .* belongs to episode 1"),
+        (lambda n: exact(n) - 0.003 * n, None, "episode 5 .* begins at 1.235 s of its video, where there is no frame"),
+        (lambda n: exact(n) + 0.003 * n, None, "episode 5 .* begins at 1.265 s of its video, where there is no frame"),
+        (lambda n: exact(n) - exact(1), None, "episode 0 .* begins at -0.25 s of its video, where there is no frame"),
+        (lambda _: float("nan"), None, "episode 0 .* begins at nan s|episode 0 .* lasts from nan"),
+        (exact, lambda n: exact(n) + 3 / FPS, "episode 0 .* lasts from 0 to 0.15 s .* its 5 rows last 0.25 s"),
+        (exact, lambda n: exact(n + 2), "episode 0 .* lasts from 0 to 0.5 s .* its 5 rows last 0.25 s"),
+        (exact, lambda n: exact(n - 1), "episode 0 .* lasts from 0 to -0.25 s"),
+    ],
+)
+def test_episodes_in_the_place_of_others_are_refused(
+    tmp_path: Path, begins: Places, ends: Places | None, message: str
+) -> None:
+    with pytest.raises(DatasetError, match=message) as caught:
+        read_lerobot(make(tmp_path / "set", begins, ends))
+    assert "`from_timestamp`" in str(caught.value.help)
+    assert str(caught.value.where).endswith("videos/observation.images.wrist/chunk-000/file-000.mp4")
+
+
+@pytest.mark.parametrize("frames", [EPISODES * LENGTH + LENGTH, EPISODES * LENGTH - 1])
+def test_frames_without_a_row_are_refused_at_the_first_read(tmp_path: Path, frames: int) -> None:
+    """Those of a deleted episode shift the pictures of all that follow."""
+    folder = make(tmp_path / "set", frames=frames)
+    with pytest.raises(DatasetError, match=f"the video has {frames} frames, but the episodes in it have 60 rows"):
+        rows_shown(folder)
+
+
+def test_first_and_last_frames_are_decoded_at_the_first_read(tmp_path: Path) -> None:
+    """A video of another rate has other frames in their places, whichever row is asked for."""
+    folder = make(tmp_path / "set")
+    late = folder / "videos/observation.images.wrist/chunk-000/file-000.mp4"
+    write_video(late, [grey(row) for row in range(EPISODES * LENGTH)], FPS / 2)
+    camera = read_lerobot(folder).cameras["wrist"]
+    with pytest.raises(DatasetError, match=r"frame \d of episode \d should be at .* s of its video"):
+        camera.read(np.array([0]))
+
+
+def test_rows_in_another_file_than_listed_are_refused(tmp_path: Path) -> None:
+    folder = make(tmp_path / "set")
+    [data] = folder.glob("data/*/*.parquet")
+    table = pq.read_table(data)
+    cut = 3 * LENGTH + 2
+    pq.write_table(table.slice(0, cut), data)
+    pq.write_table(table.slice(cut), data.with_name("file-001.parquet"))
+
+    def second(numbers: Sequence[int]) -> None:
+        edit(folder, lambda row: row.update({"data/file_index": int(row["episode_index"] in numbers)}))
+
+    second(range(4, EPISODES))
+    with pytest.raises(DatasetError, match=r"episode 3 is listed with its rows in `.*file-000.parquet`") as caught:
+        read_lerobot(folder)
+    assert str(caught.value.where).endswith("file-001.parquet, row 0")
+    pq.write_table(table.slice(0, cut + 3), data)
+    pq.write_table(table.slice(cut + 3), data.with_name("file-001.parquet"))
+    assert len(read_lerobot(folder)) == EPISODES * LENGTH
+    second(range(5, EPISODES))
+    with pytest.raises(DatasetError, match="episode 4 is listed with its rows"):
+        read_lerobot(folder)
