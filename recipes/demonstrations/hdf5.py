@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,10 @@ from recipes.demonstrations.data_errors import DatasetError, needed
 from recipes.demonstrations.demonstrations import Camera, Demonstrations, Rows
 from recipes.demonstrations.ends import ends_of
 from recipes.demonstrations.flags import truths
+from recipes.demonstrations.hdf5_attributes import Attributes
 from recipes.demonstrations.hdf5_contents import check_contents, check_numbers
 from recipes.demonstrations.names import END_ROLES, Flip, Role, column_of, is_depth
 from recipes.training.arrays import Array
-from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
 # What makes up the states where nothing else is said: of LIBERO, of robomimic with a Panda, of Isaac Lab.
 _STATES: Final = (
@@ -88,9 +88,9 @@ class _File:
                 help="robomimic's `dataset_states_to_obs` adds observations to recorded states",
             )
         about: Any = data
-        self._attributes = {name: _json(about.attrs.get(name)) for name in ("env_args", "problem_info")}
-        self._total = about.attrs.get(_TOTAL)
-        self._flip: Flip | None = _orientation(about.attrs.get("macros_image_convention"))
+        self._attributes = Attributes(about.attrs, f"{self._where}, data")
+        self._total = self._attributes.count(_TOTAL)
+        self._flip: Flip | None = _orientation(self._attributes.value("macros_image_convention"))
 
     def read(self, state_keys: Sequence[str], mask: str | None) -> Demonstrations:
         """Return the demonstrations; see `read_hdf5`."""
@@ -99,7 +99,7 @@ class _File:
         if without is not None:
             raise DatasetError(f"`data/{without}` has no `actions`", where=self._where, help=_AGREE)
         lengths = {name: self._length(name, column) for name, column in actions.items()}
-        if self._total is not None and int(self._total) != sum(lengths.values()):
+        if self._total is not None and self._total != sum(lengths.values()):
             raise DatasetError(
                 f"the file claims {self._total} samples but has {sum(lengths.values())}",
                 where=self._where,
@@ -122,18 +122,17 @@ class _File:
             notes.append("there are no states: `data.state_keys` selects their parts from `obs`")
         bounds = np.cumsum([0, *(lengths[name] for name in names)])
         place = _place(self._where, names, bounds)
-        rate = self._attributes["env_args"].get("env_kwargs", {}).get("control_freq")
         values = np.concatenate([actions[name][()].reshape(lengths[name], -1) for name in names])
         successes = self._successes(names, lengths, place)
         done, terminated, truncated = (self._truths(role, names, lengths, place) for role in END_ROLES)
         return Demonstrations(
             self._where,
-            None if rate is None else int(rate) if float(rate).is_integer() else float(rate),
+            self._attributes.rate(),
             bounds,
             values.astype(np.float32),
             np.concatenate([self._states(name, keys, lengths[name]) for name in names]) if keys else None,
             {key: _Hdf5Camera(self._opened, names, key, bounds, self._where) for key in cameras},
-            (_instruction(self._attributes, Path(self._where)),),
+            (self._attributes.instruction() or Path(self._where).stem.removesuffix("_demo").replace("_", " "),),
             np.zeros(int(bounds[-1]), np.int64),
             rewards=self._rewards(names, lengths),
             successes=successes,
@@ -161,14 +160,17 @@ class _File:
         return [name for name in self._demos if name in listed]
 
     def _length(self, name: str, actions: Any) -> int:
-        length, said = len(actions), self._demos[name].attrs.get(_SAMPLES)
-        if said is not None and int(said) != length:
+        length, said = len(actions), self._attributes_of(name).count(_SAMPLES)
+        if said is not None and said != length:
             message = f"`data/{name}` claims {said} samples but has {length} actions"
             raise DatasetError(message, where=self._where, help=_AGREE)
         if not length or "obs" not in self._demos[name]:
             missing = "no actions" if not length else "no `obs`"
             raise DatasetError(f"`data/{name}` has {missing}", where=self._where, help=_AGREE)
         return length
+
+    def _attributes_of(self, name: str) -> Attributes:
+        return Attributes(self._demos[name].attrs, f"{self._where}, data/{name}")
 
     def _check_lengths(self, names: Sequence[str], lengths: Mapping[str, int], keys: Sequence[str]) -> int:
         """Check that all demonstrations have the same observations, one per action; return how many have one more."""
@@ -259,7 +261,7 @@ class _File:
     ) -> NDArray[np.bool_] | None:
         """Return after which actions the task is solved; Isaac Lab's attribute `success` refers to the last one."""
         rows = self._truths("success", names, lengths, place)
-        said = [self._demos[name].attrs.get("success") for name in names]
+        said = [self._attributes_of(name).solved() for name in names]
         if rows is not None or any(flags is None for flags in said):
             return rows
         solved = np.zeros(sum(lengths[name] for name in names), np.bool_)
@@ -297,23 +299,8 @@ def _numbers(names: Sequence[str]) -> Rows | None:
 
 def _orientation(convention: Any) -> Flip | None:
     """Return the image orientation by robosuite's name in the file: `opengl` has the bottom row first."""
-    word = convention.decode() if isinstance(convention, bytes) else str(convention or "")
+    word = convention if isinstance(convention, str) else ""
     return {"opengl": "vertical", "opencv": "none"}.get(word.strip('"').lower())  # pyright: ignore[reportReturnType]
-
-
-def _json(value: Any) -> dict[str, Any]:
-    try:
-        parsed: object = load_json(value, non_finite=True) if isinstance(value, str | bytes) else {}
-    except BadJsonError:
-        return {}
-    return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
-
-
-def _instruction(attributes: dict[str, dict[str, Any]], file: Path) -> str:
-    said = attributes["problem_info"].get("language_instruction") or attributes["env_args"].get("env_name")
-    if isinstance(said, list):
-        said = " ".join(str(part) for part in cast("list[Any]", said))
-    return str(said or file.stem.removesuffix("_demo").replace("_", " ")).strip('"')
 
 
 class _Hdf5Camera(Camera):

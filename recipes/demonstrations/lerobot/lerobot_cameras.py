@@ -82,7 +82,7 @@ class VideoCamera(Camera):
         episodes = np.searchsorted(self._bounds, rows[order], side="right") - 1
         breaks = np.flatnonzero((np.diff(rows[order]) > 1) | (np.diff(episodes) > 0)) + 1
         for places, (number, *_) in zip(np.split(order, breaks), np.split(episodes, breaks), strict=True):
-            episode = self._episodes[number]
+            episode = self._episodes[int(number)]
             self._check(episode.videos[self._name].file)
             frames = rows[places] - self._bounds[number]
             first, last = int(frames[0]), int(frames[-1])

@@ -142,6 +142,7 @@ class DatasetInfo:
         name = column_of("action", self.features, columns, where)
         if name is None:
             raise DatasetError(f"the data set has no `{ACTION}`", where=where, help=f"it has {self._listed()}")
+        self._check_numbers([name], where)
         return name
 
     def states(self, where: str, state_keys: Sequence[str]) -> list[str]:
@@ -155,7 +156,18 @@ class DatasetInfo:
         missing = next((key for key in keys if key not in self.features), None)
         if missing is not None:
             raise DatasetError(f"the data set has no `{missing}`", where=where, help=f"it has {self._listed()}")
+        self._check_numbers(keys, where)
         return keys
+
+    def _check_numbers(self, names: Sequence[str], where: str) -> None:
+        camera = next((name for name in names if self.features[name].is_camera), None)
+        if camera is not None:
+            dtype, shape = self.features[camera].dtype, list(self.features[camera].shape)
+            raise DatasetError(
+                f"`{camera}` is a camera, `{dtype}` of shape {shape}, and cannot be a part of states or an action",
+                where=where,
+                help="leave it out of `data.state_keys` and `data.columns`: pictures, also of depth, are no numbers",
+            )
 
     def _listed(self) -> str:
         return ", ".join(f"`{feature}`" for feature in self.features)

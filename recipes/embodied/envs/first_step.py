@@ -24,6 +24,10 @@ def check_observations(spec: EnvSpec, num_envs: int, seen: Observation) -> None:
     Raises:
         EnvContractError: they do not.
     """
+    for camera, shape in spec.cameras.items():
+        if len(shape) != 3 or shape[2] != 3:
+            how = "repeat a grey channel three times, and observe depth within `states`"
+            raise broken(f"images of `{camera}` are {list(shape)}; those of a camera are RGB, uint8 [H, W, 3]", how)
     wanted = spec.observations
     for name, (row, kind) in wanted.items():
         if name not in seen:

@@ -210,3 +210,73 @@ def test_texts_in_the_place_of_numbers_are_refused(tmp_path: Path) -> None:
             demo[name] = np.array([b"a", b"b", b"c"])
         with pytest.raises(DatasetError, match=f"`data/demo_0/{name}` holds values of the type"):
             load_demonstrations([str(file)], ["robot0_eef_pos"])
+
+
+@pytest.mark.parametrize(
+    "nothing", ["null", b"null", "", h5py.Empty("f"), np.array(["null"], object), np.bytes_(b"null")]
+)
+@pytest.mark.parametrize(
+    "name", ["env_args", "problem_info", "total", "macros_image_convention", "num_samples", "success"]
+)
+def test_attributes_that_say_nothing(tmp_path: Path, name: str, nothing: Any) -> None:
+    file = tmp_path / "open_the_drawer_demo.hdf5"
+    write(file, {"object": (10,)}, {}, (3, 4))
+    with h5py.File(file, "a") as opened:
+        opened["data"].attrs[name] = opened["data/demo_0"].attrs[name] = nothing
+    read = load_demonstrations([str(file)])
+    assert (read.tasks, read.fps, read.flip, read.successes) == (("open the drawer",), None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "fps", "task"),
+    [
+        ({"env_args": {"env_name": None, "env_kwargs": None}}, None, "lift"),
+        ({"env_args": {"env_kwargs": {"control_freq": None}}}, None, "lift"),
+        ({"env_args": {"env_kwargs": {"control_freq": "20"}}}, 20, "lift"),
+        ({"env_args": {"env_kwargs": [1], "env_name": "Lift"}}, None, "Lift"),
+        ({"problem_info": {"language_instruction": ["pick it", None, "up"]}}, None, "pick it up"),
+        ({"problem_info": {"language_instruction": None}, "env_args": {"env_name": "Lift"}}, None, "Lift"),
+        ({"problem_info": [None]}, None, "lift"),
+    ],
+)
+def test_parts_of_attributes_that_say_nothing(tmp_path: Path, said: dict[str, Any], fps: Any, task: str) -> None:
+    write(tmp_path / "lift.hdf5", {"object": (10,)}, {**said, "total": 3}, (3,))
+    read = load_demonstrations([str(tmp_path / "lift.hdf5")])
+    assert (read.tasks, read.fps) == ((task,), fps)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value", "message"),
+    [
+        ("data", "total", "seven", "`total` is 'seven', not a whole number"),
+        ("data", "total", 3.5, "`total` is 3.5, not a whole number"),
+        ("data/demo_0", "num_samples", np.array([3, 4]), r"`num_samples` is array\(\[3, 4\]\), not a whole number"),
+        (
+            "data",
+            "env_args",
+            '{"env_kwargs": {"control_freq": [20]}}',
+            r"control_freq` is \[20\], not a number of rows",
+        ),
+        ("data", "env_args", '{"env_kwargs": {"control_freq": 0}}', "control_freq` is 0, not a number of rows"),
+        ("data", "problem_info", '{"language_instruction": {"a": 1}}', "language_instruction` is .*, not a text"),
+        ("data/demo_0", "success", "maybe", "`success` is 'maybe', not true or false"),
+        ("data/demo_0", "success", np.array([True, False]), "`success` is .*, not true or false"),
+    ],
+)
+def test_attributes_of_another_kind_are_named(tmp_path: Path, place: str, name: str, value: Any, message: str) -> None:
+    write(tmp_path / "lift.hdf5", {"object": (10,)}, {}, (3,))
+    with h5py.File(tmp_path / "lift.hdf5", "a") as opened:
+        opened[place].attrs[name] = value
+    with pytest.raises(DatasetError, match=message) as caught:
+        load_demonstrations([str(tmp_path / "lift.hdf5")])
+    assert str(caught.value.where).endswith(f"lift.hdf5, {place}")
+
+
+@pytest.mark.parametrize(("value", "solved"), [(True, True), ("False", False), (1.0, True), (np.array([0]), False)])
+def test_an_attribute_says_whether_the_task_is_solved(tmp_path: Path, value: Any, solved: bool) -> None:
+    write(tmp_path / "lift.hdf5", {"object": (10,)}, {}, (3,))
+    with h5py.File(tmp_path / "lift.hdf5", "a") as opened:
+        opened["data/demo_0"].attrs["success"] = value
+    read = load_demonstrations([str(tmp_path / "lift.hdf5")])
+    assert read.successes is not None
+    assert read.successes.tolist() == [False, False, solved]

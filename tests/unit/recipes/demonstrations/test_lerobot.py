@@ -265,3 +265,21 @@ def test_the_description_is_that_of_lerobot(tmp_path: Path) -> None:
     assert said["features"]["timestamp"] == {"dtype": "float32", "shape": [1], "names": None}
     assert said["features"][MAIN]["info"]["video.codec"] == "h264"
     assert read_info(tmp_path / "set").features == features("video")
+
+
+@pytest.mark.parametrize("dtype", ["image", "video"])
+@pytest.mark.parametrize(("name", "shape"), [(MAIN, SIZE), ("observation.images.depth", (*SIZE[:2], 1))])
+@pytest.mark.parametrize("role", ["state", "action"])
+def test_a_camera_is_no_part_of_numbers(
+    tmp_path: Path, dtype: str, name: str, shape: tuple[int, ...], role: str
+) -> None:
+    folder = tmp_path / "set"
+    with DatasetWriter(folder, 10, {**features(dtype), name: Feature(dtype, SIZE)}) as writer:
+        writer.add({**episode(0, 4), name: episode(1, 4)[MAIN]}, "pick it up")
+    said = json.loads((folder / "meta/info.json").read_text())
+    said["features"][name]["shape"] = shape
+    (folder / "meta/info.json").write_text(json.dumps(said))
+    keys, columns = ([name], {}) if role == "state" else ([], {"action": name})
+    with pytest.raises(DatasetError, match=f"`{name}` is a camera, `{dtype}` of shape .*{shape[2]}]"):
+        read_lerobot(folder, keys, columns=columns)  # type: ignore[arg-type]
+    assert sorted(read_lerobot(folder).cameras) == ["main"]

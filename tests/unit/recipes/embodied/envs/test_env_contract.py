@@ -249,3 +249,18 @@ def test_a_broken_promise_is_found(broken: Callable[[EnvSettings], VectorEnv], s
     with pytest.raises(EnvContractError, match=said) as caught:
         check_env(broken)
     assert caught.value.help
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (8, 8, 2), (8, 8, 4), (3, 8, 8), (8, 8)])
+def test_a_camera_has_three_colours(shape: tuple[int, ...]) -> None:
+    class Seeing(Walk):
+        @property
+        def spec(self) -> EnvSpec:
+            return EnvSpec(state_size=1, action_size=1, cameras={"depth": shape})  # type: ignore[dict-item]
+
+        def _observe(self) -> Observation:
+            return {**super()._observe(), image_key("depth"): np.zeros((self.num_envs, *shape), np.uint8)}
+
+    with pytest.raises(EnvContractError, match=r"images of `depth` are .*; those of a camera are RGB") as caught:
+        Seeing(EnvSettings(num_envs=2)).reset()
+    assert "repeat a grey channel three times" in str(caught.value.help)
