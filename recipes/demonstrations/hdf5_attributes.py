@@ -100,7 +100,7 @@ class Attributes:
             parts: list[object] = cast("list[object]", said) if isinstance(said, list) else [said]
             texts = [part for part in parts if isinstance(part, str)]
             if len(texts) != sum(part is not None for part in parts):
-                raise self._wrong(f"{name}.{key}", said, "a text")
+                raise self._wrong(f"{name}.{key}", self.content(name)[key], "a text")
             if text := " ".join(texts).strip('" '):
                 return text
         return None
