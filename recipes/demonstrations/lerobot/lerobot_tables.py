@@ -162,14 +162,6 @@ def _check_borders(rows: RowTable, episodes: Sequence[Episode]) -> None:
         message = f"the `index` of a row is {index[row]}, but {row} rows precede it"
         raise DatasetError(message, where=rows.place(row), help=AGREE)
     lengths = [episode.length for episode in episodes]
-    files = {file: number for number, file in enumerate(rows.files)}
-    held = np.asarray(rows.table.column(_FILE))
-    wrong = np.flatnonzero(held != np.repeat([files.get(episode.rows, -1) for episode in episodes], lengths))
-    if len(wrong):
-        row = int(wrong[0])
-        episode = episodes[int(np.searchsorted(np.cumsum(lengths), row, side="right"))]
-        message = f"episode {episode.number} is listed with its rows in `{episode.rows}`, but one of them is elsewhere"
-        raise DatasetError(message, where=rows.place(row), help=AGREE)
     for name, listed in (
         ("episode_index", np.repeat([episode.number for episode in episodes], lengths)),
         ("frame_index", np.concatenate([np.arange(length) for length in lengths])),
@@ -185,6 +177,14 @@ def _check_borders(rows: RowTable, episodes: Sequence[Episode]) -> None:
                 where=rows.place(row),
                 help=AGREE,
             )
+    files = {file: number for number, file in enumerate(rows.files)}
+    held = np.asarray(rows.table.column(_FILE))
+    wrong = np.flatnonzero(held != np.repeat([files.get(episode.rows, -1) for episode in episodes], lengths))
+    if len(wrong):
+        row = int(wrong[0])
+        episode = episodes[int(np.searchsorted(np.cumsum(lengths), row, side="right"))]
+        message = f"episode {episode.number} is listed with its rows in `{episode.rows}`, but one of them is elsewhere"
+        raise DatasetError(message, where=rows.place(row), help=AGREE)
 
 
 def _check_times(info: DatasetInfo, rows: RowTable, episodes: Sequence[Episode]) -> None:
