@@ -222,14 +222,20 @@ class PromptPlan:
     # Checkpoints
 
     def in_flight_at_checkpoint(self, unfinished: Mapping[int, int | None]) -> ItemFates:
-        """Return the prompts with answers that nothing was learned from yet, by what `restore` can make of each;
-        `unfinished` as `state` takes it."""
+        """Return the prompts that were set aside and not learned from yet, by what `restore` can make of each: ready,
+        in flight, or not yet asked. `unfinished` is as `state` takes it."""
         drawn = {position for position, oldest in unfinished.items() if oldest is not None}
-        return item_fates(
+        asked = [
             (_fate(batch.reports.get(slot), place.position in drawn), _name(place, batch.step))
             for batch in self._batches.values()
             for slot, place in batch.places.items()
-        )
+        ]
+        return item_fates([*asked, *self._not_asked()])
+
+    def _not_asked(self) -> list[tuple[ItemFate, str]]:
+        return [
+            (ItemFate.WAITING, _name(place, batch.step)) for batch in self._batches.values() for place in batch.waiting
+        ]
 
     def state(self, unfinished: Mapping[int, int | None] | None = None) -> dict[str, Any]:
         """Return everything as plain data for JSON.
@@ -241,7 +247,8 @@ class PromptPlan:
         batches = [
             {
                 "step": batch.step,
-                "waiting": [list(place) for place in batch.waiting],
+                # What an earlier checkpoint had of their answers is not in this one.
+                "waiting": [list(place._replace(begun=False)) for place in batch.waiting],
                 "places": [[slot, *place] for slot, place in batch.places.items()],
                 "reports": [report._asdict() for report in batch.reports.values()],
             }
@@ -260,8 +267,8 @@ class PromptPlan:
         """Take what `state` returned.
 
         Prompts that were being answered are handed out again when they are due: to continue where the checkpoint has
-            what
-        was drawn, or else from the beginning, like those whose answers are older than `max_staleness` allows by now.
+        what was drawn, or else from the beginning, like those whose answers are older than `max_staleness` allows by
+        now. Those that nobody was asked yet are handed out after them.
 
         Args:
             state: the state from a checkpoint.
@@ -297,7 +304,9 @@ class PromptPlan:
             again += sum(not place.begun for place in lost)
             fates += [(ItemFate.RESTORED, _name(place, batch.step)) for place in batch.places.values()]
             fates += [(_fate(None, place.begun), _name(place, batch.step)) for place in lost]
-            batch.waiting = [*lost, *(_Place(*place) for place in saved["waiting"])]
+            not_asked = [_Place(*place) for place in saved["waiting"]]
+            fates += [(ItemFate.WAITING, _name(place, batch.step)) for place in not_asked]
+            batch.waiting = [*lost, *not_asked]
             kept += [slot for slot, report in batch.reports.items() if report.kept]
         used = {slot for batch in self._batches.values() for slot in batch.places}
         self._slots = itertools.count(max(used, default=-1) + 1)

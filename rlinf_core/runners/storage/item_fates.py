@@ -20,6 +20,8 @@ class ItemFate(StrEnum):
     """It goes on where it was."""
     AGAIN = "done again"
     """It begins anew; what there was of it is lost."""
+    WAITING = "not yet asked"
+    """It was set aside, and nobody had begun it."""
     DROPPED = "left out"
     """It is neither kept nor done again."""
 
@@ -37,6 +39,6 @@ def item_fates(items: Iterable[tuple[ItemFate, str]]) -> ItemFates:
 
 
 def fates_line(fates: ItemFates) -> str:
-    """Return `in flight at the checkpoint: 4 restored, 2 continued, 1 done again`."""
+    """Return `in flight at the checkpoint: 4 restored, 2 continued, 1 done again, 3 not yet asked`."""
     counts = ", ".join(f"{len(items)} {fate}" for fate, items in fates.items())
     return f"in flight at the checkpoint: {counts}"

@@ -336,3 +336,43 @@ def test_a_restored_curriculum_passes_over_the_same() -> None:
     other.restore(json.loads(json.dumps(plan.state())), 1, 1)
     assert learned(other, 2, shares.__getitem__) == learned(plan, 2, shares.__getitem__)
     assert other.curriculum.state() == plan.curriculum.state()
+
+
+def test_what_waits_longer_than_one_checkpoint_begins_again() -> None:
+    """A run goes on with a smaller `max_staleness`, and is saved again before it asks what an engine had begun."""
+    plan = made(batch_size=2, max_staleness=2)
+    prompts = plan.due(range(1, 4), 0)
+    for prompt in prompts[:2]:
+        plan.arrived(answered(prompt))
+    plan.take(1)
+    first = plan.state({prompts[4].position: 1, prompts[5].position: None})
+
+    second = made(batch_size=2, max_staleness=1)
+    restored = second.restore(json.loads(json.dumps(first)), 1, 1)
+    assert restored.continued == (prompts[4].position,)
+    assert {prompt.position for prompt in second.due(range(2, 3), 1)} == {2, 3}
+    third = made(batch_size=2, max_staleness=1)
+    again = third.restore(json.loads(json.dumps(second.state({}))), 1, 1)
+    assert {fate: len(items) for fate, items in again.fates.items()} == {"done again": 2, "not yet asked": 2}
+    # Nothing of its answers is in the second checkpoint: an engine would wait for them without an end.
+    assert [(item.position, item.begun) for item in third.due(range(2, 4), 1)] == [(n, False) for n in (2, 3, 4, 5)]
+
+
+def test_the_three_sets_are_all_that_was_set_aside() -> None:
+    plan = made(batch_size=3, max_staleness=1, max_refills=1)
+    prompts = plan.due(range(1, 3), 0)
+    plan.arrived(answered(prompts[0]))
+    plan.arrived(answered(prompts[1], dropped=True))
+    unfinished = {prompts[2].position: 0, prompts[3].position: None}
+
+    fates = plan.in_flight_at_checkpoint(unfinished)
+
+    assert {fate: len(items) for fate, items in fates.items()} == {
+        "restored": 2,
+        "continued": 1,
+        "done again": 3,
+        "not yet asked": 1,
+    }
+    assert sum(map(len, fates.values())) == plan.taken
+    other = made(batch_size=3, max_staleness=1, max_refills=1)
+    assert other.restore(json.loads(json.dumps(plan.state(unfinished))), 0, 0).fates == fates
