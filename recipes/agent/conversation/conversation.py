@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from recipes.language.answers.sequences import FinishReason
@@ -88,7 +89,10 @@ class Conversation:
 
         Raises:
             ConversationError: the model has not spoken in this conversation.
+            ValueError: the reward is not finite.
         """
+        if not math.isfinite(reward):
+            raise ValueError(f"a turn's reward is {reward}, not a finite number")
         if not self.turns:
             raise ConversationError(
                 f"conversation `{self.name}` has no model turn to reward",

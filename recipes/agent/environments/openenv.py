@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple, cast
 
 from recipes.agent.environments.text_environment import TextEnvironment, TextStep
-from recipes.agent.tools.tool import ToolUnavailable
+from recipes.agent.tools.tool import CallLost, ToolUnavailable
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.process.requirements import install_command, missing_modules
@@ -70,7 +70,7 @@ class OpenEnv(TextEnvironment):
         """See `TextEnvironment`.
 
         Raises:
-            ToolUnavailable: the server is gone, or does not speak the protocol.
+            CallLost: the session is gone, or the server does not speak the protocol.
             OpenEnvError: the server refuses the action.
         """
         return await self._answer("step", {self._settings.action_key: text})
@@ -85,7 +85,7 @@ class OpenEnv(TextEnvironment):
             await self._socket.send(json.dumps({"type": kind, "data": data}))
             answer: Any = load_json(await self._socket.recv(), non_finite=True)
         except (OSError, _library_error()) as error:
-            raise ToolUnavailable(f"the OpenEnv server {self._settings.url} disconnected: {error}") from None
+            raise CallLost(f"the OpenEnv server {self._settings.url} disconnected: {error}") from None
         except ValueError:
             raise self._stranger("a response is not JSON") from None
         message = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
@@ -102,7 +102,7 @@ class OpenEnv(TextEnvironment):
         return TextStep(self._text(fields.get("observation")), float(reward or 0.0), bool(done))
 
     def _stranger(self, why: str) -> ToolUnavailable:
-        return ToolUnavailable(f"the server {self._settings.url} violates the OpenEnv protocol: {why}")
+        return CallLost(f"the server {self._settings.url} violates the OpenEnv protocol: {why}")
 
     def _text(self, observation: Any) -> str:
         if not isinstance(observation, dict):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, cast
 from recipes.agent.conversation.turn_messages import engine_key
 from recipes.agent.loop.protocols import AgentGroup, TurnGroup
 from recipes.agent.loop.task_calls import TaskCalls
+from recipes.language.answers.exits import Exit
 from recipes.language.loop.answer_recovery import AnswerRecovery
 from recipes.language.loop.generation import (
     AsyncRollouts,
@@ -23,7 +24,7 @@ from recipes.language.loop.generation import (
 from recipes.language.loop.protocols import Generation
 from recipes.language.loop.reasoning_runner import ReasoningRunner
 from recipes.language.prompts.prompt_messages import Prompt, ScoredGroup
-from rlinf_core import Channel, RunRecord, WorkerGroup
+from rlinf_core import Channel, RunError, RunRecord, WorkerGroup
 from rlinf_core.runners.relaunching import Dead, Relaunching
 from rlinf_core.worker.group.handle import wait_together
 
@@ -136,8 +137,18 @@ class AgentRunner(ReasoningRunner):
         return AsyncRollouts(stages, engines, *self._channels, keeps_unfinished=False)
 
     def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
-        """See `ReasoningRunner`; with how many agent processes have died, and how many tasks were moved since then."""
+        """See `ReasoningRunner`; with how many agent processes have died, and how many tasks were moved since then.
+
+        Raises:
+            RunError: the agent raised in every run: that has another cause than the model's words.
+        """
         metrics = super().generate_rollouts(step)
+        if metrics.get(f"exit/{Exit.ERROR}") == 1.0:
+            raise RunError(
+                f"the agent raised in every run of step {self.next_step if step is None else step}",
+                why="the log has the first of its exceptions",
+                help="mend `agent.run`; where it cannot read what the model says, have it end the run with reward 0",
+            )
         metrics["agent/processes_lost"] = self._calls.lost
         metrics["agent/tasks_moved"] = self._calls.take_moved()
         metrics["agent/tasks_set_aside"] = self._calls.set_aside

@@ -13,14 +13,15 @@ from urllib.parse import urljoin
 import httpx
 
 from recipes.agent.config.allow_list import AllowList, UrlParts, parse_url
-from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
+from recipes.agent.tools.tool import CallLost, Tool, ToolError, ToolUnavailable
 
 _MOST_REDIRECTS: Final = 5
 _KEEPS_METHOD: Final = (307, 308)
 # Types of contents that are texts, besides `text/...`.
 _TEXTS: Final = ("json", "xml", "javascript", "x-www-form-urlencoded", "yaml", "x-ndjson")
-# Failures of a server, or on the way to it, and not of what it was asked; and statuses of one that is away.
-_OF_SERVER: Final = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
+# Nobody is there; a server, or the way to it, breaks, which what it was asked may cause; and statuses that say so.
+_NOBODY: Final = (httpx.ConnectError, httpx.ConnectTimeout)
+_BREAKS: Final = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
 _AWAY: Final = (429, 502, 503, 504)
 _UNSEEN: Final = ("script", "style", "template", "noscript")
 
@@ -65,8 +66,10 @@ class Http(Tool):
             for _ in range(_MOST_REDIRECTS + 1):
                 try:
                     answer = await self._answer(client, request)
-                except _OF_SERVER as error:
+                except _NOBODY as error:
                     raise ToolUnavailable(f"{request.url} does not answer: {_words(error)}") from None
+                except _BREAKS as error:
+                    raise CallLost(f"{request.url} does not answer: {_words(error)}") from None
                 except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
                     raise ToolError(_words(error)) from None
                 if isinstance(answer, str):
@@ -140,7 +143,7 @@ class Http(Tool):
         if kind == "text/html":
             text = page_text(text)
         if response.status_code in _AWAY:
-            raise ToolUnavailable(f"{response.url} answers {response.status_code} {response.reason_phrase}".strip())
+            raise CallLost(f"{response.url} answers {response.status_code} {response.reason_phrase}".strip())
         if response.is_error:
             raise ToolError(f"{response.status_code} {response.reason_phrase}: {text}".strip(": \n"))
         return text

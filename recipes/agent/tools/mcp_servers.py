@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from recipes.agent.tools import guard
 from recipes.agent.tools.mcp_texts import only_text, result_text, written_schema
-from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
+from recipes.agent.tools.tool import CallLost, Tool, ToolError, ToolHealth, ToolUnavailable
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.node.node_processes import MARK
@@ -25,8 +25,7 @@ from rlinf_core.process.requirements import install_command, missing_modules
 
 # Some servers are downloaded when they are started first.
 _START_SECONDS: Final = 60.0
-# Starts of a server after a death, and calls without an answer, that are in a row.
-_MOST_RESTARTS: Final = 5
+# Calls without an answer in a row after which a server is started again.
 _MOST_SILENT: Final = 3
 # Pages of a list of tools.
 _MOST_PAGES: Final = 1000
@@ -57,6 +56,7 @@ class McpTool(Tool):
         self.name = name
         self.parameters = schema
         self._server = server
+        self.health = server.health
         self._text = only_text(schema)
         summary = description.strip().partition("\n")[0]
         self.description = summary if self._text else f"{summary} (argument: JSON, {written_schema(schema)})".strip()
@@ -134,7 +134,9 @@ class McpServer:
         self._task: asyncio.Task[None] | None = None
         self._broken = asyncio.Event()
         self._client: asyncio.Future[Any] = loop.create_future()
-        self._deaths = self._silent = 0
+        self._silent = 0
+        # Of the server: a call that breaks one of its tools is answered by no other.
+        self.health = ToolHealth()
 
     def start(self) -> Future[list[McpTool]]:
         """Start the server, and return its tools as a future; ConfigError: it does not start, or lacks a requested
@@ -150,7 +152,8 @@ class McpServer:
 
         Raises:
             ToolError: the tool says that it failed.
-            ToolUnavailable: the server has ended, or does not speak the protocol.
+            CallLost: the server ended, failed within, or gave no valid result.
+            ToolUnavailable: it cannot be started again.
         """
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(name, arguments), self._loop))
 
@@ -188,7 +191,7 @@ class McpServer:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _keep(self) -> None:
-        """Hold a connection, and a new one when it breaks, until it breaks too often."""
+        """Hold a connection, and a new one when it breaks, until it cannot be started again."""
         mcp: Any = import_module("mcp")
         arguments = ["-I", "-S", str(Path(guard.__file__)), str(os.getpid()), *self._command.command]
         # By the mark of the cluster what is left of a worker is found, and ended.
@@ -203,12 +206,12 @@ class McpServer:
                 if not self._client.done():
                     self._client.set_exception(error)
                     self._client.exception()  # there may be no waiter
-            if self._deaths > _MOST_RESTARTS or not self._broken.is_set():
+            if not self._broken.is_set():
                 return
             self._broken.clear()
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str:
-        if self._task is None or self._task.done() or self._deaths > _MOST_RESTARTS:
+        if self._task is None or self._task.done():
             raise ToolUnavailable(f"the server of {name} has exited and is not restarted")
         try:
             client = await asyncio.shield(self._client)
@@ -225,14 +228,14 @@ class McpServer:
             mcp: Any = import_module("mcp")
             code = cast("Any", error).code if isinstance(error, mcp.MCPError) else _CONNECTION_CLOSED
             if code in _OF_SERVER:
-                raise ToolUnavailable(f"the server of {name} failed: {first_line(error)}") from None
+                raise CallLost(f"the server of {name} failed: {first_line(error)}") from None
             if code != _CONNECTION_CLOSED:
                 raise ToolError(str(error)) from None
             if isinstance(error, ValueError | RuntimeError):
-                raise ToolUnavailable(f"the server of {name} returned an invalid result: {first_line(error)}") from None
+                raise CallLost(f"the server of {name} returned an invalid result: {first_line(error)}") from None
             self._lose(client)
-            raise ToolUnavailable(f"the server of {name} has exited; restarting it") from None
-        self._silent = self._deaths = 0
+            raise CallLost(f"the server of {name} has exited; restarting it") from None
+        self._silent = 0
         text = result_text(result)
         if result.is_error:
             raise ToolError(text or "the tool failed without a reason")
@@ -241,7 +244,6 @@ class McpServer:
     def _lose(self, client: Any) -> None:
         """Restart the server, unless that has happened since a call started."""
         if self._client.done() and self._client.exception() is None and self._client.result() is client:
-            self._deaths += 1
             self._silent = 0
             self._client = self._loop.create_future()
             self._broken.set()

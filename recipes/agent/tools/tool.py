@@ -7,6 +7,7 @@ import inspect
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -23,6 +24,36 @@ class ToolUnavailable(Exception):  # noqa: N818 - says what is the matter, as `T
     """A tool that is unavailable because its server is down: the run fails, and the model is not at fault."""
 
 
+class CallLost(ToolUnavailable):
+    """A call, or an episode, that broke though its server could be reached: what was asked may be the reason."""
+
+
+# Different calls in a row without an answer after which a tool answers nobody.
+_MOST_LOST: Final = 3
+
+
+class ToolHealth:
+    """The ends of a tool's last calls in this process, which say whether it answers anybody.
+
+    Attributes:
+        has_answered: whether it ever has.
+    """
+
+    def __init__(self) -> None:
+        self.has_answered = False
+        self._lost: set[int] = set()
+
+    def note(self, call: str, *, answered: bool) -> None:
+        """Note the end of a call."""
+        self.has_answered |= answered
+        self._lost = set() if answered else {*self._lost, hash(call)}
+
+    @property
+    def answers_nobody(self) -> bool:
+        """Whether several different calls in a row had no answer: one alone may be at fault itself."""
+        return len(self._lost) >= _MOST_LOST
+
+
 class Tool(ABC):
     """Something that a model may use, by its name, with a text.
 
@@ -31,13 +62,18 @@ class Tool(ABC):
         description: what it does, in a sentence, for the model.
         parameters: JSON Schema of its arguments, for models that call functions in their own form.
         computes: a call does here what its argument says, and nothing else. One that takes too long is the model's
-            fault then, and else that of the responder.
+            fault then; of another one only after a second try, and where the tool answers others.
     """
 
     name: str
     description: str
     parameters: Mapping[str, Any] = _ONE_TEXT
     computes: bool = False
+
+    @cached_property
+    def health(self) -> ToolHealth:
+        """Whether it answers anybody."""
+        return ToolHealth()
 
     def argument(self, values: Mapping[str, Any]) -> str:
         """Return the argument of `call` for a call with named arguments.
@@ -57,6 +93,7 @@ class Tool(ABC):
         Raises:
             ToolError: it cannot work with the argument.
             ToolUnavailable: it cannot be asked at all.
+            CallLost: it was asked, and there is no answer.
         """
 
 

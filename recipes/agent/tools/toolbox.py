@@ -11,11 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
+from recipes.agent.tools.tool import CallLost, Tool, ToolError, ToolUnavailable
 
 # Maximum length of an observation in characters; longer ones are truncated.
 _LONGEST: Final = 4000
 RESULT: Final = "result"
+# What says that nobody is there: it is the argument's fault only where the tool has answered others.
+_NOBODY: Final = (ConnectionRefusedError, socket.gaierror)
 
 
 class ToolCall(NamedTuple):
@@ -110,6 +112,9 @@ class Toolbox:
     async def call(self, name: str, argument: str | Mapping[str, Any]) -> Observation:
         """Return the result of a tool. Errors and time-outs also become observations, and are counted.
 
+        A call that gets no answer is made once more. Where that gets none either, it is an observation, too: the
+        argument may be the reason. A tool that answers nobody is unavailable.
+
         Args:
             name: the name of the tool.
             argument: a text, or arguments by their names.
@@ -142,19 +147,38 @@ class Toolbox:
         if tool is None:
             return f"error: unknown tool {name}; known: {', '.join(self._tools) or 'none'}", "error"
         try:
-            async with asyncio.timeout(self._timeout):
-                return await tool.call(argument if isinstance(argument, str) else tool.argument(argument)), ""
-        except TimeoutError:
-            late = f"no answer within {self._timeout:g} s"
-            if not tool.computes:
-                raise self._unavailable(name, late) from None
-            return f"error: {late}", "timeout"
+            text = argument if isinstance(argument, str) else tool.argument(argument)
+            outcome = await self._called(tool, text)
+            if isinstance(outcome, Exception) and not tool.computes:
+                # The argument, or the server? The same once more.
+                outcome = await self._called(tool, text)
+        except ToolError as error:
+            return f"error: {error}", "error"
         except ToolUnavailable as error:
             self.failure = str(error)
             raise
-        except (ConnectionError, socket.gaierror) as error:
-            raise self._unavailable(name, f"{type(error).__name__}: {error}") from None
-        except ToolError as error:
-            return f"error: {error}", "error"
         except Exception as error:  # noqa: BLE001 - of the user's tool
             return f"error: {type(error).__name__}: {error}", "error"
+        if isinstance(outcome, str):
+            return outcome, ""
+        tool.health.note(f"{name} {text}", answered=False)
+        late = isinstance(outcome, TimeoutError)
+        why = f"no answer within {self._timeout:g} s" if late else f"{type(outcome).__name__}: {outcome}"
+        why = str(outcome) if isinstance(outcome, CallLost) else why
+        nobody = isinstance(outcome, _NOBODY) and not tool.health.has_answered
+        if not tool.computes and (nobody or tool.health.answers_nobody):
+            raise self._unavailable(name, why)
+        return f"error: {why}", "timeout" if late else "error"
+
+    async def _called(self, tool: Tool, argument: str) -> str | Exception:
+        """Return the result of a call; or why there is none, which may be the fault of either side."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                text = await tool.call(argument)
+        except (TimeoutError, CallLost, ConnectionError, socket.gaierror) as error:
+            return error
+        except ToolError:
+            tool.health.note(argument, answered=True)
+            raise
+        tool.health.note(argument, answered=True)
+        return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import Final, NamedTuple, cast
 
@@ -14,11 +15,12 @@ from recipes.agent.conversation.conversation import no_turn
 from recipes.agent.environments.env_agent import make_env_agent
 from recipes.agent.tasks.make_tools import make_tools, start_servers
 from recipes.agent.tasks.tasks import first_messages, load_tasks
-from recipes.agent.tools.tool import Tool, ToolUnavailable
+from recipes.agent.tools.tool import CallLost, Tool, ToolUnavailable
 from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
 from recipes.agent.workers.engine_client import EngineClient, EngineRoute, next_item
 from recipes.agent.workers.index_worker import IndexGroup, IndexSearch, IndexWorker
 from recipes.language.answers.answer_group import AnswerGroup, EpisodeStats, TurnRecord, put_groups
+from recipes.language.answers.exits import Cause, Exit
 from recipes.language.answers.kept_groups import KeptGroups
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config.group_names import LanguageLayout
@@ -32,8 +34,10 @@ from rlinf_core.runners.storage.first_contact import Difference
 
 # Failures of agents that are logged; all are counted.
 _MOST_WARNINGS = 3
-# Failures after which a run starts once more: of the engine, of an unavailable tool, and of the agent's code.
-_RETRIED: Final = ("engine", "tool", "error")
+# Ends after which a run starts once more: of the engine, of an unavailable tool, and of the agent's code.
+_RETRIED: Final = (Cause.ENGINE, Cause.TOOL, Cause.ERROR)
+# A limit that ends a run is the end of what it may use, and not a failure.
+_LIMITS: Final = (Exit.TURNS, Exit.TOKENS)
 
 
 class _Run(NamedTuple):
@@ -158,13 +162,14 @@ class AgentWorker(ComparingWorker):
         put_groups(self._channel, groups, self._layout.rewards, streams=self._streams)
 
     async def _run(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> _Run:
-        """Run the agent once, and once more, from the beginning, where something failed that is not the model's fault.
+        """Run the agent once, and once more, from the beginning, where something failed that may not be the policy's
+        fault.
 
-        What fails again costs the run, which is then no sample, and is counted.
+        What fails again and is not costs the run, which is then no sample, and is counted.
         """
         run = await self._attempt(prompt, problem, sample, route)
         retries = 0.0
-        if run.stats.failure in _RETRIED:
+        if run.stats.failure in _RETRIED or run.stats.exit == Exit.ERROR:
             run, retries = await self._attempt(prompt, problem, sample, route), 1.0
         self._client.leave(route)
         figures = {**run.stats.figures, "agent/retries": retries}
@@ -173,7 +178,7 @@ class AgentWorker(ComparingWorker):
     async def _attempt(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> _Run:
         if prompt.set_aside:
             why = "its processes died again and again"
-            stats = EpisodeStats(self._config.reward.incorrect_reward, f"set aside: {why}", failure="killed")
+            stats = EpisodeStats(self._config.reward.incorrect_reward, f"set aside: {why}", failure=Cause.KILLED)
             return _Run("", [no_turn(sample)], stats)
         turns: list[TurnRecord] = []
 
@@ -194,36 +199,45 @@ class AgentWorker(ComparingWorker):
         figures = {
             "agent/turns": float(model.turns),
             "agent/seconds": seconds,
-            "agent/limit_turns": float(ended == "turns"),
-            "agent/limit_tokens": float(ended == "tokens"),
             **dict.fromkeys(("agent/tool_calls", "agent/tool_errors", "agent/tool_timeouts"), 0.0),
             **tools.figures,
         }
-        failure = ended if ended in (*_RETRIED, "timeout") else ""
-        reward = self._config.reward.incorrect_reward if failure else outcome.reward
-        reason = f"the agent failed: {why}" if failure else "given by the agent"
         shown = tuple(turns) if prompt.shown else ()
-        return _Run(
-            outcome.answer, model.segments(), EpisodeStats(reward, reason, outcome.parts, failure, shown, figures)
-        )
+        stats = EpisodeStats(outcome.reward, "given by the agent", outcome.parts, turns=shown, figures=figures)
+        if isinstance(ended, Exit):
+            stats = stats._replace(exit=ended)
+        if ended and ended not in _LIMITS:
+            # What turns were credited with stays: it is the state that was reached.
+            reason = f"the agent failed: {why}"
+            stats = stats._replace(reward=self._config.reward.incorrect_reward, reason=reason, correct=False)
+        if isinstance(ended, Cause):
+            stats = stats._replace(failure=ended)
+        return _Run(outcome.answer, model.segments(), stats)
 
-    async def _outcome(self, task: AgentTask, model: LanguageModel, tools: Toolbox) -> tuple[AgentOutcome, str, str]:
-        """Return the outcome of a run, how it was cut short (`turns`, `tokens`, a failure; "": it was not), and why.
+    async def _outcome(
+        self, task: AgentTask, model: LanguageModel, tools: Toolbox
+    ) -> tuple[AgentOutcome, Exit | Cause | None, str]:
+        """Return the outcome of a run, how it was cut short (None: it was not), and why.
 
         What an agent makes of an engine or a tool that failed is not evidence about the policy. An exception after a
-        limit, such as that of a framework at a status 429, is the end of turns or tokens.
+        limit, such as that of a framework at a status 429, is the end of turns or tokens. One that comes before the
+        model has spoken does not follow from its words.
 
         Raises:
             RuntimeFailure: the engines are gone.
         """
         outcome, ended, why = await self._played(task, model, tools)
-        cause = "engine" if model.failure else "tool" if tools.failure else ""
-        if cause and ended != "timeout":
-            self._warn(cause, model.failure or tools.failure)
-            return AgentOutcome(), cause, model.failure or tools.failure
-        if ended == "error" and model.limit:
-            return AgentOutcome(), model.limit, ""
-        if ended in _RETRIED:
+        if model.failure or tools.failure:
+            ended, why = Cause.ENGINE if model.failure else Cause.TOOL, model.failure or tools.failure
+            outcome = AgentOutcome()
+        elif ended is Exit.ERROR and model.limit:
+            return AgentOutcome(), Exit(model.limit), ""
+        elif ended is Exit.ERROR and not model.turns:
+            ended = Cause.ERROR
+        elif ended is None and model.limit:
+            # The agent has made something of it.
+            ended = Exit(model.limit)
+        if ended and ended not in _LIMITS:
             self._warn(ended, why)
         return outcome, ended, why
 
@@ -234,21 +248,26 @@ class AgentWorker(ComparingWorker):
             rest = "; further failures are only counted" if self._failures == _MOST_WARNINGS else ""
             self.log_warning("an agent failed (%s): %s%s", cause, why, rest)
 
-    async def _played(self, task: AgentTask, model: LanguageModel, tools: Toolbox) -> tuple[AgentOutcome, str, str]:
+    async def _played(
+        self, task: AgentTask, model: LanguageModel, tools: Toolbox
+    ) -> tuple[AgentOutcome, Exit | Cause | None, str]:
         """Return what the agent itself makes of a run; see `_outcome`."""
         try:
-            async with asyncio.timeout(self._config.agent.timeout):
-                outcome = await self._agent(task, model, tools)
+            async with asyncio.timeout(self._config.agent.timeout) as clock:
+                return _checked(await self._agent(task, model, tools)), None, ""
         except LimitReached as limit:
-            return AgentOutcome(), limit.limit, ""
-        except TimeoutError:
-            return AgentOutcome(), "timeout", f"not finished within {self._config.agent.timeout:g} s"
+            return AgentOutcome(), Exit(limit.limit), ""
         except RuntimeFailure:
             raise
-        except Exception as error:  # noqa: BLE001 - of the user's agent
-            cause = "tool" if isinstance(error, ToolUnavailable) else "error"
-            return AgentOutcome(), cause, f"{type(error).__name__}: {error}".partition("\n")[0]
-        return (AgentOutcome(answer=outcome) if isinstance(outcome, str) else outcome), "", ""
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            running = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and running is not None and running.cancelling():
+                raise
+            if clock.expired():
+                return AgentOutcome(), Exit.TIME_LIMIT, f"not finished within {self._config.agent.timeout:g} s"
+            is_away = isinstance(error, ToolUnavailable) and not isinstance(error, CallLost)
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            return AgentOutcome(), Cause.TOOL if is_away else Exit.ERROR, reason
 
     def _settings(self, prompt: Prompt, sample: int) -> DrawSettings:
         config = self._config
@@ -264,3 +283,20 @@ class AgentWorker(ComparingWorker):
             top_p=config.rollout.sampling_params.top_p,
             training_temperature=config.rollout.sampling_params.temperature,
         )
+
+
+def _checked(outcome: object) -> AgentOutcome:
+    """Return what an agent returned as an outcome.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: a number in it is not finite.
+    """
+    if isinstance(outcome, str):
+        return AgentOutcome(answer=outcome)
+    if not isinstance(outcome, AgentOutcome):
+        raise TypeError(f"the agent returned {type(outcome).__name__}, not a text or an `AgentOutcome`")
+    for name, value in {"reward": outcome.reward or 0.0, **outcome.parts}.items():
+        if not math.isfinite(value):
+            raise ValueError(f"`{name}` of the agent's outcome is {value}")
+    return outcome

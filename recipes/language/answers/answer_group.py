@@ -39,10 +39,11 @@ class EpisodeStats(NamedTuple):
         reward: set by the agent; None: the text is scored like any other.
         reason: the reason for that reward.
         parts: named parts of it.
-        failure: why it could not be ended, which makes it no sample; "" else.
+        failure: the `Cause` of a failure that makes it no sample; "" else.
         turns: what was said.
         figures: metrics by their full names, whose means are reported.
         correct: whether the answer is right; None: when its reward is at least `reward.correct_reward`.
+        exit: the bad end that the policy can have caused, an `Exit`; "" else.
     """
 
     reward: float | None = None
@@ -52,6 +53,7 @@ class EpisodeStats(NamedTuple):
     turns: tuple[TurnRecord, ...] = ()
     figures: Mapping[str, float] = {}
     correct: bool | None = None
+    exit: str = ""
 
 
 class AnswerGroup(NamedTuple):

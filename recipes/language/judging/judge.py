@@ -25,7 +25,7 @@ from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.first_contact import FirstContact
 from rlinf_core.suggest import excerpt
 
-# Replies to one answer that are drawn before it counts as not judged.
+# Replies to one answer that are drawn before the right answer is judged instead, to see whether the judge judges.
 _TRIES: Final = 2
 # A greedy reply without a verdict would be drawn again as it was.
 _SECOND_TEMPERATURE: Final = 1.0
@@ -61,8 +61,8 @@ class Judge:
         self._params = SamplingParams(temperature=judge.temperature, max_new_tokens=judge.max_new_tokens)
         self._room = judge.seq_length - judge.max_new_tokens
         self.engine = make_engine(job, tokenizer, stop_token_ids(tokenizer, judge.model_path), device, contact, owner)
-        # Requests that are being judged, with how often each was tried, by the engine's name for them.
-        self._open: dict[str, tuple[JudgeRequest, int]] = {}
+        # Requests that are being judged, by the engine's name for them: how often each was tried, and why in vain.
+        self._open: dict[str, tuple[JudgeRequest, int, str]] = {}
 
     @property
     def unfinished(self) -> int:
@@ -73,33 +73,48 @@ class Judge:
         """Begin to judge answers, and return those that cannot be asked about."""
         refused: list[tuple[JudgeRequest, JudgeReply]] = []
         for request in requests:
-            asked = filled(self._template, prompt=request.prompt, answer=request.answer, text=request.text)
-            try:
-                tokens = self._encoder.encode(Problem(prompt=asked, answer=""))
-                why = "" if tokens and len(tokens) <= self._room else f"its prompt has more than {self._room} tokens"
-            except TemplateRefusalError as refusal:
-                tokens, why = None, refusal.reason
-            if why or not tokens:
-                refused.append((request, JudgeReply(request.number, None, f"the judge cannot be asked: {why}")))
+            tokens = self._encoded(request, request.text)
+            if isinstance(tokens, str):
+                # An answer that is too long is its own fault; a question that is too long without one is not.
+                fits = not isinstance(self._encoded(request, ""), str)
+                refused.append((request, JudgeReply(request.number, None, tokens, works=fits)))
                 continue
             name = f"{request.sender}:{request.number}"
-            self._open[name] = request, 1
+            self._open[name] = request, 1, ""
             self.engine.submit(Request(request_id=name, prompt=tokens, params=self._params))
         return refused
+
+    def _encoded(self, request: JudgeRequest, text: str) -> tuple[int, ...] | str:
+        """Return the tokens that ask about an answer; or why the judge cannot be asked."""
+        asked = filled(self._template, prompt=request.prompt, answer=request.answer, text=text)
+        try:
+            tokens = self._encoder.encode(Problem(prompt=asked, answer=""))
+        except TemplateRefusalError as refusal:
+            return f"the judge cannot be asked: {refusal.reason}"
+        if not tokens or len(tokens) > self._room:
+            return f"the judge cannot be asked: its prompt has more than {self._room} tokens"
+        return tuple(tokens)
 
     def step(self) -> list[tuple[JudgeRequest, JudgeReply]]:
         """Draw a token of each reply, and return the verdicts of those that ended."""
         replies: list[tuple[JudgeRequest, JudgeReply]] = []
         for answer in self.engine.step():
-            request, tries = self._open[answer.request_id]
+            request, tries, earlier = self._open.pop(answer.request_id)
             right, reason = self._read(answer)
-            if right is None and tries < _TRIES:
-                self._open[answer.request_id] = request, tries + 1
-                params = replace(self._params, temperature=self._params.temperature or _SECOND_TEMPERATURE, seed=tries)
-                self.engine.submit(Request(request_id=answer.request_id, prompt=answer.prompt, params=params))
+            if tries > _TRIES:
+                replies.append((request, JudgeReply(request.number, None, earlier, works=right is not None)))
                 continue
-            del self._open[answer.request_id]
-            replies.append((request, JudgeReply(request.number, right, reason)))
+            prompt, params = answer.prompt, self._params
+            if tries < _TRIES:
+                params = replace(params, temperature=params.temperature or _SECOND_TEMPERATURE, seed=tries)
+            else:
+                known = self._encoded(request, request.answer)
+                prompt = () if isinstance(known, str) or answer.failed else known
+            if right is not None or not prompt:
+                replies.append((request, JudgeReply(request.number, right, reason)))
+                continue
+            self._open[answer.request_id] = request, tries + 1, reason
+            self.engine.submit(Request(request_id=answer.request_id, prompt=prompt, params=params))
         return replies
 
     def _read(self, answer: Answer) -> tuple[float | None, str]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
+from recipes.language.answers.exits import Cause, Exit
 from recipes.language.config import LanguageConfig
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.judge_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
 from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Score, Scorer
 from rlinf_core import Channel
 
-# The cause of failures of judges.
-JUDGE: Final = "judge"
 Ask = Callable[[Sequence[JudgeRequest]], Iterable[JudgeReply]]
 
 
@@ -47,7 +46,7 @@ class JudgeScorer:
         """Return: judges load their models themselves."""
 
     def score_all(self, items: Sequence[Item]) -> list[Score]:
-        """Return the rewards of answers; one without a verdict has failed."""
+        """Return the rewards of answers; one without a verdict is wrong where the judge can judge another one."""
         first = self._asked
         self._asked += len(items)
         requests = [
@@ -60,7 +59,8 @@ class JudgeScorer:
     def _score_of(self, reply: JudgeReply) -> Score:
         incorrect, correct = self._rewards
         if reply.right is None:
-            return Score(incorrect, reply.reason, failure=JUDGE)
+            failure, exit_ = ("", Exit.JUDGE) if reply.works else (Cause.JUDGE, "")
+            return Score(incorrect, reply.reason, failure=failure, exit=exit_)
         return Score(incorrect + reply.right * (correct - incorrect), reply.reason, correct=reply.right >= 1)
 
     def close(self) -> None:

@@ -30,6 +30,8 @@ class JudgedProblem(Protocol):
     @property
     def failures(self) -> Mapping[str, int]: ...
     @property
+    def exits(self) -> Mapping[str, int]: ...
+    @property
     def lengths(self) -> tuple[int, ...]: ...
     @property
     def skipped(self) -> bool: ...
@@ -41,7 +43,8 @@ def evaluation_metrics(problems: Sequence[JudgedProblem], samples: int) -> dict[
     Names are `eval/<figure>` over all problems, `eval/<data set>/<figure>`, and `eval/<data set>/<difficulty>/<figure>`
     for data sets whose problems have several labels of difficulty. Figures are those of `shares`, `reward` (the mean,
     without what training takes off), `length` (tokens of an answer), where prompts were too long `prompts_skipped`, and
-    for each cause for which answers could not be scored `failed/<cause>`.
+    for each cause for which answers could not be scored `failed/<cause>`. `exit/<status>` is the share of answers with
+    that bad end.
 
     Args:
         problems: what was asked.
@@ -100,6 +103,9 @@ def _figures(problems: Sequence[JudgedProblem], samples: int, prefix: str) -> di
     for problem in asked:
         for cause, count in problem.failures.items():
             figures[f"failed/{cause}"] = figures.get(f"failed/{cause}", 0.0) + count
+        for status, count in problem.exits.items():
+            share = count / sum(len(one.rewards) for one in asked)
+            figures[f"exit/{status}"] = figures.get(f"exit/{status}", 0.0) + share
     return {f"{prefix}/{name}": value for name, value in figures.items()}
 
 

@@ -30,6 +30,9 @@ def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:
         for kind, number in group.failures.items():
             key = f"failed/{kind}"
             metrics[key] = metrics.get(key, 0.0) + number
+        for status, number in group.exits.items():
+            key = f"exit/{status}"
+            metrics[key] = metrics.get(key, 0.0) + number / count
         for name, total in group.parts.items():
             key = f"reward/{name}"
             metrics[key] = metrics.get(key, 0.0) + total / count

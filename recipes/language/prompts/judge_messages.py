@@ -28,11 +28,13 @@ class JudgeReply(NamedTuple):
         number: the number of the request.
         right: 0 to 1; None where there is no verdict.
         reason: the end of what the judge said; or why there is no verdict.
+        works: whether the judge can judge another answer, so that there is no verdict because of this one.
     """
 
     number: int
     right: float | None
     reason: str
+    works: bool = False
 
 
 def judge_key(rank: int) -> str:

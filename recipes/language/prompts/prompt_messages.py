@@ -83,6 +83,7 @@ class GroupReport(NamedTuple):
         corrects: which of the answers are right.
         spoiled: whether too few answers are left of the group, since others could not be scored.
         failure: why the first of those could not be; "" where there is none.
+        exits: bad ends that the policy can have caused, by their names; these answers are samples.
     """
 
     slot: int
@@ -104,6 +105,7 @@ class GroupReport(NamedTuple):
     corrects: tuple[bool, ...] = ()
     spoiled: bool = False
     failure: str = ""
+    exits: Mapping[str, int] = {}
 
     @property
     def kept(self) -> bool:

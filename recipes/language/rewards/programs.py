@@ -7,10 +7,12 @@ import asyncio
 import os
 import re
 import secrets
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
+from recipes.language.answers.exits import Exit
 from recipes.language.rewards.matching.rules import Verdict
 from recipes.language.rewards.scoring import Item
 from recipes.language.sandbox import sandbox
@@ -101,6 +103,13 @@ def program_in(text: str) -> str | None:
     return blocks[-1] if blocks else None
 
 
+class _Fault(NamedTuple):
+    """Why a program fails a test, and the bad end of its run, an `Exit`, where it had one."""
+
+    reason: str
+    exit: str = ""
+
+
 class ProgramJudge:
     """Runs the tests of a problem on the program in an answer, each run in its own sandbox.
 
@@ -132,46 +141,71 @@ class ProgramJudge:
         if program is None:
             return Verdict(0.0, "no closed block of Python in three backticks", {"tests_passed": 0.0})
         if tests.pairs:
-            faults = await asyncio.gather(*(self._fault_of_pair(program, *pair) for pair in tests.pairs))
+            late: list[_Fault] = []
+            faults = await asyncio.gather(*(self._fault_of_pair(program, *pair, late) for pair in tests.pairs))
         else:
             faults = [await self._fault_of_statements(program, tests.statements)]
-        passed = sum(not fault for fault in faults) / len(faults)
+        passed = sum(fault is None for fault in faults) / len(faults)
         right = f"passed all of {len(tests.pairs or tests.statements)} tests"
-        reason = next((fault for fault in faults if fault), right)
-        return Verdict(float(passed == 1), reason, {"tests_passed": passed})
+        reason, ended = next((fault for fault in faults if fault is not None), _Fault(right))
+        return Verdict(float(passed == 1), reason, {"tests_passed": passed}, exit=ended)
 
-    async def _fault_of_statements(self, program: str, statements: Sequence[str]) -> str:
-        """Return why the program fails tests of its functions; "" where it passes."""
+    async def _fault_of_statements(self, program: str, statements: Sequence[str]) -> _Fault | None:
+        """Return why the program fails tests of its functions; None where it passes."""
         # A program that ends early, whatever its status, has not come to the end.
         end = secrets.token_hex(16)
-        result = await self._run(_FUNCTIONS.format(parts=repr((program, tuple(statements), end))))
-        if isinstance(result, str):
+        result = await self._run(_FUNCTIONS.format(parts=repr((program, tuple(statements), end))), [])
+        if isinstance(result, _Fault):
             return result
-        return "" if result.output.endswith(f"\n{end}\n") else "the program ended before its tests"
+        return None if result.output.endswith(f"\n{end}\n") else _Fault("the program ended before its tests")
 
-    async def _fault_of_pair(self, program: str, text: str, expected: str) -> str:
-        """Return why the program's output for an input is wrong; "" where it is right."""
-        result = await self._run(_WHOLE.format(parts=repr((program, text))))
-        if isinstance(result, str):
+    async def _fault_of_pair(self, program: str, text: str, expected: str, late: list[_Fault]) -> _Fault | None:
+        """Return why the program's output for an input is wrong; None where it is right."""
+        result = await self._run(_WHOLE.format(parts=repr((program, text))), late)
+        if isinstance(result, _Fault):
             return result
         if _lines(result.output) == _lines(expected):
-            return ""
-        return f"for the input `{excerpt(text, 40)}` it writes `{excerpt(result.output, 40)}`"
+            return None
+        return _Fault(f"for the input `{excerpt(text, 40)}` it writes `{excerpt(result.output, 40)}`")
 
-    async def _run(self, program: str) -> sandbox.ProgramResult | str:
-        """Return the result of a run; or why it failed."""
+    async def _run(self, program: str, late: list[_Fault]) -> sandbox.ProgramResult | _Fault:
+        """Return the result of a run; or why it failed.
+
+        Args:
+            program: the program.
+            late: takes the first run of the answer that took too long. The others are not waited for: they would hold
+                up the answers that share the processors, until these are late themselves.
+        """
         limit = _PATIENCE * self._limits.seconds
         loop = asyncio.get_running_loop()
         if self._room is None or self._room[0] is not loop:
             self._room = loop, asyncio.Semaphore(os.cpu_count() or 1)
         async with self._room[1]:
+            if late:
+                return late[0]
             try:
                 result = await asyncio.wait_for(sandbox.run(program, self._limits), limit)
             except TimeoutError:
-                return f"the program took longer than {limit:g} s"
+                late.append(_Fault(f"the program took longer than {limit:g} s", Exit.TIME_LIMIT))
+                return late[-1]
         if result.flooded:
-            return f"the program wrote more than {sandbox.OUTPUT_BYTES} bytes"
-        return result if result.status == 0 else sandbox.reason_of(result)
+            return _Fault(f"the program wrote more than {sandbox.OUTPUT_BYTES} bytes", Exit.OUTPUT_LIMIT)
+        if result.status == 0:
+            return result
+        fault = _Fault(sandbox.reason_of(result), _exit_of(result))
+        if fault.exit == Exit.TIME_LIMIT:
+            late.append(fault)
+        return fault
+
+
+def _exit_of(result: sandbox.ProgramResult) -> str:
+    """Return the bad end of a run that failed; "" where the program is only wrong."""
+    if result.errors.rstrip().rpartition("\n")[2].startswith("MemoryError"):
+        return Exit.MEMORY_LIMIT
+    number = sandbox.signal_of(result)
+    if number is None:
+        return ""
+    return Exit.TIME_LIMIT if number in (signal.SIGKILL, signal.SIGXCPU) else Exit.CRASH
 
 
 def _lines(text: str) -> list[str]:

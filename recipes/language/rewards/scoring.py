@@ -9,13 +9,13 @@ import select
 import signal
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import IO, Any, Final, Protocol, Self, cast
 
+from recipes.language.answers.exits import EXIT_OF_SCORING, Cause
 from recipes.language.rewards.matching.rules import RULES, Verdict
 from rlinf_core import ConfigError
 from rlinf_core.process.import_path import module_command
@@ -28,8 +28,6 @@ LOADING_SECONDS: Final = 60.0
 _FIRST_CALLS: Final = 2
 # The child interrupts what takes too long; it is ended itself when that has had no effect for so long.
 _GRACE_SECONDS: Final = 1.0
-# Processes that an answer may end, or be lost with, before it counts as failed.
-_TRIES: Final = 2
 # Seconds for one answer, where the file does not say: of a rule, which computes, and of a function, which may ask a
 # model behind a network.
 RULE_SECONDS: Final = 5.0
@@ -69,8 +67,9 @@ class Score:
         reward: the reward for training; `incorrect_reward`, for people alone, where it could not be scored.
         reason: what it was judged by.
         parts: further figures by name.
-        failure: `timeout`, `error` or `crash` where it could not be scored; "" else.
+        failure: the `Cause` of a failure for which it could not be scored; "" else.
         correct: whether the answer is right; no penalty of training changes that.
+        exit: the bad end that the policy can have caused, an `Exit`; "" else.
     """
 
     reward: float
@@ -78,6 +77,7 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
     failure: str = ""
     correct: bool = False
+    exit: str = ""
 
     @property
     def failed(self) -> bool:
@@ -100,8 +100,10 @@ class Scorer:
 
     Rules that end for sure run in this process, others in one child. An answer that takes longer than `timeout` fails,
     and its child is ended and started again, but for rules of ours, which are interrupted. The first call of a child,
-    which may load what it needs, has `loading` seconds. An answer whose child is killed or stopped is scored once
-    more, by another one; so is one at which a function raises, or an asynchronous one takes too long.
+    which may load what it needs, has `loading` seconds. An answer whose scoring fails, or ends or outlasts the child,
+    is scored once more. Where that fails as well, an answer that was scored before shows whose fault it is (the right
+    one, if there is none): if that is scored again the other one is wrong, else it could not be scored. Programs as
+    answers run in sandboxes of their own: what fails around them is never their fault.
 
     Args:
         kind: name of a rule, `reasoning_gym`, `code`, or `package.module:function`.
@@ -144,6 +146,8 @@ class Scorer:
         self._is_first = True
         self._slow_starts = 0
         self._loading: float | None = None
+        # The last answer that was scored.
+        self._scored: Item | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -167,7 +171,6 @@ class Scorer:
             rule = self._rule
             return [self._score_of(rule(item.text, item.answer)) for item in items]
         scores: dict[int, Score] = {}
-        lost: Counter[int] = Counter()
         again: set[int] = set()
         is_complete = True
         while len(scores) < len(items):
@@ -177,18 +180,28 @@ class Scorer:
             sent = left if self._together and is_complete else left[:1]
             judged, loss = self._ask([items[number] for number in sent])
             is_complete = len(judged) == len(sent)
-            for index, score in judged.items():
-                # What a function raises, or waits for in vain, may be of a judge that was away.
-                if score.failure and (self._is_function or self._runs_programs) and sent[index] not in again:
-                    again.add(sent[index])
-                else:
-                    scores[sent[index]] = score
+            outcomes = {sent[index]: score for index, score in judged.items()}
             if loss is not None and len(sent) == 1:
-                lost[sent[0]] += 1
-                # A process may be killed or stopped for no fault of the answer.
-                if lost[sent[0]] >= _TRIES or loss.failure == "timeout":
-                    scores[sent[0]] = loss
+                outcomes[sent[0]] = loss
+            for number, score in outcomes.items():
+                # A judge behind a function may be away, and a process killed for no fault of the answer.
+                if score.failure and number not in again:
+                    again.add(number)
+                else:
+                    scores[number] = score
+        self._scored = next((items[number] for number in scores if not scores[number].failure), self._scored)
+        failed = [number for number in range(len(items)) if scores[number].failure]
+        if failed and not self._runs_programs and self._works(items[failed[0]]):
+            for number in failed:
+                score = scores[number]
+                scores[number] = Score(score.reward, score.reason, exit=EXIT_OF_SCORING[Cause(score.failure)])
         return [scores[number] for number in range(len(items))]
+
+    def _works(self, failed: Item) -> bool:
+        """Return whether another answer than one that failed can be scored now."""
+        known = self._scored or replace(failed, text=failed.answer, tokens=())
+        judged, loss = self._ask([known])
+        return loss is None and not judged[0].failure
 
     def _ask(self, items: Sequence[Item]) -> tuple[dict[int, Score], Score | None]:
         """Return the scores of answers that the child judges at the same time, by their numbers; and where its process
@@ -248,7 +261,7 @@ class Scorer:
             return self._failed("error", f"the reward is {verdict.right}")
         if not self._is_function:
             reward = incorrect + verdict.right * (correct - incorrect)
-            return Score(reward, verdict.reason, verdict.parts, correct=verdict.right >= 1)
+            return Score(reward, verdict.reason, verdict.parts, correct=verdict.right >= 1, exit=verdict.exit)
         is_right = verdict.right >= correct if verdict.correct is None else verdict.correct
         return Score(verdict.right, verdict.reason, verdict.parts, correct=is_right)
 

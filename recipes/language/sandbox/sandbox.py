@@ -87,12 +87,18 @@ class ProgramResult(NamedTuple):
     flooded: bool
 
 
-def reason_of(ran: ProgramResult) -> str:
-    """Return the reason of a failure: the last line of the traceback, or the signal that ended the program."""
+def signal_of(ran: ProgramResult) -> signal.Signals | None:
+    """Return the signal that ended a program; None where none did."""
     number = -ran.status if ran.status < 0 else ran.status - _ENDED_BY
     # A program may end with any status, also those of signals without a name.
-    if number in tuple(signal.Signals):
-        return f"the program was ended by {signal.Signals(number).name}"
+    return signal.Signals(number) if number in tuple(signal.Signals) else None
+
+
+def reason_of(ran: ProgramResult) -> str:
+    """Return the reason of a failure: the last line of the traceback, or the signal that ended the program."""
+    number = signal_of(ran)
+    if number is not None:
+        return f"the program was ended by {number.name}"
     lines = ran.errors.strip().splitlines()
     return lines[-1] if lines else f"the program ended with status {ran.status}"
 

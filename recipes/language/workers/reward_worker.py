@@ -10,6 +10,7 @@ from typing import Final
 
 from recipes.language.answers.answer_batch import RolloutBatch, ScoredAnswers
 from recipes.language.answers.answer_group import AnswerGroup, EpisodeStats
+from recipes.language.answers.exits import Cause
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config import LanguageConfig
 from recipes.language.config.algorithm_config import KNOWN_ADVANTAGES
@@ -32,8 +33,8 @@ LEAST_MEMBERS: Final = 2
 class RewardWorker(ComparingWorker):
     """Scores groups of answers and hands them to the actors.
 
-    An answer that cannot be scored is not a sample: it is left out of its group and of every mean, and counted. A group
-    with too few answers left is replaced.
+    An answer that cannot be scored for no fault of its own is not a sample: it is left out of its group and of every
+    mean, and counted. A group with too few answers left is replaced.
     """
 
     config_section = "reward"
@@ -179,6 +180,7 @@ class RewardWorker(ComparingWorker):
         versions = [version for answer in answers for version in answer.drawn_versions]
         rewards = tuple(score.reward for score, _ in scored)
         failures = Counter(score.failure for score in scores if score.failed)
+        exits = Counter(str(score.exit) for score, _ in scored if score.exit)
         algorithm = self._config.algorithm
         least = LEAST_MEMBERS if algorithm.adv_type in GROUP_ADVANTAGES else 1
         if algorithm.adv_type not in KNOWN_ADVANTAGES:
@@ -194,7 +196,8 @@ class RewardWorker(ComparingWorker):
             rewards=rewards,
             lengths=tuple(sum(answer.drawn for answer in segments) for _, segments in scored),
             truncated=sum(any(answer.finish_reason == "length" for answer in segments) for _, segments in scored),
-            failures=dict(failures),
+            failures={str(cause): count for cause, count in failures.items()},
+            exits=dict(exits),
             parts=dict(parts),
             oldest=min(versions, default=0),
             version_sum=sum(versions),
@@ -232,13 +235,15 @@ class RewardWorker(ComparingWorker):
         for answers, stats in zip(trajectories, episode_stats, strict=True):
             unanswered = _unanswered(answers)
             if unanswered is not None:
-                score = Score(self._config.reward.incorrect_reward, unanswered, failure="engine")
+                score = Score(self._config.reward.incorrect_reward, unanswered, failure=Cause.ENGINE)
             elif stats.reward is None:
                 score = next(judged)
             else:
                 right = self._config.reward.correct_reward
                 correct = stats.reward >= right if stats.correct is None else stats.correct
                 score = Score(stats.reward, stats.reason, stats.parts, stats.failure, correct)
+            if stats.exit:
+                score = replace(score, exit=stats.exit)
             credit = sum(sum(answer.rewards) for answer in answers)
             if credit:
                 parts = {**score.parts, "turns": credit}
@@ -259,6 +264,14 @@ class RewardWorker(ComparingWorker):
                     "an answer failed and was dropped: %s; further ones are counted as failed/%s",
                     score.reason,
                     score.failure,
+                )
+            elif score.exit and score.exit not in self._warned:
+                self._warned.add(score.exit)
+                self.log_warning(
+                    "an answer counts as wrong, since it could not be scored twice and others can: %s; further ones are"
+                    " counted as exit/%s",
+                    score.reason,
+                    score.exit,
                 )
 
     def _without_overlong(self, score: Score, length: int) -> Score:

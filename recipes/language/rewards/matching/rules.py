@@ -41,12 +41,14 @@ class Verdict(NamedTuple):
         reason: what it was judged by, for people.
         parts: further figures by name, for metrics.
         correct: whether the answer is right, where a function says so apart from its reward; None: the reward does.
+        exit: the bad end of a program as an answer, an `Exit`; "" else.
     """
 
     right: float
     reason: str
     parts: Mapping[str, float] = {}
     correct: bool | None = None
+    exit: str = ""
 
 
 Rule = Callable[[str, str], Verdict]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from recipes.agent.environments.env_agent import EnvAgent
 from recipes.agent.environments.text_environment import TextEnvironment, TextStep
 from recipes.agent.tools.calculator import Calculator
 from recipes.agent.tools.python import Python
-from recipes.agent.tools.tool import FunctionTool, Tool, ToolError, ToolUnavailable
+from recipes.agent.tools.tool import CallLost, FunctionTool, Tool, ToolError, ToolUnavailable
 from recipes.agent.tools.toolbox import Toolbox
 from recipes.agent.workers.agent_worker import AgentWorker
 from recipes.language.answers.answer_group import EpisodeStats
@@ -126,7 +127,7 @@ class Once(Tool):
 
 
 class TestTools:
-    @pytest.mark.parametrize("function", [hangs, refused, no_name])
+    @pytest.mark.parametrize("function", [refused, no_name])
     def test_one_that_cannot_be_asked_costs_the_run(self, course: Any, function: Any) -> None:
         ended = course(caller(function.__name__), FunctionTool(function))
         assert (ended.failure, ended.figures["agent/retries"]) == ("tool", 1.0)
@@ -158,7 +159,17 @@ class TestTools:
                 await llm.conversation(task.prompt).reply()
 
         ended = course(agent)
-        assert (ended.failure, ended.figures["agent/limit_turns"]) == ("", 1.0)
+        assert (ended.failure, ended.exit) == ("", "turns")
+
+    def test_what_an_agent_makes_of_the_end_of_turns_counts(self, course: Any) -> None:
+        async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
+            with suppress(LimitReached):
+                while True:
+                    await llm.conversation(task.prompt).reply()
+            return AgentOutcome(reward=0.5)
+
+        ended = course(agent)
+        assert (ended.failure, ended.exit, ended.reward) == ("", "turns", 0.5)
 
     def test_what_a_framework_raises_at_the_end_of_turns_is_a_sample(self, course: Any) -> None:
         async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
@@ -170,7 +181,7 @@ class TestTools:
 
         ended = course(agent)
         assert (ended.failure, ended.reward) == ("", None)
-        assert (ended.figures["agent/limit_turns"], ended.figures["agent/retries"]) == (1.0, 0.0)
+        assert (ended.exit, ended.figures["agent/retries"]) == ("turns", 0.0)
 
     def test_a_computation_that_takes_too_long_is_a_sample(self, course: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Calculator, "call", lambda self, argument: hangs(argument))
@@ -234,16 +245,17 @@ class Broken(TextEnvironment):
 
     made = 0
 
-    def __init__(self, bad: int) -> None:
+    def __init__(self, bad: int, error: Exception | None = None) -> None:
         Broken.made += 1
         self._breaks = Broken.made <= bad
+        self._error = error or ToolUnavailable("the server is gone")
 
     async def reset(self, seed: int) -> str:
         return "12*3="
 
     async def step(self, text: str) -> TextStep:
         if self._breaks:
-            raise ToolUnavailable("the server is gone")
+            raise self._error
         return TextStep("over", 1.0, True)
 
 
@@ -254,8 +266,94 @@ class TestEnvironments:
         ended = course(EnvAgent(lambda: Broken(bad)))
         assert (ended.failure, Broken.made) == (failure, 1 if bad == 0 else 2)
 
-    def test_an_episode_without_an_end_is_left_out(self, course: Any) -> None:
+    @pytest.mark.parametrize(("bad", "ends"), [(1, ("", "")), (2, ("", "error"))])
+    def test_a_session_that_breaks_twice_is_the_policys_fault(
+        self, course: Any, bad: int, ends: tuple[str, str]
+    ) -> None:
+        Broken.made = 0
+        ended = course(EnvAgent(lambda: Broken(bad, CallLost("the session is gone"))))
+        assert (ended.failure, ended.exit) == ends
+
+
+async def without_an_end(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
+    await llm.conversation(task.prompt).reply()
+    return await hangs("")
+
+
+async def unreadable(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
+    return str(int((await llm.conversation(task.prompt).reply()).text + "?"))
+
+
+async def leaving(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
+    await llm.conversation(task.prompt).reply()
+    raise SystemExit(3)
+
+
+async def cancelling(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
+    await llm.conversation(task.prompt).reply()
+    raise asyncio.CancelledError
+
+
+async def waiting_in_vain(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
+    await llm.conversation(task.prompt).reply()
+    raise TimeoutError
+
+
+async def without_an_outcome(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> Any:
+    await llm.conversation(task.prompt).reply()
+
+
+async def worth_nan(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
+    await llm.conversation(task.prompt).reply()
+    return AgentOutcome(reward=float("nan"))
+
+
+async def crediting_nan(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
+    chat = llm.conversation(task.prompt)
+    await chat.reply()
+    chat.credit(float("nan"))
+    return "36"
+
+
+class TestPrograms:
+    def test_the_end_of_its_time_is_graded_by_what_was_reached(self, engine: LocalEngine, course: Any) -> None:
         async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
+            chat = llm.conversation(task.prompt)
+            await chat.reply()
+            chat.credit(0.25)
             return await hangs("")
 
-        assert course(agent, timeout=0.1).failure == "timeout"
+        for one in (agent, without_an_end):
+            ended = course(one, timeout=0.2)
+            assert (ended.failure, ended.exit, ended.reward, ended.correct) == ("", "time_limit", 0.0, False)
+            assert ended.figures["agent/retries"] == 0.0
+
+    @pytest.mark.parametrize(
+        "agent",
+        [unreadable, leaving, cancelling, waiting_in_vain, without_an_outcome, worth_nan, crediting_nan],
+        ids=lambda agent: agent.__name__,
+    )
+    def test_what_follows_twice_from_the_models_words_is_a_sample(self, course: Any, agent: Play) -> None:
+        ended = course(agent)
+        assert (ended.failure, ended.exit, ended.reward) == ("", "error", 0.0)
+        assert ended.figures["agent/retries"] == 1.0
+
+    def test_what_happens_once_is_done_again(self, course: Any) -> None:
+        seen: list[str] = []
+
+        async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
+            seen.append((await llm.conversation(task.prompt).reply()).text)
+            return seen[1]
+
+        ended = course(agent)
+        assert (ended.failure, ended.exit, ended.figures["agent/retries"]) == ("", "", 1.0)
+        # The same draws: what the model says is the same.
+        assert seen[0] == seen[1]
+
+    @pytest.mark.parametrize("error", [KeyError("answer"), SystemExit(3), TimeoutError()])
+    def test_what_comes_before_the_models_words_is_no_sample(self, course: Any, error: BaseException) -> None:
+        async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
+            raise error
+
+        ended = course(agent)
+        assert (ended.failure, ended.exit, ended.figures["agent/retries"]) == ("error", "", 1.0)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from recipes.agent.tools import mcp_servers
 from recipes.agent.tools.mcp_servers import McpServers, ServerCommand
 from recipes.agent.tools.tool import ToolUnavailable
 from recipes.agent.tools.toolbox import Observation, Toolbox
@@ -57,10 +56,10 @@ def called(servers: McpServers, *calls: tuple[str, str], timeout: float = 30.0) 
 
 
 def lost(servers: McpServers, name: str, timeout: float = 30.0) -> str:
-    """Return why a tool cannot be asked."""
-    with pytest.raises(ToolUnavailable) as raised:
-        called(servers, (name, ""), timeout=timeout)
-    return str(raised.value)
+    """Return why a call has no answer: it was made twice, and other calls have one."""
+    (seen,) = called(servers, (name, ""), timeout=timeout)
+    assert seen.failure
+    return seen.text.removeprefix("error: ")
 
 
 def asked_again(servers: McpServers) -> Observation | None:
@@ -112,21 +111,21 @@ def test_a_server_that_dies_is_started_again(servers: McpServers) -> None:
         assert called(servers, ("add", '{"first": 3}'))[0].text == "4"
 
 
-def test_a_server_that_only_dies_is_given_up(servers: McpServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_servers, "_MOST_RESTARTS", 2)
-    for _ in range(3):
+def test_no_number_of_deaths_takes_the_tools_from_others(servers: McpServers) -> None:
+    for _ in range(4):
         lost(servers, "die")
-    assert lost(servers, "add").startswith("the server of add has exited and")
+    assert called(servers, ("add", '{"first": 3}'))[0].text == "4"
 
 
 def test_a_call_that_hangs_holds_up_no_other(servers: McpServers) -> None:
-    assert lost(servers, "hang", timeout=0.5) == "the tool `hang`: no answer within 0.5 s"
+    assert lost(servers, "hang", timeout=0.5) == "no answer within 0.5 s"
     assert called(servers, ("add", '{"first": 3}'))[0].text == "4"
 
 
 def test_server_is_restarted_after_three_unanswered_calls(servers: McpServers) -> None:
     (before,) = called(servers, ("pid", ""))
-    assert {lost(servers, "hang", timeout=0.3) for _ in range(3)} == {"the tool `hang`: no answer within 0.3 s"}
+    assert lost(servers, "hang", timeout=0.3) == "no answer within 0.3 s"
+    lost(servers, "hang", timeout=0.3)
     # The old one may answer, leave a call without an answer, or end under it, until it has been told of the third.
     answers = (asked_again(servers) for _ in range(1000))
     after = next(answer for answer in answers if answer and not answer.failure and answer.text != before.text)

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
 from recipes.agent.tools.calculator import Calculator
-from recipes.agent.tools.tool import FunctionTool, Tool, ToolUnavailable
+from recipes.agent.tools.tool import CallLost, FunctionTool, Tool, ToolUnavailable
 from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
 
 BLOCKED = threading.Event()
@@ -96,13 +97,52 @@ def test_what_goes_wrong_is_an_observation_and_is_counted() -> None:
 
 
 @pytest.mark.parametrize("function", [hangs, sleeps])
-def test_a_tool_that_hangs_costs_its_time_limit(function: object) -> None:
-    tools = box(FunctionTool(function), timeout=0.05)  # type: ignore[arg-type]
+def test_an_argument_that_a_tool_hangs_at_is_an_observation(function: Any) -> None:
+    tools = box(FunctionTool(function), timeout=0.05)
 
-    with pytest.raises(ToolUnavailable, match=r"no answer within 0\.05 s"):
-        called(tools, function.__name__, "x")  # type: ignore[attr-defined]
+    for _ in range(4):
+        seen = called(tools, function.__name__, "x")
+        assert (seen.failure, seen.text) == ("timeout", "error: no answer within 0.05 s")
+    assert tools.failure == ""
 
-    assert tools.failure == f"the tool `{function.__name__}`: no answer within 0.05 s"  # type: ignore[attr-defined]
+
+def moody(argument: str) -> str:
+    """Answer one argument, and break in a way of their own at others."""
+    broken: dict[str, Exception] = {
+        "refused": ConnectionRefusedError("nobody listens"),
+        "reset": ConnectionResetError("the other side has gone"),
+        "lost": CallLost("the server has exited"),
+        "late": TimeoutError(),
+    }
+    if argument.rstrip("123") in broken:
+        raise broken[argument.rstrip("123")]
+    return "an answer"
+
+
+@pytest.mark.parametrize("argument", ["refused", "reset", "lost", "late"])
+def test_what_breaks_a_tool_that_answers_others_is_an_error(argument: str) -> None:
+    tools = box(FunctionTool(moody))
+    for _ in range(3):
+        assert called(tools, "moody", "hello").text == "an answer"
+        assert called(tools, "moody", argument).failure in ("error", "timeout")
+    assert (tools.failure, tools.figures["agent/tool_calls"]) == ("", 6.0)
+
+
+@pytest.mark.parametrize("argument", ["reset", "lost", "late"])
+def test_a_tool_that_answers_none_of_three_is_unavailable(argument: str) -> None:
+    tools = box(FunctionTool(moody))
+    assert [called(tools, "moody", f"{argument}{number}").failure for number in (1, 2, 1)] != [""] * 3
+    with pytest.raises(ToolUnavailable):
+        called(tools, "moody", f"{argument}3")
+    # One answer, and it is the arguments' fault again.
+    assert called(tools, "moody", "hello").text == "an answer"
+    assert called(tools, "moody", f"{argument}1").failure
+
+
+def test_a_tool_at_which_nobody_ever_listened_is_unavailable() -> None:
+    tools = box(FunctionTool(moody))
+    with pytest.raises(ToolUnavailable, match="nobody listens"):
+        called(tools, "moody", "refused")
 
 
 def test_a_computation_that_hangs_is_an_observation() -> None:
@@ -125,7 +165,8 @@ def test_tools_that_hang_leave_room_for_others() -> None:
         return await asyncio.gather(*calls, return_exceptions=True)
 
     *hung, last = asyncio.run(all_of_them())
-    assert {type(item) for item in hung} == {ToolUnavailable}
+    assert {item.failure for item in hung if isinstance(item, Observation)} == {"timeout"}
+    assert len(hung) == 100
     assert isinstance(last, Observation)
     assert last.text == "A"
 

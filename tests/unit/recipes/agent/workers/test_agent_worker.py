@@ -35,7 +35,7 @@ class Attempts(AgentWorker):
 
 @pytest.mark.parametrize(
     ("failures", "failure", "retries"),
-    [(("",), "", 0), (("error", ""), "", 1), (("error", "error"), "error", 1), (("timeout",), "timeout", 0)],
+    [(("",), "", 0), (("error", ""), "", 1), (("tool", "tool"), "tool", 1), (("killed",), "killed", 0)],
 )
 def test_a_failed_run_begins_once_more(failures: tuple[str, ...], failure: str, retries: int) -> None:
     worker, nothing = Attempts(*failures), object()

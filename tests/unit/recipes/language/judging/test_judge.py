@@ -156,6 +156,7 @@ def script(question: str) -> list[str]:
         "late": ["Let me think", "Verdict: CORRECT"],
         "never": ["Let me think"],
         "away": ["failure"],
+        "4": ["Verdict: CORRECT"],
     }
     return next(texts for text, texts in replies.items() if text in answer)
 
@@ -166,25 +167,37 @@ def test_replies_become_scores(monkeypatch: pytest.MonkeyPatch, folder: Path) ->
     scorer = JudgeScorer(Judge(config, torch.device("cpu")).results)
     texts = ["right", "wrong", "late", "never", "away"]
     scores = scorer.score_all([Item(text=text, answer="4", prompt="2 + 2 =") for text in texts])
-    assert [(one.correct, one.failure) for one in scores] == [
-        (True, ""),
-        (False, ""),
-        (True, ""),
-        (False, "judge"),
-        (False, "judge"),
+    # An answer without a verdict is wrong: the right answer gets one. An engine that fails is no fault of an answer.
+    assert [(one.correct, one.failure, one.exit) for one in scores] == [
+        (True, "", ""),
+        (False, "", ""),
+        (True, "", ""),
+        (False, "", "judge"),
+        (False, "judge", ""),
     ]
     assert "no verdict: `Let me think`" in scores[3].reason
     assert "engine failed: no reply" in scores[4].reason
     # Greedy first; what had no verdict is drawn again, so that another reply can come.
-    assert engine.temperatures == [0.0] * 5 + [1.0] * 3
+    assert engine.temperatures == [0.0] * 5 + [1.0] * 3 + [0.0]
 
 
-def test_an_answer_that_is_too_long_for_the_judge_fails(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_a_judge_without_any_verdict_is_no_fault_of_an_answer(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    config = config_of(folder)
+    scripted(monkeypatch, config, lambda question: ["Let me think"])
+    scorer = JudgeScorer(Judge(config, torch.device("cpu")).results)
+    (result,) = scorer.score_all([Item(text="5", answer="4", prompt="2 + 2 =")])
+    assert (result.failure, result.exit) == ("judge", "")
+
+
+@pytest.mark.parametrize(("text", "question", "ends"), [(300, 7, ("", "judge")), (1, 300, ("judge", ""))])
+def test_whose_fault_it_is_that_the_judge_cannot_be_asked(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, text: int, question: int, ends: tuple[str, str]
+) -> None:
     config = config_of(folder, "judge.seq_length=400", "judge.max_new_tokens=20")
     scripted(monkeypatch, config, lambda question: ["Verdict: CORRECT"])
     scorer = JudgeScorer(Judge(config, torch.device("cpu")).results)
-    (result,) = scorer.score_all([Item(text="x" * 300, answer="4", prompt="2 + 2 =")])
-    assert result.failure == "judge"
+    (result,) = scorer.score_all([Item(text="x" * text, answer="4", prompt="2" * question)])
+    assert (result.failure, result.exit) == ends
     assert "more than 380 tokens" in result.reason
 
 

@@ -18,6 +18,7 @@ class Judged(NamedTuple):
     failures: dict[str, int] = {}  # noqa: RUF012  of a named tuple
     lengths: tuple[int, ...] = ()
     skipped: bool = False
+    exits: dict[str, int] = {}  # noqa: RUF012  of a named tuple
 
 
 def judged(source: str, difficulty: str, *rewards: float) -> Judged:

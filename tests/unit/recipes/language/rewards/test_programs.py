@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -101,9 +103,39 @@ def test_a_program_that_fails_is_wrong(scorer: Scorer, program: str, reason: str
     assert reason in score.reason
 
 
-def test_a_program_without_an_end_is_wrong(scorer: Scorer) -> None:
-    score = scored(scorer, "while True: pass")
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("while True: pass", "time_limit"),
+        ("x = 'a' * (1 << 30)", "memory_limit"),
+        ("while True: print('x' * 4096)", "output_limit"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "crash"),
+        ("open('/tmp/full', 'wb').write(b'x' * (1 << 26))", ""),
+        ("import os\nwhile True: os.fork()", ""),
+    ],
+)
+def test_what_a_program_breaks_is_its_own_fault(scorer: Scorer, program: str, status: str) -> None:
+    score = scored(scorer, program)
     assert (score.correct, score.failure) == (False, "")
+    assert score.exit == status or not status
+
+
+def test_one_late_run_of_an_answer_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many would hold up the other answers, which share the processors."""
+    ran: list[str] = []
+
+    async def hanging(program: str, limits: sandbox.SandboxLimits) -> sandbox.ProgramResult:
+        ran.append(program)
+        return sandbox.ProgramResult(-signal.SIGKILL, "", "", flooded=False)
+
+    monkeypatch.setattr(sandbox, "check", lambda: None)
+    monkeypatch.setattr(sandbox, "run", hanging)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    judge = ProgramJudge(1.0, 256 << 20)
+    tests = json.dumps({"inputs": ["1"] * 50, "outputs": ["1"] * 50})
+    verdict = asyncio.run(judge.result_of(Item(text=block("x = 1"), answer=tests)))
+    assert (verdict.right, verdict.exit, verdict.parts) == (0.0, "time_limit", {"tests_passed": 0.0})
+    assert len(ran) <= 2
 
 
 def test_an_answer_without_a_program_is_wrong(scorer: Scorer) -> None:

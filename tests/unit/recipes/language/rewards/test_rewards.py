@@ -37,6 +37,11 @@ def of_numpy(text):
     import numpy as np
     return np.ones(int(text))
 
+def of_a_judge(text, row):
+    if os.path.exists(row["away"]):
+        raise ConnectionError("the judge is away")
+    return score(text, "", {})
+
 asked = set()
 
 async def away_at_first(text):
@@ -209,9 +214,10 @@ def test_an_answer_that_cannot_be_scored_costs_itself(functions: str) -> None:
 
     assert (diagnostics["ab"].reward, diagnostics["abc"].reward) == (2.0, 3.0)
     assert diagnostics["abc"].parts == {"style": 2.0}
-    failed = {text: score.failure for text, score in diagnostics.items() if score.failure}
-    assert failed == {"nan": "error", "raise": "error", "hang": "timeout", "die": "crash", "wrong type": "error"}
-    assert all(diagnostics[text].reward == -1.0 for text in failed)
+    # Another answer can be scored after each of them: the function works.
+    failed = {text: score.exit for text, score in diagnostics.items() if score.exit}
+    assert failed == {"nan": "error", "raise": "error", "hang": "time_limit", "die": "crash", "wrong type": "error"}
+    assert all((diagnostics[text].reward, diagnostics[text].failure) == (-1.0, "") for text in failed)
     assert "no idea" in diagnostics["raise"].reason
 
 
@@ -242,15 +248,27 @@ def test_judge_that_was_away_is_asked_again(functions: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "failure"),
-    [("hang", "timeout"), pytest.param("block", "timeout", marks=pytest.mark.nightly), ("die", "crash")],
+    ("bad", "status"),
+    [("hang", "time_limit"), pytest.param("block", "time_limit", marks=pytest.mark.nightly), ("die", "crash")],
 )
-def test_one_of_several_at_once_costs_itself(functions: str, bad: str, failure: str) -> None:
+def test_one_of_several_at_once_costs_itself(functions: str, bad: str, status: str) -> None:
     with Scorer(f"{functions}:judge", timeout=1.0, loading=1.0) as scorer:
         scores = scorer.score_all([Item(text=text, answer="") for text in ("a", "bb", bad, "dddd")])
 
-    assert [result.failure for result in scores] == ["", "", failure, ""]
+    assert [(result.failure, result.exit) for result in scores] == [("", ""), ("", ""), ("", status), ("", "")]
     assert [result.reward for result in scores] == [1.0, 2.0, 0.0, 4.0]
+
+
+@pytest.mark.parametrize("texts", [("raise",), ("ab", "raise"), ("ab", "raise", "nan")])
+def test_a_function_that_fails_for_others_says_nothing(functions: str, texts: tuple[str, ...], tmp_path: Path) -> None:
+    """As one does whose judge is away: at the last answer that it scored, or at the right one."""
+    mark = tmp_path / "away"
+    with Scorer(f"{functions}:of_a_judge", timeout=5.0) as scorer:
+        for text in texts[:-1]:
+            scorer.score(Item(text=text, answer="right", row={"away": str(mark)}))
+        mark.touch()
+        last = scorer.score(Item(text=texts[-1], answer="right", row={"away": str(mark)}))
+    assert (last.failure, last.exit) == ("error", "")
 
 
 def test_a_function_is_given_what_it_names(functions: str) -> None:
@@ -289,7 +307,8 @@ def test_expressions_are_compared_and_endless_ones_are_given_up() -> None:
         assert scorer.score(Item(text="$3$", answer="4")).reward == 0
     with Scorer("math", timeout=1.0) as scorer:
         for endless in ("$9^{9^{9^9}}$", "$10000000!$"):
-            assert scorer.score(Item(text=endless, answer="2+x")).failure == "timeout"
+            endless_score = scorer.score(Item(text=endless, answer="2+x"))
+            assert (endless_score.failure, endless_score.exit) == ("", "time_limit")
             # The next one is scored, and has not to wait for another process.
             assert scorer.score(Item(text=r"$\frac{4}{2}+x$", answer="2+x")).reward == 1
 
@@ -354,8 +373,7 @@ def judge(text, answer):
     with Scorer(f"{functions}:lazy", timeout=0.5, loading=1.0) as scorer:
         scores = scorer.score_all([Item(text="5", answer="5")] * 3)
 
-    assert [score.failure for score in scores] == ["timeout", "", ""]
-    assert [score.reward for score in scores[1:]] == [1.0, 1.0]
+    assert [(score.failure, score.exit, score.reward) for score in scores] == [("", "", 1.0)] * 3
 
 
 @pytest.mark.parametrize("name", ["dies_once", "stops_once"])
