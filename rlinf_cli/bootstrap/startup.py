@@ -41,6 +41,7 @@ class UpRequest:
     Attributes:
         name: the name of the cluster.
         file: the configuration file as named on the command line.
+        path, section: its absolute path, and the digest of its cluster section; see `ClusterRecord`.
         nodes: all of its nodes, by rank.
         head_address: the address at which the nodes reach the head; None to detect it.
         authenticated: whether the cluster requires a token.
@@ -63,6 +64,8 @@ class UpRequest:
     fingerprint: str | None = None
     start_seconds: float = START_SECONDS
     archive: str | None = None
+    path: str = ""
+    section: str = ""
 
 
 class NodeOutcome(NamedTuple):
@@ -273,6 +276,8 @@ class _Run:
             "restart": action is Action.RESTART,
             "wait": self.request.wait_head,
             "from": f"{getpass.getuser()}@{socket.gethostname()}",
+            "path": self.request.path,
+            "section": self.request.section,
             "deadline": seconds,
         }
         # Cleaning up after a dead Ray takes extra time.
@@ -372,6 +377,8 @@ class _Run:
                 nodes=tuple(self._recorded(node, earlier_nodes.get(node.rank)) for node in request.nodes),
                 since=before.since if before else time.time(),
                 synced=request.archive is not None,
+                path=request.path,
+                section=request.section,
             )
         )
 

@@ -43,10 +43,12 @@ def prepare(asked: Asked) -> startup.UpRequest:
     from rlinf_cli.bootstrap.node import node_probe
     from rlinf_cli.bootstrap.transports import sync
     from rlinf_cli.file.job_file import load_sound
+    from rlinf_core.node.cluster_records import section_digest
     from rlinf_core.node.python_flags import refuse_stripped_docstrings
 
     refuse_stripped_docstrings()
-    cluster = load_sound(asked.file, asked.overrides).cluster
+    job = load_sound(asked.file, asked.overrides)
+    cluster = job.cluster
     name = cluster_identity.cluster_name(asked.file, asked.name)
     nodes = targets(cluster)
     alone = manual.place(nodes, asked.node_rank, asked.head_address, os.environ)
@@ -55,6 +57,8 @@ def prepare(asked: Asked) -> startup.UpRequest:
     return startup.UpRequest(
         name=name,
         file=asked.file,
+        path=os.path.realpath(job.files[0]) if asked.file != "-" else "",
+        section=section_digest(cluster),
         nodes=nodes if alone is None else manual.here(nodes),
         head_address=(alone.head_address if alone else None) or cluster.head_address,
         authenticated=asked.authenticated,

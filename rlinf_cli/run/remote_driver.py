@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rlinf_cli.arguments.options import Output
 from rlinf_cli.console import console
+from rlinf_core import env_vars
 
 if TYPE_CHECKING:
     from rlinf_cli.file.job_file import SoundJob
+    from rlinf_core.errors import ClusterError
+    from rlinf_core.node.attach import Known
     from rlinf_core.node.cluster_records import ClusterRecord
+
+_CLUSTER: Final = env_vars.CLUSTER.name
 
 
 def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
     """Return the remote cluster whose head must run the driver; None if it can run here.
 
     Raises:
-        ClusterError: the file names hosts, none of their nodes is this machine, and they were not brought up from here.
+        ClusterError: the file names hosts, none of their nodes is this machine, and they were not brought up from here;
+            or the cluster that is recorded under the file's name was brought up from other machines.
     """
     from rlinf_cli.bootstrap import cluster_identity
-    from rlinf_core import env_vars
     from rlinf_core.errors import ClusterError
     from rlinf_core.node import attach, cluster_records
 
@@ -29,6 +34,9 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
     name = env_vars.CLUSTER.get() or cluster_identity.cluster_name(file)
     record = cluster_records.load(name)
     if record is not None:
+        if env_vars.CLUSTER.get() is None and not _of_the_file(job, record.path, record.section):
+            reason = f"it was brought up from {record.path or record.file}, whose `cluster` section differs"
+            raise _another_cluster(job.name, name, reason, file)
         return None if record.here() is not None else record
     if attach.known() is not None:
         return None
@@ -67,10 +75,10 @@ def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detache
 
 
 def choose_cluster(job: SoundJob, file: str, *, already_shown: bool) -> None:
-    """Choose the cluster that this process's driver will join, and print it in one line.
+    """Choose the cluster that this process's driver will join, set it in the environment, and print it in one line.
 
-    The environment names it; else it is the one that `rlinf up` made from the same file, else one on this machine with
-    as many nodes.
+    The environment names it. Else a cluster is joined that runs here, was brought up from the same machines as those of
+    the job, and by the same interpreter: another one belongs to other work.
 
     Args:
         job: the job.
@@ -80,15 +88,28 @@ def choose_cluster(job: SoundJob, file: str, *, already_shown: bool) -> None:
     Raises:
         ClusterError: none runs here and one is needed, or several fit.
     """
-    from rlinf_cli.bootstrap import cluster_identity
-    from rlinf_core import env_vars
+    from rlinf_core.errors import ClusterError
     from rlinf_core.node import attach
 
     num_nodes = job.cluster.num_nodes
-    name = cluster_identity.cluster_name(file)
-    if env_vars.ADDRESS.get() is None and env_vars.CLUSTER.get() is None and attach.is_known(name):
-        os.environ[env_vars.CLUSTER.name] = name
     may_start = attach.may_be_embedded(num_nodes, job.cluster)
+    others: dict[str, str] = {}
+    if env_vars.ADDRESS.get() is None and env_vars.CLUSTER.get() is None:
+        running = attach.running_here()
+        others = {cluster.name: reason for cluster in running if (reason := _unlike(job, cluster))}
+        own = [cluster.name for cluster in running if cluster.name not in others]
+        if len(own) > 1:
+            listed = ", ".join(f"`{name}`" for name in own)
+            raise ClusterError(
+                f"several clusters of the file's machines run here: {listed}", help=f"say which by `{_CLUSTER}`"
+            )
+        if own:
+            os.environ[_CLUSTER] = own[0]
+        elif may_start:
+            os.environ[env_vars.ADDRESS.name] = attach.LOCAL
+        elif others:
+            name, reason = next(iter(others.items()))
+            raise _another_cluster(job.name, name, reason, file)
     cluster = attach.destination(None, num_nodes, may_start=may_start)
     if cluster is None:
         text = "a private Ray on this machine"
@@ -98,3 +119,50 @@ def choose_cluster(job: SoundJob, file: str, *, already_shown: bool) -> None:
         text = f"the cluster at {cluster}"
     if not already_shown:
         console.message(f"runs on {text}")
+        for name, reason in others.items() if cluster is None else ():
+            console.message(f"cluster `{name}` runs here too: {reason}; `{_CLUSTER}={name}` runs the job on it")
+
+
+def _unlike(job: SoundJob, cluster: Known) -> str:
+    """Return why a cluster of this machine is another than the job's; an empty text if it is the job's."""
+    from rlinf_cli.bootstrap.inventory import targets
+
+    if not _of_the_file(job, cluster.path, cluster.section) and not _recorded_for(job, cluster.name):
+        source = f"it was brought up from {cluster.path}" if cluster.path else "it was brought up from another file"
+        return f"{source}, whose `cluster` section differs"
+    if cluster.num_nodes not in (None, job.cluster.num_nodes):
+        return f"its `num_nodes` is {cluster.num_nodes}, the file's {job.cluster.num_nodes}"
+    own = targets(job.cluster)[cluster.rank].interpreter
+    # `python` and `python3` of one environment are one; the links that they are lead out of it.
+    folders = {os.path.realpath(os.path.dirname(interpreter)) for interpreter in (own, cluster.interpreter)}
+    return f"it runs with {cluster.interpreter}, the job with {own}" if len(folders) > 1 else ""
+
+
+def _of_the_file(job: SoundJob, path: str, section: str) -> bool:
+    """Return whether a cluster was brought up from the job's machines: an equal section, or a base of the job."""
+    from rlinf_core.node.cluster_records import section_digest
+
+    return section == section_digest(job.cluster) or path in map(os.path.realpath, job.files[1:])
+
+
+def _recorded_for(job: SoundJob, name: str) -> bool:
+    """Return whether the newest `rlinf up` of a cluster was for the job's machines; nodes remember their first."""
+    from rlinf_core.errors import RLinfError
+    from rlinf_core.node import cluster_records
+
+    try:
+        record = cluster_records.load(name)
+    except RLinfError:
+        return False
+    return record is not None and _of_the_file(job, record.path, record.section)
+
+
+def _another_cluster(where: str, name: str, reason: str, file: str) -> ClusterError:
+    from rlinf_core.errors import ClusterError
+
+    return ClusterError(
+        f"cluster `{name}` is up, but not for this file",
+        where=where,
+        why=reason,
+        help=f"`{_CLUSTER}={name}` runs the job on it; `rlinf up {file}` brings up the file's own machines",
+    )

@@ -29,6 +29,9 @@ class Known(NamedTuple):
         token_path: the file of its token on this machine, or None when it asks for none.
         num_nodes: the number of nodes in its file; None when that is not recorded.
         ports: the range of this machine's ports on which rlinf's own listeners are, `first-last`; None for any.
+        rank: this machine's rank in it.
+        interpreter: the Python that runs Ray on this machine.
+        path, section: of the file that it was brought up from; see `ClusterRecord`.
     """
 
     name: str
@@ -37,6 +40,10 @@ class Known(NamedTuple):
     num_nodes: int | None = None
     ports: str | None = None
     runs_here: bool = True
+    rank: int = 0
+    interpreter: str = ""
+    path: str = ""
+    section: str = ""
 
 
 def known() -> Known | None:
@@ -96,9 +103,9 @@ def destination(address: str | None, num_nodes: int | None, *, may_start: bool) 
     return own_cluster
 
 
-def is_known(name: str) -> bool:
-    """Return whether a cluster of this name is recorded here, or has a node on this machine."""
-    return name in cluster_records.names() or any(cluster.name == name for cluster in _running_here())
+def running_here() -> list[Known]:
+    """Return the clusters of this user whose Ray runs on this machine."""
+    return list(_running_here())
 
 
 def may_be_embedded(num_nodes: int | None, config: ClusterConfig | None) -> bool:
@@ -171,7 +178,17 @@ def _running_here() -> Iterator[Known]:
             spec = record["spec"]
             first, _, last = str(spec["ports"]).partition("-")
             ports = NodePorts.of(range(int(first), int(last) + 1)).data
-            yield Known(str(record["name"]), str(record["gcs"]), path, spec["num_nodes"], ports)
+            yield Known(
+                str(record["name"]),
+                str(record["gcs"]),
+                path,
+                spec["num_nodes"],
+                ports,
+                rank=int(record["rank"]),
+                interpreter=str(spec["interpreter"]),
+                path=str(record.get("path", "")),
+                section=str(record.get("section", "")),
+            )
 
 
 def _recorded() -> Iterator[Known]:

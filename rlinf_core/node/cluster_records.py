@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlinf_core import env_vars
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError, RLinfError
 from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.node import node_facts
@@ -48,6 +49,8 @@ class ClusterRecord:
         ports: first and last of the range.
         since: when it was first brought up, in seconds since 1970.
         synced: whether its code was shipped by `--sync`.
+        path: absolute path of the file; empty for standard input.
+        section: digest of the file's cluster section; see `section_digest`.
     """
 
     name: str
@@ -59,6 +62,8 @@ class ClusterRecord:
     nodes: tuple[RecordedNode, ...] = field(default=())
     since: float = 0.0
     synced: bool = False
+    path: str = ""
+    section: str = ""
 
     @property
     def token_path(self) -> Path | None:
@@ -74,6 +79,14 @@ class ClusterRecord:
         own = node_facts.machine()
         alone = len(self.nodes) == 1 and self.nodes[0].host is None
         return next((node for node in self.nodes if alone or node.machine == own), None)
+
+
+def section_digest(cluster: ClusterConfig) -> str:
+    """Return a digest of a resolved cluster section, without the parts that are a job's: placement, `forward_env`."""
+    section = cluster.model_dump(
+        mode="json", exclude={"component_placement", "forward_env"}, fallback=str, warnings=False
+    )
+    return node_facts.digest_of(json.dumps(section, sort_keys=True))
 
 
 def folder() -> Path:
@@ -144,7 +157,18 @@ def save(record: ClusterRecord) -> None:
         "version": _VERSION,
         **{
             name: getattr(record, name)
-            for name in ("name", "id", "file", "address", "authenticated", "ports", "since", "synced")
+            for name in (
+                "name",
+                "id",
+                "file",
+                "address",
+                "authenticated",
+                "ports",
+                "since",
+                "synced",
+                "path",
+                "section",
+            )
         },
         "nodes": [node._asdict() for node in record.nodes],
     }

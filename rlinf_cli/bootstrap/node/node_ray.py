@@ -118,6 +118,8 @@ def _launch(request: dict[str, Any], folder: str, address: str) -> subprocess.Po
         "env": request.get("env", {}),
         "code": bool(request.get("code")),
         "from": request.get("from"),
+        "path": request.get("path", ""),
+        "section": request.get("section", ""),
         "since": time.time(),
     }
     facts.write_private(os.path.join(folder, "node.json"), json.dumps(record))

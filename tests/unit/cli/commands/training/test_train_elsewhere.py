@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,18 @@ def head(fake_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
     return made
 
 
+def section_of(file: str, *overrides: str) -> str:
+    job = load_job(file, overrides, environ={})
+    assert job.cluster is not None
+    return cluster_records.section_digest(job.cluster)
+
+
 def record(name: str, machine: str = "another") -> None:
     node = RecordedNode(0, "trainer", ("cluster",), "/usr/bin/python3", {}, machine=machine)
-    cluster_records.save(ClusterRecord(name, "1234", "farm.yaml", "10.0.0.1:6379", False, (20000, 20999), (node,)))
+    section = section_of("farm.yaml")
+    cluster_records.save(
+        ClusterRecord(name, "1234", "farm.yaml", "10.0.0.1:6379", False, (20000, 20999), (node,), section=section)
+    )
 
 
 def test_the_driver_goes_to_the_head(cli: Cli, head: Head, fake_recipe: Path) -> None:
@@ -104,7 +114,9 @@ def test_what_the_file_says_is_told_once(cli: Cli, head: Head, rlinf: Cli) -> No
 
 def test_a_node_of_the_cluster_runs_its_driver_itself(cli: Cli, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     record("farm", machine=node_facts.machine())
-    monkeypatch.setattr(attach, "known", lambda: attach.Known("farm", "10.0.0.1:6379", None, 1))
+    here = attach.Known("farm", "10.0.0.1:6379", None, 1, interpreter=sys.executable, section=section_of("farm.yaml"))
+    monkeypatch.setattr(attach, "_running_here", lambda: iter((here,)))
+    monkeypatch.setattr(attach, "known", lambda: here)
     ended = cli("train", "farm.yaml", "runner.max_steps=2")
     assert ended.code == 0
     assert "runs on cluster farm, head 10.0.0.1:6379\n" in ended.err
@@ -118,18 +130,83 @@ def test_a_machine_without_a_cluster_runs_its_own(cli: Cli, head: Head) -> None:
     assert "runs on a private Ray on this machine\n" in ended.err
 
 
-def test_the_cluster_of_another_file_is_joined_where_it_fits(
-    cli: Cli, head: Head, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = [attach.Known("laptop", "127.0.0.1:20000", None, 1), attach.Known("lab", "10.0.0.1:20000", None, 5)]
+ONE_NODE = ("train", "farm.yaml", "cluster.hosts=[]", "runner.max_steps=2")
+
+
+@pytest.fixture
+def laptop(head: Head, monkeypatch: pytest.MonkeyPatch) -> list[attach.Known]:
+    """A cluster on this machine that was brought up from the same section and interpreter, and may be changed."""
+    section = section_of("farm.yaml", "cluster.hosts=[]")
+    running = [
+        attach.Known("laptop", "127.0.0.1:20000", None, 1, interpreter=sys.executable, path="/x.yaml", section=section)
+    ]
     monkeypatch.setattr(attach, "_running_here", lambda: iter(running))
-    ended = cli("train", "farm.yaml", "cluster.hosts=[]", "runner.max_steps=2")
+    monkeypatch.setattr(attach, "known", lambda: next(iter(running), None))
+    return running
+
+
+def test_a_cluster_with_an_equal_section_is_joined(cli: Cli, laptop: list[attach.Known]) -> None:
+    ended = cli(*ONE_NODE)
     assert (ended.code, "runs on cluster laptop, head 127.0.0.1:20000\n" in ended.err) == (0, True)
-    running.append(running[0]._replace(name="desktop"))
-    ended = cli("train", "farm.yaml", "cluster.hosts=[]", "runner.max_steps=2")
+
+
+def test_several_clusters_with_an_equal_section_are_not_chosen_from(cli: Cli, laptop: list[attach.Known]) -> None:
+    laptop.append(laptop[0]._replace(name="desktop"))
+    ended = cli(*ONE_NODE)
     assert ended.code == 3
-    assert "several clusters: `desktop`, `laptop`" in ended.err
+    assert "several clusters of the file's machines run here: `laptop`, `desktop`" in ended.err
     assert "`RLINF_CLUSTER`" in ended.err
+
+
+def test_a_cluster_of_a_base_is_joined(cli: Cli, laptop: list[attach.Known], fake_recipe: Path) -> None:
+    base = fake_recipe / "farm.yaml"
+    (fake_recipe / "job.yaml").write_text("extends: farm.yaml\ncluster: {hosts: [], ports: 21000-21999}\n")
+    laptop[0] = laptop[0]._replace(section="another", path=str(base.resolve()))
+    ended = cli("train", "job.yaml", "runner.max_steps=2")
+    assert (ended.code, "runs on cluster laptop" in ended.err) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"section": "another"}, "it was brought up from /x.yaml, whose `cluster` section differs"),
+        ({"section": "", "path": ""}, "it was brought up from another file, whose `cluster` section differs"),
+        ({"interpreter": "/opt/other/bin/python3"}, "it runs with /opt/other/bin/python3, the job with"),
+    ],
+)
+def test_a_job_of_one_node_keeps_out_of_another_cluster(
+    cli: Cli, laptop: list[attach.Known], change: dict[str, str], says: str
+) -> None:
+    laptop[0] = laptop[0]._replace(**change)
+    ended = cli(*ONE_NODE)
+    assert ended.code == 0
+    assert "runs on a private Ray on this machine\n" in ended.err
+    assert f"cluster `laptop` runs here too: {says}" in ended.err
+    assert "`RLINF_CLUSTER=laptop` runs the job on it" in ended.err
+
+
+def test_a_named_cluster_is_joined_as_it_is(
+    cli: Cli, laptop: list[attach.Known], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laptop[0] = laptop[0]._replace(section="another", interpreter="/opt/other/bin/python3")
+    monkeypatch.setenv("RLINF_CLUSTER", "laptop")
+    ended = cli(*ONE_NODE)
+    assert (ended.code, "runs on cluster laptop" in ended.err) == (0, True)
+
+
+def test_a_job_of_several_nodes_names_both(cli: Cli, laptop: list[attach.Known]) -> None:
+    ended = cli(*ONE_NODE, "cluster.num_nodes=2")
+    assert ended.code == 3
+    assert "cluster `laptop` is up, but not for this file" in ended.err
+    assert "it was brought up from /x.yaml" in ended.err
+    assert "`RLINF_CLUSTER=laptop` runs the job on it; `rlinf up farm.yaml` brings up" in ended.err
+
+
+def test_the_record_of_another_file_of_that_name_is_not_followed(cli: Cli, head: Head) -> None:
+    record("farm")
+    ended = cli("train", "farm.yaml", "cluster.ports=21000-21999")
+    assert (ended.code, head.asked) == (3, [])
+    assert "cluster `farm` is up, but not for this file" in ended.err
 
 
 def test_an_address_is_joined_from_here(cli: Cli, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
