@@ -11,6 +11,7 @@ from rlinf_core.algorithms.aggregation import masked_mean as masked_mean
 from rlinf_core.algorithms.losses.inputs import Loss as Loss
 from rlinf_core.algorithms.losses.inputs import LossInputs as LossInputs
 from rlinf_core.algorithms.losses.inputs import LossSettings as LossSettings
+from rlinf_core.algorithms.losses.value_loss import value_loss as value_loss
 from rlinf_core.algorithms.options import checked_options as checked_options
 from rlinf_core.algorithms.options import with_options as with_options
 from rlinf_core.algorithms.registry import get_advantage as get_advantage

@@ -146,7 +146,19 @@ def _check_training(config: BaseModel, components: tuple[str, ...], report: Repo
     if _value(config, ("runner", "only_eval")):
         return
     _check_half_precision(config, components, report)
+    last = _value(config, ("runner", "last_step"))
     for component in components:
+        end = _value(config, (component, "optim", "total_training_steps"))
+        falls = _value(config, (component, "optim", "lr_scheduler")) in ("linear", "cosine")
+        no_rate = falls and _value(config, (component, "optim", "min_lr_ratio")) == 0
+        if no_rate and isinstance(end, int) and isinstance(last, int) and end < last:
+            report(
+                (component, "optim", "total_training_steps"),
+                "conflicting-settings",
+                f"the learning rate is 0 after step {end}, and the run has {last}: {last - end} steps change nothing",
+                f"remove it, or write `{component}.optim.min_lr_ratio: 0.1`",
+                about=[("runner", "max_steps"), ("runner", "max_epochs"), (component, "optim", "min_lr_ratio")],
+            )
         for name in ("lr", "value_lr"):
             rate, path = _value(config, (component, "optim", name)), (component, "optim", name)
             if isinstance(rate, float) and rate > _LARGEST_RATE:

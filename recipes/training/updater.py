@@ -12,12 +12,29 @@ from torch import Tensor, nn
 from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.typed_tensors import floats, integers, local_part
-from rlinf_core import Loss
+from rlinf_core import Loss, RLinfError
 
 Part = TypeVar("Part")
 
 # A warning; its arguments are the training step and the number of optimizer steps.
 SKIPPED: Final = "step %d: skipped %d optimizer steps because a loss or gradient was NaN or infinite"
+
+
+class UntrainedError(RLinfError):
+    """A trainable tensor that no update gives a gradient: it would stay as it was, and be trusted all the same.
+
+    Args:
+        names: tensors without a gradient; none: the loss depends on no tensor.
+        where: the step, as in `step 1`.
+        why: what needs them.
+        help: the remedy.
+    """
+
+    def __init__(self, names: Iterable[str], where: str, why: str, help: str) -> None:
+        first, *others = [*sorted(names), ""]
+        rest = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        what = f"`{first}`{rest} {'train, but have' if rest else 'trains, but has'} no gradient"
+        super().__init__(what if first else "the loss depends on no trained tensor", where=where, why=why, help=help)
 
 
 @dataclass
@@ -79,6 +96,8 @@ class Updater:
         self._optimizer = optimizer
         self._clip_grad = clip_grad
         self._skips = skip_nonfinite
+        # Trained tensors that no update has given a gradient; None: there was no update.
+        self._untouched: set[str] | None = None
 
     def update(
         self,
@@ -101,6 +120,7 @@ class Updater:
 
         Raises:
             NonFiniteError: a loss or a gradient is not finite on some rank, and such steps are not skipped.
+            UntrainedError: the loss depends on no weight.
         """
         strategy = self._strategy
         self._optimizer.zero_grad()
@@ -108,8 +128,14 @@ class Updater:
         for number, part in enumerate(parts):
             strategy.accumulate(last=number == len(parts) - 1)
             losses.append(evaluate(part))
+            if not losses[-1].loss.requires_grad:
+                why = "all that it is made of was detached, or comes from the batch"
+                raise UntrainedError((), f"step {step}", why, "use the tensors that the model returns as they are")
             (losses[-1].loss / len(parts)).backward()
         strategy.finish_gradients()
+        if parts and (self._untouched is None or self._untouched):
+            absent = _without_gradient(strategy.module)
+            self._untouched = absent if self._untouched is None else self._untouched & absent
         if trains is not None:
             for name, weight in strategy.module.named_parameters():
                 if not trains(name):
@@ -127,6 +153,33 @@ class Updater:
                 figures.parts[-1]["actor/weights_changed"] = sample.changed()
         else:
             figures.skipped += 1
+
+    def untouched(self) -> set[str]:
+        """Return, once, the names of trained tensors that no update so far has given a gradient.
+
+        Experts, of which a batch may need none, are left out.
+        """
+        names, self._untouched = self._untouched or set[str](), set()
+        return names
+
+    def reached(self, output: Callable[[], Tensor | None]) -> set[str]:
+        """Return the names of the trained tensors that an output of the model depends on. All ranks call it together.
+
+        Gradients are cleared; random numbers are drawn as if nothing had happened.
+        """
+        device = next(self._strategy.module.parameters()).device
+        self._optimizer.zero_grad()
+        kind = "cuda" if device.type == "cpu" else device.type
+        with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=kind):
+            self._strategy.accumulate(last=True)
+            value = output()
+            if value is None or not value.requires_grad:
+                return set()
+            value.float().sum().backward()
+        weights = self._strategy.module.named_parameters()
+        names = {name for name, weight in weights if weight.grad is not None}
+        self._optimizer.zero_grad()
+        return names
 
     def _is_finite(self, losses: list[Loss], norm: Tensor, step: int) -> bool:
         """Return whether the losses and gradients of all ranks are finite.
@@ -164,6 +217,14 @@ class Updater:
     def check_weights(self, where: str) -> None:
         """See `check_weights`."""
         check_weights(self._strategy.module, where)
+
+
+def _without_gradient(module: nn.Module) -> set[str]:
+    return {
+        name
+        for name, weight in module.named_parameters()
+        if weight.requires_grad and weight.grad is None and "experts" not in name.split(".")
+    }
 
 
 def check_weights(module: nn.Module, where: str) -> None:

@@ -19,14 +19,14 @@ from recipes.embodied.learning.reductions import leading, sum_to_level
 from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.optimizer import of_values
 from recipes.training.sharding import ParallelStrategy
-from recipes.training.updater import Figures, Updater, first_nonfinite
+from recipes.training.updater import Figures, UntrainedError, Updater, first_nonfinite
 from rlinf_core import ConfigError, Loss, LossInputs, LossSettings, checked_options
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.registry import get_policy_loss
 
 if TYPE_CHECKING:
     from recipes.embodied.learning.imitation import ImitationData
-    from recipes.embodied.models.base_policy import BasePolicy
+    from recipes.embodied.models.base_policy import ActionEval, BasePolicy
 
 
 class Learner:
@@ -74,6 +74,7 @@ class Learner:
 
         Raises:
             NonFiniteError: a loss, a gradient or a weight is not finite, under `runner.on_nonfinite: stop`.
+            UntrainedError: no update gave a tensor a gradient that should have one.
         """
         figures = Figures()
         algorithm = self._config.algorithm
@@ -86,7 +87,52 @@ class Learner:
             if algorithm.target_kl is not None and self._divergence(figures.parts[before:]) > algorithm.target_kl:
                 break
         self.check_weights(f"step {step}")
+        self._check_reached(samples, micro, f"step {step}")
         return figures
+
+    def _check_reached(self, samples: Samples, micro: int, where: str) -> None:
+        """Refuse, after the first step, a loss that leaves out what it was to train.
+
+        Of a model of rlinf's a tensor counts if values or log-probabilities that this training needs depend on it: such
+        models have heads for other uses. Of a user's own policy every tensor counts, but those of values that nothing
+        needs.
+        """
+        names = self._updater.untouched()
+        if not self._strategy.reduce_max(len(names)):
+            return
+        algorithm = self._config.algorithm
+        part = next(iter(samples.microbatches(micro)))
+        of_states = self._updater.reached(lambda: self._evaluated(part).values)
+        of_actions = self._updater.reached(lambda: self._evaluated(part).logprobs)
+        if "returns" in samples.tensors and names & of_states:
+            raise UntrainedError(
+                names & of_states,
+                where,
+                f"`adv_type: {algorithm.adv_type}` takes advantages from values, and `loss_type: {algorithm.loss_type}`"
+                " does not train them",
+                "add `value_loss` of `inputs.values` to the loss (docs/algorithms.md, An algorithm of your own), or"
+                " write `adv_type: grpo`, which needs none",
+            )
+        if names & of_actions:
+            raise UntrainedError(
+                names & of_actions,
+                where,
+                f"log-probabilities depend on it, and `loss_type: {algorithm.loss_type}` does not train them",
+                "use `inputs.logprobs` in the loss without detaching it",
+            )
+        unused = names - of_states - of_actions
+        model_type = self._config.actor.model.model_type
+        if ":" in model_type and unused:
+            raise UntrainedError(
+                unused,
+                where,
+                f"neither actions nor values of `model_type: {model_type}` depend on it",
+                "use it in `forward`, remove it, or freeze it by `requires_grad_(False)`",
+            )
+
+    def _evaluated(self, part: Samples) -> ActionEval:
+        with computing(self._config.actor, self._device):
+            return evaluation_in_float32(self._strategy.module(part.inputs, part.tensors["actions"]))
 
     def _divergence(self, parts: Sequence[Mapping[str, float]]) -> float:
         """Return the divergence from the policy that acted, the mean of a batch over all ranks, the same on each.
@@ -156,8 +202,7 @@ class Learner:
 
     def _evaluate(self, part: Samples, totals: dict[str, Tensor]) -> Loss:
         algorithm, tensors = self._config.algorithm, part.tensors
-        with computing(self._config.actor, self._device):
-            evaluated = evaluation_in_float32(self._strategy.module(part.inputs, tensors["actions"]))
+        evaluated = self._evaluated(part)
         values = evaluated.values if "returns" in tensors else None
         if values is not None:
             values = values[:, : tensors["returns"].shape[1]]

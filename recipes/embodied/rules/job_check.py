@@ -143,6 +143,15 @@ def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:
             "remove it",
             about=[("algorithm", "loss_type")],
         )
+    last = config.runner.last_step
+    if last is not None and algorithm.critic_warmup_steps >= last and not config.runner.only_eval:
+        report(
+            ("algorithm", "critic_warmup_steps"),
+            "conflicting-settings",
+            f"`critic_warmup_steps: {algorithm.critic_warmup_steps}` lasts all {last} steps: the policy never learns",
+            f"write less than {last}",
+            about=[("runner", "max_steps"), ("runner", "max_epochs"), ("runner", "only_eval")],
+        )
     _check_groups(config, report)
 
 

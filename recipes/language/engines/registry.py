@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recipes.language.answers.sequences import SamplingParams
 from recipes.language.config import LanguageConfig
 from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.engines.engine import Engine
@@ -19,21 +18,6 @@ from rlinf_core.runners.storage.first_contact import FirstContact
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-def sampling_params(config: LanguageConfig, temperature: float, seed: int) -> SamplingParams:
-    """Return the sampling parameters of `rollout.sampling_params`, with another temperature."""
-    sampling = config.rollout.sampling_params
-    return SamplingParams(
-        temperature=temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        max_new_tokens=sampling.max_new_tokens,
-        min_new_tokens=sampling.min_new_tokens,
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        stop=tuple(sampling.stop),
-        seed=seed,
-    )
 
 
 def make_engine(

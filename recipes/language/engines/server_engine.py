@@ -29,6 +29,23 @@ if TYPE_CHECKING:
     from recipes.language.config.rollout_config import ServerSettings
 
 _TOKEN_TEXT: Final = re.compile("token_id:([0-9]{1,10})")
+# What a request leaves out, a server takes from its options or its model's generation_config.json: answers would be
+# those of another policy. Nothing here changes the distribution.
+_NEUTRAL: Final[Mapping[str, Any]] = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_p": 0.0,
+    "logit_bias": None,
+    "bad_words": [],
+    "allowed_token_ids": None,
+    "ignore_eos": False,
+    "use_beam_search": False,
+    "truncate_prompt_tokens": None,
+    "response_format": None,
+    "echo": False,
+    "stream": False,
+}
 # A step waits so long for an answer, so that its caller can do other things.
 _PATIENCE = 0.2
 
@@ -147,6 +164,7 @@ class ServerEngine(Engine):
         request = answers[0].request
         params = request.params
         body: dict[str, Any] = {
+            **_NEUTRAL,
             "model": self._model,
             "prompt": list(request.prompt),
             "n": len(answers),
@@ -154,6 +172,9 @@ class ServerEngine(Engine):
             "top_p": params.top_p,
             "top_k": params.top_k,
             "max_tokens": params.max_new_tokens,
+            "min_tokens": params.min_new_tokens,
+            "stop": list(params.stop),
+            "include_stop_str_in_output": True,
             "seed": stream_key(prompt_key(params.seed, request.prompt), answers[0].sample) >> 1,
             "logprobs": 0,
             "return_token_ids": True,
@@ -163,10 +184,6 @@ class ServerEngine(Engine):
         if params.temperature == 0 and len(answers) > 1:
             # Servers refuse several answers of which all must be the same.
             body["n"] = 1
-        if params.min_new_tokens:
-            body["min_tokens"] = params.min_new_tokens
-        if params.stop:
-            body |= {"stop": list(params.stop), "include_stop_str_in_output": True}
         return body
 
     # Steps

@@ -131,6 +131,12 @@ class SglangEngine(Engine):
             "max_new_tokens": params.max_new_tokens,
             "min_new_tokens": params.min_new_tokens,
             "stop_token_ids": [*self._stop_token_ids, *params.stop_token_ids],
+            # Given, so that neither `preferred_sampling_params` nor the model's generation_config.json decides.
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "min_p": 0.0,
+            "ignore_eos": False,
         }
         if self._seeded:
             settings["sampling_seed"] = stream_key(prompt_key(params.seed, answer.request.prompt), answer.sample)

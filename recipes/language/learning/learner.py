@@ -15,7 +15,7 @@ from recipes.language.models.packing import PackedRow
 from recipes.language.models.policy import AnswerEval, LanguagePolicy
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.typed_tensors import floats, integers
-from recipes.training.updater import Figures, Updater
+from recipes.training.updater import Figures, UntrainedError, Updater
 from rlinf_core import Loss, LossInputs, LossSettings
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.losses.value_loss import value_loss
@@ -145,7 +145,11 @@ class AnswerLearner(ABC):
                 self._updater.update(parts, part_loss, step, figures)
                 self._updates += 1
         self._updater.check_weights(f"step {step}")
+        self._check_reached(batch, f"step {step}")
         return figures
+
+    def _check_reached(self, batch: RolloutBatch, where: str) -> None:  # noqa: B027 - the loss of values leaves none out
+        """Refuse, after the first step, a loss that leaves out what it was to train."""
 
     @abstractmethod
     def _loss_of(self, row: PackedRow, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
@@ -260,6 +264,27 @@ class LanguageLearner(AnswerLearner):
             return rows
         moved = floats(answer_sums(targets["advantages"].abs(), batch.answer_lengths))
         return [row for row in rows if moved[row] != 0]  # NaN is found in the pass
+
+    def _check_reached(self, batch: RolloutBatch, where: str) -> None:
+        """See `AnswerLearner`. A model's tensors that no token depends on, such as those of pictures, do not count."""
+        names = self._updater.untouched()
+        if not self._strategy.reduce_max(len(names)):
+            return
+
+        def logprobs() -> Tensor:
+            evaluated: AnswerEval = self._strategy.module(
+                self._micro.pack(batch, [0] if len(batch) else []), self._settings.temperature
+            )
+            return evaluated.logprobs
+
+        missed = names & self._updater.reached(logprobs)
+        if missed:
+            raise UntrainedError(
+                missed,
+                where,
+                "log-probabilities of tokens depend on it, and `algorithm.loss_type` does not train them",
+                "use `inputs.logprobs` in the loss without detaching it",
+            )
 
     def _loss_of(self, row: PackedRow, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
         """See `AnswerLearner`."""

@@ -14,6 +14,7 @@ from recipes.language.rules.engine_rules import check_engine
 from recipes.language.rules.judge_rules import check_judge
 from recipes.language.rules.model_rules import check_model
 from recipes.language.rules.problem_rules import check_data
+from recipes.language.rules.sampling_rules import check_sampling
 from recipes.sections.checks import (
     Report,
     WorldSizes,
@@ -56,6 +57,7 @@ def check_job(
     check_data(config, report)
     check_model(config, report)
     check_engine(config, world_sizes, report)
+    check_sampling(config, report)
     check_algorithm(config, report)
     check_algorithm_options(config, config.algorithm, report)
     check_judge(config, report)

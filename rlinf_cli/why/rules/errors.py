@@ -150,6 +150,19 @@ def not_finite(incident: Incident) -> RunFinding | None:
     )
 
 
+def untrained(incident: Incident) -> RunFinding | None:
+    """Tell which trained tensor no update reached."""
+    if not incident.is_a("UntrainedError"):
+        return None
+    return _finding(
+        incident,
+        "untrained",
+        f"{_name(incident)} trains tensors that the loss does not reach: {_first_line(incident)}",
+        _quoted(incident),
+        *_help(incident, "use in the loss what the model returns, or freeze the tensor"),
+    )
+
+
 def deadlock(incident: Incident) -> RunFinding | None:
     """Tell who waits for whom."""
     if not incident.is_a("DeadlockError"):
@@ -242,6 +255,7 @@ RULES: Final = (
     simulators_failed,
     rewards_failed,
     not_finite,
+    untrained,
     deadlock,
     timed_out,
     checkpoint,

@@ -835,3 +835,31 @@ def test_router_replay_needs_experts_and_their_choices(
     results = findings(LAPTOP + f"actor: {{{model}router_replay: true}}\n" + change, messages=True)
     about = [finding[2] for finding in results if "experts" in finding[2]]
     assert (words == "" and not about) or any(words in message for message in about)
+
+
+@pytest.mark.parametrize(
+    ("params", "code", "underlined"),
+    [
+        ('{stop: ["a", ""]}', "bad-value", '""'),
+        ("{top_p: 0}", "bad-value", "0"),
+        ("{max_new_tokens: 8, min_new_tokens: 99}", "bad-value", "99"),
+        ("{temperature: 0}", "conflicting-settings", "0"),
+        ("{temperature: 0.001}", "conflicting-settings", "0.001"),
+        ("{top_k: 1}", "conflicting-settings", "1"),
+        ("{top_p: 1.0e-9}", "conflicting-settings", "1.0e-9"),
+        ("{max_new_tokens: 8, min_new_tokens: 8}", "conflicting-settings", "8"),
+    ],
+)
+def test_draws_that_nothing_is_learned_from_are_refused(findings: Any, params: str, code: str, underlined: str) -> None:
+    assert findings(LAPTOP + f"rollout:\n  sampling_params: {params}\n") == [(code, underlined)]
+
+
+@pytest.mark.parametrize("params", ["{temperature: 0}", "{top_k: 1}", "{max_new_tokens: 8, min_new_tokens: 8}"])
+def test_evaluations_may_draw_greedily(findings: Any, params: str) -> None:
+    assert findings(LAPTOP + f"rollout:\n  sampling_params: {params}\nrunner: {{only_eval: true}}\n") == []
+
+
+def test_a_rate_that_ends_before_the_run_is_refused(findings: Any) -> None:
+    optim = "actor:\n  optim: {lr_scheduler: cosine, total_training_steps: 7}\nrunner: {max_steps: 9}\n"
+    assert findings(LAPTOP + optim) == [("conflicting-settings", "7")]
+    assert findings(LAPTOP + optim.replace("cosine", "linear, min_lr_ratio: 0.1")) == []

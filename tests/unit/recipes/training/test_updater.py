@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from recipes.training.finite import NonFiniteError
 from recipes.training.sharding import SingleProcess
-from recipes.training.updater import Figures, Updater
+from recipes.training.updater import Figures, UntrainedError, Updater
 from rlinf_core.algorithms.losses.inputs import Loss
 
 
@@ -94,3 +94,53 @@ def test_untrained_weights_are_not_checked_in_every_step() -> None:
     module.bias.requires_grad_(False)
 
     updater(module).check_weights("step 2")
+
+
+class TwoHeads(nn.Module):
+    """Two outputs of one trunk, a part of a mixture that no batch needs, a spare tensor and a frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head, self.value_head, self.spare = (nn.Linear(2, 2) for _ in range(4))
+        self.experts = nn.ModuleList([nn.Linear(2, 2)])
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.trunk(inputs)
+        return self.head(features), self.value_head(features)
+
+
+def test_tensors_without_a_gradient_are_told_once() -> None:
+    module = TwoHeads()
+    taken = updater(module)
+    inputs = torch.ones(1, 2)
+    for step in (1, 2):
+        # Zero gradients are gradients: an adapter has them in its first step.
+        taken.update([0.0], lambda part: Loss(module(inputs)[0].sum() * part, {}), step, Figures())
+    missing = {f"{name}.{kind}" for name in ("value_head", "spare") for kind in ("weight", "bias")}
+    random = torch.get_rng_state()
+    assert taken.reached(lambda: module(inputs)[1] + torch.rand(1)) & missing == {
+        "value_head.weight",
+        "value_head.bias",
+    }
+    assert torch.equal(torch.get_rng_state(), random)
+    assert taken.reached(lambda: None) == taken.reached(lambda: torch.ones(1)) == set()
+    assert taken.untouched() == missing
+    assert taken.untouched() == set()
+
+
+def test_tensors_of_later_updates_and_of_warm_ups_are_no_fault() -> None:
+    module = TwoHeads()
+    taken = updater(module)
+    inputs = torch.ones(1, 2)
+    taken.update([1], lambda _: Loss(module(inputs)[0].sum(), {}), 1, Figures(), trains=lambda name: "head" not in name)
+    taken.update([], lambda _: Loss(torch.zeros(()), {}), 1, Figures())
+    taken.update([1], lambda _: Loss(module(inputs)[1].sum(), {}), 1, Figures())
+    assert taken.untouched() == {"spare.weight", "spare.bias"}
+
+
+def test_a_loss_of_detached_tensors_is_refused() -> None:
+    module = TwoHeads()
+    with pytest.raises(UntrainedError, match="the loss depends on no trained tensor") as caught:
+        updater(module).update([1], lambda _: Loss(module(torch.ones(1, 2))[0].detach().sum(), {}), 3, Figures())
+    assert caught.value.where == "step 3"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,10 +16,11 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.batch import Samples
 from recipes.embodied.learning.learner import Learner
 from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.small.mlp_policy import MlpPolicy
 from recipes.training.finite import NonFiniteError
 from recipes.training.optimizer import make_optimizer
 from recipes.training.sharding import SingleProcess
-from recipes.training.updater import Figures
+from recipes.training.updater import Figures, UntrainedError
 from rlinf_core import ConfigError
 from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
 from rlinf_core.job.load import load_job
@@ -48,6 +51,28 @@ class OfTwo(SingleProcess):
 def root_of_zero(inputs: LossInputs, settings: LossSettings) -> Loss:
     """A loss that is 0, with gradients that are not finite."""
     return Loss((inputs.logprobs * 0).sqrt().sum(), {})
+
+
+def without_values(inputs: LossInputs, settings: LossSettings) -> Loss:
+    return Loss(-(inputs.logprobs * inputs.advantages).mean(), {})
+
+
+def values_alone(inputs: LossInputs, settings: LossSettings) -> Loss:
+    assert inputs.values is not None
+    return Loss(inputs.values.square().mean(), {})
+
+
+def with_detached_values(inputs: LossInputs, settings: LossSettings) -> Loss:
+    assert inputs.values is not None
+    return Loss(-(inputs.logprobs * inputs.advantages).mean() + inputs.values.detach().mean(), {})
+
+
+class Forgetful(MlpPolicy):
+    """A policy of a user's with a layer that `forward` does not use."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.forgotten = nn.Linear(2, 2)
 
 
 def batch(*, masked: bool) -> Samples:
@@ -163,6 +188,65 @@ def test_ranks_agree_on_the_divergence() -> None:
     assert learner._divergence([]) == 0
     with pytest.raises(ConfigError, match="needs a divergence"):
         learner._divergence([{"my/loss": 1.0}])
+
+
+HERE = "tests.unit.recipes.embodied.learning.test_learner"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "why"),
+    [
+        (
+            [f"algorithm.loss_type={HERE}:without_values"],
+            "critic.0.0.bias",
+            "`adv_type: gae` takes advantages from values",
+        ),
+        ([f"algorithm.loss_type={HERE}:with_detached_values"], "critic.0.0.bias", "does not train them"),
+        ([f"algorithm.loss_type={HERE}:values_alone"], "actor.0.bias", "log-probabilities depend on it"),
+        ([f"actor.model.model_type={HERE}:Forgetful"], "forgotten.bias", "neither actions nor values"),
+    ],
+)
+def test_a_tensor_that_the_loss_leaves_out_ends_the_first_step(overrides: list[str], name: str, why: str) -> None:
+    learner, policy = made(*overrides)
+    assert name in dict(policy.named_parameters())
+    with pytest.raises(UntrainedError, match=f"`{name}`") as caught:
+        learner.learn(batch(masked=False), SAMPLES, SAMPLES // 2, 1)
+    assert why in (caught.value.why or "")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["algorithm.critic_warmup_steps=3"],
+        ["algorithm.normalize_observations=true"],
+    ],
+)
+def test_what_waits_for_its_turn_or_is_not_needed_ends_nothing(overrides: list[str]) -> None:
+    learner, _ = made(*overrides)
+    learner.learn(batch(masked=True), SAMPLES, SAMPLES // 2, 1)
+
+
+def test_values_that_no_advantage_needs_may_stay_untrained() -> None:
+    learner, policy = made(f"algorithm.loss_type={HERE}:without_values")
+    samples = batch(masked=False)
+    del samples.tensors["returns"], samples.tensors["old_values"]
+    before = policy.get_parameter("critic.0.0.weight").clone()
+    learner.learn(samples, SAMPLES, SAMPLES, 1)
+    assert torch.equal(policy.get_parameter("critic.0.0.weight"), before)
+
+
+def test_the_algorithm_of_the_page_trains_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[5] / "docs/algorithms.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python file=my_lab/algorithms\.py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    # The names that the page registers are for programs that have imported it.
+    (tmp_path / "page_of_algorithms.py").write_text(re.sub(r"^@register_.*\n", "", code, flags=re.MULTILINE))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    learner, policy = made("algorithm.loss_type=page_of_algorithms:clipped_weights")
+    before = {name: weight.clone() for name, weight in policy.named_parameters()}
+    figures = learner.learn(batch(masked=True), SAMPLES, SAMPLES, 1)
+    assert {name for name, weight in policy.named_parameters() if torch.equal(weight, before[name])} == set()
+    assert {"actor/clip_fraction", "critic/value_loss"} <= figures.means().keys()
 
 
 class TestValuesThatAreNotFinite:

@@ -27,6 +27,7 @@ class FakeServer:
         faults: answers that are given instead, one a request to `/v1/completions`.
         change: changes the answers to completion requests.
         cut: bytes after which answers break off, one an answer.
+        defaults: fields of requests that leave them out, as of a model's generation_config.json.
         seen: paths and bodies of requests.
     """
 
@@ -37,6 +38,7 @@ class FakeServer:
         self.faults: list[Answer] = []
         self.change: Callable[[dict[str, Any]], Any] = lambda answer: answer
         self.cut: list[int] = []
+        self.defaults: dict[str, Any] = {}
         self.seen: list[tuple[str, Any]] = []
         self.hold = threading.Event()
         self.hold.set()
@@ -60,6 +62,16 @@ class FakeServer:
         return 200, None
 
     def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        # The penalties, biases and limits that this server would obey, at the values at which they do nothing.
+        neutral = {
+            "repetition_penalty": 1,
+            "presence_penalty": 0,
+            "frequency_penalty": 0,
+            "min_p": 0,
+            "logit_bias": None,
+        }
+        for name, value in neutral.items():
+            assert (self.defaults | body).get(name, value) == value, f"{name} changes what is drawn"
         params = SamplingParams(
             temperature=body["temperature"],
             top_p=body["top_p"],

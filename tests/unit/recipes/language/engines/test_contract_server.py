@@ -152,6 +152,38 @@ def test_strange_limits_of_a_server_are_passed_over(server: FakeServer, folder: 
     engine.stop()
 
 
+@pytest.mark.parametrize(
+    "default",
+    [
+        {"repetition_penalty": 1.3},
+        {"min_p": 0.2},
+        {"presence_penalty": 0.5, "frequency_penalty": 0.5},
+        {"logit_bias": {"5": -100}},
+    ],
+)
+def test_defaults_of_a_server_never_draw(server: FakeServer, engine: Engine, default: dict[str, Any]) -> None:
+    server.defaults = default
+    assert not ask(engine).failed
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("min_tokens", 0),
+        ("stop", []),
+        ("ignore_eos", False),
+        ("bad_words", []),
+        ("allowed_token_ids", None),
+        ("truncate_prompt_tokens", None),
+        ("top_k", -1),
+    ],
+)
+def test_a_request_leaves_nothing_out(server: FakeServer, engine: Engine, name: str, value: Any) -> None:
+    ask(engine)
+    _, body = server.seen[-1]
+    assert body[name] == value
+
+
 def test_tokens_may_come_as_texts_of_their_numbers(server: FakeServer, engine: Engine) -> None:
     by_numbers = ask(engine)
     server.change = changed(token_ids=None, prompt_token_ids=None)

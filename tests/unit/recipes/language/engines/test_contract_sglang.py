@@ -53,6 +53,9 @@ class StandIn:
         assert prompt is None
         assert return_logprob
         for index, (tokens, inputs) in enumerate(zip(input_ids or [], sampling_params or [], strict=True)):
+            # What is left out comes from `preferred_sampling_params` of the engine, or from the model's folder.
+            drawn = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "min_p": 0}
+            assert {name: inputs[name] for name in drawn} == drawn
             params = SamplingParams(
                 temperature=inputs["temperature"],
                 top_k=inputs["top_k"],

@@ -18,8 +18,9 @@ from recipes.language.learning.learner import LanguageLearner, LearnerSettings, 
 from recipes.language.models.policy import LanguagePolicy
 from recipes.training.finite import NonFiniteError
 from recipes.training.sharding import SingleProcess
+from recipes.training.updater import UntrainedError
 from rlinf_core.algorithms.advantages import AdvantageSettings, gae, grpo, turn_gae
-from rlinf_core.algorithms.losses.inputs import LossSettings
+from rlinf_core.algorithms.losses.inputs import Loss, LossSettings
 from rlinf_core.algorithms.losses.policy_loss import actor
 from rlinf_core.algorithms.registry import get_policy_loss
 from tests.unit.recipes.language.tiny import answers, plain_logprobs, random_batch, tiny_model
@@ -232,3 +233,18 @@ def test_rewards_of_turns_come_when_they_were_given() -> None:
     assert by_turn.tolist() == [0.5, 0.0, 1.0, 1.0, 0.0]
     # A comparison of outcomes counts the whole of it.
     assert by_outcome.tolist() == pytest.approx([0.7071, 0, 0.7071, 0.7071, -0.7071], abs=1e-4)
+
+
+def test_a_loss_that_leaves_log_probabilities_out_is_refused_and_unused_parts_are_not() -> None:
+    batch = random_batch(0, size=3)
+    model = tiny_model()
+    made = learner(model, LearnerSettings(clip_grad=0.0))
+    made.policy.pictures = torch.nn.Linear(2, 2)  # as the tower of a model that gets no pictures
+    made.train(batch, targets_of(batch), 0)
+
+    blind = learner(tiny_model(), LearnerSettings(clip_grad=0.0))
+    spare = torch.nn.Parameter(torch.ones(()))
+    blind.policy.spare = spare
+    blind._loss = lambda inputs, settings: Loss(spare * inputs.advantages.sum(), {})
+    with pytest.raises(UntrainedError, match=r"lm_head.weight` and 26 more train, but have no gradient"):
+        blind.train(batch, targets_of(batch), 0)
