@@ -154,7 +154,7 @@ def _check_training(config: BaseModel, components: tuple[str, ...], report: Repo
         if no_rate and isinstance(end, int) and isinstance(last, int) and end < last:
             report(
                 (component, "optim", "total_training_steps"),
-                "conflicting-settings",
+                "cannot-train",
                 f"the learning rate is 0 after step {end}, and the run has {last}: {last - end} steps change nothing",
                 f"remove it, or write `{component}.optim.min_lr_ratio: 0.1`",
                 about=[("runner", "max_steps"), ("runner", "max_epochs"), (component, "optim", "min_lr_ratio")],

@@ -137,11 +137,14 @@ def load_sound(
 
 
 def without_training_data(job: Job) -> Job:
-    """Return a job without findings about training data, which may have moved or not exist yet."""
+    """Return a job without findings about training: its data may have moved or not exist yet."""
     keys = () if job.recipe is None else tuple(tuple(key.split(".")) for key in job.recipe.training_data)
     return _without(
         job,
-        lambda finding: finding.code in _ABOUT_FILES and any(finding.path[: len(key)] == key for key in keys),
+        lambda finding: (
+            finding.code == "cannot-train"
+            or (finding.code in _ABOUT_FILES and any(finding.path[: len(key)] == key for key in keys))
+        ),
     )
 
 

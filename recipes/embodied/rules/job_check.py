@@ -147,7 +147,7 @@ def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:
     if last is not None and algorithm.critic_warmup_steps >= last and not config.runner.only_eval:
         report(
             ("algorithm", "critic_warmup_steps"),
-            "conflicting-settings",
+            "cannot-train",
             f"`critic_warmup_steps: {algorithm.critic_warmup_steps}` lasts all {last} steps: the policy never learns",
             f"write less than {last}",
             about=[("runner", "max_steps"), ("runner", "max_epochs"), ("runner", "only_eval")],

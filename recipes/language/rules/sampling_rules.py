@@ -39,7 +39,7 @@ def check_sampling(config: LanguageConfig, report: Report) -> None:
         if is_greedy:
             report(
                 (*_AT, key),
-                "conflicting-settings",
+                "cannot-train",
                 f"`{key}: {value:g}` always draws the most likely token: all answers to a prompt are equal, and"
                 " training has nothing to compare",
                 f"write `{key}: {usual}`; an evaluation with one answer to each problem is greedy by itself",
@@ -48,7 +48,7 @@ def check_sampling(config: LanguageConfig, report: Report) -> None:
     if sampling.min_new_tokens == sampling.max_new_tokens > 1:
         report(
             (*_AT, "min_new_tokens"),
-            "conflicting-settings",
+            "cannot-train",
             f"`min_new_tokens: {sampling.min_new_tokens}` is `max_new_tokens`: no answer may end, every one is cut off",
             "remove it, or write a smaller number",
             about=[(*_AT, "max_new_tokens"), ("runner", "only_eval")],

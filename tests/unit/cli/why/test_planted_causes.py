@@ -176,6 +176,11 @@ FAILURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         raised("recipes.training.finite.NonFiniteError", "`gradient of actor.0.weight` is nan", "RLinfError"),
         "not-finite", "actor.0.weight",
     ),
+    "a tensor does not train": (
+        "`ActorGroup:0` failed",
+        raised("recipes.training.updater.UntrainedError", "`critic.1.bias` trains, but has no gradient", "RLinfError"),
+        "untrained", "critic.1.bias",
+    ),
     "environment raises": (
         "`EnvGroup:0` failed in `interact`",
         raised("recipes.embodied.envs.faults.repeating.RaisedTwiceError",

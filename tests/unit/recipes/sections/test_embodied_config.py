@@ -661,6 +661,12 @@ class TestLearningRates:
             "`lr_warmup_steps: 20` does not end before the last of 20 steps",
         )
 
+    def test_a_warmup_of_values_leaves_steps_for_the_policy(self, findings: Any) -> None:
+        warmup = "algorithm.critic_warmup_steps=20"
+        assert findings(LAPTOP, warmup, "runner.max_steps=21") == []
+        assert findings(LAPTOP, warmup, "runner.max_steps=20") == [("cannot-train", "20")]
+        assert findings(LAPTOP, warmup, "runner.max_steps=20", "runner.only_eval=true") == []
+
 
 def test_vision_language_policy_takes_adapters_and_options(findings: Any) -> None:
     model = """

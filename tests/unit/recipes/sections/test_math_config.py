@@ -843,11 +843,11 @@ def test_router_replay_needs_experts_and_their_choices(
         ('{stop: ["a", ""]}', "bad-value", '""'),
         ("{top_p: 0}", "bad-value", "0"),
         ("{max_new_tokens: 8, min_new_tokens: 99}", "bad-value", "99"),
-        ("{temperature: 0}", "conflicting-settings", "0"),
-        ("{temperature: 0.001}", "conflicting-settings", "0.001"),
-        ("{top_k: 1}", "conflicting-settings", "1"),
-        ("{top_p: 1.0e-9}", "conflicting-settings", "1.0e-9"),
-        ("{max_new_tokens: 8, min_new_tokens: 8}", "conflicting-settings", "8"),
+        ("{temperature: 0}", "cannot-train", "0"),
+        ("{temperature: 0.001}", "cannot-train", "0.001"),
+        ("{top_k: 1}", "cannot-train", "1"),
+        ("{top_p: 1.0e-9}", "cannot-train", "1.0e-9"),
+        ("{max_new_tokens: 8, min_new_tokens: 8}", "cannot-train", "8"),
     ],
 )
 def test_draws_that_nothing_is_learned_from_are_refused(findings: Any, params: str, code: str, underlined: str) -> None:
@@ -861,5 +861,5 @@ def test_evaluations_may_draw_greedily(findings: Any, params: str) -> None:
 
 def test_a_rate_that_ends_before_the_run_is_refused(findings: Any) -> None:
     optim = "actor:\n  optim: {lr_scheduler: cosine, total_training_steps: 7}\nrunner: {max_steps: 9}\n"
-    assert findings(LAPTOP + optim) == [("conflicting-settings", "7")]
+    assert findings(LAPTOP + optim) == [("cannot-train", "7")]
     assert findings(LAPTOP + optim.replace("cosine", "linear, min_lr_ratio: 0.1")) == []

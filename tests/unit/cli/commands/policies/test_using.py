@@ -25,6 +25,12 @@ def test_it_needs_everything_else_of_the_file(override: str) -> None:
     assert not without_training_data(job).ok
 
 
+def test_a_policy_is_used_with_what_training_refuses() -> None:
+    job = load_job("math_laptop", ("rollout.sampling_params.temperature=0",))
+    assert not job.ok
+    assert without_training_data(job).ok
+
+
 def test_a_run_needs_no_checkpoint_that_it_was_resumed_from() -> None:
     job = without_training_data(load_job("sft_laptop", ("data.train_data_paths=to/be/made", "runner.resume_dir=gone")))
     assert not job.ok
