@@ -96,8 +96,9 @@ class Updater:
         self._optimizer = optimizer
         self._clip_grad = clip_grad
         self._skips = skip_nonfinite
-        # Trained tensors that no update has given a gradient; None: there was no update.
+        # Trained tensors that no update of the first training step has given a gradient; None: there was no update.
         self._untouched: set[str] | None = None
+        self._first_step: int | None = None
 
     def update(
         self,
@@ -133,7 +134,8 @@ class Updater:
                 raise UntrainedError((), f"step {step}", why, "use the tensors that the model returns as they are")
             (losses[-1].loss / len(parts)).backward()
         strategy.finish_gradients()
-        if parts and (self._untouched is None or self._untouched):
+        if parts and self._first_step in (None, step):
+            self._first_step = step
             absent = _without_gradient(strategy.module)
             self._untouched = absent if self._untouched is None else self._untouched & absent
         if trains is not None:
@@ -155,7 +157,7 @@ class Updater:
             figures.skipped += 1
 
     def untouched(self) -> set[str]:
-        """Return, once, the names of trained tensors that no update so far has given a gradient.
+        """Return, once, the names of trained tensors that no update of the first training step has given a gradient.
 
         Experts, of which a batch may need none, are left out.
         """
