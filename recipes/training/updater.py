@@ -99,6 +99,7 @@ class Updater:
         # Trained tensors that no update of the first training step has given a gradient; None: there was no update.
         self._untouched: set[str] | None = None
         self._first_step: int | None = None
+        self._was_asked = False
 
     def update(
         self,
@@ -134,7 +135,7 @@ class Updater:
                 raise UntrainedError((), f"step {step}", why, "use the tensors that the model returns as they are")
             (losses[-1].loss / len(parts)).backward()
         strategy.finish_gradients()
-        if parts and self._first_step in (None, step):
+        if parts and not self._was_asked and self._first_step in (None, step):
             self._first_step = step
             absent = _without_gradient(strategy.module)
             self._untouched = absent if self._untouched is None else self._untouched & absent
@@ -156,13 +157,16 @@ class Updater:
         else:
             figures.skipped += 1
 
-    def untouched(self) -> set[str]:
-        """Return, once, the names of trained tensors that no update of the first training step has given a gradient.
+    def untouched(self) -> set[str] | None:
+        """Return, once, the names of trained tensors that no update of the first training step has given a gradient;
+        then None, on all ranks at once.
 
         Experts, of which a batch may need none, are left out.
         """
-        names, self._untouched = self._untouched or set[str](), set()
-        return names
+        if self._was_asked:
+            return None
+        self._was_asked = True
+        return self._untouched or set()
 
     def reached(self, output: Callable[[], Tensor | None]) -> set[str]:
         """Return the names of the trained tensors that an output of the model depends on. All ranks call it together.

@@ -98,7 +98,7 @@ class Learner:
         needs.
         """
         names = self._updater.untouched()
-        if not self._strategy.reduce_max(len(names)):
+        if names is None or not self._strategy.reduce_max(len(names)):
             return
         algorithm = self._config.algorithm
         part = next(iter(samples.microbatches(micro)))

@@ -268,7 +268,7 @@ class LanguageLearner(AnswerLearner):
     def _check_reached(self, batch: RolloutBatch, where: str) -> None:
         """See `AnswerLearner`. A model's tensors that no token depends on, such as those of pictures, do not count."""
         names = self._updater.untouched()
-        if not self._strategy.reduce_max(len(names)):
+        if names is None or not self._strategy.reduce_max(len(names)):
             return
 
         def logprobs() -> Tensor:
