@@ -235,7 +235,7 @@ def test_rewards_of_turns_come_when_they_were_given() -> None:
     assert by_outcome.tolist() == pytest.approx([0.7071, 0, 0.7071, 0.7071, -0.7071], abs=1e-4)
 
 
-def test_a_loss_that_leaves_log_probabilities_out_is_refused_and_unused_parts_are_not() -> None:
+def test_a_loss_without_log_probabilities_is_refused() -> None:
     batch = random_batch(0, size=3)
     model = tiny_model()
     made = learner(model, LearnerSettings(clip_grad=0.0))
