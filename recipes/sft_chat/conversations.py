@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
+from recipes.language.data.chat_messages import ALIGNED_SUFFIX, Message, read_messages, read_tools, without_nulls
 from recipes.language.data.problem_sources import Sums, located_rows
 from recipes.sft_chat.config import ChatDataConfig
 from rlinf_core import ConfigError
-from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.suggest import excerpt
 
 ASSISTANT: Final = "assistant"
@@ -71,8 +72,9 @@ def load_conversations(config: ChatDataConfig, *, evaluation: bool) -> list[Chat
 
 def read_conversations(path: str, config: ChatDataConfig, most: int | None = None) -> Iterator[ChatRow]:
     """Yield the conversations of a file, or of its first rows; raises as `load_conversations` does."""
+    aligned = Path(path).suffix == ALIGNED_SUFFIX
     for place, row in located_rows(path, most):
-        yield _conversation(place, row, config)
+        yield _conversation(_Row(place, row, aligned), config)
 
 
 def generated(config: ChatDataConfig, count: int, part: str) -> list[ChatRow]:
@@ -87,25 +89,35 @@ def generated(config: ChatDataConfig, count: int, part: str) -> list[ChatRow]:
     return made
 
 
-def _conversation(place: str, row: Mapping[str, Any], config: ChatDataConfig) -> ChatRow:
-    tools = row.get("tools") or ()
-    if isinstance(tools, str):
-        tools = _json_list(tools, place, "tools")
-    if row.get(config.messages_key) is not None:
-        messages = _messages(row[config.messages_key], place, config.messages_key)
-        _refuse_unread(row, messages, config, place)
-        return _checked(ChatRow(place=place, messages=messages, tools=tuple(tools)))
-    if row.get(config.prompt_key) is not None and row.get(config.completion_key) is not None:
-        _refuse_unread(row, row[config.prompt_key], config, place)
-        return _pair(place, row[config.prompt_key], row[config.completion_key], tuple(tools), config)
-    if row.get(config.text_key) is not None:
-        text = row[config.text_key]
+class _Row(NamedTuple):
+    """A row of a file: its place, what it has, and whether its structs are aligned, see `read_messages`."""
+
+    place: str
+    fields: Mapping[str, Any]
+    aligned: bool
+
+    def messages(self, key: str, value: object) -> tuple[Message, ...]:
+        """Return messages under a key."""
+        return read_messages(value, self.place, key, aligned=self.aligned)
+
+
+def _conversation(row: _Row, config: ChatDataConfig) -> ChatRow:
+    fields, place = row.fields, row.place
+    tools = read_tools(fields.get("tools"), place, aligned=row.aligned)
+    if fields.get(config.messages_key) is not None:
+        messages = row.messages(config.messages_key, fields[config.messages_key])
+        _refuse_unread(row, messages, config)
+        return _checked(ChatRow(place=place, messages=messages, tools=tools))
+    if fields.get(config.prompt_key) is not None and fields.get(config.completion_key) is not None:
+        return _pair(row, tools, config)
+    if fields.get(config.text_key) is not None:
+        text = fields[config.text_key]
         if not isinstance(text, str) or not text.strip():
             raise ConfigError(f"{place}: the text under `{config.text_key}` is empty or no text", help=_REMOVE)
         return ChatRow(place=place, completion=text)
-    known = ", ".join(f"`{name}`" for name in row)
+    known = ", ".join(f"`{name}`" for name in fields)
     help = "set `data.messages_key`, or `data.prompt_key` and `data.completion_key`"
-    if "conversations" in row:
+    if "conversations" in fields:
         help += "; turns of `from` and `value` have to be written as `role` and `content`"
     raise ConfigError(
         f"{place}: the row has neither `{config.messages_key}`, nor `{config.prompt_key}` and"
@@ -115,23 +127,24 @@ def _conversation(place: str, row: Mapping[str, Any], config: ChatDataConfig) ->
     )
 
 
-def _refuse_unread(row: Mapping[str, Any], messages: object, config: ChatDataConfig, place: str) -> None:
+def _refuse_unread(row: _Row, messages: Sequence[Message], config: ChatDataConfig) -> None:
     """Refuse columns that change what the model reads, and that are not read here.
 
     Raises:
         ConfigError: the row has a system prompt that no message repeats, or arguments of the chat template of its own.
     """
     for column in ("system", "system_prompt"):
-        text = row.get(column)
-        if isinstance(text, str) and text.strip() and text not in str(messages):
+        text = row.fields.get(column)
+        if isinstance(text, str) and text.strip() and not any(text in message["content"] for message in messages):
             raise ConfigError(
-                f"{place}: `{column}` is no message, and would not be trained on",
+                f"{row.place}: `{column}` is no message, and would not be trained on",
                 help='write it as the first message, {"role": "system", "content": ...}, or remove it',
             )
-    arguments = row.get("chat_template_kwargs")
+    arguments = row.fields.get("chat_template_kwargs")
+    arguments = without_nulls(arguments) if row.aligned else arguments
     if arguments and arguments != config.chat_template_kwargs:
         raise ConfigError(
-            f"{place}: the row has its own `chat_template_kwargs`, but they must be the same for all rows",
+            f"{row.place}: the row has its own `chat_template_kwargs`, but they must be the same for all rows",
             help="write them as `data.chat_template_kwargs`, or remove them",
         )
 
@@ -139,59 +152,32 @@ def _refuse_unread(row: Mapping[str, Any], messages: object, config: ChatDataCon
 _REMOVE: Final = "remove the row, or complete it"
 
 
-def _pair(
-    place: str, prompt: Any, completion: Any, tools: tuple[Mapping[str, Any], ...], config: ChatDataConfig
-) -> ChatRow:
+def _pair(row: _Row, tools: tuple[Mapping[str, Any], ...], config: ChatDataConfig) -> ChatRow:
+    prompt, completion = row.fields[config.prompt_key], row.fields[config.completion_key]
     texts = isinstance(prompt, str), isinstance(completion, str)
-    if all(texts):
-        if not completion.strip():
-            raise ConfigError(f"{place}: the completion is empty", help=_REMOVE)
-        if not config.apply_chat_template:
-            return ChatRow(place=place, prompt=prompt, completion=completion)
-        prompt = [{"role": "user", "content": prompt}]
-        completion = [{"role": ASSISTANT, "content": completion}]
-    elif any(texts):
+    if not all(texts) and any(texts):
         raise ConfigError(
-            f"{place}: one of prompt and completion is a text, the other a list of messages",
+            f"{row.place}: one of prompt and completion is a text, the other a list of messages",
             help="write both as texts, or both as messages",
         )
-    before = _messages(prompt, place, config.prompt_key)
-    after = _messages(completion, place, config.completion_key)
-    return _checked(ChatRow(place=place, messages=before + after, first=len(before), tools=tools))
-
-
-def _messages(value: Any, place: str, key: str) -> tuple[Mapping[str, Any], ...]:
-    if isinstance(value, str):
-        value = _json_list(value, place, key)
-    if not isinstance(value, list) or not value:
-        raise ConfigError(
-            f"{place}: `{key}` is not a list of messages", help='write [{"role": "user", "content": "..."}, ...]'
+    if all(texts):
+        prompt, completion = (
+            [{"role": role, "content": text}] for role, text in (("user", prompt), (ASSISTANT, completion))
         )
-    return tuple(_message(item, place, number) for number, item in enumerate(cast("list[object]", value)))
-
-
-def _message(item: object, place: str, number: int) -> Mapping[str, Any]:
-    """Return a message without the keys that have no value, which Parquet adds."""
-    if not isinstance(item, dict):
-        raise ConfigError(f"{place}: message {number} is not an object", help="write role and content")
-    message = {str(key): value for key, value in cast("dict[Any, Any]", item).items() if value is not None}
-    role, content = message.get("role"), message.get("content", "")
-    if not isinstance(role, str):
-        remedy = "rename `from` to `role` and `value` to `content`" if "from" in message else "add `role`"
-        raise ConfigError(f"{place}: message {number} has no role", help=remedy)
-    if not isinstance(content, str):
-        raise ConfigError(
-            f"{place}: the content of message {number} is not text",
-            why="pictures and other parts are not supported",
-            help="write the content as one text",
-        )
-    if role == ASSISTANT and not content.strip() and not message.get("tool_calls"):
-        raise ConfigError(f"{place}: message {number}, of the assistant, is empty", help=_REMOVE)
-    return {**message, "content": content}
+    before, after = row.messages(config.prompt_key, prompt), row.messages(config.completion_key, completion)
+    _refuse_unread(row, before, config)
+    if all(texts) and not after[0]["content"].strip():
+        raise ConfigError(f"{row.place}: the completion is empty", help=_REMOVE)
+    if all(texts) and not config.apply_chat_template:
+        return ChatRow(place=row.place, prompt=before[0]["content"], completion=after[0]["content"])
+    return _checked(ChatRow(place=row.place, messages=before + after, first=len(before), tools=tools))
 
 
 def _checked(conversation: ChatRow) -> ChatRow:
     """Return a conversation with the weights of its messages taken out of them."""
+    for number, message in enumerate(conversation.messages):
+        if message["role"] == ASSISTANT and not message["content"].strip() and "tool_calls" not in message:
+            raise ConfigError(f"{conversation.place}: message {number}, of the assistant, is empty", help=_REMOVE)
     weights = [_weight(message, conversation.place, number) for number, message in enumerate(conversation.messages)]
     messages = tuple(
         {key: value for key, value in message.items() if key != _WEIGHT} for message in conversation.messages
@@ -225,16 +211,6 @@ def _weight(message: Mapping[str, Any], place: str, number: int) -> bool:
             help=f"write `{_WEIGHT}: 0` for a message that is not to be trained on",
         )
     return bool(weight)
-
-
-def _json_list(text: str, place: str, key: str) -> list[Any]:
-    try:
-        value = load_json(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, list):
-        raise ConfigError(f"{place}: `{key}` is a text that holds no JSON list", help="write a list")
-    return cast("list[Any]", value)
 
 
 def check_rows(config: ChatDataConfig, paths: Sequence[str], most: int | None = None) -> None:

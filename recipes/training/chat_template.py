@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -127,7 +129,7 @@ class ChatTemplate:
         return self._text(messages, tools, asks=False)
 
     def _text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, asks: bool) -> str:
-        listed = [self._with_parts(message) for message in messages] if self._parts else list(messages)
+        listed = [self._written(message) for message in messages]
         options = {"tools": list(tools), **self._arguments} if tools else self._arguments
         try:
             return self._tokenizer.apply_chat_template(listed, add_generation_prompt=asks, tokenize=False, **options)
@@ -151,6 +153,31 @@ class ChatTemplate:
         text = self.render(messages, tools)
         return next((message["role"] for message in messages if message["content"].strip() not in text), None)
 
-    @staticmethod
-    def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-        return {**message, "content": [{"type": "text", "text": message["content"]}]}
+    def _written(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a message as the template reads it."""
+        if self._parts:
+            message = {**message, "content": [{"type": "text", "text": message["content"]}]}
+        calls: Any = message.get("tool_calls")
+        return {**message, "tool_calls": [_with_text(call) for call in calls]} if calls and self._texts else message
+
+    @cached_property
+    def _texts(self) -> bool:
+        """Whether the template wants arguments as JSON text: it refuses an object, or writes it as Python does."""
+        self.__dict__["_texts"] = False  # while it is asked
+        call = {"id": "probeid00", "type": "function", "function": {"name": _WORDS, "arguments": {_PROBE: 1}}}
+        turn = [*_ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        with suppress(TemplateRefusalError):
+            if repr(_PROBE) not in self.write(turn):
+                return False
+        turn[-1] = {**turn[-1], "tool_calls": [_with_text(call)]}
+        with suppress(TemplateRefusalError):
+            return f'"{_PROBE}"' in self.write(turn)
+        return False
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call with its arguments as JSON text; they stand in it, or under `function`."""
+    if "function" in call:
+        return {**call, "function": _with_text(call["function"])}
+    arguments: Any = call.get("arguments")
+    return {**call, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)}

@@ -106,7 +106,7 @@ def _message(message: dict[str, Any], transcript: Transcript) -> ChatMessage:
 
 def _call(entry: dict[str, Any], transcript: Transcript) -> FunctionCall:
     function = as_mapping(entry.get("function"))
-    return transcript.call(function.get("name"), str(function.get("arguments")), entry.get("id"))
+    return transcript.call(function.get("name"), function.get("arguments"), entry.get("id"))
 
 
 def written(

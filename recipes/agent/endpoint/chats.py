@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, cast
@@ -20,8 +21,9 @@ from recipes.agent.conversation.chat_model import (
     ModelReply,
 )
 from recipes.agent.conversation.turn_messages import ChatMessage, Role, ToolOffer
+from recipes.language.data.chat_messages import object_of
 from recipes.language.listening.request_error import RequestError, bad_request
-from rlinf_core.foreign.strict_json import load_json
+from rlinf_core.foreign.strict_json import BadJsonError
 
 _NO_SCHEMAS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
 
@@ -207,8 +209,8 @@ class Transcript:
         self._chats = chats
         self._names: dict[str, str] = {}
 
-    def call(self, name: Any, arguments: str, call_id: Any) -> FunctionCall:
-        """Return a call of a message.
+    def call(self, name: Any, arguments: Any, call_id: Any) -> FunctionCall:
+        """Return a call of a message, whose arguments are an object or its JSON text.
 
         Raises:
             RequestError: its name or id is not text.
@@ -216,7 +218,8 @@ class Transcript:
         if not (isinstance(name, str) and name and isinstance(call_id, str) and call_id):
             raise bad_request("a call of a function needs a name and an id, which are texts")
         self._names[call_id] = name
-        return FunctionCall(name, arguments, call_id)
+        written = isinstance(arguments, str) and arguments.strip()
+        return FunctionCall(name, arguments if written else json.dumps(arguments or {}, ensure_ascii=False), call_id)
 
     def calling(self, text: str, calls: Sequence[FunctionCall]) -> ChatMessage:
         """Return a message with calls: as the model wrote it where it did, and as it would have else.
@@ -228,12 +231,10 @@ class Transcript:
         if written is not None:
             return ChatMessage("assistant", written)
         for call in calls:
-            try:
-                parsed: Any = load_json(call.arguments)
-            except ValueError:
-                parsed = None
-            if not isinstance(parsed, dict):
-                raise bad_request(f"the arguments of the call of `{call.name}` are not a JSON object")
+            with suppress(BadJsonError):
+                if object_of(call.arguments) is not None:
+                    continue
+            raise bad_request(f"the arguments of the call of `{call.name}` are not a JSON object")
         return ChatMessage("assistant", text, tuple(calls))
 
     def result(self, call_id: Any, text: str, *, field: str) -> ChatMessage:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from recipes.agent.conversation.chat_model import DrawSettings
+from recipes.language.data.chat_messages import joined_text
 from recipes.language.listening.request_error import bad_request
 
 _MOST_ANSWERS: Final = 64
@@ -141,15 +142,11 @@ def content_text(content: Any, types: Mapping[str, str]) -> str:
     Raises:
         RequestError: there is no text, or a part is something else.
     """
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise bad_request("the `content` of a message must be a text or a list of parts")
-    texts: list[str] = []
-    for part in listed(cast("list[Any]", content), "content"):
-        kind = str(part.get("type"))
-        text = part.get(types[kind]) if kind in types else None
-        if not isinstance(text, str):
-            raise bad_request(f"a `content` part of type `{kind}` is not supported: the model reads only text")
-        texts.append(text)
-    return "".join(texts)
+    text = joined_text(content, types)
+    if text is None:
+        if not isinstance(content, list):
+            raise bad_request("the `content` of a message must be a text or a list of parts")
+        parts = listed(cast("list[Any]", content), "content")
+        kind = next(str(part.get("type")) for part in parts if joined_text([part], types) is None)
+        raise bad_request(f"a `content` part of type `{kind}` is not supported: the model reads only text")
+    return text

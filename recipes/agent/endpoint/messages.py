@@ -133,7 +133,7 @@ def _assistant(message: dict[str, Any], transcript: Transcript) -> ChatMessage:
     blocks = _blocks(message)
     text = content_text([block for block in blocks if block.get("type") != "tool_use"], _PARTS)
     calls = [
-        transcript.call(block.get("name"), json.dumps(block.get("input"), ensure_ascii=False), block.get("id"))
+        transcript.call(block.get("name"), block.get("input"), block.get("id"))
         for block in blocks
         if block.get("type") == "tool_use"
     ]

@@ -107,7 +107,7 @@ def _messages(items: Sequence[dict[str, Any]], transcript: Transcript) -> Iterat
         kind = item.get("type", "message")
         role = ROLES.get(str(item.get("role")))
         if kind == "function_call":
-            calls.append(transcript.call(item.get("name"), str(item.get("arguments")), item.get("call_id")))
+            calls.append(transcript.call(item.get("name"), item.get("arguments"), item.get("call_id")))
             continue
         yield from turn()
         if kind == "function_call_output":

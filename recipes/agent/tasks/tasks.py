@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
-from typing import Final, TypeVar, cast
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar, cast
 
+from recipes.agent.call_forms import FunctionCall
 from recipes.agent.config import EPISODES, AgentDataConfig
 from recipes.agent.conversation.turn_messages import ChatMessage, Role
 from recipes.language.config.problem_config import MOST_GENERATED
@@ -142,9 +145,25 @@ def first_messages(task: Problem, data: AgentDataConfig, instructions: str) -> t
         require_text(task)
         return (ChatMessage("user", data.few_shot + task.prompt),)
     written = task.messages or ({"role": "user", "content": task.prompt},)
-    messages = [ChatMessage(cast("Role", message["role"]), message["content"]) for message in written]
+    messages = [row_message(message) for message in written]
     messages[-1] = messages[-1]._replace(text=data.few_shot + messages[-1].text)
     system = "\n\n".join(filter(None, (data.system_prompt, instructions)))
     if system and messages[0].role != "system":
         messages.insert(0, ChatMessage("system", system))
     return tuple(messages)
+
+
+def row_message(message: Mapping[str, Any]) -> ChatMessage:
+    """Return a message of a row, as `read_messages` does, as one of a conversation."""
+    calls: list[Any] = message.get("tool_calls", [])
+    return ChatMessage(
+        cast("Role", message["role"]),
+        message["content"],
+        tuple(_row_call(call.get("id", ""), call.get("function", call)) for call in calls),
+        str(message.get("tool_call_id", "")),
+        str(message.get("name", "")),
+    )
+
+
+def _row_call(call_id: object, function: Mapping[str, Any]) -> FunctionCall:
+    return FunctionCall(function["name"], json.dumps(function["arguments"], ensure_ascii=False), str(call_id))

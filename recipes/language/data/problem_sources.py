@@ -8,23 +8,19 @@ import json
 import math
 import random
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, cast
 
+from recipes.language.data.chat_messages import ALIGNED_SUFFIX, Message, read_messages
 from recipes.language.data.json_rows import json_rows
 from recipes.language.data.media_columns import refuse_media
+from recipes.language.data.parquet_rows import parquet_rows
 from recipes.language.data.problems import Problem, ProblemSet
 from rlinf_core import ConfigError
-from rlinf_core.foreign.files import check_regular
-from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
-# Types of numbers whose decimal forms are shorter than those of the floats that Python makes of them.
-_FEW_BITS: Final = {"float": "f", "halffloat": "e"}
-_MOST_DIGITS: Final = 9
 # How a text of messages begins: as JSON, or as Python writes a list.
 _MESSAGES: Final = re.compile(r"\s*\[\s*\{\s*(?:\"|')(?:role|content)(?:\"|')\s*:")
 
@@ -97,6 +93,7 @@ class FileProblems:
         rows: one mapping for each problem.
         prompt_key, answer_key: the keys of the mappings; `a.b` is the key `b` of the mapping under `a`.
         where: names a row in messages, by its number.
+        aligned: whether a null within messages stands for a key that they did not have.
 
     Attributes:
         places: the same.
@@ -106,25 +103,35 @@ class FileProblems:
     """
 
     def __init__(
-        self, name: str, rows: Sequence[Mapping[str, Any]], prompt_key: str, answer_key: str, where: Sequence[str]
+        self,
+        name: str,
+        rows: Sequence[Mapping[str, Any]],
+        prompt_key: str,
+        answer_key: str,
+        where: Sequence[str],
+        *,
+        aligned: bool = False,
     ) -> None:
         self._name = name
         self._rows = rows
         self._keys = prompt_key, answer_key
+        self._aligned = aligned
         self.places = where
         for row, place in zip(rows, where, strict=True):
             prompt, answer = (
                 _value(row, key, place, purpose) for purpose, key in zip(("prompt", "answer"), self._keys, strict=True)
             )
-            written, prompt, answer = prompt, _prompt(prompt), _answer(answer)
-            if not isinstance(prompt, str) and not _is_messages(prompt):
+            answer = _answer(answer)
+            try:
+                prompt = _prompt(prompt, aligned=aligned)
+            except ConfigError as error:
+                why = error.message.removeprefix(": ")
                 raise ConfigError(
                     f"{place}: the prompt under `{prompt_key}` is neither a text nor messages",
-                    why=f"it is {_shown(written)}"
-                    + (", no list of messages in JSON" if isinstance(written, str) else ""),
+                    why=f"it is {_shown(prompt)}: {why}",
                     help='give a text, or a list of {"role": ..., "content": ...}',
-                )
-            if not prompt or (isinstance(prompt, str) and not prompt.strip()):
+                ) from None
+            if not (prompt if isinstance(prompt, str) else prompt[-1]["content"]).strip():
                 raise ConfigError(f"{place}: the prompt under `{prompt_key}` is empty", help="remove the row")
             if not isinstance(answer, str | float | int | Decimal | date) or not _is_value(answer):
                 raise ConfigError(
@@ -139,10 +146,10 @@ class FileProblems:
     def __getitem__(self, index: int) -> Problem:
         row = self._rows[index]
         prompt, answer = (_value(row, key, "", "") for key in self._keys)
-        prompt = _prompt(prompt)
-        messages = () if isinstance(prompt, str) else tuple(prompt)
+        prompt = _prompt(prompt, aligned=self._aligned)
+        messages = () if isinstance(prompt, str) else prompt
         return Problem(
-            prompt="\n".join(message["content"] for message in messages) if messages else prompt,
+            prompt=prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt),
             answer=str(_answer(answer)),
             row=row,
             difficulty=str(row.get("difficulty", "")),
@@ -181,23 +188,15 @@ def _value(row: Mapping[str, Any], key: str, place: str, purpose: str) -> Any:
     return value
 
 
-def _prompt(value: Any) -> Any:
-    """Return a prompt; messages given as JSON text are parsed. A text that begins like them and is none is `None`."""
-    if isinstance(value, str) and _MESSAGES.match(value):
-        try:
-            return load_json(value)
-        except BadJsonError:
-            return None
-    return value
+def _prompt(value: Any, *, aligned: bool) -> str | tuple[Message, ...]:
+    """Return a prompt: a text, or messages, which may be given as JSON text.
 
-
-def _is_messages(prompt: Any) -> bool:
-    messages = cast("list[Any]", prompt) if isinstance(prompt, list) else []
-    return bool(messages) and all(
-        isinstance(message, dict)
-        and all(isinstance(cast("dict[Any, Any]", message).get(key), str) for key in ("role", "content"))
-        for message in messages
-    )
+    Raises:
+        ConfigError: it is neither; the message begins with `: `.
+    """
+    if isinstance(value, str) and not _MESSAGES.match(value):
+        return value
+    return read_messages(value, "", "prompt", aligned=aligned)
 
 
 def _shown(value: Any, longest: int = 60) -> str:
@@ -222,8 +221,8 @@ def located_rows(path: str, most: int | None = None) -> list[tuple[str, Mapping[
     """
     file = Path(path)
     try:
-        if file.suffix == ".parquet":
-            pairs = [(f"{path}, row {number}", row) for number, row in enumerate(_parquet(file, most))]
+        if file.suffix == ALIGNED_SUFFIX:
+            pairs = [(f"{path}, row {number}", row) for number, row in enumerate(parquet_rows(file, most))]
         else:
             pairs = list(itertools.islice(json_rows(file), most))
     except OSError as error:
@@ -248,27 +247,8 @@ def _problems(
     path: str, pairs: Sequence[tuple[str, Mapping[str, Any]]], prompt_key: str, answer_key: str, name: str = ""
 ) -> FileProblems:
     rows, places = [row for _, row in pairs], [place for place, _ in pairs]
-    return FileProblems(name or Path(path).stem, rows, prompt_key, answer_key, places)
-
-
-def _parquet(file: Path, most: int | None = None) -> list[Mapping[str, Any]]:
-    """Return the rows of a Parquet file, or the first of them, at most `most`."""
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise ConfigError(
-            f"reading `{file}` needs the package pyarrow", help="pip install pyarrow, or give the rows as .jsonl lines"
-        ) from None
-    # Whoever reads a pipe waits.
-    check_regular(file)
-    try:
-        if most is None:
-            return _rows(parquet.read_table(file))
-        with parquet.ParquetFile(file) as opened:
-            first = next(opened.iter_batches(batch_size=most), None)
-            return [] if first is None else _rows(first)
-    except Exception as error:  # noqa: BLE001  pyarrow has no common base of its errors
-        raise ConfigError(f"`{file}` is not a Parquet file", why=str(error).splitlines()[0]) from None
+    aligned = Path(path).suffix == ALIGNED_SUFFIX
+    return FileProblems(name or Path(path).stem, rows, prompt_key, answer_key, places, aligned=aligned)
 
 
 class ReasoningGym:
@@ -343,27 +323,3 @@ class Joined:
                 return part[index]
             index -= len(part)
         raise IndexError(index)
-
-
-def _rows(table: Any) -> list[Mapping[str, Any]]:
-    """Return the rows of a table of pyarrow. Numbers of few bits are as they were written: 0.1, not 0.10000000149."""
-    rows: list[dict[str, Any]] = table.to_pylist()
-    for name, kind in zip(table.schema.names, map(str, table.schema.types), strict=True):
-        form = _FEW_BITS.get(kind, "")
-        for row in rows if form else ():
-            if row[name] is not None and math.isfinite(row[name]):
-                row[name] = _shortest(row[name], form)
-    return list[Mapping[str, Any]](rows)
-
-
-def _shortest(number: float, form: str) -> float:
-    """Return the number of the fewest digits that is the same in a type with fewer bits, a format of `struct`."""
-    texts = (float(f"{number:.{digits}g}") for digits in range(1, _MOST_DIGITS))
-    return next((short for short in texts if struct.unpack(form, _packed(form, short))[0] == number), number)
-
-
-def _packed(form: str, number: float) -> bytes:
-    try:
-        return struct.pack(form, number)
-    except OverflowError:  # rounded up, beyond the largest
-        return struct.pack(form, 0.0)

@@ -1,0 +1,108 @@
+"""Rows of Parquet files as Python's values."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+from rlinf_core import ConfigError
+from rlinf_core.foreign.files import check_regular
+
+# Types of numbers whose decimal forms are shorter than those of the floats that Python makes of them.
+_FEW_BITS: Final = {"float": "f", "halffloat": "e"}
+_MOST_DIGITS: Final = 9
+
+
+def parquet_rows(file: Path, most: int | None = None) -> list[Mapping[str, Any]]:
+    """Return the rows of a Parquet file, or the first of them, at most `most`.
+
+    Numbers of few bits are as they were written, 0.1 and not 0.10000000149, and maps are mappings, at any depth.
+
+    Raises:
+        ConfigError: it is not a Parquet file, a text in it is not UTF-8, or pyarrow is missing.
+        OSError: it cannot be read.
+    """
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise ConfigError(
+            f"reading `{file}` needs the package pyarrow", help="pip install pyarrow, or give the rows as .jsonl lines"
+        ) from None
+    # Whoever reads a pipe waits.
+    check_regular(file)
+    try:
+        if most is None:
+            table = parquet.read_table(file)
+        else:
+            with parquet.ParquetFile(file) as opened:
+                table = next(opened.iter_batches(batch_size=most), None)
+    except Exception as error:  # noqa: BLE001  pyarrow has no common base of its errors
+        raise ConfigError(f"`{file}` is not a Parquet file", why=str(error).splitlines()[0]) from None
+    return [] if table is None else _rows(table, file)
+
+
+def _rows(table: Any, file: Path) -> list[Mapping[str, Any]]:
+    columns: dict[str, list[Any]] = {}
+    for name, kind, column in zip(table.schema.names, table.schema.types, table.columns, strict=True):
+        try:
+            values = column.to_pylist()
+        except UnicodeDecodeError:
+            raise ConfigError(
+                f"{file}, row {_bad_row(column)}: a text under `{name}` is not UTF-8",
+                help="correct the row, or remove it",
+            ) from None
+        columns[name] = [_value(value, kind) for value in values] if _differs(kind) else values
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _bad_row(column: Any) -> int:
+    """Return the first row whose value is no text."""
+    for number in range(len(column)):
+        try:
+            column[number].as_py()
+        except UnicodeDecodeError:
+            return number
+    return 0
+
+
+def _parts(kind: Any) -> list[Any]:
+    """Return the types within a type."""
+    return [kind.field(number).type for number in range(kind.num_fields)]
+
+
+def _differs(kind: Any) -> bool:
+    """Return whether values of a type need `_value`."""
+    return str(kind) in _FEW_BITS or str(kind).startswith("map<") or any(map(_differs, _parts(kind)))
+
+
+def _value(value: Any, kind: Any) -> Any:
+    if value is None:
+        return None
+    form = _FEW_BITS.get(str(kind))
+    if form is not None:
+        return _shortest(value, form) if math.isfinite(value) else value
+    if str(kind).startswith("map<"):
+        return {key: _value(item, kind.item_type) for key, item in cast("list[tuple[Any, Any]]", value)}
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        return {name: _value(item, kind.field(name).type) for name, item in fields.items()}
+    if isinstance(value, list):
+        return [_value(item, kind.value_type) for item in cast("list[Any]", value)]
+    return value
+
+
+def _shortest(number: float, form: str) -> float:
+    """Return the number of the fewest digits that is the same in a type with fewer bits, a format of `struct`."""
+    texts = (float(f"{number:.{digits}g}") for digits in range(1, _MOST_DIGITS))
+    return next((short for short in texts if struct.unpack(form, _packed(form, short))[0] == number), number)
+
+
+def _packed(form: str, number: float) -> bytes:
+    try:
+        return struct.pack(form, number)
+    except OverflowError:  # rounded up, beyond the largest
+        return struct.pack(form, 0.0)
