@@ -8,6 +8,9 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
+from recipes.language.data.text_tokens import mended
+from recipes.language.data.thoughts import Spoken
+
 if TYPE_CHECKING:
     from recipes.training.chat_template import ChatTemplate
 
@@ -89,31 +92,39 @@ def written_call(call: FunctionCall) -> str:
 
 
 def find_calls(
-    text: str, form: CallForm, functions: Mapping[str, Mapping[str, Any]]
+    text: str, form: CallForm, functions: Mapping[str, Mapping[str, Any]], *, thinking: bool = False
 ) -> tuple[str, tuple[FunctionCall, ...]]:
     """Return the text before the first call, and the calls of known functions.
 
-    A call that cannot be parsed, or of another function, is text like any other.
+    A call that cannot be parsed, of another function, or within a thought, is text like any other.
 
     Args:
         text: the text of a turn.
         form: the form in which calls are written.
         functions: JSON Schemas of their arguments, by name.
+        thinking: whether the turn begins within a thought.
     """
+    spoken = Spoken(text, thinking=thinking)
     calls: list[FunctionCall] = []
     begins = len(text)
-    for start, name, arguments in _STYLES[form.style](text, form):
+    for start, end, name, arguments in _STYLES[form.style](text, form):
         if not isinstance(name, str) or name not in functions or not isinstance(arguments, dict):
+            continue
+        # A mark within the arguments opens no thought, so that parsed calls alone are asked about.
+        if not spoken.has(start, end):
             continue
         values = cast("dict[str, Any]", arguments)
         if form.style == "pairs":
             values = {key: _typed(value, functions[name], key) for key, value in values.items()}
+        written = json.dumps(values, ensure_ascii=False)
+        if written != mended(written):
+            continue
         begins = min(begins, start)
-        calls.append(FunctionCall(name, json.dumps(values, ensure_ascii=False), secrets.token_hex(5)[:9]))
+        calls.append(FunctionCall(name, written, secrets.token_hex(5)[:9]))
     return text[:begins].rstrip() if calls else text, tuple(calls)
 
 
-def _json_calls(text: str, form: CallForm) -> Iterator[tuple[int, Any, Any]]:
+def _json_calls(text: str, form: CallForm) -> Iterator[tuple[int, int, Any, Any]]:
     marks = re.compile(re.escape(form.begin) if form.begin else r"\A(?:<\|python_tag\|>)?|(?<=\})\s*[;\n]\s*(?=\{)")
     for mark in marks.finditer(text):
         value, end = _decoded(text, mark.end())
@@ -126,22 +137,23 @@ def _json_calls(text: str, form: CallForm) -> Iterator[tuple[int, Any, Any]]:
                 arguments = fields.get("arguments", fields.get("parameters", {}))
                 # Some models write the arguments as a text of JSON.
                 parsed = _decoded(arguments, 0)[0] if isinstance(arguments, str) else arguments
-                yield mark.start(), fields.get("name"), parsed
+                yield mark.start(), end, fields.get("name"), parsed
 
 
-def _split_calls(text: str, form: CallForm) -> Iterator[tuple[int, Any, Any]]:
+def _split_calls(text: str, form: CallForm) -> Iterator[tuple[int, int, Any, Any]]:
     # Some forms number their calls there.
     middle = re.sub(r"\d+", r"\\d+", re.escape(form.middle))
     for mark in re.finditer(rf"{re.escape(form.begin)}\s*([\w.-]+?)\s*{middle}(?=\s*\{{)", text):
-        yield mark.start(), mark[1], _decoded(text, mark.end())[0]
+        value, end = _decoded(text, mark.end())
+        yield mark.start(), end, mark[1], value
 
 
-def _pair_calls(text: str, form: CallForm) -> Iterator[tuple[int, Any, Any]]:
+def _pair_calls(text: str, form: CallForm) -> Iterator[tuple[int, int, Any, Any]]:
     key, value, close = map(re.escape, (form.key, form.value, form.close))
     pair = re.compile(rf"{key}\s*([^\s<>]+?)\s*{value}\n?(.*?)\n?{close}", re.DOTALL)
     call = rf"{re.escape(form.begin)}\s*([\w.-]+?)\s*{re.escape(form.middle)}(?=[^\w.-])(.*?){re.escape(form.end)}"
     for mark in re.finditer(call, text, re.DOTALL):
-        yield mark.start(), mark[1], {field[1]: field[2] for field in pair.finditer(mark[2])}
+        yield mark.start(), mark.end(), mark[1], {field[1]: field[2] for field in pair.finditer(mark[2])}
 
 
 _STYLES: Final = {"json": _json_calls, "split": _split_calls, "pairs": _pair_calls}

@@ -94,7 +94,8 @@ class ChatActor(ComparingWorker):
         if figures["endless"]:
             self.log_warning(
                 "behind %d turns of the assistant the chat template writes no token that ends an answer: the model does"
-                " not learn to stop. Name the token in generation_config.json or as eos_token of the tokenizer",
+                " not learn to stop. Name the token that it writes there, or before the next message, in"
+                " generation_config.json or as eos_token of the tokenizer; without one, use a template that ends turns",
                 figures["endless"],
             )
 

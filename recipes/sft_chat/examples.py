@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from recipes.language.data.chat_messages import Message
+from recipes.language.data.text_tokens import TextTokens
 from recipes.sft_chat.conversations import ASSISTANT, ChatRow
 from recipes.training.chat_template import ChatTemplate, TemplateRefusalError
 from rlinf_core import ConfigError
@@ -49,10 +52,11 @@ class ChatExample(NamedTuple):
 
 
 class _Turns(NamedTuple):
-    """A text with the ranges of its characters that the model is to write."""
+    """A text with the ranges of its characters that the model is to write, and its last turn."""
 
     text: str
     ranges: list[tuple[int, int]]
+    last: Message
 
 
 @dataclass
@@ -98,12 +102,15 @@ class ExampleWriter:
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
         self._tokenizer: Any = tokenizer
+        self._texts = TextTokens(tokenizer)
         self._stops = frozenset(stops)
         self._longest = longest
         self._all = loss_on == "all"
         self._truncates = overlong == "truncate"
         self._arguments = dict(arguments or {})
         self._template: ChatTemplate | None = None
+        # What follows a turn without, and with, calls of functions.
+        self._followers: dict[bool, list[int]] = {}
 
     def write(self, conversations: Iterable[ChatRow]) -> ExampleSet:
         """Return the examples of conversations.
@@ -139,13 +146,14 @@ class ExampleWriter:
 
     def _of_texts(self, conversation: ChatRow) -> ChatExample:
         """Return a prompt with its completion, or a text, behind which the answer ends."""
-        prompt: list[int] = self._tokenizer.encode(conversation.prompt) if conversation.prompt else []
-        begins = not prompt
-        completion: list[int] = self._tokenizer.encode(conversation.completion, add_special_tokens=begins)
+        before, behind = self._texts.around
+        prompt, completion = self._texts.parts([conversation.prompt, conversation.completion])
+        prompt, completion = [*before, *prompt], [*completion, *behind]
         end = self._tokenizer.eos_token_id
         if end is not None and completion[-1:] != [end]:
             completion.append(end)
-        return ChatExample.of(prompt + completion, [self._all] * len(prompt) + [True] * len(completion))
+        learned = self._all or not conversation.prompt
+        return ChatExample.of(prompt + completion, [learned] * len(prompt) + [True] * len(completion))
 
     # Messages
 
@@ -161,7 +169,8 @@ class ExampleWriter:
             turns = self._turns(template, conversation)
             if self._all:
                 whole = template.write(conversation.messages, conversation.tools)
-                turns = [_Turns(whole, [(0, len(whole))])]
+                start = len(whole) - len(turns[-1].text[turns[-1].ranges[-1][0] :])
+                turns = [turns[-1]._replace(text=whole, ranges=[(start, len(whole))])]
         except TemplateRefusalError as error:
             raise ConfigError(f"{conversation.place}: {error.message}", help="change the row, or remove it") from None
         return [self._tokens(part, figures) for part in turns]
@@ -200,46 +209,65 @@ class ExampleWriter:
                 )
             turn = (len(before), len(after))
             if parts and before.startswith(parts[-1].text):
-                parts[-1] = _Turns(after, [*parts[-1].ranges, turn])
+                parts[-1] = _Turns(after, [*parts[-1].ranges, turn], message)
             else:
-                parts.append(_Turns(after, [turn]))
+                parts.append(_Turns(after, [turn], message))
         return parts
 
     def _tokens(self, turns: _Turns, figures: Counter[str]) -> ChatExample:
-        """Return the tokens of a text; a turn is trained on up to the token that ends the answer."""
+        """Return the tokens of a text; a turn is trained on up to the token that ends the answer.
+
+        In some templates that is the mark of the next message, which an engine stops at; the last turn gets the one
+        that would follow it.
+        """
         pieces = self._pieces(turns)
         tokens: list[int] = []
         trained: list[bool] = []
-        for piece, is_turn in pieces:
-            learned = len(piece) if is_turn else 0
-            if is_turn and not self._all:
+        ending = 0
+        for number, (piece, is_turn) in enumerate(pieces):
+            learned = len(piece) if self._all else ending
+            ending = 0
+            if is_turn:
                 last = max((place for place, token in enumerate(piece) if token in self._stops), default=-1)
-                learned = last + 1 if last >= 0 else learned
-                figures["endless"] += last < 0
+                learned = last + 1 if last >= 0 and not self._all else len(piece)
+                if last < 0:
+                    following = pieces[number + 1][0] or self._following(bool(turns.last.get("tool_calls")))
+                    ending = self._ending(following)
+                    pieces[number + 1] = pieces[number + 1][0] or following[:ending], False
+                    figures["endless"] += not ending
             tokens += piece
             trained += [place < learned for place in range(len(piece))]
         return ChatExample.of(tokens, trained)
 
-    def _pieces(self, turns: _Turns) -> list[tuple[list[int], bool]]:
-        """Return the tokens of a text in pieces, each with whether the model is to write it.
+    def _ending(self, following: Sequence[int]) -> int:
+        """Return how many of the tokens behind a turn are those that end it: blanks, and a stop token."""
+        for place, token in enumerate(following):
+            if token in self._stops:
+                return place + 1
+            if self._texts.raw([token]).strip():
+                break
+        return 0
 
-        The text is divided after it has become tokens; where a token lies across a border, before, as an engine gets
-        the prompt and the model writes behind it.
-        """
-        borders = [0]
-        for start, end in turns.ranges:
-            borders += [start, end]
-        borders.append(len(turns.text))
-        spans = list(pairwise(borders))
-        if getattr(self._tokenizer, "is_fast", False):
-            encoded = self._tokenizer(turns.text, add_special_tokens=False, return_offsets_mapping=True)
-            divided = _divided(encoded["input_ids"], encoded["offset_mapping"], spans)
-            if divided is not None:
-                return [(piece, bool(number % 2)) for number, piece in enumerate(divided)]
-        return [
-            (self._tokenizer.encode(turns.text[start:end], add_special_tokens=False), bool(number % 2))
-            for number, (start, end) in enumerate(spans)
-        ]
+    def _following(self, calls: bool) -> list[int]:
+        """Return the tokens that the template writes behind a turn when a message follows it: a result, or a user's."""
+        if calls not in self._followers:
+            call = {"id": "probeid00", "type": "function", "function": {"name": "probe", "arguments": {}}}
+            turn = {"role": ASSISTANT, "content": "probe", **({"tool_calls": [call]} if calls else {})}
+            result = {"role": "tool", "name": "probe", "tool_call_id": call["id"], "content": "probe"}
+            asked = {"role": "user", "content": "probe"}
+            self._followers[calls] = []
+            with suppress(TemplateRefusalError):
+                before = self.template.write([asked, turn])
+                after = self.template.write([asked, turn, result if calls else asked])
+                if after.startswith(before):
+                    self._followers[calls] = self._texts.behind(after[len(before) :])
+        return self._followers[calls]
+
+    def _pieces(self, turns: _Turns) -> list[tuple[list[int], bool]]:
+        """Return the tokens of a text in pieces, each with whether the model is to write it."""
+        borders = [0, *chain.from_iterable(turns.ranges), len(turns.text)]
+        pieces = self._texts.parts([turns.text[start:end] for start, end in pairwise(borders)])
+        return [(piece, bool(number % 2)) for number, piece in enumerate(pieces)]
 
     def compare_prompts(self, conversations: Iterable[ChatRow]) -> Difference | None:
         """Compare what stands before turns with the tokens of their prompts, as an engine would get them."""
@@ -252,26 +280,11 @@ class ExampleWriter:
                 for number, (start, _) in enumerate(part.ranges):
                     before = [token for piece in pieces[: 2 * number + 1] for token in piece]
                     turns += 1
-                    same += before == self._tokenizer.encode(part.text[:start], add_special_tokens=False)
+                    same += before == self._texts.plain(part.text[:start])
         if not turns:
             return None
         note = f"{turns} turns of the assistant" if same == turns else f"{turns - same} of {turns} turns differ"
         return Difference(note=note, agrees=same == turns)
-
-
-def _divided(
-    tokens: Sequence[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
-) -> list[list[int]] | None:
-    """Return the tokens of each span of characters; None where a token lies across a border."""
-    pieces: list[list[int]] = [[] for _ in spans]
-    current = 0
-    for token, (start, end) in zip(tokens, offsets, strict=True):
-        while current < len(spans) - 1 and start >= spans[current][1]:
-            current += 1
-        if end > spans[current][1]:
-            return None
-        pieces[current].append(token)
-    return pieces
 
 
 def _end(text: str, longest: int = 30) -> str:

@@ -68,12 +68,15 @@ async def tool_agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> Age
 async def _answers(tools: Toolbox, reply: ModelReply) -> list[ChatMessage]:
     """Return the messages that answer the calls in a turn; none where it has none."""
     if reply.form is None:
-        call = tools.find_call(reply.text)
+        # Where a special token ends a turn, only the text without it ends with the call.
+        call = tools.find_call(reply.raw, thinking=reply.thinking) or tools.find_call(
+            reply.text, thinking=reply.thinking
+        )
         if call is None:
             return []
         return [ChatMessage("tool", tools.written(await tools.call(call.name, call.argument)))]
     schemas = {function["function"]["name"]: function["function"]["parameters"] for function in tools.functions}
-    _, calls = find_calls(reply.raw, reply.form, schemas)
+    _, calls = find_calls(reply.raw, reply.form, schemas, thinking=reply.thinking)
     seen = await asyncio.gather(*(tools.call(call.name, json.loads(call.arguments)) for call in calls))
     return [
         ChatMessage("tool", observation.text, call_id=call.call_id, name=call.name)

@@ -12,6 +12,7 @@ from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, Dra
 from recipes.language.answers.answer_group import TurnRecord
 from recipes.language.answers.sequences import FinishReason
 from recipes.language.answers.sequences import Sequence as Answer
+from recipes.language.data.text_tokens import mended
 
 
 class LimitReached(Exception):  # noqa: N818 - not an error: the run of the agent is over
@@ -79,6 +80,7 @@ class ModelReply(NamedTuple):
         prompt_tokens: tokens before it.
         raw: text with tokens that only mark something; calls may stand among those.
         form: the form of calls, where the model's chat template teaches one.
+        thinking: whether the turn begins within a thought, which the prompt opens.
     """
 
     text: str
@@ -87,6 +89,7 @@ class ModelReply(NamedTuple):
     prompt_tokens: int = 0
     raw: str = ""
     form: CallForm | None = None
+    thinking: bool = False
 
 
 class LanguageModel:
@@ -101,6 +104,7 @@ class LanguageModel:
         turns: the turns of the model so far.
         failure: why the engine did not draw a turn; "" where it drew all.
         limit: the limit that was reached, as in `LimitReached`; "" where none was.
+        mended: messages so far that had half of a character, which no tokenizer takes.
     """
 
     def __init__(
@@ -110,7 +114,7 @@ class LanguageModel:
         self._settings = settings
         self._on_turn = on_turn
         self._chats: list[Chat] = []
-        self.turns = 0
+        self.turns = self.mended = 0
         self.failure = self.limit = ""
 
     @property
@@ -231,8 +235,12 @@ class Chat:
             self.add(message)
 
     def add(self, text: str | ChatMessage, role: Role = "user") -> None:
-        """Add a message before the model's next turn."""
+        """Add a message before the model's next turn; U+FFFD stands for each half of a character in it."""
         message = ChatMessage(role, text) if isinstance(text, str) else text
+        whole = mended(message.text)
+        if whole != message.text:
+            self._model.mended += 1
+            message = message._replace(text=whole)
         self.pending.append(message)
         if message.role != "tool":
             self._model.say(TurnRecord("task", message.text, segment=self.number))
@@ -269,7 +277,8 @@ class Chat:
         self.tokens.draw(turn.tokens, turn.logprobs, turn.versions, turn.finish)
         seconds = time.perf_counter() - began
         self._model.say(TurnRecord("model", turn.text, seconds=seconds, segment=self.number))
-        return ModelReply(turn.text, turn.tokens, turn.finish, before, turn.raw or turn.text, turn.form)
+        raw = turn.raw or turn.text
+        return ModelReply(turn.text, turn.tokens, turn.finish, before, raw, turn.form, turn.thinking)
 
     def fork(self) -> Chat:
         """Return an independent copy of the conversation, for parallel calls and sub-agents."""

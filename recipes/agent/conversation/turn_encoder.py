@@ -7,13 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from recipes.agent.call_forms import FunctionCall, taught_form, written_call
+from recipes.agent.call_forms import HERMES, FunctionCall, taught_form, written_call
 from recipes.agent.conversation.turn_messages import ChatMessage, ToolOffer
+from recipes.language.data.text_tokens import TextTokens
+from recipes.language.data.thoughts import opens_thought
 from recipes.training.chat_template import ChatTemplate, TemplateRefusalError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# Tokens at the end of a prompt that hold the mark of a thought, and blanks behind it.
+_LONGEST_MARK: Final = 32
 # Placeholder of a model turn, to find out what a chat template writes after one.
 _TURN: Final = "\N{OBJECT REPLACEMENT CHARACTER}turn\N{OBJECT REPLACEMENT CHARACTER}"
 
@@ -42,9 +46,10 @@ class TurnEncoder:
         apply_chat_template: bool,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        self._tokenizer: Any = tokenizer
         self.template = ChatTemplate(tokenizer, template_arguments or {}) if apply_chat_template else None
         self.form = None if self.template is None else taught_form(self.template)
+        form = self.form or HERMES
+        self._texts = TextTokens(tokenizer, (form.begin, form.middle, form.end, form.key, form.value, form.close))
         self._lost = frozenset(self._lost_roles())
 
     def _lost_roles(self) -> Iterator[str]:
@@ -70,29 +75,33 @@ class TurnEncoder:
             messages = _with_instructions(messages, tools.instructions)
         if self.template is None:
             text = "".join(message.text + "".join(map(written_call, message.calls)) for message in messages)
-            return tuple(self._tokenizer.encode(text, add_special_tokens=not context))
+            return tuple(self._texts.behind(text) if context else self._texts.opened(text))
         for message in messages:
             if message.role in self._lost:
                 raise TemplateRefusalError(f"it omits the text of a `{message.role}` message")
         functions = [json.loads(function) for function in tools.functions] if tools is not None and self.form else []
         listed = [self._entry(message) for message in messages]
         if not context:
-            return self._written(self.template.render(listed, functions))
+            return tuple(self._texts.plain(self.template.render(listed, functions)))
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
         _, turn, after = self.template.render([*before, *listed], functions).partition(_TURN)
         if not turn:
             raise TemplateRefusalError("it rewrites the model's turns, so a conversation cannot be kept token by token")
-        written = self._written(after)
+        written = tuple(self._texts.behind(after))
         # The model may have ended its turn itself, in the template's way.
         return written[1:] if written[:1] == (context[-1],) else written
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, those that have none left out."""
-        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+        """Return the text of tokens, those that have none left out; marks of thoughts and calls have one."""
+        return self._texts.text(tokens)
 
     def raw_text(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, with those that only mark something."""
-        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return self._texts.raw(tokens)
+
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt ends within a thought, which the model goes on with."""
+        return opens_thought(self._texts.raw(prompt[-_LONGEST_MARK:]))
 
     def _entry(self, message: ChatMessage) -> dict[str, Any]:
         entry: dict[str, Any] = {"role": message.role, "content": message.text}
@@ -102,9 +111,6 @@ class TurnEncoder:
             entry["tool_calls"] = [_call_entry(call) for call in message.calls]
         names = {"tool_call_id": message.call_id, "name": message.name}
         return entry | {key: value for key, value in names.items() if value}
-
-    def _written(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
 
 def _call_entry(call: FunctionCall) -> dict[str, Any]:

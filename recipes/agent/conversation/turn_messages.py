@@ -86,6 +86,7 @@ class DrawnTurn(NamedTuple):
         finish: why the turn ended.
         raw: text with tokens that have no meaning as text, where calls may stand among those; empty: `text`.
         form: the form of calls, where the chat template teaches one.
+        thinking: whether the turn begins within a thought, which the prompt opens.
         refusal: why the messages cannot be written; there are no tokens then.
         failure: why the engine has not drawn it; there are no tokens then.
     """
@@ -99,6 +100,7 @@ class DrawnTurn(NamedTuple):
     finish: FinishReason
     raw: str = ""
     form: CallForm | None = None
+    thinking: bool = False
     refusal: str = ""
     failure: str = ""
 

@@ -149,9 +149,12 @@ class Chats:
     def _answer(self, ask: Ask, chat: Chat, reply: ModelReply) -> SaidTurn:
         ends = [(reply.text.find(text), text) for text in ask.stop if text in reply.text]
         place, stop = min(ends, default=(len(reply.text), None))
+        if stop is None:
+            # A text of special tokens, which the turn's text is without.
+            stop = next((text for text in ask.stop if text in reply.raw), None)
         text, calls, written = reply.text[:place], (), reply.text[:place]
         if ask.callable:
-            before, calls = find_calls(reply.raw, reply.form or HERMES, ask.callable)
+            before, calls = find_calls(reply.raw, reply.form or HERMES, ask.callable, thinking=reply.thinking)
             if calls:
                 calls = calls[:1] if ask.offer and ask.offer.single else calls
                 text, stop, written = before, None, reply.raw

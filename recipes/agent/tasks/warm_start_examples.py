@@ -18,6 +18,7 @@ from recipes.agent.tasks.tasks import first_messages, load_tasks
 from recipes.agent.tools.toolbox import Toolbox
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.data.problems import Problem, training_order
+from recipes.language.data.text_tokens import TextTokens
 from recipes.language.learning.warm_start import example
 from recipes.training.seeding import Purpose, derive_seed
 
@@ -108,7 +109,7 @@ class _Writer:
 
     def __init__(self, config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self._data = config.data
-        self._tokenizer = cast("Any", tokenizer)
+        self._texts, self._end = TextTokens(tokenizer), cast("Any", tokenizer).eos_token_id
         self._encoder = TurnEncoder(
             tokenizer,
             apply_chat_template=config.data.apply_chat_template,
@@ -121,9 +122,9 @@ class _Writer:
         trained: list[bool] = []
         for text, learned in turns:
             if learned:
-                encoded = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+                encoded = tuple(self._texts.behind(text))
             else:
                 encoded = self._encoder.encode((*prompt, *tokens), [ChatMessage("tool", text)])
             tokens += encoded
             trained += [learned] * len(encoded)
-        return example(prompt, (*tokens, self._tokenizer.eos_token_id), (*trained, True))
+        return example(prompt, (*tokens, self._end), (*trained, True))

@@ -12,12 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from recipes.agent.tools.tool import CallLost, Tool, ToolError, ToolUnavailable
+from recipes.language.data.text_tokens import mended
+from recipes.language.data.thoughts import Spoken
 
 # Maximum length of an observation in characters; longer ones are truncated.
 _LONGEST: Final = 4000
 RESULT: Final = "result"
 # What says that nobody is there: it is the argument's fault only where the tool has answered others.
 _NOBODY: Final = (ConnectionRefusedError, socket.gaierror)
+# Counts texts with half of a character, which no tokenizer takes.
+TEXTS_MENDED: Final = "agent/texts_mended"
 
 
 class ToolCall(NamedTuple):
@@ -100,10 +104,17 @@ class Toolbox:
         )
         return tuple({"type": "function", "function": function} for function in described)
 
-    def find_call(self, text: str) -> ToolCall | None:
-        """Return the call at the end of a turn; None if there is none."""
+    def find_call(self, text: str, *, thinking: bool = False) -> ToolCall | None:
+        """Return the call at the end of a turn; None if there is none, or if it is part of a thought.
+
+        Args:
+            text: the text of the turn.
+            thinking: whether it begins within a thought.
+        """
         match = self._call.search(text) if self._tools else None
-        return None if match is None else ToolCall(match[1], match[2])
+        if match is None or not Spoken(text, thinking=thinking).has(match.start(), match.end()):
+            return None
+        return ToolCall(match[1], match[2])
 
     def written(self, seen: Observation) -> str:
         """Return an observation as the model reads it."""
@@ -124,6 +135,9 @@ class Toolbox:
         """
         began = time.perf_counter()
         text, failure = await self._outcome(name, argument)
+        whole = mended(text)
+        self.figures[TEXTS_MENDED] += whole != text
+        text = whole
         cut = text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
         seen = Observation(cut, failure, time.perf_counter() - began)
         self.figures["agent/tool_calls"] += 1

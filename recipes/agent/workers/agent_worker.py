@@ -16,7 +16,7 @@ from recipes.agent.environments.env_agent import make_env_agent
 from recipes.agent.tasks.make_tools import make_tools, start_servers
 from recipes.agent.tasks.tasks import first_messages, load_tasks
 from recipes.agent.tools.tool import CallLost, Tool, ToolUnavailable
-from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
+from recipes.agent.tools.toolbox import TEXTS_MENDED, Observation, Toolbox, ToolCall
 from recipes.agent.workers.engine_client import EngineClient, EngineRoute, next_item
 from recipes.agent.workers.index_worker import IndexGroup, IndexSearch, IndexWorker
 from recipes.language.answers.answer_group import AnswerGroup, EpisodeStats, TurnRecord, put_groups
@@ -25,6 +25,7 @@ from recipes.language.answers.kept_groups import KeptGroups
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.data.problems import Problem, training_order
+from recipes.language.data.text_tokens import mended
 from recipes.language.loop.generation import orders_key
 from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
 from recipes.training.comparing_worker import ComparingWorker
@@ -61,6 +62,7 @@ class AgentWorker(ComparingWorker):
         super().__init__()
         self._config = config
         self._failures = 0
+        self._told_mended = False
         self._kept = KeptGroups(keeps=config.runner.max_restarts.max > 0)
 
     def init_worker(self, layout: LanguageLayout) -> None:
@@ -202,6 +204,15 @@ class AgentWorker(ComparingWorker):
             **dict.fromkeys(("agent/tool_calls", "agent/tool_errors", "agent/tool_timeouts"), 0.0),
             **tools.figures,
         }
+        answer = mended(outcome.answer)
+        figures[TEXTS_MENDED] = float(tools.figures[TEXTS_MENDED] + model.mended + (answer != outcome.answer))
+        if figures[TEXTS_MENDED] and not self._told_mended:
+            self._told_mended = True
+            self.log_warning(
+                "half of a character in a result of a tool, a message or an answer is read as U+FFFD; further ones are"
+                " only counted, in `%s`",
+                TEXTS_MENDED,
+            )
         shown = tuple(turns) if prompt.shown else ()
         stats = EpisodeStats(outcome.reward, "given by the agent", outcome.parts, turns=shown, figures=figures)
         if isinstance(ended, Exit):
@@ -212,7 +223,7 @@ class AgentWorker(ComparingWorker):
             stats = stats._replace(reward=self._config.reward.incorrect_reward, reason=reason, correct=False)
         if isinstance(ended, Cause):
             stats = stats._replace(failure=ended)
-        return _Run(outcome.answer, model.segments(), stats)
+        return _Run(answer, model.segments(), stats)
 
     async def _outcome(
         self, task: AgentTask, model: LanguageModel, tools: Toolbox

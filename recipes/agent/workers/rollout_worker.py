@@ -129,9 +129,10 @@ class AgentRolloutWorker(EngineWorker):
                 answer.versions,
                 text,
                 answer.finish_reason,
+                self._encoder.raw_text(said),
+                self._encoder.form if request.tools is not None else None,
+                self._encoder.opens_thought(request.context + observed),
             )
-            if request.tools is not None:
-                turn = turn._replace(raw=self._encoder.raw_text(said), form=self._encoder.form)
             turns[request.agent].append(turn)
         for agent, finished in turns.items():
             self._send(agent, finished)

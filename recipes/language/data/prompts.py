@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recipes.language.data.problems import Problem, require_text
+from recipes.language.data.text_tokens import TextTokens
 from recipes.training.chat_template import ChatTemplate
 from rlinf_core import ConfigError
 
@@ -47,6 +48,7 @@ class PromptEncoder:
                 help="without a template, write the text into `data.few_shot`",
             )
         self._tokenizer: Any = tokenizer
+        self._texts = TextTokens(tokenizer)
         self.template = ChatTemplate(tokenizer, template_arguments or {}) if apply_chat_template else None
         self._system = system_prompt
         self._few_shot = few_shot
@@ -60,11 +62,10 @@ class PromptEncoder:
             ConfigError: the question is messages, and there is no chat template to write them in.
         """
         if self.template is not None:
-            text = self.template.render(self._messages(problem))
-            tokens = self._tokenizer.encode(text, add_special_tokens=False)
+            tokens = self._texts.plain(self.template.render(self._messages(problem)))
         else:
             require_text(problem)
-            tokens = self._tokenizer.encode(self._few_shot + problem.prompt)
+            tokens = self._texts.opened(self._few_shot + problem.prompt)
         if self._longest and len(tokens) > self._longest:
             return None
         return tuple(tokens)
@@ -78,8 +79,8 @@ class PromptEncoder:
         return messages
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of an answer without the tokens that end it."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+        """Return the text of an answer without the tokens that end it; marks of thoughts stay, see `TextTokens`."""
+        return self._texts.text(tokens)
 
     def pieces(self, tokens: Sequence[int]) -> tuple[str, ...]:
         """Return the text of each token of an answer."""

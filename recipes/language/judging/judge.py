@@ -16,6 +16,7 @@ from recipes.language.config import LanguageConfig
 from recipes.language.config.frozen_models import judge_job
 from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder
+from recipes.language.data.thoughts import without_thought
 from recipes.language.engines.registry import make_engine
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.prompts.judge_messages import JudgeReply, JudgeRequest
@@ -73,7 +74,7 @@ class Judge:
         """Begin to judge answers, and return those that cannot be asked about."""
         refused: list[tuple[JudgeRequest, JudgeReply]] = []
         for request in requests:
-            tokens = self._encoded(request, request.text)
+            tokens = self._encoded(request, without_thought(request.text))
             if isinstance(tokens, str):
                 # An answer that is too long is its own fault; a question that is too long without one is not.
                 fits = not isinstance(self._encoded(request, ""), str)
@@ -178,13 +179,13 @@ def filled(template: str, *, prompt: str, answer: str, text: str) -> str:
 
 def correct(text: str) -> float | None:
     """Return 1 or 0 by the last `Verdict: CORRECT` or `Verdict: INCORRECT`."""
-    verdicts = _CORRECT.findall(text)
+    verdicts = _CORRECT.findall(without_thought(text))
     return float(verdicts[-1].lower() == "correct") if verdicts else None
 
 
 def score(text: str) -> float | None:
     """Return the last `Score: N`, from 0 to 10, as a share of 10."""
-    scores = [float(number) for number in _SCORE.findall(text)]
+    scores = [float(number) for number in _SCORE.findall(without_thought(text))]
     return scores[-1] / _HIGHEST if scores and scores[-1] <= _HIGHEST else None
 
 

@@ -15,6 +15,7 @@ from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import training_order
 from recipes.language.data.prompts import PromptEncoder
+from recipes.language.data.text_tokens import TextTokens
 from recipes.language.models.load_model import check_vocabulary, hollow_causal, make_model
 from recipes.language.models.packing import pack
 from recipes.language.models.plain_check import PLAIN, check_policy
@@ -170,7 +171,7 @@ def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) ->
     problems = load_problems(data, evaluation=False)
     encoder = PromptEncoder(tokenizer, few_shot=data.few_shot, max_prompt_length=data.max_prompt_length)
     count = config.actor.warm_start.steps * data.rollout_batch_size
-    writer = cast("Any", tokenizer)
+    texts, end = TextTokens(tokenizer), cast("Any", tokenizer).eos_token_id
     examples: list[Answer] = []
     # An epoch repeats the problems of the one before.
     known: dict[int, Answer | None] = {}
@@ -178,9 +179,9 @@ def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) ->
         if index not in known:
             problem = problems[index]
             prompt = encoder.encode(problem)
-            answer = writer.encode(problem.answer, add_special_tokens=False)
+            answer = texts.behind(problem.answer)
             # As in training, a prompt that is too long is left out; an empty one predicts nothing.
-            known[index] = example(prompt, (*answer, writer.eos_token_id)) if prompt else None
+            known[index] = example(prompt, (*answer, end)) if prompt else None
         shown = known[index]
         if shown is not None:
             examples.append(shown)

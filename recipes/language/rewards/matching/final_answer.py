@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from recipes.language.data.thoughts import without_thought
 from recipes.language.rewards.matching.cleaning import boxed_content, cleaned, unwrapped
 from recipes.language.rewards.matching.numbers import Number, number_in_clean
 
@@ -21,7 +22,6 @@ _MARKED: Final = re.compile(r"####[ \t]*")
 # What ends the text of a mark, when a model goes on to the next problem.
 _MARK_END: Final = re.compile(r"\s*(?:\.{3}|\u2026)?\s*####")
 _TAGGED: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_THOUGHT: Final = re.compile(r".*</think(?:ing)?>(?=.*\S)", re.DOTALL)
 # Words by which a sentence goes on from a wrong answer to the right one.
 _BUT: Final = (
     r"\s+but(?:\s+(?:rather|instead))?"
@@ -69,7 +69,7 @@ _NO_EQUATION: Final = re.compile(
 def answered(text: str) -> str:
     """Return what a text gives as its answer, as far as tags say: without a thought before it, between `<answer>` and
     `</answer>`; and without what it says not to be the answer."""
-    text = _THOUGHT.sub("", text)
+    text = without_thought(text)
     tagged = list(_TAGGED.finditer(text))
     if tagged and tagged[-1].group(1).strip() and boxed_content(text[tagged[-1].end() :]) is None:
         text = tagged[-1].group(1)

@@ -1,0 +1,188 @@
+"""Texts as tokens and tokens as text: for fine-tuning, prompts, conversations, judges and first examples."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
+
+from recipes.language.data.thoughts import ANSWER_MARKS, THOUGHT_MARKS
+from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Texts behind which another one is written, to see its tokens without those that only begin a text.
+_ANCHORS: Final = ("\n", ".", "a", "0")
+_PROBES: Final = ("a", "0", "=", "4")
+
+
+class TextTokens:
+    """A tokenizer as a writer of sequences that consist of parts: the tokens of the parts are those of the whole.
+
+    Args:
+        tokenizer: the tokenizer of the model.
+        marks: further texts whose special tokens are kept in texts of answers, such as those around calls.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, marks: Iterable[str] = ()) -> None:
+        self._tokenizer: Any = tokenizer
+        self._marks = tuple(marks)
+
+    # Tokens
+
+    def opened(self, text: str) -> list[int]:
+        """Return the tokens of a text that begins a sequence: behind what the tokenizer puts first, without an end."""
+        return [*self.around[0], *self._encoded(text)]
+
+    def plain(self, text: str) -> list[int]:
+        """Return the tokens of a text that has its marks in it, such as that of a chat template."""
+        return self._encoded(text)
+
+    def behind(self, text: str) -> list[int]:
+        """Return the tokens of a text that follows others: without a blank that begins a text."""
+        return self._divided(self._anchor(text), [text])[0]
+
+    def parts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of texts that follow each other, together those of the whole.
+
+        Where a token lies across the end of a prompt, what stands before has the tokens that an engine gets, and what
+        follows those that are written behind them. Across the end of an answer it belongs to what follows.
+
+        Args:
+            texts: prompts and answers in turn.
+        """
+        return self._divided("", texts)
+
+    @cached_property
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The special tokens that the tokenizer puts before and behind a text."""
+        for probe in _PROBES:
+            bare, whole = self._encoded(probe), list(self._tokenizer.encode(probe))
+            for start in range(len(whole) - len(bare) + 1 if bare else 0):
+                if whole[start : start + len(bare)] == bare:
+                    return tuple(whole[:start]), tuple(whole[start + len(bare) :])
+        return (), ()
+
+    def _encoded(self, text: str) -> list[int]:
+        require_whole(text)
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    @cached_property
+    def _begins_texts(self) -> bool:
+        """Whether a text by itself has other tokens than behind another one."""
+        before = self._encoded(_ANCHORS[0])
+        unknown = getattr(self._tokenizer, "unk_token_id", None)
+        alone = ((probe, self._encoded(probe)) for probe in _PROBES)
+        return any(
+            self._encoded(_ANCHORS[0] + probe) != before + tokens for probe, tokens in alone if unknown not in tokens
+        )
+
+    @cached_property
+    def _strips(self) -> bool:
+        """Whether a text loses the blanks at its end."""
+        return self._encoded("a\n") == self._encoded("a")
+
+    def _anchor(self, text: str) -> str:
+        """Return a text behind which another has the tokens that it has behind any."""
+        if not self._begins_texts:
+            return ""
+        unknown = getattr(self._tokenizer, "unk_token_id", None)
+        for anchor in _ANCHORS:
+            before = self._encoded(anchor)
+            if unknown not in before and self._encoded(anchor + text)[: len(before)] == before:
+                return anchor
+        return ""
+
+    def _divided(self, anchor: str, texts: Sequence[str], *, answers: bool = False) -> list[list[int]]:
+        """Return the tokens of texts behind an anchor, whose own are left out; `answers`: the first is an answer."""
+        whole = anchor + "".join(texts)
+        require_whole(whole)
+        tokens, offsets = self._with_offsets(whole)
+        pieces: list[list[int]] = []
+        at = len(self._encoded(anchor)) if anchor else 0
+        for number, end in enumerate(accumulate(map(len, texts[:-1]), initial=len(anchor))):
+            if not number:
+                continue
+            is_prompt = bool(number % 2) != answers
+            before = self._before(tokens, offsets, whole, end, is_prompt=is_prompt)
+            if tokens[: len(before)] != before:
+                # A token lies across the border.
+                rest = texts[number:]
+                return [*pieces, before[at:], *self._divided(self._anchor("".join(rest)), rest, answers=is_prompt)]
+            pieces.append(before[at:])
+            at = max(at, len(before))
+        return [*pieces, tokens[at:]]
+
+    def _before(
+        self, tokens: list[int], offsets: Sequence[tuple[int, int]], text: str, end: int, *, is_prompt: bool
+    ) -> list[int]:
+        """Return the tokens of what stands before a border of a text."""
+        count = bisect_left(offsets, end, key=lambda span: span[0])
+        meet = 0 < count < len(offsets) and offsets[count - 1][1] == offsets[count][0] == end
+        if meet and not (self._strips and text[end - 1].isspace()):
+            return tokens[:count]
+        if offsets and not is_prompt:
+            return tokens[: count - (count > 0 and offsets[count - 1][1] > end)]
+        # Blanks that a mark takes in, and those that offsets leave out, belong to no token by its offsets.
+        return self._encoded(text[:end])
+
+    def _with_offsets(self, text: str) -> tuple[list[int], Sequence[tuple[int, int]]]:
+        """Return the tokens of a text, and the range of each; no ranges where the tokenizer does not tell them."""
+        if not getattr(self._tokenizer, "is_fast", False):
+            return self._encoded(text), ()
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(encoded["input_ids"]), encoded["offset_mapping"]
+
+    # Text
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer without special tokens, but for the marks of thoughts, answers and calls."""
+        if self._kept.isdisjoint(tokens):
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+        return self.raw([token for token in tokens if token in self._kept or token not in self._special])
+
+    def raw(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens with all special ones."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    @cached_property
+    def _special(self) -> dict[int, str]:
+        """The special tokens, by their numbers."""
+        added: Any = getattr(self._tokenizer, "added_tokens_decoder", {})
+        named = {number: str(token) for number, token in added.items() if token.special}
+        numbers: list[int] = getattr(self._tokenizer, "all_special_ids", [])
+        texts: list[str] = getattr(self._tokenizer, "all_special_tokens", [])
+        return {**dict(zip(numbers, texts, strict=False)), **named}
+
+    @cached_property
+    def _kept(self) -> frozenset[int]:
+        """Special tokens that say something of a text."""
+        known = {mark for pair in THOUGHT_MARKS for mark in pair} | set(ANSWER_MARKS)
+        return frozenset(
+            number
+            for number, text in self._special.items()
+            if text in known or (text and any(text in mark for mark in self._marks))
+        )
+
+
+def require_whole(text: str) -> None:
+    """Check that a text has no half of a character, which no tokenizer takes.
+
+    Raises:
+        ConfigError: it has one.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        near = text[max(0, error.start - 20) : error.end + 20]
+        raise ConfigError(
+            f"a text holds half of a character: {near!a}", help="correct the text, or leave the character out"
+        ) from None
+
+
+def mended(text: str) -> str:
+    """Return a text with U+FFFD in the place of each half of a character."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
