@@ -126,7 +126,8 @@ def test_turn_that_the_next_role_ends_is_learned_with_its_mark() -> None:
     # A call is followed by a result.
     assert example_of(tokenizer, glm.replace("{{ m.content }}", "{{ m.content }}" + calls), most=2) == ["f<sep>"]
     blank = glm.replace(
-        "{% endfor %}{% if add", "{% if not loop.last and m.role == 'assistant' %}{{ '\\n' }}{% endif %}{% endfor %}{% if add"
+        "{% endfor %}{% if add",
+        "{% if not loop.last and m.role == 'assistant' %}{{ '\\n' }}{% endif %}{% endfor %}{% if add",
     )
     assert example_of(tokenizer, blank, text="four") == ["four\n<|user|>", "four\n<|user|>"]
 
