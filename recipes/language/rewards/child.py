@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, Final, Protocol, TypeAlias
 
 from recipes.language.data.problem_sources import ReasoningGym
+from recipes.language.data.thoughts import without_thought
 from recipes.language.rewards.functions import RewardAdapter, load_function
 from recipes.language.rewards.gold_answers import GOLDS, gold_verdict
 from recipes.language.rewards.matching.rules import RULES, Verdict, prepare_math
@@ -152,7 +153,7 @@ def _rule(kind: str, settings: dict[str, Any]) -> Rule | ProgramJudge:
     """Return the rule, ready to score: whatever it loads is loaded here, outside the limit of an answer."""
     if kind == "reasoning_gym":
         task = ReasoningGym(settings["task"], 1, 0, settings.get("task_config"))
-        return lambda item: Verdict(task.score(item.text, item.row), "by reasoning-gym")
+        return lambda item: Verdict(task.score(without_thought(item.text), item.row), "by reasoning-gym")
     if kind == PROGRAMS:
         return ProgramJudge(settings["seconds"], settings["memory"])
     if kind in RULES:

@@ -128,7 +128,7 @@ def test_half_of_a_character_is_mended_and_counted() -> None:
     assert called(CALL.replace("[1, 2]", r'["\ud800"]')) == []
 
 
-def test_message_with_half_of_a_character_is_refused_by_the_endpoint() -> None:
+def test_endpoint_refuses_a_message_with_half_of_a_character() -> None:
     body = {"model": "policy", "messages": [{"role": "user", "content": "a\ud800"}]}
     ((status, _, answer),) = posted(model("no"), "/chat/completions", body)
     assert status == 400

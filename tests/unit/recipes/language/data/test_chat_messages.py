@@ -122,7 +122,7 @@ def test_numbers_and_maps_within_structs_are_as_they_were_written(tmp_path: Path
     ]
 
 
-def test_parquet_text_that_is_not_utf8_is_told_with_its_row(tmp_path: Path) -> None:
+def test_parquet_text_not_in_utf8_is_told_by_row(tmp_path: Path) -> None:
     arrow, writer = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     broken = arrow.array([b"a", b"\xed\xa0\x80"]).view(arrow.string())
     writer.write_table(arrow.table({"prompt": broken, "answer": ["1", "2"]}), tmp_path / "some.parquet")

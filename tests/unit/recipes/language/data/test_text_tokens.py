@@ -88,8 +88,8 @@ def test_messages_have_the_tokens_of_the_rendered_text(habit: str) -> None:
     asked = PromptEncoder(tokenizer, apply_chat_template=True).encode(problem)
     first = int(made.trained.nonzero()[0])
     assert tuple(made.tokens[:first].tolist()) == asked
-    told = PromptEncoder(tokenizer, apply_chat_template=True, system_prompt="brief").encode(problem)
-    assert told == tuple(
+    with_system = PromptEncoder(tokenizer, apply_chat_template=True, system_prompt="brief").encode(problem)
+    assert with_system == tuple(
         bare(
             tokenizer, f"<|system|>\nbrief{tokenizer.apply_chat_template(messages[:1], tokenize=False)}<|assistant|>\n"
         )
