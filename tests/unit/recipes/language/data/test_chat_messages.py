@@ -111,7 +111,7 @@ def test_rows_of_parquet_are_the_tokens_of_their_json_lines(tmp_path: Path, eval
     assert "null" not in "".join(lines)
 
 
-def test_numbers_and_maps_within_structs_are_as_they_were_written(tmp_path: Path) -> None:
+def test_numbers_and_maps_within_structs_keep_their_form(tmp_path: Path) -> None:
     arrow, writer = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     numbers = arrow.list_(arrow.struct([("x", arrow.float32()), ("m", arrow.map_(arrow.string(), arrow.float32()))]))
     rows = [[{"x": 0.1, "m": [("k", 0.3)]}], [{"x": None, "m": None}]]
