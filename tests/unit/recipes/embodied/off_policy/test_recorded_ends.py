@@ -234,7 +234,6 @@ def test_every_record_has_the_values_of_the_walks(record: Any, steps: int, tmp_p
 METHODS: Final[tuple[tuple[Loss, dict[str, Any]], ...]] = (
     ("sac", {}),
     ("sac", {"critics": 4, "critic_norm": "layer", "policy_values": "mean"}),  # RLPD
-    ("sac", {"critic_norm": "batch"}),  # CrossQ
     ("td3", {}),
     ("td3_bc", {}),
     ("iql", {"expectile": 0.5}),
