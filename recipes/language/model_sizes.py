@@ -21,6 +21,7 @@ from recipes.training.memory_parts import (
     held_in_blocks,
     parameter_bytes,
 )
+from recipes.training.reading.tied_weights import settle_ties
 from recipes.training.typed_tensors import DTYPES
 from recipes.training.weights.sent_weights import PIECE_BYTES
 from rlinf_core import ConfigError
@@ -130,7 +131,9 @@ def _plain(section: LanguageModelConfig, actor: LanguageActorConfig) -> Any:
     try:
         check_folder(section.model_path)
         config = config_of(AutoConfig, section.model_path)
-        return cast("Any", AutoModelForCausalLM).from_config(config, trust_remote_code=False)
+        model = cast("Any", AutoModelForCausalLM).from_config(config, trust_remote_code=False)
+        settle_ties(model, section.model_path)
+        return model
     except (ConfigError, ValueError) as error:
         why, help = first_line(error), "its config.json, of a causal language model, is enough: copy it there"
         raise ConfigError("the sizes of the model are not known", why=why, help=help) from None

@@ -41,7 +41,7 @@ class ChatRunner(Runner):
     def start_workers(self) -> None:
         """Read the data, and load the model."""
         self._counts = self._actor.init_worker().wait()[0]
-        note_comparisons(self.record.folder.path, comparisons_of([self._actor]))
+        self._note()
 
     def train_step(self, step: int) -> dict[str, float]:
         """Take an optimizer step."""
@@ -63,6 +63,7 @@ class ChatRunner(Runner):
     def write_checkpoint(self, folder: Path) -> None:
         """Write weights and optimizer, a folder that transformers loads, or both."""
         save_parts(self._actor, folder, self._settings)
+        self._note()
 
     def read_checkpoint(self, folder: Path) -> None:
         """Read what `write_checkpoint` wrote."""
@@ -73,6 +74,11 @@ class ChatRunner(Runner):
         """Write the trained model as a folder that other programs load: `model` in the run folder."""
         if self._settings.saves_model and not self._settings.only_eval:
             self._actor.save_model(str(self.record.folder.path / "model")).wait()
+            self._note()
+
+    def _note(self) -> None:
+        """Record what the actors have compared."""
+        note_comparisons(self.record.folder.path, comparisons_of([self._actor]))
 
 
 class ExampleCounts(NamedTuple):

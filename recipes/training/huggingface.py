@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from recipes.sections.actor import LoraSettings
 from recipes.sections.model_folders import SETTINGS, read_object
 from recipes.training.reading.finite_weights import require_finite
+from recipes.training.reading.tied_weights import names_of_one_tensor, settle_ties
 from recipes.training.without_memory import seemingly_on_host
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import read_bounded
@@ -41,6 +42,7 @@ _IMPLEMENTATIONS: Final = tuple(f"{mark}{part}_implementation" for mark in ("", 
 _FLAGS: Final = ("output_hidden_states", "output_attentions", "return_dict", "use_cache")
 # Layers are made one by one, before anything compares them with the weights.
 _MOST_LAYERS: Final = 10_000
+_TARGETS: Final = "name linear layers in `lora.target_modules`, such as q_proj, or leave it out for all of them"
 # Characters of a reason that another library gives: some quote what they read.
 _MOST_REASON: Final = 300
 
@@ -184,6 +186,7 @@ def load_pretrained(
             help="copy the complete folder again, or name a folder of such a model",
         )
     require_finite(model.named_parameters(), folder)
+    settle_ties(model, folder)
     return cast("PreTrainedModel", model)
 
 
@@ -240,7 +243,8 @@ def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | Non
     """Return the model with low-rank adapters, which alone are trained.
 
     Raises:
-        ConfigError: peft is not installed, or the model has none of the layers.
+        ConfigError: peft is not installed, the model lacks one of the layers, or the trained weights of one could not
+            be written.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -248,6 +252,12 @@ def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | Non
         raise ConfigError(
             "LoRA needs the package peft in the interpreter of the actors", help="pip install peft"
         ) from None
+    kind = type(model).__name__
+    layers = [name for name, _ in cast("Iterable[tuple[str, nn.Module]]", model.named_modules())]
+    for target in config.target_modules:
+        if not any(name == target or name.endswith(f".{target}") for name in layers):
+            why = f"it has no layer `{excerpt(target, 60)}`"
+            raise ConfigError(f"LoRA cannot be added to `{kind}`", why=why, help=_TARGETS)
     targets = list(config.target_modules) if config.target_modules else "all-linear"
     settings = LoraConfig(
         r=config.rank, lora_alpha=cast("Any", config.alpha), target_modules=targets, task_type=cast("Any", task_type)
@@ -257,13 +267,33 @@ def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | Non
         with warnings.catch_warnings(), seemingly_on_host(model):
             # peft reads an attribute that transformers has renamed; users cannot act on the warning.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-            return cast("PeftModel", get_peft_model(model, settings))
+            # Such a layer is refused below.
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")
+            adapted = cast("PeftModel", get_peft_model(model, settings))
     except ValueError as error:
-        raise ConfigError(
-            f"LoRA cannot be added to `{type(model).__name__}`",
-            why=first_line(error),
-            help="`actor.model.lora.target_modules` names layers, such as q_proj",
-        ) from None
+        raise ConfigError(f"LoRA cannot be added to `{kind}`", why=first_line(error), help=_TARGETS) from None
+    why = _unmergeable(adapted) if task_type is not None else None
+    if why is not None:
+        raise ConfigError(f"LoRA cannot be added to `{kind}`", why=why, help=_TARGETS)
+    return adapted
+
+
+def _unmergeable(model: PeftModel) -> str | None:
+    """Return why an adapter of a language model cannot be merged into the weights that engines and files take."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    causal = model.get_base_model()
+    names = names_of_one_tensor(causal.state_dict(keep_vars=True))
+    shared = {id(causal.get_parameter(first)): same for first, *same in names.values() if same}
+    for name, layer in cast("Iterable[tuple[str, nn.Module]]", causal.named_modules()):
+        if not isinstance(layer, BaseTunerLayer):
+            continue
+        base = layer.get_base_layer()
+        if not isinstance(base, nn.Linear):
+            return f"`{name}` is of kind `{type(base).__name__}`, and adapters are merged into `Linear` layers alone"
+        if id(base.weight) in shared:
+            return f"`{name}` shares its weights with another layer (`tie_word_embeddings`): both would change"
+    return None
 
 
 @contextmanager

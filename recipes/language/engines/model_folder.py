@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from recipes.language.engines.own.merged_adapter import adapted_layers
+from recipes.language.models.load_model import hollow_causal
 from recipes.sections.model_folders import read_settings
+from recipes.training.reading.tied_weights import names_of_one_tensor
 
 
 class ModelFolder:
@@ -64,20 +66,31 @@ class ModelFolder:
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(file.get_slice(name).get_shape()) for file in self._files() for name in file.keys()}  # noqa: SIM118
 
+    @cached_property
+    def _ties(self) -> dict[str, tuple[str, ...]]:
+        """All names of each weight that layers share, by each of them."""
+        if not self._config.get("tie_word_embeddings", True):
+            return {}
+        state = hollow_causal(str(self._folder)).state_dict(keep_vars=True)
+        return {name: names for names in names_of_one_tensor(state).values() if len(names) > 1 for name in names}
+
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Check that these are the shapes of a whole set of weights, by name.
 
         Raises:
             ValueError: a name or a shape is not the model's, or a weight is missing.
         """
+        covered = set[str]()
         for name, arriving in shapes.items():
-            shape = self._shapes.get(name)
-            if shape is None and not (name == "lm_head.weight" and self._config.get("tie_word_embeddings")):
+            names = self._ties.get(name, (name,))
+            shape = next((self._shapes[one] for one in names if one in self._shapes), None)
+            if shape is None:
                 raise ValueError(f"the engine's model has no weight `{name}`")
-            if shape is not None and shape != arriving:
+            if shape != arriving:
                 raise ValueError(f"weight `{name}` is {list(arriving)}, the engine's model has {list(shape)}")
-        missing = [name for name in self._shapes if name not in shapes]
-        if missing and not (missing == ["lm_head.weight"] and self._config.get("tie_word_embeddings")):
+            covered.update(names)
+        missing = [name for name in self._shapes if name not in covered]
+        if missing:
             raise ValueError(f"weight `{missing[0]}` of the engine's model has no value")
 
     def checked(self, weights: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:

@@ -219,12 +219,16 @@ class ReasoningRunner(RolloutRunner):
         metrics["train/actor/tokens_per_second"] = self._tokens / (time.perf_counter() - began)
         if not self._compared_engine:
             # In the first step in which an answer has a gradient. Other groups may be generating without an end.
-            checks = comparisons_of([self.groups["actor"]])
-            note_comparisons(self.record.folder.path, checks)
-            self._compared_engine = bool(checks)
+            self._compared_engine = self._note_actor()
         if step == self.last_step:
             self._end_stream()
         return metrics
+
+    def _note_actor(self) -> bool:
+        """Record what the actors have compared; return whether they have."""
+        checks = comparisons_of([self.groups["actor"]])
+        note_comparisons(self.record.folder.path, checks)
+        return bool(checks)
 
     def update_rollout_weights(self, step: int | None = None) -> None:
         """See `RolloutRunner`."""
@@ -373,9 +377,11 @@ class ReasoningRunner(RolloutRunner):
         """
         if not self._settings.saves_state:
             save_parts(self.actor, folder, self._settings)
+            self._note_actor()
             return
         unfinished = self._save_unfinished(folder)
         save_parts(self.actor, folder, self._settings, *self._critics)
+        self._note_actor()
         if slots := self._plan.buffered:
             self.actor.save_buffered(str(folder), slots).wait()
         write_plan(folder, self._plan, unfinished)
@@ -432,6 +438,7 @@ class ReasoningRunner(RolloutRunner):
             LOGGER.warning("%s", self._arrivals.all_failures)
         if self._settings.saves_model and not self._settings.only_eval:
             self.actor.save_model(str(self.record.folder.path / "model")).wait()
+            self._note_actor()
 
     def shutdown(self) -> None:
         """End the workers. Leaving the cluster does the same."""

@@ -30,7 +30,7 @@ PLAIN: Final = "transformers' eager attention, one sequence at a time"
 # Two answers to one prompt, as tokens.
 _PROMPT, _ANSWER = 40, 24
 # Largest difference of one log-probability that rounding explains.
-_LIMITS: Final = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
+LIMITS: Final = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def check_policy(policy: AnswerModel) -> Difference | None:
         why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise ConfigError(f"`{kind}` is not supported", why=why, help=_REMEDY) from error
     largest = float(difference)
-    limit = _LIMITS.get(dtype, max(_LIMITS.values()))
+    limit = LIMITS.get(dtype, max(LIMITS.values()))
     if not largest <= limit:
         raise ConfigError(
             f"`{kind}` is computed incorrectly: a log-probability differs by {largest:.2g} from {PLAIN}",
@@ -85,17 +85,6 @@ def check_policy(policy: AnswerModel) -> Difference | None:
             help=_REMEDY,
         )
     return Difference(largest, limit, f"{2 * _ANSWER} tokens")
-
-
-@torch.no_grad()
-def random_logprobs(policy: AnswerModel) -> Tensor:
-    """Return a policy's log-probabilities of random answers to a random prompt, the same for every model of as many
-    tokens; float32 [n].
-    """
-    vocabulary: int = cast("Any", policy.causal.get_input_embeddings()).weight.shape[0]
-    generator = torch.Generator().manual_seed(0)
-    row = torch.randint(vocabulary, (_PROMPT + 2 * _ANSWER,), generator=generator)
-    return _packed_logprobs(policy, row.to(policy.causal.device))
 
 
 _REMEDY = "use a model family listed in docs/engines.md, and report this one"

@@ -149,9 +149,9 @@ class ValueModel(AnswerModel):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
-        head = cast("nn.Module", cast("Any", self.causal).get_output_embeddings())
-        config = cast("Any", self.causal.config)
-        if not getattr(config.get_text_config(), "tie_word_embeddings", False):
+        causal = cast("Any", self.causal)
+        config, head = causal.config, causal.get_output_embeddings()
+        if head.weight is not causal.get_input_embeddings().weight:
             head.requires_grad_(False)
         self.value_head = nn.Linear(config.get_text_config().hidden_size, 1)
         nn.init.zeros_(self.value_head.weight)

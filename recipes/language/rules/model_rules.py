@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
-from recipes.language.config import LanguageConfig
+from recipes.language.config import LanguageConfig, LanguageModelConfig
 from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.data.problem_sources import check_file
 from recipes.language.rules.architecture_rules import fault_of_architecture, fault_of_sampling
 from recipes.language.rules.template_rules import ChatFault, template_fault
 from recipes.language.rules.vocabularies import stored_vocabulary, vocabulary_difference
+from recipes.language.rules.weight_rules import fault_of_adapter, fault_of_ties
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, named_stops, read_object, require_folder
@@ -72,6 +73,8 @@ def check_model(config: LanguageConfig, report: Report) -> None:
     folder = config.actor.model.model_path
     for fault in architecture_faults(config):
         report(fault.path, "unusable-path", fault.message, fault.help, about=[_MODEL])
+    for fault in weight_faults(config):
+        report(blame(config, fault.path, _MODEL), "conflicting-settings", fault.message, fault.help, about=[_MODEL])
     described = folder is not None and not list(FilePath(folder).glob("*.safetensors")) and _has_settings(folder)
     severity = Severity.WARNING if described else Severity.ERROR
     for fault in faults(config):
@@ -112,7 +115,7 @@ def require_model(config: LanguageConfig) -> None:
     if folder is None or not runs_in_this_interpreter(config, "actor"):
         return
     require_folder(folder, "a folder that `save_pretrained` wrote")
-    for fault in (*faults(config), *architecture_faults(config)):
+    for fault in (*faults(config), *architecture_faults(config), *weight_faults(config)):
         raise ConfigError(fault.message, help=fault.help)
 
 
@@ -133,6 +136,25 @@ def architecture_faults(config: LanguageConfig) -> list[Fault]:
             unsampled = fault_of_sampling(settings)
             reported += [Fault(path, unsampled.message, unsampled.help)] if unsampled is not None else []
     return reported
+
+
+def weight_faults(config: LanguageConfig) -> list[Fault]:
+    """Return the adapters that the models of actor and critic cannot have, and an engine that would compute another."""
+    reported = adapter_faults(config.actor.model, "actor")
+    if config.critic.model is not None:
+        reported += adapter_faults(config.critic.model, "critic")
+    folder = config.actor.model.model_path
+    if folder is not None and BACKENDS[config.rollout.backend].name != "torch":
+        fault = fault_of_ties(folder)
+        reported += [] if fault is None else [Fault(("rollout", "backend"), *fault)]
+    return reported
+
+
+def adapter_faults(section: LanguageModelConfig, component: str) -> list[Fault]:
+    """Return why the model of a component cannot have the adapters of its section; at most one."""
+    fault = fault_of_adapter(section)
+    key = ("lora", "target_modules") if section.lora is not None else ("is_lora",)
+    return [] if fault is None else [Fault((component, "model", *key), *fault)]
 
 
 def _folders(config: LanguageConfig) -> Mapping[Path, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,13 +13,15 @@ import torch
 
 from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.loop.model_checkpoints import MODEL, STATE
-from recipes.language.models.load_model import load_model, make_model, make_tokenizer
-from recipes.language.models.plain_check import random_logprobs
+from recipes.language.models.load_model import make_model, make_tokenizer
 from recipes.language.models.policy import LanguagePolicy
 from recipes.language.weights.model_export import export
+from recipes.language.weights.written_model import check_written, expected_logprobs
 from recipes.training.huggingface import with_lora
 from recipes.training.state.state_checkpoint import load_weights
+from recipes.training.typed_tensors import DTYPES
 from rlinf_core import CheckpointError, ConfigError, RLinfError
+from rlinf_core.runners.storage.first_contact import Difference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,26 +60,31 @@ def export_checkpoint(config: ModelJobConfig, checkpoint: Path, folder: Path, ki
         "files": sorted(file.name for file in folder.iterdir()),
         "inputs": {},
         "outputs": {},
-        "difference": difference,
+        "difference": difference.largest,
     }
 
 
-def write_model(config: ModelJobConfig, checkpoint: Path, folder: Path) -> float:
-    """Write the folder, and return how far its model's log-probabilities are from those of the policy at most; raises
-    as `export_checkpoint` does.
+def write_model(config: ModelJobConfig, checkpoint: Path, folder: Path) -> Difference:
+    """Write the folder, and return how far its model's log-probabilities are from those of the policy; raises as
+    `export_checkpoint` does.
     """
     if not (checkpoint / STATE).is_dir():
         if not (checkpoint / MODEL).is_dir():
             raise CheckpointError("the checkpoint has no model", where=str(checkpoint))
         shutil.copytree(checkpoint / MODEL, folder)
-        return 0.0
+        return Difference(0.0, note="copied")
     tokenizer = make_tokenizer(config.actor)
     model, lora = make_model(config.actor, tokenizer), config.actor.model.adapter()
     policy = LanguagePolicy(model if lora is None else cast("PreTrainedModel", with_lora(model, lora))).eval()
     load_weights(checkpoint, policy)
-    export(policy.state_dict().items(), config.actor, tokenizer, folder)
-    written = LanguagePolicy(load_model(str(folder))).eval()
-    return float((random_logprobs(policy) - random_logprobs(written)).abs().max())
+    expected, differences = expected_logprobs(policy, DTYPES[config.actor.model.precision]), list[Difference]()
+
+    def check(aside: Path, fingerprints: Mapping[str, str]) -> None:
+        differences.append(check_written(aside, fingerprints, expected))
+
+    export(policy.state_dict().items(), config.actor, tokenizer, folder, check)
+    (difference,) = differences
+    return difference
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,12 +17,16 @@ from torch import Tensor
 
 from recipes.language.config import LanguageActorConfig
 from recipes.language.engines.own.merged_adapter import MergedAdapter
+from recipes.language.models.fingerprint import fingerprint
 from recipes.language.models.load_model import hollow_causal, make_model
+from recipes.language.models.policy import AnswerModel
+from recipes.language.weights.written_model import LOADED, check_written, expected_logprobs
 from recipes.training.state.training_state import TrainingState
 from recipes.training.typed_tensors import DTYPES
 from recipes.training.weights.sent_weights import own_weights
 from recipes.training.weights.tensor_writer import Described, TensorWriter
 from recipes.training.without_memory import without_memory
+from rlinf_core.runners.storage.first_contact import FirstContact
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,12 +36,35 @@ _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 
 def export_state(
-    state: TrainingState, config: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase, folder: str, *, writes: bool
+    state: TrainingState,
+    config: LanguageActorConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str,
+    contact: FirstContact,
+    *,
+    writes: bool,
 ) -> None:
-    """Export the weights that ranks train together; every rank calls it, and one of them writes the folder."""
+    """Export the weights that ranks train together; every rank calls it, and one of them writes the folder.
+
+    Args:
+        state: what they train.
+        config, tokenizer, folder: see `export`.
+        contact: keeps what the folder was compared with.
+        writes: whether this rank writes.
+
+    Raises:
+        RLinfError: transformers makes another model of the folder.
+    """
+    with state.onloaded():
+        expected = expected_logprobs(cast("AnswerModel", state.policy), DTYPES[config.model.precision])
     weights = state.whole_tensors()
     if writes:
-        export(weights, config, tokenizer, Path(folder))
+
+        def check(aside: Path, fingerprints: Mapping[str, str]) -> None:
+            what = f"log-probabilities of the actor, for `{Path(folder).name}`"
+            contact.compare(what, LOADED, lambda: check_written(aside, fingerprints, expected))
+
+        export(weights, config, tokenizer, Path(folder), check)
     # All ranks gather each of them.
     for _ in weights:
         pass
@@ -49,36 +76,60 @@ def export(
     config: LanguageActorConfig,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
+    check: Callable[[Path, Mapping[str, str]], None],
 ) -> None:
-    """Write config, safetensors and tokenizer; a LoRA adapter is merged. Written aside and renamed.
+    """Write config, safetensors and tokenizer; a LoRA adapter is merged. Written aside, checked, and renamed.
 
     Args:
         weights: the `state_dict` of a `LanguagePolicy`, in its order; of its weights one or two are held at a time.
         config: the configuration of the actor, which decides the architecture.
         tokenizer: the tokenizer of the model.
         folder: the folder to write; replaced where it is there.
+        check: is given what was written, with the fingerprint of each weight by name. Where it raises, nothing is kept.
     """
-    hollow = _hollow(config, tokenizer)
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    lora = config.model.adapter()
-    if _is_converted(hollow):
-        model = make_model(config, tokenizer, DTYPES[config.model.precision])
-        _load(model, dict(weights), None if lora is None else lora.alpha / lora.rank)
-        _settle(model)
-        model.save_pretrained(aside)
-    else:
-        _save_settings(hollow, config.model.model_path, aside)
-        described = {name: Described(weight.dtype, tuple(weight.shape)) for name, weight in own_weights(hollow).items()}
-        with TensorWriter(aside, described) as writer:
-            for name, weight in _plain(weights, None if lora is None else lora.alpha / lora.rank):
-                if name in described:
-                    writer.write(name, weight)
-            writer.finish()
-    tokenizer.save_pretrained(str(aside))
+    try:
+        fingerprints = _write(weights, config, tokenizer, aside)
+        tokenizer.save_pretrained(str(aside))
+        check(aside, fingerprints)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
+
+
+def _write(
+    weights: Iterable[tuple[str, Tensor]],
+    config: LanguageActorConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+) -> dict[str, str]:
+    """Write settings and weights into a folder, and return the fingerprint of each weight by name."""
+    hollow = _hollow(config, tokenizer)
+    lora = config.model.adapter()
+    scale = None if lora is None else lora.alpha / lora.rank
+    if _is_converted(hollow):
+        model = make_model(config, tokenizer, DTYPES[config.model.precision])
+        _load(model, dict(weights), scale)
+        _settle(model)
+        model.save_pretrained(folder)
+        return {name: fingerprint([(name, weight)]) for name, weight in own_weights(model).items()}
+    _save_settings(hollow, config.model.model_path, folder)
+    described = {name: Described(weight.dtype, tuple(weight.shape)) for name, weight in own_weights(hollow).items()}
+    others = hollow.state_dict().keys() - described.keys()
+    fingerprints: dict[str, str] = {}
+    with TensorWriter(folder, described) as writer:
+        for name, weight in _plain(weights, scale):
+            # Of a weight with several names the first is written.
+            if name not in others:
+                value = weight.to(described[name].dtype)
+                writer.write(name, value)
+                fingerprints[name] = fingerprint([(name, value)])
+        writer.finish()
+    return fingerprints
 
 
 def _hollow(config: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -136,7 +187,7 @@ def _plain(weights: Iterable[tuple[str, Tensor]], scale: float | None) -> Iterat
 def _load(model: PreTrainedModel, weights: Mapping[str, Tensor], scale: float | None) -> None:
     """Give a model the weights of a policy; see `_plain`."""
     if scale is None:
-        model.load_state_dict(dict(_plain(weights.items(), None)), strict=False)
+        model.load_state_dict(dict(_plain(weights.items(), None)))
         return
     adapter = {name.removeprefix(_POLICY): value for name, value in weights.items() if ".lora_" in name}
     MergedAdapter(model, scale).load(adapter.items())

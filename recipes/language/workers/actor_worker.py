@@ -299,7 +299,7 @@ class LanguageActor(ComparingWorker):
 
     def save_model(self, folder: str) -> None:
         """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""
-        export_state(self._state, self._config.actor, self._tokenizer, folder, writes=self._rank == 0)
+        export_state(self._state, self._config.actor, self._tokenizer, folder, self._contact, writes=self._rank == 0)
 
 
 def _mean(values: Tensor, mask: Tensor) -> float:

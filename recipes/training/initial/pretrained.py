@@ -16,6 +16,7 @@ from recipes.training.huggingface import check_folder, config_of, require_transf
 from recipes.training.initial.weight_sources import StoredWeights
 from recipes.training.reading.adapter_names import beneath_adapters
 from recipes.training.reading.tensor_files import StoredTensor, stored_tensors
+from recipes.training.reading.tied_weights import by_names_of_model, names_of_one_tensor, settle_ties
 from recipes.training.without_memory import without_memory
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ def hollow_pretrained(loader: Any, folder: str, dtype: torch.dtype) -> PreTraine
     check_folder(folder)
     config = config_of(AutoConfig, folder)
     with without_memory():
-        return loader.from_config(config, dtype=dtype, trust_remote_code=False).eval()
+        model = loader.from_config(config, dtype=dtype, trust_remote_code=False).eval()
+    settle_ties(model, folder)
+    return model
 
 
 def stored_weights(model: PreTrainedModel, folder: str) -> dict[str, StoredTensor] | None:
@@ -59,12 +62,18 @@ def stored_weights(model: PreTrainedModel, folder: str) -> dict[str, StoredTenso
     if model.dtype != torch.float32 and any(getattr(model, name, None) for name in exact):
         return None
     own: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
-    named = _by_name_of_model(model, tensors) or {}
+    named = by_names_of_model(model, tensors)
+    weights: dict[str, StoredTensor] = {}
     # Of weights that layers share the file may hold one alone, under a name that is not the first.
-    there = {id(weight): named[name] for name, weight in own.items() if name in named}
-    if any(id(weight) not in there or there[id(weight)].shape != tuple(weight.shape) for weight in own.values()):
-        return None
-    return {name: there[id(weight)] for name, weight in own.items()}
+    for names in names_of_one_tensor(own).values():
+        stored = next((named.tensors[name] for name in names if name in named.tensors), None)
+        weight = own[names[0]]
+        if not named.complete or stored is None or stored.shape != tuple(weight.shape):
+            return None
+        if weight.is_floating_point() and stored.dtype.itemsize == 1:
+            return None
+        weights |= dict.fromkeys(names, stored)
+    return weights
 
 
 def within(module: nn.Module, stored: Mapping[str, StoredTensor]) -> StoredWeights:
@@ -72,25 +81,3 @@ def within(module: nn.Module, stored: Mapping[str, StoredTensor]) -> StoredWeigh
     tensors = [*module.named_parameters(), *module.named_buffers()]
     names = beneath_adapters([name.removeprefix("model.") for name, _ in tensors], stored)
     return StoredWeights({f"model.{mine}": stored[theirs] for mine, theirs in names.items()})
-
-
-def _by_name_of_model(model: PreTrainedModel, tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor] | None:
-    """Return stored tensors by the names that transformers gives them; None if it converts any."""
-    try:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-    except ImportError:
-        return None
-    rules = get_model_conversion_mapping(model)
-    if not all(isinstance(rule, WeightConverter | WeightRenaming) for rule in rules):
-        return None
-    renamings: list[Any] = [rule for rule in rules if isinstance(rule, WeightRenaming)]
-    converters: list[Any] = [rule for rule in rules if isinstance(rule, WeightConverter)]
-    own = model.state_dict()
-    named: dict[str, StoredTensor] = {}
-    for name, tensor in tensors.items():
-        renamed, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
-        if converter is not None or renamed in named:
-            return None
-        named[renamed] = tensor
-    return named

@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from recipes.training.reading.tied_weights import names_of_one_tensor
+
 # Tensors travel together until they are that many bytes; a larger one travels alone. A message costs as much processor
 # time as copying 4 MB: with pieces of 4 MB either side needs a fifth more of it.
 PIECE_BYTES: Final = 16 << 20
@@ -131,10 +133,7 @@ def own_weights(module: nn.Module, chosen: Callable[[str], bool] | None = None) 
     state: dict[str, Tensor] = module.state_dict(keep_vars=True)
     if chosen is not None:
         state = {name: tensor for name, tensor in state.items() if chosen(name)}
-    names: dict[int, str] = {}
-    for name, tensor in state.items():
-        names.setdefault(id(tensor), name)
-    return {name: state[name] for name in names.values()}
+    return {name: state[name] for name in names_of_one_tensor(state)}
 
 
 def _placed(names: Iterable[str], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> Iterator[Place]:

@@ -22,6 +22,7 @@ from recipes.training.huggingface import (
     load_tokenizer,
     require_transformers,
 )
+from recipes.training.reading.tied_weights import settle_ties
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 from rlinf_core.suggest import excerpt
@@ -124,7 +125,9 @@ def shaped_backbone(folder: str) -> PreTrainedModel:
 
     config = config_of(AutoConfig, folder)
     with judging_model(folder):
-        return AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
+        model = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
+    settle_ties(model, folder)
+    return model
 
 
 def load_backbone(folder: str, *, trust_remote_code: bool = False) -> PreTrainedModel:

@@ -1,0 +1,145 @@
+"""The comparison of a model folder that was written with the policy that was trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+import torch
+
+from recipes.language.models.attention import PackedPlan, Segment
+from recipes.language.models.packing import PackedRow
+from recipes.language.models.plain_check import LIMITS
+from recipes.language.models.policy import AnswerModel
+from rlinf_core import RLinfError
+from rlinf_core.collective.memory.memory_budget import free_bytes
+from rlinf_core.foreign.strict_json import load_json_object
+from rlinf_core.runners.storage.first_contact import Difference
+
+LOADED: Final = "the folder that was written, loaded by transformers in another process"
+_TOKENS: Final = 64
+# Of the smallest difference that ends a run, among 64: routers of a few tokens may be near a tie, and choose otherwise.
+_EXCEPTIONS: Final = 7
+# Memory of the other process, as a multiple of the weights' bytes and beside them.
+_SHARE, _BESIDE = 1.25, 1 << 30
+# Seconds for the other process, and for each GiB.
+_SECONDS, _SECONDS_OF_GIB = 300, 60
+
+
+class ExpectedLogprobs(NamedTuple):
+    """Log-probabilities of a policy.
+
+    Attributes:
+        tokens: random tokens, the same for every model of as large a vocabulary.
+        logprobs: the log-probability of each but the first.
+        dtype: the type that the weights are written in.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    dtype: torch.dtype
+
+
+@torch.no_grad()
+def expected_logprobs(policy: AnswerModel, dtype: torch.dtype) -> ExpectedLogprobs:
+    """Return what a folder of a policy has to compute. All ranks that share the weights call it together."""
+    config: Any = policy.causal.config.get_text_config()
+    positions = int(getattr(config, "max_position_embeddings", 0) or _TOKENS + 1)
+    vocabulary: int = cast("Any", policy.causal.get_input_embeddings()).weight.shape[0]
+    count = min(_TOKENS + 1, positions)
+    row = torch.randint(vocabulary, (count,), generator=torch.Generator().manual_seed(0))
+    device = next(policy.parameters()).device
+    plan = PackedPlan([Segment(0, 1), Segment(1, count - 1, 0)], device)
+    packed = PackedRow(row[None].to(device), plan, torch.arange(count - 1, device=device), row[1:].to(device))
+    logprobs = policy.computing(lambda: policy.answers(packed).logprobs.float())
+    return ExpectedLogprobs(row.tolist(), logprobs.tolist(), dtype)
+
+
+def check_written(folder: Path, fingerprints: Mapping[str, str], expected: ExpectedLogprobs) -> Difference:
+    """Compare a folder with the policy whose weights were written into it.
+
+    Where the host has no memory for another copy of the weights, nothing is compared, and the result says so.
+
+    Args:
+        folder: the folder.
+        fingerprints: those of its weights, by name.
+        expected: see `expected_logprobs`.
+
+    Returns:
+        The largest difference of a log-probability, in nats.
+
+    Raises:
+        RLinfError: transformers loads other weights, or computes something else with them.
+    """
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    needed, free = int(_SHARE * size) + _BESIDE, free_bytes()
+    if needed > free:
+        return Difference(
+            note=f"not loaded: that takes {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free"
+        )
+    answer = _answer_of(folder, expected.tokens, _SECONDS + _SECONDS_OF_GIB * size / 2**30)
+    if isinstance(answer, str):
+        return Difference(note=f"not loaded: {answer}")
+    loaded: Mapping[str, str] = answer["fingerprints"]
+    others = sorted({*answer["missing"], *(name for name, text in fingerprints.items() if loaded.get(name) != text)})
+    if others:
+        more = f" and of {len(others) - 1} more" if len(others) > 1 else ""
+        raise _refusal(folder, f"transformers loads other values of `{others[0]}`{more}")
+    apart = sorted(
+        (abs(mine - theirs) for mine, theirs in zip(expected.logprobs, answer["logprobs"], strict=True)), reverse=True
+    )
+    limit = LIMITS[expected.dtype]
+    if not apart[min(_EXCEPTIONS, len(apart) - 1)] <= limit:
+        raise _refusal(
+            folder,
+            f"its weights, among them `{min(fingerprints)}`, are those that were written, but log-probabilities differ"
+            f" by up to {apart[0]:.2g}; rounding explains {limit:g}",
+        )
+    return Difference(apart[0], limit, f"{len(apart)} tokens, {len(fingerprints)} tensors")
+
+
+def _answer_of(folder: Path, tokens: list[int], seconds: float) -> dict[str, Any] | str:
+    """Return the answer of `loaded_model`, or why there is none although nothing is wrong with the folder.
+
+    Raises:
+        RLinfError: transformers cannot load it.
+    """
+    module = f"{__package__}.loaded_model"
+    # Accelerators are the trainer's.
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    asked = json.dumps({"folder": str(folder), "tokens": tokens})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module],
+            input=asked,
+            capture_output=True,
+            text=True,
+            env=env,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"that takes longer than {seconds:.0f} s"
+    except OSError as error:
+        return f"no process can be started: {error}"
+    if done.returncode < 0:
+        return f"the process was ended by signal {-done.returncode}"
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+        raise _refusal(folder, f"transformers cannot load it: {lines[-1]}")
+    return load_json_object(done.stdout, non_finite=True)
+
+
+def _refusal(folder: Path, why: str) -> RLinfError:
+    return RLinfError(
+        "the model folder that was written is not the model that was trained; it was removed",
+        where=str(folder),
+        why=why,
+        help="report this model family; `runner.skip_checks: true` writes the folder all the same. Checkpoints of the"
+        " state are not affected",
+    )

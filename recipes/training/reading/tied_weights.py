@@ -1,0 +1,129 @@
+"""Names of one tensor: the weights that layers of a model share, decided by what its folder holds.
+
+A class of transformers shares its embeddings with its output layer where `tie_word_embeddings` says so. A folder whose
+two tensors differ, as after an adapter of the output layer was merged, is computed with both: so transformers loads it,
+and so does everything here, because whoever builds a model of a folder asks `settle_ties`.
+"""
+
+# transformers has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from recipes.training.reading.tensor_files import StoredTensor, stored_tensors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Numbers that are compared at once.
+_PIECE: Final = 1 << 22
+_FLAG: Final = "tie_word_embeddings"
+
+
+class NamedTensors(NamedTuple):
+    """Stored tensors by the names of a model.
+
+    Attributes:
+        tensors: those that are one weight of the model.
+        complete: whether that is all of them: transformers makes no weight of several.
+    """
+
+    tensors: dict[str, StoredTensor]
+    complete: bool
+
+
+def settle_ties(model: PreTrainedModel, folder: str) -> None:
+    """Part the weights that a model shares and its folder holds unequal values of, and note that in its configuration.
+
+    Weights of which the folder holds one name alone, or equal values, stay shared. Two that differ only beyond the
+    type that they were loaded in are parted, too: every type of one folder has the same weights.
+
+    Args:
+        model: a model of the folder, loaded or without memory; is changed in place.
+        folder: see `stored_tensors`.
+    """
+    # Each name with the one whose tensor the configuration says it has.
+    ties: dict[str, str] = model.get_expanded_tied_weights_keys(all_submodels=True)
+    if not ties:
+        return
+    shared = {name for name, source in ties.items() if _weight(model, name) is _weight(model, source)}
+    parts = len(shared) < len(ties)
+    stored = stored_tensors(Path(folder)) if shared else None
+    if stored is not None:
+        named = by_names_of_model(model, stored).tensors
+        parts = parts or any(
+            name in named and ties[name] in named and not _equal(named[name], named[ties[name]]) for name in shared
+        )
+    if not parts:
+        return
+    # One flag is that of all: a folder that is written later holds each of them.
+    for name in shared:
+        place, _, leaf = name.rpartition(".")
+        weight = _weight(model, name)
+        own = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
+        setattr(model.get_submodule(place), leaf, own)
+    model.all_tied_weights_keys = {}
+    for part in model.modules():
+        config: Any = getattr(part, "config", None)
+        for about in (config, config.get_text_config()) if hasattr(config, "get_text_config") else ():
+            if getattr(about, _FLAG, False):
+                setattr(about, _FLAG, False)
+
+
+def names_of_one_tensor(state: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
+    """Return all names of each weight, by the first of them.
+
+    Args:
+        state: the weights by all of their names, as `state_dict(keep_vars=True)` of a model returns them.
+    """
+    names: dict[int, list[str]] = {}
+    for name, weight in state.items():
+        names.setdefault(id(weight), []).append(name)
+    return {first: (first, *others) for first, *others in names.values()}
+
+
+def by_names_of_model(model: PreTrainedModel, tensors: Mapping[str, StoredTensor]) -> NamedTensors:
+    """Return stored tensors by the names that transformers gives them in a model."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    except ImportError:
+        return NamedTensors({}, complete=False)
+    rules = get_model_conversion_mapping(model)
+    renamings: list[Any] = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters: list[Any] = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    complete = len(renamings) + len(converters) == len(rules)
+    own, named = model.state_dict(), dict[str, StoredTensor]()
+    for name, tensor in tensors.items():
+        renamed, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
+        if converter is not None or renamed in named:
+            complete = False
+        else:
+            named[renamed] = tensor
+    return NamedTensors(named, complete)
+
+
+def _weight(model: nn.Module, name: str) -> Tensor:
+    place, _, leaf = name.rpartition(".")
+    return getattr(model.get_submodule(place), leaf)
+
+
+def _equal(one: StoredTensor, other: StoredTensor) -> bool:
+    """Return whether two stored tensors have equal values; no more than a piece of either is in memory."""
+    if one.shape != other.shape:
+        return False
+    dtype = torch.promote_types(one.dtype, other.dtype)
+    rows = one.shape[0] if one.shape else 1
+    step = max(1, _PIECE * rows // max(1, torch.Size(one.shape).numel()))
+    for start in range(0, rows, step):
+        count = min(step, rows - start)
+        if not torch.equal(one.rows(start, count).to(dtype), other.rows(start, count).to(dtype)):
+            return False
+    return True
