@@ -258,7 +258,7 @@ def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | Non
         if not any(name == target or name.endswith(f".{target}") for name in layers):
             why = f"it has no layer `{excerpt(target, 60)}`"
             raise ConfigError(f"LoRA cannot be added to `{kind}`", why=why, help=_TARGETS)
-    targets = list(config.target_modules) if config.target_modules else "all-linear"
+    targets = list(config.target_modules) or _linear_layers(model) or "all-linear"
     settings = LoraConfig(
         r=config.rank, lora_alpha=cast("Any", config.alpha), target_modules=targets, task_type=cast("Any", task_type)
     )
@@ -276,6 +276,16 @@ def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | Non
     if why is not None:
         raise ConfigError(f"LoRA cannot be added to `{kind}`", why=why, help=_TARGETS)
     return adapted
+
+
+def _linear_layers(model: nn.Module) -> list[str]:
+    """Return the names of all linear layers of a model except its output layer.
+
+    What peft takes for all of them are also routers and experts, whose adapters no engine takes.
+    """
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    parts = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
+    return [name for name, part in parts if isinstance(part, nn.Linear) and part is not head]
 
 
 def _unmergeable(model: PeftModel) -> str | None:

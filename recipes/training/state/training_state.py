@@ -48,6 +48,7 @@ class TrainingState:
         strategy: the way that it is spread over ranks.
         optimizer: the optimizer of its weights.
         version: counts the training steps that its weights have seen.
+        written: fingerprints of the weights in the model folder that this rank wrote last, by name.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class TrainingState:
         self.policy = policy
         self._saves_frozen = saves_frozen
         self.version = 0
+        self.written: Mapping[str, str] = {}
         self._optim = optim
         self._component = component
         self._device = self._place = device

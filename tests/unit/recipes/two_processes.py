@@ -13,7 +13,7 @@ import torch
 ROOT = Path(__file__).parents[3]
 
 
-def run_two(module: str, folder: Path) -> list[dict[str, Any]]:
+def run_two(module: str, folder: Path, seconds: float = 100) -> list[dict[str, Any]]:
     """Run `python -m MODULE RANK FOLDER` for ranks 0 and 1, and return what each has saved as `FOLDER/RANK.pt`."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     ranks = [
@@ -27,7 +27,7 @@ def run_two(module: str, folder: Path) -> list[dict[str, Any]]:
         for rank in range(2)
     ]
     try:
-        said = [rank.communicate(timeout=100)[1] for rank in ranks]
+        said = [rank.communicate(timeout=seconds)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -8,12 +8,20 @@ from typing import Any
 import pytest
 import torch
 
+import recipes.language.weights.written_model as written_model
 from recipes.language.loop.model_checkpoints import MODEL, require_state, save_parts
 from recipes.language.models.load_model import built_model, built_tokenizer
-from recipes.language.models.plain_check import random_logprobs
 from recipes.language.using.model_exporting import export_checkpoint, model_of
+from recipes.language.weights.loaded_model import answer
+from recipes.language.weights.written_model import expected_logprobs
 from rlinf_core import CheckpointError, ConfigError, RLinfError
 from tests.unit.recipes.sft_chat.chats import WORDS, actor_of, config_of
+
+
+@pytest.fixture(autouse=True)
+def _loaded_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save the seconds that another process takes to import transformers."""
+    monkeypatch.setattr(written_model, "_answer_of", lambda folder, tokens, _: answer(str(folder), tokens))
 
 
 def trained(tmp_path: Path, *overrides: str) -> tuple[Any, Path]:
@@ -33,7 +41,7 @@ def test_exported_weights_equal_the_trained_ones(tmp_path: Path) -> None:
     ours = actor._state.policy.causal.state_dict()
     assert loaded.keys() == ours.keys()
     assert all(torch.equal(value, ours[name]) for name, value in loaded.items())
-    assert record["difference"] == 0
+    assert record["difference"] < 1e-5
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= set(record["files"])
 
 
@@ -113,7 +121,8 @@ def test_model_of_a_checkpoint_computes_as_the_trained_one(tmp_path: Path) -> No
     actor, checkpoint = trained(tmp_path)
     with model_of(actor._config, checkpoint) as folder:
         loaded = LanguagePolicy(load_model(folder)).eval()
-    assert torch.equal(random_logprobs(loaded), random_logprobs(actor._state.policy))
+    ours, theirs = (expected_logprobs(policy, torch.float32) for policy in (actor._state.policy, loaded))
+    assert ours == theirs
     assert not Path(folder).exists()
 
 

@@ -19,7 +19,7 @@ from recipes.language.models.load_model import load_model, make_tokenizer
 from recipes.language.models.policy import LanguagePolicy
 from recipes.language.weights.model_export import export
 from recipes.training.huggingface import with_lora
-from rlinf_core import load_job
+from rlinf_core import RLinfError, load_job
 from tests.unit.recipes.language.learning.test_initial_weights import saved
 
 
@@ -41,7 +41,7 @@ def changed(model: Any) -> LanguagePolicy:
 
 def written(policy: LanguagePolicy, actor: Any, folder: Path) -> dict[str, Tensor]:
     tokenizer = make_tokenizer(actor.model_copy(update={"model": type(actor.model)()}))
-    export(iter(policy.state_dict().items()), actor, tokenizer, folder)
+    export(iter(policy.state_dict().items()), actor, tokenizer, folder, lambda *_: None)
     return load_model(str(folder), next(policy.causal.parameters()).dtype).state_dict()
 
 
@@ -89,3 +89,18 @@ def test_large_models_have_several_files_and_an_index(tmp_path: Path, monkeypatc
     again = written(policy, actor_of(folder), tmp_path / "out")
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 1
     assert all(torch.equal(again[name], value) for name, value in policy.causal.state_dict().items())
+
+
+def test_a_folder_that_does_not_pass_is_not_kept(tmp_path: Path) -> None:
+    policy = changed(load_model(saved("tied Qwen2", tmp_path / "first")))
+    actor, out = actor_of(str(tmp_path / "first")), tmp_path / "out"
+    before = written(policy, actor, out)
+
+    def refuse(aside: Path, fingerprints: Any) -> None:
+        assert list(fingerprints) == [name for name in before if name != "lm_head.weight"]
+        raise RLinfError("no")
+
+    with pytest.raises(RLinfError):
+        export(iter(policy.state_dict().items()), actor, make_tokenizer(actor), out, refuse)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["first", "out"]
+    assert load_model(str(out)).state_dict().keys() == before.keys()
