@@ -21,7 +21,7 @@ from torch import nn
 import recipes.language.weights.written_model as written_model
 from recipes.language.learning.initial_training import begin_training
 from recipes.language.models.attention import PackedPlan, Segment
-from recipes.language.models.load_model import built_tokenizer
+from recipes.language.models.load_model import built_tokenizer, hollow_causal
 from recipes.language.models.packing import PackedRow
 from recipes.language.weights.loaded_model import answer
 from recipes.language.weights.model_export import export_state
@@ -76,10 +76,8 @@ class Case(NamedTuple):
 CASES = [Case(*case) for case in product(ARCHITECTURES, TIES, KINDS)]
 
 
-def save(architecture: str, ties: str, folder: Path) -> Any:
-    """Write a model with random weights and a tokenizer, and return the model; of `unequal` the configuration says
-    `tied`.
-    """
+def save(architecture: str, ties: str, folder: Path) -> None:
+    """Write a model with random weights and a tokenizer; of `unequal` the configuration says `tied`."""
     config = getattr(transformers, f"{architecture}Config")(
         **{**_SIZES, **ARCHITECTURES[architecture]}, tie_word_embeddings=ties == "tied"
     )
@@ -93,7 +91,6 @@ def save(architecture: str, ties: str, folder: Path) -> Any:
     if ties == "unequal":
         file = folder / "config.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "tie_word_embeddings": True}))
-    return model
 
 
 def layer_of(model: Any, kind: str) -> str:
@@ -126,8 +123,12 @@ def outcome(case: Case, folder: Path, rank: int = 0, world_size: int = 1) -> dic
         folder: for the model that is written.
         rank, world_size: of the rank, which all call together.
     """
-    source = folder / f"source {case.architecture} {case.ties} {rank}"
-    model = save(case.architecture, case.ties, source)
+    source = folder / f"source {case.architecture} {case.ties}"
+    if rank == 0:
+        save(case.architecture, case.ties, source)
+    if world_size > 1:
+        dist.barrier()
+    model = hollow_causal(str(source))
     overrides = [f"actor.model.model_path={source}", "actor.warm_start.steps=0"]
     if case.kind == "all":
         overrides.append("actor.model.lora={rank: 2, alpha: 8}")
