@@ -88,8 +88,8 @@ def check_written(folder: Path, fingerprints: Mapping[str, str], expected: Expec
     loaded: Mapping[str, str] = answer["fingerprints"]
     others = sorted({*answer["missing"], *(name for name, text in fingerprints.items() if loaded.get(name) != text)})
     if others:
-        more = f" and of {len(others) - 1} more" if len(others) > 1 else ""
-        raise _refusal(folder, f"transformers loads other values of `{others[0]}`{more}")
+        further = f" and of {len(others) - 1} more" if len(others) > 1 else ""
+        raise _refusal(folder, f"transformers loads other values of `{others[0]}`{further}")
     apart = sorted(
         (abs(mine - theirs) for mine, theirs in zip(expected.logprobs, answer["logprobs"], strict=True)), reverse=True
     )

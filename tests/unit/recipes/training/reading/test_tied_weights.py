@@ -148,9 +148,7 @@ def test_other_engines_take_the_weights_by_any_of_their_names(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("change", "refused"), [(unequal, True), (equal, False), (other_name, False)])
-def test_engines_that_go_by_the_configuration_are_refused_other_weights(
-    tmp_path: Path, change: Any, refused: bool
-) -> None:
+def test_engines_that_tie_by_the_configuration_are_refused(tmp_path: Path, change: Any, refused: bool) -> None:
     fault = fault_of_ties(write(tmp_path, change))
     assert (fault is not None) == refused
     if fault is not None:
