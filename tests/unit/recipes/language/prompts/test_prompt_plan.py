@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from recipes.language.prompts.curriculum import Curriculum
 from recipes.language.prompts.prompt_messages import GroupReport, Prompt, staleness
 from recipes.language.prompts.prompt_plan import PromptPlan
+from rlinf_core.runners.storage.item_fates import ItemFates
 
 
 def made(**options: int) -> PromptPlan:
@@ -376,3 +378,72 @@ def test_the_three_sets_are_all_that_was_set_aside() -> None:
     assert sum(map(len, fates.values())) == plan.taken
     other = made(batch_size=3, max_staleness=1, max_refills=1)
     assert other.restore(json.loads(json.dumps(plan.state(unfinished))), 0, 0).fates == fates
+
+
+class Life(NamedTuple):
+    """A run of a trainer with engines, by what came of it.
+
+    Attributes:
+        learned: the problems of each step; of one that was repeated, the last time.
+        taken: problems that were set aside.
+        ticks: moments at which it could have been killed.
+        fates: prompts of the checkpoint that it went on from, by what became of them.
+    """
+
+    learned: dict[int, list[int]]
+    taken: int
+    ticks: int
+    fates: ItemFates
+
+
+def live(seed: int, killed_at: int = 0, dropping: float = 0.0) -> Life:
+    """Train eight steps with a checkpoint after every second, killed once at a moment and resumed."""
+    rng, last, bound = random.Random(seed), 8, 2
+
+    def plan_made() -> PromptPlan:
+        return made(batch_size=4, max_staleness=bound, max_refills=3 if dropping else 0, workers=2, answers=1)
+
+    plan, engines = plan_made(), Engines(rng)
+    step, ticks, saved, saved_at = 1, 0, "", 0
+    begun: dict[int, list[int]] = {}
+    learned: dict[int, list[int]] = {}
+    fates: ItemFates = {}
+    while step <= last:
+        steps = range(step, min(step + bound, last) + 1)
+        engines.offered = step - 1
+        engines.ask(plan.due(steps, step - 1))
+        while not plan.is_whole(step) and ticks + 1 != killed_at:
+            ticks += 1
+            for report in engines.tick(dropping):
+                plan.arrived(report)
+            engines.ask(plan.due(steps, step - 1))
+        if not plan.is_whole(step):
+            ticks += 1
+            plan, engines = plan_made(), Engines(rng, saved_at, saved_at, begun=begun)
+            if saved:
+                fates = plan.restore(json.loads(saved), saved_at, saved_at).fates
+            step = saved_at + 1
+            continue
+        learned[step] = sorted(group.problem for group in plan.take(step))
+        if step % 2 == 0:
+            begun = {prompt.position: [*drawn] for prompt, _, drawn in engines.running.values() if drawn}
+            under_way = {**dict.fromkeys(plan.under_way), **{name: min(drawn) for name, drawn in begun.items()}}
+            saved, saved_at = json.dumps(plan.state(under_way)), step
+        step += 1
+    return Life(learned, plan.taken, ticks, fates)
+
+
+@pytest.mark.parametrize("dropping", [0.0, 0.4])
+def test_twenty_moments_at_which_a_run_is_killed(dropping: float) -> None:
+    """No prompt is lost, however long its answer, and none is trained on twice."""
+    undisturbed = live(3, dropping=dropping)
+    fates: set[str] = set()
+    for number in range(1, 21):
+        life = live(3, max(1, undisturbed.ticks * number // 21), dropping)
+        assert Counter(problem for problems in life.learned.values() for problem in problems) == Counter(
+            range(life.taken)
+        )
+        if not dropping:
+            assert life.learned == undisturbed.learned
+        fates |= set(life.fates)
+    assert fates >= {"restored", "continued", "done again"}
