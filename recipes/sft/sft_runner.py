@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from recipes.embodied.envs.first_step import first_step_check
+from recipes.embodied.loop.data_check import check_data_facts
 from recipes.embodied.loop.episode_figures import episode_means
 from recipes.embodied.loop.filming_runner import EvaluationVideos
 from recipes.embodied.loop.picture_check import check_orientation
@@ -51,6 +52,7 @@ class SftRunner(RolloutRunner):
             wait_together(self._actor.init_actor(layout, spec), self._rollout.init_worker(layout, spec))
             if spec.cameras:
                 check_orientation(self._actor, self._env, self.record, "env.eval", skips=self.config.skip_checks)
+            check_data_facts(self._actor, self._env, self.record, "env.eval", skips=self.config.skip_checks)
         note_comparisons(self.record.folder.path, comparisons_of([self._actor]))
 
     def train_step(self, step: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key, past_key
+from recipes.embodied.learning.data_facts import DataFacts, facts_of
 from recipes.embodied.learning.data_fit import check_fits
 from recipes.embodied.learning.data_reading import (
     first_pictures,
@@ -65,7 +66,7 @@ class ImitationData:
         acts = spec is not None and not successes
         self.demonstrations = fitted_actions(data, self.spec, clips=config.clip_actions) if acts else data
         tell_notes(self.demonstrations)
-        self._named = named
+        self._named, self._chosen = named, config.cameras
         self._cameras = {name: self.demonstrations.cameras[column] for name, column in named.items()}
         self._shifts = successes
         self._imitated = (
@@ -86,6 +87,10 @@ class ImitationData:
     def first_pictures(self) -> list[PicturesShown]:
         """Return the pictures with which some of the episodes begin."""
         return first_pictures(self.demonstrations, self._named)
+
+    def facts(self, *, reads_instructions: bool) -> DataFacts:
+        """Return what is compared with the environments before the first episode."""
+        return facts_of(self.demonstrations, self._named, self._chosen, reads_instructions=reads_instructions)
 
     def normalization(self, policy: BasePolicy) -> Normalization:
         """Return the statistics of the rows, as `data.normalization` wants them, or as the policy does."""

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.envs.first_step import first_step_check
+from recipes.embodied.loop.data_check import check_data_facts
 from recipes.embodied.loop.env_messages import FAILED_EPISODES
 from recipes.embodied.loop.episode_figures import episode_means
 from recipes.embodied.loop.picture_check import check_orientation
@@ -103,6 +104,7 @@ class EmbodiedRunner(RolloutRunner):
         note_comparisons(self.record.folder.path, comparisons_of([self.groups["env"], self.groups["actor"]]))
         if spec.cameras:
             check_orientation(self.actor, self.env, self.record, "env.train", skips=self.config.skip_checks)
+        check_data_facts(self.actor, self.env, self.record, "env.train", skips=self.config.skip_checks)
 
     def train_step(self, step: int) -> dict[str, float]:
         """Carry out the four phases of a step."""

@@ -80,6 +80,7 @@ class BasePolicy(nn.Module, ABC):
     Attributes:
         loads_model_path: whether the constructor itself loads other folders than those of saved policies.
         loads_policies: whether it also loads saved policies of other kinds.
+        reads_instructions: whether it acts by the environment's instructions.
         normalization: the normalization of states and actions, saved with the weights; a policy that uses it says so in
             `prepare`, `to_env` and `from_env`.
         horizon: actions that it predicts together, where they are more than the C that are carried out;
@@ -98,6 +99,7 @@ class BasePolicy(nn.Module, ABC):
     noise_shape: tuple[int, int] | None = None
     loads_model_path: ClassVar[bool] = True
     loads_policies: ClassVar[bool] = False
+    reads_instructions: ClassVar[bool] = False
     normalization: Normalization = Normalization()
 
     @property

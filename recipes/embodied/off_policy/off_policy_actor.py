@@ -29,6 +29,7 @@ from recipes.embodied.config.off_policy_config import (
 )
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import STATES
+from recipes.embodied.learning.data_facts import DataFacts, facts_of
 from recipes.embodied.learning.data_reading import first_pictures
 from recipes.embodied.learning.running_states import check_running, with_states
 from recipes.embodied.learning.trajectory import RolloutChunks, joined
@@ -175,6 +176,12 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             buffers[DEMONSTRATIONS] = demonstrations_buffer(self._config.data, spec, how, compresses=compresses)
             shares[DEMONSTRATIONS] = 1.0 if self._records_alone else replay.demonstrations_share
         return ReplayMixture(buffers, {ONLINE: 1 - sum(shares.values()), **shares})
+
+    def data_facts(self) -> DataFacts | None:
+        """Return the facts of the demonstrations, on the first rank; None where it learns from none."""
+        if self._rank or not self._config.data.train_data_paths:
+            return None
+        return facts_of(*fitting_data(self._config.data, self._spec), self._config.data.cameras)
 
     def first_pictures(self) -> list[PicturesShown]:
         """Return the pictures with which demonstrations begin, on the first rank; none where it learns from none."""

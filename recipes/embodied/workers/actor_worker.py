@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
 from recipes.embodied.config.batch_sizes import batch_sizes
 from recipes.embodied.envs.env_spec import EnvSpec
@@ -47,10 +46,6 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
         if not self._config.algorithm.bc_weight:
             return None
         return ImitationData(self._config.data, spec, self._config.actor.model.num_action_chunks)
-
-    def first_pictures(self) -> list[PicturesShown]:
-        """Return the pictures with which demonstrations begin, on the first rank; none where it learns from none."""
-        return [] if self._data is None or self._rank else self._data.first_pictures()
 
     def save_checkpoint(self, folder: str) -> None:
         """See `PolicyActor`; each rank keeps where the returns of its environments stand."""

@@ -16,11 +16,12 @@ from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, StepResult
 from recipes.embodied.envs.env_state import State, pack, unpack
-from recipes.embodied.envs.observation_keys import camera_of
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, camera_of
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.simulators.stored_starts import compare_starts
 from recipes.embodied.interventions.judges import open_judge
 from recipes.embodied.interventions.registry import open_source
+from recipes.embodied.learning.data_facts import EnvFacts
 from recipes.embodied.loop.env_messages import CHUNKS, EXECUTED, FAILED, INTERVENTIONS, OUTCOME, sliced, stacked
 from recipes.embodied.loop.frames import EpisodeFrames, FrameRecorder
 from recipes.embodied.loop.protocols import Layout
@@ -133,15 +134,31 @@ class StagedEnvironments:
 
         A real robot is not moved for this: it returns none.
         """
-        if any(batch.paces_itself for batch in self.batches):
+        begun = self._begins(reset)
+        if not begun:
             return {}
-        begun = [batch.reset(reset) for batch in self.batches]
-        self._begun = {reset: begun}
         named = [(name, camera) for name in begun[0] if (camera := camera_of(name)) is not None]
         return {
             camera: np.concatenate([thumbnails(seen[name][:_ENVIRONMENTS_SHOWN]) for seen in begun])
             for name, camera in named
         }
+
+    def facts(self, reset: int) -> EnvFacts:
+        """Return what is compared with demonstrations; the next pass begins from the reset, if it is that one's."""
+        rate = self.batches[0].control_hz
+        if not self.batches[0].spec.has_instructions:
+            return EnvFacts(rate, None)
+        begun = self._begins(reset)
+        texts = tuple(dict.fromkeys(str(text) for seen in begun for text in seen[INSTRUCTIONS]))
+        return EnvFacts(rate, texts or None)
+
+    def _begins(self, reset: int) -> list[Observation]:
+        """Return the first observations after a reset, by stage; empty: a real robot is not moved for this."""
+        if any(batch.paces_itself for batch in self.batches):
+            return []
+        if reset not in self._begun:
+            self._begun = {reset: [batch.reset(reset) for batch in self.batches]}
+        return self._begun[reset]
 
     def first_message(self, observations: Observation) -> dict[str, Any]:
         """Return the message to rollout workers at the start of a pass."""
@@ -259,9 +276,20 @@ class EnvWorker(ComparingWorker):
 
     def first_pictures(self) -> dict[str, Thumbnails]:
         """Return what cameras show at the first starts, by their names; none of a real robot, which is not moved."""
+        staged, reset = self._first
+        return {} if staged is None else staged.first_pictures(reset)
+
+    def env_facts(self) -> EnvFacts | None:
+        """Return what is compared with demonstrations before the first episode."""
+        staged, reset = self._first
+        return None if staged is None else staged.facts(reset)
+
+    @property
+    def _first(self) -> tuple[StagedEnvironments | None, int]:
+        """The environments that step first, and the number of the reset that their first pass begins with."""
         if self._train is not None:
-            return self._train.first_pictures((self._step + 1) * self._train.passes)
-        return {} if self._eval is None else self._eval.first_pictures(0)
+            return self._train, (self._step + 1) * self._train.passes
+        return self._eval, 0
 
     def interact(self, step: int | None = None) -> Sums:
         """Step all environments for one rollout, `rollout_epoch` passes.

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import torch
 
+from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.learning.data_facts import DataFacts
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.base_policy import BasePolicy
@@ -67,6 +69,16 @@ class PolicyActor(BaseActor[JobT]):
     def _demonstrations(self, spec: EnvSpec) -> ImitationData | None:
         """Return the demonstrations that are trained on; None without any."""
         raise NotImplementedError
+
+    def data_facts(self) -> DataFacts | None:
+        """Return the facts of the demonstrations that are trained on; None: there are none, or on other ranks."""
+        if self._data is None or self._rank:
+            return None
+        return self._data.facts(reads_instructions=self._policy.reads_instructions)
+
+    def first_pictures(self) -> list[PicturesShown]:
+        """Return the pictures with which demonstrations begin, on the first rank; none where it learns from none."""
+        return [] if self._data is None or self._rank else self._data.first_pictures()
 
     def save_checkpoint(self, folder: str) -> None:
         """Write weights and optimizer into a folder that every rank sees; env workers keep their episodes."""

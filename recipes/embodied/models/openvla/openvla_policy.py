@@ -56,6 +56,7 @@ class OpenVlaPolicy(TokenPolicy):
     """OpenVLA: a token of each number of the chunk, one after the other."""
 
     options_model = OpenVlaOptions
+    reads_instructions = True
     _is_parallel = False
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:

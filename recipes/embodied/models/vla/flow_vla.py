@@ -76,6 +76,7 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         options: the options of `actor.model.options`.
     """
 
+    reads_instructions = True
     options: FlowVlaOptions
     # In a list: the network is part of a module of the policy already, which may wrap it in LoRA.
     _base: list[Any]

@@ -42,6 +42,7 @@ class VlmPolicy(TokenPolicy):
     """A vision-language model as a policy: see the module. Values are one for each chunk, V = 1."""
 
     options_model = VlmOptions
+    reads_instructions = True
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ from recipes.demonstrations.orientation import PicturesShown, thumbnails
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.sft import sft_runner as module
 from recipes.sft.config import SftConfig
+from recipes.sft.sft_actor import SftActor
 from recipes.sft.sft_runner import SftRunner
 from rlinf_core import Channel, RunFolder, RunRecord
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
@@ -113,6 +114,10 @@ def test_environments_say_what_the_policy_is_made_for(loop: Callable[..., Loop])
     assert spec == SPEC
     assert (layout.actors, layout.rollouts, layout.envs) == (2, 1, 1)
     assert ("rollout", "init_worker", layout, SPEC) in made.calls
+
+
+def test_actors_have_what_is_compared_before_training() -> None:
+    assert all(callable(getattr(SftActor, name)) for name in ("first_pictures", "data_facts"))
 
 
 def test_pictures_are_compared_before_training(loop: Callable[..., Loop]) -> None:

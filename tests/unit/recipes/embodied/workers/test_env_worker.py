@@ -12,6 +12,7 @@ from recipes.demonstrations.orientation import thumbnails
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.env_spec import Observation
 from recipes.embodied.envs.env_state import State
+from recipes.embodied.learning.data_facts import EnvFacts
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.workers.env_worker import StagedEnvironments
 from rlinf_core.errors import ConfigError
@@ -83,7 +84,20 @@ def test_a_robot_is_not_moved_for_pictures(monkeypatch: pytest.MonkeyPatch) -> N
     stages = stages_of(of=SEEING)
     monkeypatch.setattr(stages.batches[0], "paces_itself", True)
     assert stages.first_pictures(0) == {}
+    assert stages.facts(0) == EnvFacts(stages.batches[0].control_hz, None)
     assert not stages.batches[0].started
+
+
+def test_pictures_and_instructions_are_those_of_one_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages, asked = stages_of(of=SEEING), list[int | None]()
+    (batch,) = stages.batches
+    reset = batch.reset
+    monkeypatch.setattr(batch, "reset", lambda number=None: asked.append(number) or reset(number))
+    stages.first_pictures(3)
+    said = stages.facts(3).instructions
+    assert said is not None
+    assert set(said) == set(stages.begin(3)[0]["instructions"].tolist())
+    assert asked == [3]
 
 
 def test_a_pass_continues_the_episodes_of_the_pass_before() -> None:
