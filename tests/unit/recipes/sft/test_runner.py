@@ -14,7 +14,6 @@ from recipes.demonstrations.orientation import PicturesShown, thumbnails
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.sft import sft_runner as module
 from recipes.sft.config import SftConfig
-from recipes.sft.sft_actor import SftActor
 from recipes.sft.sft_runner import SftRunner
 from rlinf_core import Channel, RunFolder, RunRecord
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
@@ -116,8 +115,13 @@ def test_environments_say_what_the_policy_is_made_for(loop: Callable[..., Loop])
     assert ("rollout", "init_worker", layout, SPEC) in made.calls
 
 
-def test_actors_have_what_is_compared_before_training() -> None:
-    assert all(callable(getattr(SftActor, name)) for name in ("first_pictures", "data_facts"))
+def test_actors_say_what_is_compared_before_training(actor_of: Callable[..., Any]) -> None:
+    actor = actor_of(spec=replace(SPEC, cameras={"main": (16, 16, 3)}))
+    (shown,) = actor.first_pictures()
+    assert shown.cameras["main"].shape[0] == 2
+    facts = actor.data_facts()
+    assert (facts.fps, facts.instructions, facts.cameras) == (20, ("pick it up",), {"main": "main"})
+    assert (len(facts.actions), facts.guessed, facts.reads_instructions) == (8, (), False)
 
 
 def test_pictures_are_compared_before_training(loop: Callable[..., Loop]) -> None:
