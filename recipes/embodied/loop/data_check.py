@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.embodied.learning.data_facts import DataFacts, EnvFacts
+from recipes.demonstrations.data_facts import DataFacts, EnvFacts
 from rlinf_core import RunRecord
 from rlinf_core.runners.storage.first_contact import FILE, SKIPPED, ContactCheck, note_comparisons
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recipes.demonstrations.data_facts import DataFacts, facts_of
 from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.intervention_types import NONE
@@ -29,7 +30,6 @@ from recipes.embodied.config.off_policy_config import (
 )
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import STATES
-from recipes.embodied.learning.data_facts import DataFacts, facts_of
 from recipes.embodied.learning.data_reading import first_pictures
 from recipes.embodied.learning.running_states import check_running, with_states
 from recipes.embodied.learning.trajectory import RolloutChunks, joined

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from recipes.demonstrations.data_facts import EnvFacts
 from recipes.demonstrations.orientation import Thumbnails, thumbnails
 from recipes.embodied.config import EmbodiedConfig, PolicyJob, group_size, resets_each_pass
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
@@ -21,7 +22,6 @@ from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.simulators.stored_starts import compare_starts
 from recipes.embodied.interventions.judges import open_judge
 from recipes.embodied.interventions.registry import open_source
-from recipes.embodied.learning.data_facts import EnvFacts
 from recipes.embodied.loop.env_messages import CHUNKS, EXECUTED, FAILED, INTERVENTIONS, OUTCOME, sliced, stacked
 from recipes.embodied.loop.frames import EpisodeFrames, FrameRecorder
 from recipes.embodied.loop.protocols import Layout

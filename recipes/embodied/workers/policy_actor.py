@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from recipes.demonstrations.data_facts import DataFacts
 from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.learning.data_facts import DataFacts
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.base_policy import BasePolicy

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.data_facts import DataFacts, EnvFacts, facts_of
 from recipes.demonstrations.demonstrations import Demonstrations
-from recipes.embodied.learning.data_facts import DataFacts, EnvFacts, facts_of
 from recipes.embodied.loop.data_check import check_data_facts
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
 

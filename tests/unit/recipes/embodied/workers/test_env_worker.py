@@ -8,11 +8,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from recipes.demonstrations.data_facts import EnvFacts
 from recipes.demonstrations.orientation import thumbnails
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.env_spec import Observation
 from recipes.embodied.envs.env_state import State
-from recipes.embodied.learning.data_facts import EnvFacts
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.workers.env_worker import StagedEnvironments
 from rlinf_core.errors import ConfigError
