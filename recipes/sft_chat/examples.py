@@ -251,9 +251,13 @@ class ExampleWriter:
     def _following(self, calls: bool) -> list[int]:
         """Return the tokens that the template writes behind a turn when a message follows it: a result, or a user's."""
         if calls not in self._followers:
-            call = {"id": "probeid00", "type": "function", "function": {"name": "probe", "arguments": {}}}
-            turn = {"role": ASSISTANT, "content": "probe", **({"tool_calls": [call]} if calls else {})}
-            result = {"role": "tool", "name": "probe", "tool_call_id": call["id"], "content": "probe"}
+            call: dict[str, Any] = {
+                "id": "probeid00",
+                "type": "function",
+                "function": {"name": "probe", "arguments": {}},
+            }
+            turn: dict[str, Any] = {"role": ASSISTANT, "content": "probe", **({"tool_calls": [call]} if calls else {})}
+            result: dict[str, Any] = {"role": "tool", "name": "probe", "tool_call_id": call["id"], "content": "probe"}
             asked = {"role": "user", "content": "probe"}
             self._followers[calls] = []
             with suppress(TemplateRefusalError):

@@ -141,8 +141,9 @@ def _calls(value: object, place: str, number: int) -> list[dict[str, Any]]:
 def _call(entry: object, place: str, number: int) -> dict[str, Any]:
     """Return a call with its arguments as an object; its name stands beside them, or both under `function`."""
     call = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
-    function: dict[str, Any] = call.get(_FUNCTION, call)
-    name: Any = function.get("name") if isinstance(function, dict) else None
+    inner: Any = call.get(_FUNCTION, call)
+    function = cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
+    name: Any = function.get("name")
     if not isinstance(name, str):
         raise ConfigError(
             f"{place}: a call in message {number} has no name",
