@@ -6,7 +6,7 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
-from recipes.embodied.config import PolicyActorConfig, PolicyJob, facts
+from recipes.embodied.config import PolicyActorConfig, PolicyJob, PolicyRunnerConfig, facts
 from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.config.embodied_no_effect import SFT
 from recipes.embodied.models.folder_facts import STEERED, check_model_folder
@@ -25,13 +25,13 @@ from recipes.sections.checks import (
     place_entry,
 )
 from recipes.sections.imports import check_import
-from rlinf_core import Count, NoEffect, RunnerConfig, StepsOrNever
+from rlinf_core import Count, NoEffect, StepsOrNever
 
 # Both or none of them have a place: they evaluate.
 EVALUATING: Final = ("rollout", "env")
 
 
-class SftRunnerConfig(RunnerConfig):
+class SftRunnerConfig(PolicyRunnerConfig):
     """Settings of the run."""
 
     max_steps: StepsOrNever = 100

@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 from recipes.embodied.envs.first_step import first_step_check
 from recipes.embodied.loop.data_check import check_data_facts
+from recipes.embodied.loop.env_errors import EnvErrors
 from recipes.embodied.loop.episode_figures import episode_means
 from recipes.embodied.loop.filming_runner import EvaluationVideos
 from recipes.embodied.loop.picture_check import check_orientation
@@ -38,6 +39,7 @@ class SftRunner(RolloutRunner):
         self._rollout, self._env = cast("Any", groups.get("rollout")), cast("Any", groups.get("env"))
         self._videos = EvaluationVideos(cfg, self._env, self.record)
         self._evaluated = False
+        self._env_errors = EnvErrors(cfg.runner.on_env_error, self.record.folder.path)
 
     def start_workers(self) -> None:
         """Read the data, and create models and environments."""
@@ -80,7 +82,9 @@ class SftRunner(RolloutRunner):
             self._evaluated = True
             note_comparisons(self.record.folder.path, [first_step_check("env.eval")])
         self._videos.write(step)
-        return episode_means("eval", episodes)
+        figures = episode_means("eval", episodes)
+        self._env_errors.take_from(self._env, episodes, "env.eval", self.record.step)
+        return figures
 
     def write_checkpoint(self, folder: Path) -> None:
         """Write weights, optimizer and statistics."""

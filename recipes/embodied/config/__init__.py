@@ -43,6 +43,9 @@ from recipes.embodied.config.policy_config import (
     PolicyOptimConfig as PolicyOptimConfig,
 )
 from recipes.embodied.config.policy_config import (
+    PolicyRunnerConfig as PolicyRunnerConfig,
+)
+from recipes.embodied.config.policy_config import (
     facts as facts,
 )
 from recipes.embodied.config.policy_config import (

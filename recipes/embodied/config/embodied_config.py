@@ -13,7 +13,7 @@ from recipes.embodied.config.embodied_no_effect import EMBODIED
 from recipes.embodied.config.env_config import EnvironmentConfig, EnvSection, TrainEnvironmentConfig
 from recipes.embodied.config.env_types import is_robot
 from recipes.embodied.config.off_policy_config import OFF_POLICY_LOSSES, OffPolicyConfig
-from recipes.embodied.config.policy_config import PolicyActorConfig, PolicyJob, PolicyOptimConfig
+from recipes.embodied.config.policy_config import PolicyActorConfig, PolicyJob, PolicyOptimConfig, PolicyRunnerConfig
 from recipes.sections.actor import ValueOptimConfig
 from recipes.sections.algorithm import (
     ADVANTAGES,
@@ -41,7 +41,7 @@ from rlinf_core.config.sections.values import Level
 COMPONENTS = ("actor", "rollout", "env")
 
 
-class EmbodiedRunnerConfig(RolloutRunnerConfig):
+class EmbodiedRunnerConfig(RolloutRunnerConfig, PolicyRunnerConfig):
     """The run as a whole."""
 
     max_steps: StepsOrNever = 150

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -92,6 +92,17 @@ class PolicyFsdpConfig(FsdpConfig):
     )
 
 
+class PolicyRunnerConfig(RunnerConfig):
+    """The run as a whole."""
+
+    on_env_error: Literal["stop", "count"] = Field(
+        default="stop",
+        description="An environment whose own code raises, and raises again from the same seed and actions. The episode"
+        " counts as failed in any case; stop also ends the run where that happens in its first pass, or in three"
+        " different episodes; count goes on.",
+    )
+
+
 class PolicyActorConfig(ActorConfig):
     """The workers that train."""
 
@@ -128,8 +139,8 @@ class PolicyRolloutConfig(RolloutConfig):
 class PolicyJob(JobConfig):
     """A whole file. A recipe adds what it learns by."""
 
-    runner: RunnerConfig = Field(
-        default_factory=RunnerConfig, description="Run length, what is saved, and where results go."
+    runner: PolicyRunnerConfig = Field(
+        default_factory=PolicyRunnerConfig, description="Run length, what is saved, and where results go."
     )
     actor: PolicyActorConfig = Field(
         default_factory=PolicyActorConfig, description="The model that learns, its optimizer and its sharding."

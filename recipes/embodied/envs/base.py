@@ -19,6 +19,7 @@ import numpy as np
 
 from recipes.embodied.envs.env_spec import (
     BoolArray,
+    EnvError,
     EnvSettings,
     FloatArray,
     IntArray,
@@ -52,6 +53,7 @@ SUCCESS: Final = "success"
 TIME_OUT: Final = "time out"
 FAILED: Final = "failed"
 ENDED: Final = "ended"  # success is not known
+ERROR: Final = "error"  # of the environment's own code
 
 
 class VectorEnv(TaskMethods):
@@ -88,6 +90,8 @@ class VectorEnv(TaskMethods):
         self.intervention: InterventionSource | None = None
         self.judge: SuccessJudge | None = None
         self._executed_actions: FloatArray | None = None
+        # Errors of running episodes, by row; their failures come with the steps. -1: of an unknown one.
+        self._raised: dict[int, EnvError] = {}
         self._simulator = RepeatingBatch(self)
         # The attributes that are not the subclass's own, and stay where its simulator is made again.
         self._kept = frozenset(vars(self)) - earlier
@@ -137,7 +141,9 @@ class VectorEnv(TaskMethods):
         outcomes: list[str] = []
         for row, cut in zip(rows.tolist(), truncated.tolist(), strict=True):
             named = "" if failures is None else str(failures[row])
-            if not (self.knows_success or self.judge is not None):
+            if self._episodes.erred[row] or row in self._raised:
+                outcomes.append(ERROR)
+            elif not (self.knows_success or self.judge is not None):
                 outcomes.append(TIME_OUT if cut else ENDED)
             else:
                 outcomes.append(SUCCESS if solved[row] else named or (TIME_OUT if cut else FAILED))
@@ -187,6 +193,7 @@ class VectorEnv(TaskMethods):
         self._reset = self._reset + 1 if number is None else number
         self._starts.begin(self._reset)
         self._episodes.reset()
+        self._raised.clear()
         self._begin(np.arange(self.num_envs))
         return self.observe()
 
@@ -264,11 +271,14 @@ class VectorEnv(TaskMethods):
         finite = self._guard.finite_observations(observations, resting, truncations, valid)
         observations = self._history.extended(finite)
         fresh = resting > self._episodes.resting
+        errors = self._take_errors(failed, terminations, truncations, valid) if self._raised else ()
         if failed is not None:
             valid[failed] = False
+            failed = failed if failed.any() else None
         carried_out = (None, None) if executed is None else (executed.actions, executed.taken)
         if not np.count_nonzero(fresh):
-            return StepResult(observations, rewards, terminations, truncations, valid, None, None, *carried_out)
+            outcome = observations, rewards, terminations, truncations, valid
+            return StepResult(*outcome, None, None, *carried_out, errors=errors)
         final, ended = observations, np.flatnonzero(fresh)
         knows_success = self.knows_success or self.judge is not None
         whole = ended if failed is None else ended[~failed[ended]]
@@ -280,8 +290,29 @@ class VectorEnv(TaskMethods):
         else:
             self._episodes.resting[:] = resting
         return StepResult(
-            observations, rewards, terminations, truncations, valid, final, episodes, *carried_out, failed
+            observations, rewards, terminations, truncations, valid, final, episodes, *carried_out, failed, errors
         )
+
+    def _take_errors(
+        self, failed: BoolArray | None, terminations: BoolArray, truncations: BoolArray, valid: BoolArray
+    ) -> list[EnvError]:
+        """Return the errors of the episodes that end here by one, which are failures and no longer `failed`.
+
+        Args:
+            failed: bool [B], whose episodes ended by a failure; changed, as are the others, [B, C].
+            terminations: the task ended there: no value stands for what would have come.
+            truncations: and so they are not cut off.
+            valid: no step counts of an episode that has not begun.
+        """
+        rows = [] if failed is None else [row for row in np.flatnonzero(failed).tolist() if row in self._raised]
+        for row in rows:
+            at = int(truncations[row].argmax())
+            terminations[row, at], truncations[row, at] = True, False
+            valid[row] &= self._raised[row].began
+        if failed is not None:
+            failed[rows] = False
+        self._episodes.fail(np.array(rows, np.int64))
+        return [self._raised.pop(row) for row in (*rows, -1) if row in self._raised]
 
     def _obey(self, executed: ExecutedActions, index: int, rows: IntArray | None) -> Transition:
         """Execute the policy's action or that of an intervention, and record which one it was."""

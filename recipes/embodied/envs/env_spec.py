@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,7 +214,8 @@ class Transition:
         successes: bool [B], the task is solved in this state; None: it does not know success.
         actions: float32 [B, A], what was carried out where that is not what was asked for, as where a robot's
             controller keeps a limit; None: what was asked for. Only environments that `alters_actions` give it.
-        failures: bool [B], episodes truncated here because the simulator failed, which are not samples; None: none.
+        failures: bool [B], episodes truncated here because the simulator failed, which are not samples, or failed where
+            there is an `EnvError` of them; None: none.
     """
 
     rewards: FloatArray
@@ -237,6 +238,7 @@ class FinishedEpisodes:
         lengths: int64 [k], steps.
         success_once: bool [k], solved in some state; None: success is not known.
         success_at_end: bool [k], solved in the last state; None: success is not known.
+        erred: bool [k], the environment raised again when a new one repeated it: it counts as failed.
     """
 
     env: IntArray
@@ -245,6 +247,23 @@ class FinishedEpisodes:
     lengths: IntArray
     success_once: BoolArray | None
     success_at_end: BoolArray | None
+    erred: BoolArray
+
+
+class EnvError(NamedTuple):
+    """An episode in which the environment raised, and raised again when a new one repeated it; plain values.
+
+    Attributes:
+        episode: the name of its start.
+        text: the exception with file and line, and where in the episode, in one line.
+        place: the user's own line, as `FILE:LINE in FUNCTION`; empty where it is not known.
+        began: whether the episode began; False where its reset raised.
+    """
+
+    episode: str
+    text: str
+    place: str = ""
+    began: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +285,7 @@ class StepResult:
         interventions: bool [B, C], actions that somebody else than the policy chose; None likewise.
         failed: bool [B], the simulator failed: its episode ended here, is not among `episodes`, and none of its steps
             counts, also of chunks before; None: none did.
+        errors: the errors of episodes that failed by one, and of batches of which nobody can say whose it was.
     """
 
     observations: Observation
@@ -278,6 +298,7 @@ class StepResult:
     executed: Array | None = None
     interventions: BoolArray | None = None
     failed: BoolArray | None = None
+    errors: Sequence[EnvError] = ()
 
     @property
     def dones(self) -> BoolArray:

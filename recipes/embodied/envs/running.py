@@ -29,6 +29,7 @@ class RunningEpisodes:
         success: bool [B], solved in the present state.
         resting: bool [B], ended, and not begun again.
         discarded: bool [B], ended by a person who discards it.
+        erred: bool [B], ended by an error of the environment.
     """
 
     def __init__(self, count: int) -> None:
@@ -39,6 +40,7 @@ class RunningEpisodes:
         self.success = np.zeros(count, np.bool_)
         self.resting = np.zeros(count, np.bool_)
         self.discarded = np.zeros(count, np.bool_)
+        self.erred = np.zeros(count, np.bool_)
 
     def reset(self) -> None:
         """Restart the episode counts, and let every environment step."""
@@ -52,6 +54,7 @@ class RunningEpisodes:
         self.success_once[rows] = False
         self.success[rows] = False
         self.discarded[rows] = False
+        self.erred[rows] = False
 
     def add(self, moved: Transition, rewards: FloatArray, active: BoolArray | Literal[True]) -> None:
         """Add a step of the active environments, True for all; `rewards` are 0 for the others."""
@@ -106,7 +109,13 @@ class RunningEpisodes:
             lengths=self.steps[rows],
             success_once=self.success_once[rows] if knows_success else None,
             success_at_end=self.success[rows] if knows_success else None,
+            erred=self.erred[rows],
         )
+
+    def fail(self, rows: IntArray) -> None:
+        """Count the present episodes of some environments as failed by an error of the environment."""
+        self.erred[rows] = True
+        self.success[rows] = self.success_once[rows] = False
 
     def save(self) -> State:
         """Return all counts, by name."""

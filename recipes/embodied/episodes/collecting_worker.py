@@ -94,6 +94,7 @@ class CollectingEnvWorker(EnvWorker):
                 for stage, collector in enumerate(collectors):
                     actions = self._recv_actions(stages, stage)
                     self._send(stages, stage, {"observations": collector.step(actions)})
+        self._errors += [error for collector in collectors for error in collector.errors]
         return [episode for collector in collectors for episode in collector.episodes()]
 
 

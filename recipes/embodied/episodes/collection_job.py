@@ -13,10 +13,11 @@ import torch
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import drives_one
-from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.env_spec import EnvError, EnvSpec
 from recipes.embodied.envs.first_step import first_step_check
 from recipes.embodied.episodes.collecting_worker import Actor, CollectingEnvWorker
 from recipes.embodied.episodes.collector import CollectedEpisode, Keep
+from recipes.embodied.loop.env_errors import EnvErrors
 from recipes.embodied.loop.frames import EpisodeFrames
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.checkpoint_weights import keep_loaded, load_trained
@@ -46,6 +47,7 @@ class Collection:
         facts: the facts of the environments, see `CollectingEnvWorker.describe`.
         num_envs: environments that share a reset.
         images: what the policy does to images, see `BasePolicy.describe_images`; empty without a policy.
+        errors: the errors of the environments' own code so far.
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class Collection:
         self.facts: dict[str, Any] = self._env.describe().wait()[0]
         self.num_envs = config.env.eval.total_num_envs
         self.images: dict[str, Any] = {}
+        self.errors: list[EnvError] = []
+        self._told = EnvErrors(config.runner.on_env_error)
         if acts:
             self._rollout.init_from(layout, self.spec, None if checkpoint is None else str(checkpoint)).wait()
             self.images = self._rollout.describe_images().wait()[0]
@@ -95,12 +99,19 @@ class Collection:
         return sorted((film for films in by_rank for film in films or ()), key=lambda film: film.env)
 
     def episodes(self, keep: Keep, *, film: bool = False) -> Iterator[list[CollectedEpisode]]:
-        """Yield the episodes of one reset after another, endlessly; each list is ordered by environment."""
+        """Yield the episodes of one reset after another, endlessly; each list is ordered by environment.
+
+        Raises:
+            EnvironmentRaisedError: the environments have an error in their code, and `runner.on_env_error` is `stop`.
+        """
         for reset in itertools.count():
             if self._rollout is None:
                 by_rank = self._env.collect(reset, keep, actor=self._alone, film=film).wait()
             else:
                 by_rank, _ = wait_together(self._env.collect(reset, keep, film=film), self._rollout.evaluate())
+            errors: list[EnvError] = [error for rank in self._env.take_errors().wait() for error in rank]
+            self.errors += errors
+            self._told.take(errors, "env.eval", 0, first=reset == 0)
             yield sorted((episode for rank in by_rank for episode in rank), key=lambda episode: episode.env)
 
 

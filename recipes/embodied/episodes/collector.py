@@ -12,8 +12,8 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.env_spec import Observation, StepResult
+from recipes.embodied.envs.base import ERROR, VectorEnv
+from recipes.embodied.envs.env_spec import EnvError, Observation, StepResult
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, is_past
 from recipes.training.arrays import Array
 from rlinf_core import RunError
@@ -37,7 +37,7 @@ class CollectedEpisode:
         total_reward: sum of rewards.
         success_once: solved in some state; None: the environment does not know success.
         success_at_end: solved in the last state; None: likewise.
-        outcome: how it ended: `success`, a failure by its name, `time out`.
+        outcome: how it ended: `success`, a failure by its name, `time out`, `error` of the environment's code.
         start: `seed`, and `number` of a fixed start where there is one.
         columns: the columns by name, [T, ...]: observations before each step, `actions`, `rewards`, `successes` and
             `terminations` after it; where somebody may intervene `interventions`, whether the action was theirs;
@@ -67,6 +67,7 @@ class EpisodeCollector:
 
     Attributes:
         observations: the present ones.
+        errors: the errors of the environments' own code.
     """
 
     def __init__(self, batch: VectorEnv, reset: int, task: str, keep: Keep) -> None:
@@ -86,6 +87,7 @@ class EpisodeCollector:
         self._failed = np.zeros(batch.num_envs, np.bool_)
         self._outcomes = [""] * batch.num_envs
         self._starts = batch.first_starts()
+        self.errors: list[EnvError] = []
 
     @property
     def over(self) -> bool:
@@ -127,6 +129,9 @@ class EpisodeCollector:
         ended = np.flatnonzero(result.dones[:, 0])
         for row, outcome in zip(ended, self._batch.outcomes(ended, ~result.terminations[ended, 0]), strict=True):
             self._outcomes[row] = outcome
+            if outcome == ERROR:
+                self._solved[row] = self._solved_once[row] = False
+        self.errors += result.errors
         if self._keep == "nothing":
             return
         row = {name: array for name, array in before.items() if name != INSTRUCTIONS and not is_past(name)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -13,8 +13,8 @@ from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.envs.first_step import first_step_check
 from recipes.embodied.loop.data_check import check_data_facts
-from recipes.embodied.loop.env_messages import FAILED_EPISODES
-from recipes.embodied.loop.episode_figures import episode_means
+from recipes.embodied.loop.env_errors import EnvErrors
+from recipes.embodied.loop.episode_figures import OF_ENDED, episode_means
 from recipes.embodied.loop.picture_check import check_orientation
 from recipes.embodied.loop.protocols import (
     ActorGroup,
@@ -29,6 +29,7 @@ from recipes.embodied.loop.protocols import (
 from recipes.embodied.loop.rollout_recovery import RolloutRecovery
 from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle, events, rank_means
+from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.runner import RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.runners.storage.item_fates import ItemFate, ItemFates, item_fates
@@ -37,6 +38,7 @@ from rlinf_core.worker.group.handle import wait_together
 # Folder of a checkpoint that holds the state of the environments, a file for each env worker.
 EPISODES: Final = "env"
 LOGGER = logging.getLogger("rlinf")
+_OF_ENDED: Final = frozenset(f"env/{name}" for name in OF_ENDED)
 # Distinguishes groups and channels of this process from those of an earlier attempt.
 _numbers = itertools.count()
 
@@ -78,8 +80,9 @@ class EmbodiedRunner(RolloutRunner):
         self._told_of_episodes = False
         self._environments = cfg.env
         self._noted: set[str] = set()
-        # Episodes that were left out.
-        self._failed = 0
+        # Episodes that were left out, and that ended in training.
+        self._failed = self._ended = 0
+        self._env_errors = EnvErrors(cfg.runner.on_env_error, self.record.folder.path)
         # Rollouts that were asked for, by step: the calls on env and rollout.
         self._rollouts: dict[int, tuple[WorkerGroupHandle[EpisodeSums], WorkerGroupHandle[None]]] = {}
         self._recovery = RolloutRecovery(
@@ -168,7 +171,8 @@ class EmbodiedRunner(RolloutRunner):
         Asks for the rollouts of later steps too, as far ahead as `max_staleness` allows, and waits for this step's.
 
         Returns:
-            Means over the episodes that ended, and the staleness of the acting weights.
+            Means over the episodes that ended, once as many have as there are environments, and the staleness of the
+            acting weights.
         """
         step = self.next_step if step is None else step
         with self.phase(step, events.GENERATE_ROLLOUTS):
@@ -188,7 +192,7 @@ class EmbodiedRunner(RolloutRunner):
         return {**figures, "rollout/staleness": float(max(staleness))}
 
     def evaluate_policy(self, step: int) -> dict[str, float]:
-        """Have the policy act greedily in environments that it is not trained in."""
+        """Have the policy act greedily in environments that it is not trained in; figures are under `eval/`."""
 
         def act() -> list[list[Any]]:
             self.update_rollout_weights(step)
@@ -200,10 +204,16 @@ class EmbodiedRunner(RolloutRunner):
         return self._episode_figures("eval", episodes, self._environments.eval)
 
     def _episode_figures(
-        self, namespace: str, episodes: Iterable[EpisodeSums], of: EnvironmentConfig
+        self, namespace: str, episodes: Sequence[EpisodeSums], of: EnvironmentConfig
     ) -> dict[str, float]:
         figures = episode_means(namespace, episodes, self._most_failed, of.total_num_envs * of.rollout_epoch)
-        self._failed += int(sum(number for name, number in figures.items() if name.endswith(FAILED_EPISODES)))
+        self._failed += int(figures[f"{namespace}/left_out"])
+        where = "env.eval" if namespace == "eval" else "env.train"
+        self._env_errors.take_from(self.env, episodes, where, self.record.step)
+        if namespace == "env":
+            self._ended += int(figures["env/episodes"] + figures["env/left_out"])
+            if self._ended < of.total_num_envs:
+                return {name: value for name, value in figures.items() if name not in _OF_ENDED}
         return figures
 
     def finish(self) -> None:
@@ -243,6 +253,9 @@ class EmbodiedRunner(RolloutRunner):
         packs = [file.read_bytes() for file in sorted((folder / EPISODES).glob("*.npz"))]
         reasons = {reason for reason in self.env.load_state(packs).wait() if reason}
         self._recovery.episodes = packs if packs and not reasons else [b""]
+        if packs and not reasons:
+            before = (line for line in read_metrics(self.record.folder.metrics_file) if line.step <= self.record.step)
+            self._ended = int(sum(line.metrics.get("env/episodes", 0.0) for line in before))
         if reasons:
             LOGGER.warning("environments start new episodes: %s", "; ".join(sorted(reasons)))
 

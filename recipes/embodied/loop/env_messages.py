@@ -15,8 +15,11 @@ EXECUTED = "executed"
 INTERVENTIONS = "interventions"
 # In messages of environments whose simulators failed: bool [B], see `StepResult`.
 FAILED = "failed"
-# In sums of episodes, how many were left out because their simulators failed: it has no mean.
+# Counts in sums of episodes, without a mean: those that were left out because their simulators failed, those that count
+# and failed by an error of the environment, and all such errors.
 FAILED_EPISODES = "failed/simulator"
+ERRED_EPISODES = "env_errors"
+ALL_ERRORS = "all_env_errors"
 # In the first message of a pass: how many chunks of actions it has, the same number for each environment, int64 [B].
 CHUNKS = "chunks"
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from recipes.embodied.loop.env_messages import FAILED_EPISODES
+from recipes.embodied.loop.env_messages import ALL_ERRORS, ERRED_EPISODES, FAILED_EPISODES
 from recipes.embodied.loop.protocols import EpisodeSums
 from rlinf_core import RunError
 
 _MOST_FAILED: Final = 0.5
+# Figures of episodes that have ended: among the first of those that go on over several passes these are the short ones.
+OF_ENDED: Final = ("return", "episode_len", "success_once", "success_at_end")
 
 
 def episode_means(
     namespace: str, by_rank: Iterable[EpisodeSums], most_failed: float = _MOST_FAILED, environments: int = 1
 ) -> dict[str, float]:
-    """Return sums and counts of episodes as the mean over all episodes, and how many these are.
+    """Return sums and counts of episodes as the mean over all episodes, and how many these are, how many were left out
+    and in how many of those that count the environment had an error.
 
     Args:
         namespace: `env` or `eval`.
@@ -32,16 +35,19 @@ def episode_means(
             before = totals.get(name, (0.0, 0))
             totals[name] = (before[0] + total, before[1] + count)
     failed, _ = totals.pop(FAILED_EPISODES, (0.0, 0))
+    erred, _ = totals.pop(ERRED_EPISODES, (0.0, 0))
+    totals.pop(ALL_ERRORS, None)
     _, episodes = totals.get("return", (0.0, 0))
     if failed > most_failed * max(environments, episodes + failed):
         raise RunError(
             f"the simulators of {failed:g} episodes failed, and {episodes} episodes ended",
             where=f"{namespace}.train" if namespace == "env" else "env.eval",
-            why="they raised, and new simulators that repeated the episodes did so too, or came out otherwise; the log"
-            " of the env worker has environments, action and traceback",
+            why="they raised, and the episodes came out otherwise when new simulators repeated them; the log of the env"
+            " worker has environments, action and traceback",
             help="mend the simulator; `runner.max_failed_fraction` of the episodes may fail",
         )
     means = {f"{namespace}/{name}": total / count for name, (total, count) in totals.items()}
     if failed:
         means[FAILED_EPISODES if namespace == "env" else f"{namespace}/{FAILED_EPISODES}"] = failed
-    return {**means, f"{namespace}/episodes": float(episodes)}
+    counts = {"episodes": float(episodes), "left_out": failed, "env_errors": erred}
+    return means | {f"{namespace}/{name}": count for name, count in counts.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from recipes.embodied.envs.env_spec import EnvError
 from recipes.training.comparing_worker import Comparing
 from rlinf_core import WorkerGroupHandle
 
@@ -24,6 +25,7 @@ Spec = TypeVar("Spec", covariant=True)
 Sums = TypeVar("Sums", covariant=True)
 State = TypeVar("State", covariant=True)
 Reason = TypeVar("Reason", covariant=True)
+Errors = TypeVar("Errors", covariant=True)
 
 
 class Layout(NamedTuple):
@@ -68,7 +70,7 @@ class RolloutMethods(Protocol[Nothing, Number]):
     def evaluate(self) -> Nothing: ...
 
 
-class EnvMethods(Protocol[Spec, Pictures, Sums, State, Reason]):
+class EnvMethods(Protocol[Spec, Pictures, Sums, State, Reason, Errors]):
     """The methods of workers that step environments.
 
     `save_state` returns None if a state cannot be saved, `load_state` why one cannot be loaded.
@@ -79,6 +81,7 @@ class EnvMethods(Protocol[Spec, Pictures, Sums, State, Reason]):
     def env_facts(self) -> Any: ...
     def interact(self, step: int | None = None, /) -> Sums: ...
     def evaluate(self) -> Sums: ...
+    def take_errors(self) -> Errors: ...
     def save_state(self) -> State: ...
     def load_state(self, packs: Sequence[bytes], /) -> Reason: ...
 
@@ -91,7 +94,9 @@ class EmbodiedRollout(RolloutMethods[None, int], Protocol):
     """A worker that runs the policy."""
 
 
-class EmbodiedEnv(EnvMethods[Any, Mapping[str, Any], EpisodeSums, bytes | None, str | None], Protocol):
+class EmbodiedEnv(
+    EnvMethods[Any, Mapping[str, Any], EpisodeSums, bytes | None, str | None, Sequence[EnvError]], Protocol
+):
     """A worker that steps environments."""
 
 
@@ -115,6 +120,7 @@ class EnvGroup(
         WorkerGroupHandle[EpisodeSums],
         WorkerGroupHandle[bytes | None],
         WorkerGroupHandle[str | None],
+        WorkerGroupHandle[Sequence[EnvError]],
     ],
     Protocol,
 ):

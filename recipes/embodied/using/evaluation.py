@@ -80,6 +80,7 @@ def evaluate(
     # Which copies of one environment share a batch decides the last bits of what a policy computes: so it is kept.
     with collecting(config, environments, wanted, checkpoint, pretrained=checkpoint is None) as collection:
         collected, recorded_episodes = _collect(collection, wanted, environments, films, emit, required=video is True)
+        errors = list(dict.fromkeys(error.text for error in collection.errors))
         facts, comparisons = collection.facts, collection.comparisons()
     folder.mkdir(parents=True)
     videos = write_videos(recorded_episodes, folder, environments.video_cfg.fps, environments.video_cfg.episodes)
@@ -108,6 +109,8 @@ def evaluate(
         },
         "versions": {**versions(), **facts["versions"]},
         **summary(collected),
+        "left_out": wanted - len(collected),
+        "env_errors": errors,
         "episodes": [_as_json(episode) for episode in collected],
         "videos": videos,
         TIMES: {"began": began, "seconds": time.time() - began},
@@ -168,17 +171,19 @@ def _collect(
     *,
     required: bool,
 ) -> tuple[list[CollectedEpisode], list[EpisodeFrames]]:
-    """Return the collected episodes, and the frames for videos.
+    """Return the collected episodes without those that were left out, and the frames for videos.
 
     Raises:
         ConfigError: videos are `required`, and the environment has nothing to show.
     """
     episodes: list[CollectedEpisode] = []
     recorded_episodes: list[EpisodeFrames] = []
+    asked = 0
     for batch in collection.episodes("nothing", film=films):
-        if len(batch) < collection.num_envs:
-            emit(f"{collection.num_envs - len(batch)} episodes left out, whose simulators failed: see the log of `env`")
-        counted = {(episode.env, episode.reset) for episode in batch[: wanted - len(episodes)]}
+        # Nothing takes the place of an episode that is left out: others would have another chance of success.
+        batch = [episode for episode in batch if episode.env < wanted - asked]
+        asked += min(collection.num_envs, wanted - asked)
+        counted = {(episode.env, episode.reset) for episode in batch}
         episodes += batch
         if films:
             filmed = collection.recorded_episodes()
@@ -189,10 +194,11 @@ def _collect(
                 emit(f"no videos: {nothing_to_see(environments.env_type)}")
             kept = [film for film in filmed or () if (film.env, film.reset) in counted]
             recorded_episodes = pick_per_outcome([*recorded_episodes, *kept], environments.video_cfg.episodes)
-        emit(f"{min(len(episodes), wanted)} of {wanted} episodes")
-        if len(episodes) >= wanted:
+        left_out = f", {asked - len(episodes)} left out: see the log of `env`" if asked > len(episodes) else ""
+        emit(f"{asked} of {wanted} episodes{left_out}")
+        if asked == wanted:
             break
-    return episodes[:wanted], recorded_episodes
+    return episodes, recorded_episodes
 
 
 def shared_starts(config: PolicyJob) -> ConfigError | None:

@@ -15,7 +15,7 @@ from recipes.embodied.config.env_config import EnvironmentConfig, InterventionCo
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
 from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, StepResult
+from recipes.embodied.envs.env_spec import EnvError, EnvSettings, EnvSpec, Observation, StepResult
 from recipes.embodied.envs.env_state import State, pack, unpack
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, camera_of
 from recipes.embodied.envs.registry import make_env
@@ -251,6 +251,8 @@ class EnvWorker(ComparingWorker):
         self._train: StagedEnvironments | None = None
         self._eval: StagedEnvironments | None = None
         self._films: list[FrameRecorder] = []
+        # Errors of the environments' own code that were not taken yet.
+        self._errors: list[EnvError] = []
 
     def init_worker(self, layout: Layout) -> EnvSpec:
         """Make the environments.
@@ -318,6 +320,11 @@ class EnvWorker(ComparingWorker):
             self._eval = self._made(self._config.env.eval, self._layout, training=False)
         return self._passes(self._eval, 0, films=self._config.env.eval.video_cfg.save_video)
 
+    def take_errors(self) -> list[EnvError]:
+        """Return the errors of the environments' own code since the last call."""
+        errors, self._errors = self._errors, []
+        return errors
+
     def recorded_episodes(self) -> list[EpisodeFrames] | None:
         """Return the frames of the last evaluation's episodes, some of each outcome.
 
@@ -373,7 +380,12 @@ class EnvWorker(ComparingWorker):
                     if result.episodes is not None:
                         sums.add(result.episodes)
                     if result.failed is not None:
-                        sums.add_failed(int(result.failed.sum()))
+                        # Where the next ones have begun, these were the ones before.
+                        begun = int(batch.settings.auto_reset)
+                        sums.add_failed(batch.progress.episode[result.failed] - begun)
+                    if result.errors:
+                        self._errors += result.errors
+                        sums.add_errors(len(result.errors))
         for batch in stages.batches:
             sums.add_figures(batch.take_figures())
         return sums.sums

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from recipes.embodied.envs.env_spec import FinishedEpisodes
-from recipes.embodied.loop.env_messages import FAILED_EPISODES
+from recipes.embodied.envs.env_spec import BoolArray, FinishedEpisodes, IntArray
+from recipes.embodied.loop.env_messages import ALL_ERRORS, ERRED_EPISODES, FAILED_EPISODES
 
 # Name -> the sum over episodes, and how many there were.
 Sums: TypeAlias = dict[str, tuple[float, int]]
@@ -25,7 +25,7 @@ class EpisodeSums:
 
     def add(self, episodes: FinishedEpisodes) -> None:
         """Add those that ended in one step of one batch."""
-        counted = episodes.number == 0 if self._first_only else episodes.number >= 0
+        counted = self._counted(episodes.number)
         count = int(counted.sum())
         if not count:
             return
@@ -35,6 +35,10 @@ class EpisodeSums:
             solved = getattr(episodes, name)
             if solved is not None:
                 self._add(name, float(solved[counted].sum()), count)
+        self._add(ERRED_EPISODES, float(episodes.erred[counted].sum()), 0)
+
+    def _counted(self, numbers: IntArray) -> BoolArray:
+        return numbers == 0 if self._first_only else numbers >= 0
 
     def add_figures(self, figures: Sums) -> None:
         """Add what environments measured besides episodes; the mean is over these measurements."""
@@ -42,9 +46,13 @@ class EpisodeSums:
             if count:
                 self._add(name, total, count)
 
-    def add_failed(self, count: int) -> None:
-        """Count episodes whose simulators failed, which are in no sum."""
-        self._add(FAILED_EPISODES, float(count), 0)
+    def add_failed(self, numbers: IntArray) -> None:
+        """Count episodes whose simulators failed, which are in no sum, by their numbers since the reset."""
+        self._add(FAILED_EPISODES, float(self._counted(numbers).sum()), 0)
+
+    def add_errors(self, count: int) -> None:
+        """Count errors of environments, also of episodes that do not count."""
+        self._add(ALL_ERRORS, float(count), 0)
 
     def _add(self, name: str, total: float, count: int) -> None:
         before = self.sums.get(name, (0.0, 0))

@@ -30,6 +30,10 @@ RELAUNCHED: Final = "relaunched"
 NODES: Final = "nodes"
 # What became of the items that were in flight at the checkpoint that a run goes on from.
 ITEMS: Final = "items"
+# An environment has an error in its own code.
+ENVIRONMENT: Final = "environment"
+# An evaluation lacks some of what it was asked for.
+INCOMPLETE: Final = "incomplete"
 FINISHED: Final = "finished"
 INTERRUPTED: Final = "interrupted"
 FAILED: Final = "failed"

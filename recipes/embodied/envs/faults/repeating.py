@@ -1,7 +1,8 @@
 """Operations of simulators that raise, repeated once on a new simulator.
 
-A simulator whose code raises is machinery that failed, and no evidence about the policy: what runs in it is repeated
-once on a new simulator. Where that raises again, or does not come out as before, the episode is left out.
+What runs in a simulator that raises is repeated once on a new one. Where that does not come out as before, the machine
+is at fault, and the episode is left out. Where it raises again, from the same seed and the same actions, the code has a
+bug: the episode counts as failed, see `env_errors`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from rlinf_core.runners.recovery.failure_list import position
 _LOGGER: Final = logging.getLogger("rlinf")
 # Actions of an episode up to which it is repeated on a new simulator.
 MOST_REPEATED: Final = 2000
-# Faults that are logged with a traceback; further ones are a line.
-_MOST_TRACEBACKS: Final = 4
 
 ResultT = TypeVar("ResultT")
 
@@ -35,20 +34,22 @@ class RaisedTwiceError(SimulatorError):
 
 
 class FaultLog:
-    """Warnings about simulators that raised, the first ones with a traceback."""
+    """Warnings about simulators that raised, one with a traceback for each line of code."""
 
     def __init__(self) -> None:
-        self._faults = 0
+        self._places: set[str | None] = set()
 
     @property
     def any(self) -> bool:
         """Whether there was a fault."""
-        return self._faults > 0
+        return bool(self._places)
 
-    def warn(self, fault: str, remedy: str, error: Exception) -> None:
-        """Log a fault, and what is done about it."""
-        self._faults += 1
-        _LOGGER.warning("%s; %s", fault, remedy, exc_info=error if self._faults <= _MOST_TRACEBACKS else None)
+    def warn(self, fault: str, error: Exception) -> None:
+        """Log the first fault of a line of code."""
+        place = position(error)
+        if place not in self._places:
+            self._places.add(place)
+            _LOGGER.warning("%s; a new simulator repeats what ran in it", fault, exc_info=error)
 
 
 class RepeatingSimulator(ABC):
@@ -96,18 +97,16 @@ class RepeatingSimulator(ABC):
     ) -> ResultT:
         """Perform an operation that raised on a new simulator; see `_attempt`."""
         self._raise_known(error)
-        self._faults.warn(self._fault(error, doing, action), "a new simulator repeats what ran in it", error)
+        self._faults.warn(self._fault(error, doing, action), error)
         self._begin_anew(error)
         try:
             self._replay()
             return operation()
         except Exception as again:
             self._raise_known(again)
-            fault = self._fault(again, doing, action)
-            self._faults.warn(fault, "what ran in it is left out", again)
             self._begin_anew(again)
             raise RaisedTwiceError(
-                fault,
+                self._fault(again, doing, action),
                 why="a new simulator that repeated the episode raised as well",
                 help="the log of the worker has its traceback",
             ) from again

@@ -1,7 +1,8 @@
 """A batch of environments that is replaced where it raises, and whose episodes are then repeated.
 
-Of a batch that raises nobody can say which environment it was. All running episodes are repeated on a new batch; where
-that raises as well, all of them are left out.
+A batch that raises does not say which environment it was. All running episodes are repeated on a new batch. Where that
+raises as well, its environments are asked one after the other: episodes of those that raise have failed, and the others
+go on. Where that cannot be told, as of a simulator that steps all of them at once, all episodes are left out.
 """
 
 # It is a part of `VectorEnv`, and calls the methods that its subclasses implement.
@@ -10,18 +11,30 @@ that raises as well, all of them are left out.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.envs.env_spec import (
+    BoolArray,
+    EnvError,
+    EnvSettings,
+    FloatArray,
+    IntArray,
+    Observation,
+    Transition,
+)
 from recipes.embodied.envs.env_state import observation_digest
+from recipes.embodied.envs.faults.env_errors import MOST_STARTS, env_error
 from recipes.embodied.envs.faults.repeating import (
     MOST_REPEATED,
     FaultLog,
     RaisedTwiceError,
     RepeatingSimulator,
+    SimulatorError,
 )
 from recipes.embodied.envs.first_step import check_transition
 from recipes.embodied.envs.running import RunningEpisodes
@@ -32,6 +45,10 @@ from recipes.training.arrays import Array
 _MOST_IN_A_ROW: Final = 3
 # In `_shown_at`: of the present episode nothing was observed yet.
 _NOTHING: Final = -1
+# In the errors of a batch, by row: nobody can say of which.
+_NOBODYS: Final = -1
+# Between the numbers of an episode and of the one that begins in its place.
+_APART: Final = 2**32
 
 
 class Batch(Protocol):
@@ -42,6 +59,7 @@ class Batch(Protocol):
     numbers: IntArray
     _episodes: RunningEpisodes
     _starts: Starts
+    _raised: dict[int, EnvError]
 
     @property
     def replaceable(self) -> bool:
@@ -87,16 +105,19 @@ class RepeatingBatch(RepeatingSimulator):
         self._shown: Observation = {}
         # int64 [B], steps of the running episode after which `_shown` was observed.
         self._shown_at = np.full(count, _NOTHING)
-        # bool [B], running episodes that were repeated and did not come out as before, or could not be repeated.
+        # bool [B], running episodes that were repeated and did not come out as before, or could not be repeated; and
+        # those that began in the place of one whose start raises.
         self._lost = np.zeros(count, np.bool_)
+        # int64 [B], starts that were passed over for the present episode.
+        self._skips = np.zeros(count, np.int64)
         self._raised_in_a_row = 0
 
     def start(self, rows: IntArray) -> None:
         """Begin the present episodes of some environments."""
         env = self._env
-        starts = env._starts.of(rows, env._episodes.episode[rows])
+        self._skips[rows] = 0
         if not env.replaceable:
-            env._start(rows, starts)
+            self._begin(rows)
             return
         self._shown_at[rows] = _NOTHING
         self._lost[rows] = False
@@ -104,10 +125,55 @@ class RepeatingBatch(RepeatingSimulator):
             # Beside the longest episode, the rest of the chunk of actions in which it ended.
             limit = env.max_episode_steps or MOST_REPEATED
             self._past = deque(maxlen=min(2 * limit, MOST_REPEATED))
+        for tries in range(1 + MOST_STARTS):
+            try:
+                self._attempt(partial(self._begin_with_others if tries else self._begin, rows), "a reset")
+            except SimulatorError as error:
+                broken = [] if tries == MOST_STARTS else self._broken_starts(rows)
+                if not broken and isinstance(error, RaisedTwiceError):
+                    self._begin_anew(error)
+                    self._lost |= self._under_way
+                    return
+                if not broken:
+                    raise
+                for row in broken:
+                    self._raised_in(row, error, began=False)
+                # They begin from the next start, so that the batch can go on; their first step fails.
+                self._lost[broken] = True
+                self._skips[broken] += 1
+            else:
+                return
+
+    def _begin(self, rows: IntArray) -> None:
+        """Begin the present episodes of some environments in the present batch."""
+        env = self._env
+        env._start(rows, env._starts.of(rows, env._episodes.episode[rows] + _APART * self._skips[rows]))
+
+    def _begin_with_others(self, rows: IntArray) -> None:
+        """Begin the present episodes of some environments in a new batch, which repeats the others."""
+        self._renew()
+        self._replay()
+
+    def _broken_starts(self, rows: IntArray) -> list[int]:
+        """Return the rows whose present start raises when they begin alone, in a new batch."""
+        self._env._rebuild()
+        return [row for row in rows.tolist() if self._raises(lambda row=row: self._begin(np.array([row])))]
+
+    def _raises(self, operation: Callable[[], object]) -> bool:
+        """Perform an operation; return whether it raises, but for our own errors and those with a remedy."""
         try:
-            self._attempt(lambda: env._start(rows, starts), "a reset")
-        except RaisedTwiceError:
-            self._lost |= self._under_way
+            operation()
+        except Exception as error:  # noqa: BLE001 - whatever a simulator raises
+            self._raise_known(error)
+            return True
+        return False
+
+    def _raised_in(self, row: int, error: SimulatorError, *, began: bool = True) -> None:
+        """Note the error of an episode, by the seed of its start; of a batch, by that of its first environment."""
+        env = self._env
+        at = np.array([max(row, 0)])
+        (seed,) = env._starts.of(at, env._episodes.episode[at]).seeds()
+        env._raised.setdefault(row, env_error(f"{seed}", error, began=began))
 
     def advance(self, actions: Array, rows: IntArray | None) -> Transition:
         """Execute one action [B, A] in the environments of `rows` (None: all).
@@ -128,21 +194,52 @@ class RepeatingBatch(RepeatingSimulator):
             stepped[rows] = True
         try:
             moved = self._held(self._attempt(lambda: env._advance(actions, rows), "the actions", actions))
-        except RaisedTwiceError:
-            self._raised_in_a_row += 1
-            if self._raised_in_a_row == _MOST_IN_A_ROW:
-                raise
-            self._lost |= self._under_way | stepped
-            moved = Transition(np.zeros(env.num_envs, np.float32), np.zeros(env.num_envs, np.bool_))
+        except RaisedTwiceError as error:
+            moved = self._without_broken(actions, stepped, error)
         else:
             self._raised_in_a_row = 0
-            step = _Step(actions.copy(), moved.rewards.copy(), moved.terminations.copy(), None)
-            self._past.append(step if rows is None else step._replace(stepped=stepped))
+        step = _Step(actions.copy(), moved.rewards.copy(), moved.terminations.copy(), None)
+        self._past.append(step if stepped.all() else step._replace(stepped=stepped & ~self._lost))
         if not self._lost.any():
             return moved
         failures = self._lost & stepped
         self._lost &= ~stepped
         return _without(moved, failures)
+
+    def _without_broken(self, actions: Array, stepped: BoolArray, error: RaisedTwiceError) -> Transition:
+        """Return the result of an action that raised twice, in the environments that do not raise alone.
+
+        The episodes of the others are lost, and noted as failed; all of them are left out where that cannot be told.
+
+        Raises:
+            SimulatorError: that could not be told of three actions in a row.
+        """
+        env, rows = self._env, np.flatnonzero(stepped)
+        nothing = Transition(np.zeros(env.num_envs, np.float32), np.zeros(env.num_envs, np.bool_))
+        try:
+            self._replay()
+            broken = [
+                row for row in rows.tolist() if self._raises(lambda row=row: env._advance(actions, np.array([row])))
+            ]
+            self._begin_anew(error)
+            if broken and (len(broken) < len(rows) or len(rows) == 1):
+                self._replay()
+                others = np.setdiff1d(rows, broken)
+                moved = self._held(env._advance(actions, others)) if len(others) else nothing
+                for row in broken:
+                    self._raised_in(row, error)
+                self._lost[broken] = True
+                self._raised_in_a_row = 0
+                return moved
+        except Exception as raised:  # noqa: BLE001 - whatever a simulator raises
+            self._raise_known(raised)
+            self._begin_anew(raised)
+        self._raised_in_a_row += 1
+        if self._raised_in_a_row == _MOST_IN_A_ROW:
+            raise error
+        self._raised_in(_NOBODYS, error)
+        self._lost |= self._under_way | stepped
+        return nothing
 
     def observe(self) -> Observation:
         """Return the current observations."""
@@ -151,7 +248,8 @@ class RepeatingBatch(RepeatingSimulator):
             return env._observe()
         try:
             seen = self._attempt(lambda: env._observe(), "an observation")
-        except RaisedTwiceError:
+        except RaisedTwiceError as error:
+            self._raised_in(_NOBODYS, error)
             self._lost |= self._under_way
             seen = env._observe()
         self._shown, self._shown_at = seen, env._episodes.steps.copy()
@@ -179,8 +277,7 @@ class RepeatingBatch(RepeatingSimulator):
     def _renew(self) -> None:
         env = self._env
         env._rebuild()
-        rows = np.arange(env.num_envs)
-        env._start(rows, env._starts.of(rows, env._episodes.episode))
+        self._begin(np.arange(env.num_envs))
         env._observe()
 
     def _replay(self) -> None:
@@ -203,7 +300,7 @@ class RepeatingBatch(RepeatingSimulator):
         for tick in range(int(begins.min()), length + 1):
             begun = np.flatnonzero(begins == tick)
             if len(begun):
-                env._start(begun, env._starts.of(begun, env._episodes.episode[begun]))
+                self._begin(begun)
             if (compared == tick).any():
                 same &= (compared != tick) | self._as_shown()
             if tick < length:

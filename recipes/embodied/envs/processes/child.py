@@ -67,6 +67,9 @@ class SimulatorProcess:
         """Execute a command and return its answer."""
         result = getattr(self, f"_{command}")(**arguments)
         self._pulse.beat(0, "waiting")
+        errors = {} if self._batch is None else self._batch.take_errors()
+        if errors:
+            return {"done": result, "errors": {self._first + row: [*error] for row, error in errors.items()}}
         return _NOTHING_NEW if result == {} else {"done": result}
 
     def _make(self, request: list[Any], first: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from recipes.embodied.envs.env_spec import EnvSpec, IntArray, Observation
+from recipes.embodied.envs.env_spec import EnvError, EnvSpec, IntArray, Observation
 from recipes.embodied.envs.faults.repeating import SimulatorError
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.envs.processes.json_pipe import JsonPipe
@@ -190,6 +190,15 @@ class SimulatorProcesses:
             observation[INSTRUCTIONS] = self._texts.copy()
         return observation
 
+    def take_errors(self) -> dict[int, EnvError]:
+        """See `Simulators`."""
+        errors: dict[int, EnvError] = {}
+        for child in self._children:
+            if child.errors:
+                errors |= child.errors
+                child.errors.clear()
+        return errors
+
     def expert(self) -> Array | None:
         """Return the actions of the experts; see `Simulators`."""
         available = self._all([_EXPERT] * len(self._children))
@@ -257,12 +266,16 @@ class _Child:
         seconds: how long one operation of one environment may take.
         owner: the worker.
         task: what it simulates, for errors.
+
+    Attributes:
+        errors: the errors of episodes that it has reported, by row.
     """
 
     def __init__(
         self, number: int, count: int, rows: range, memory: int, seconds: float, owner: str, task: str
     ) -> None:
         self.rows = rows
+        self.errors: dict[int, EnvError] = {}
         self._seconds, self._owner = seconds, owner
         last = rows.stop - 1
         environments = f"environments {rows.start}-{last}" if len(rows) > 1 else f"environment {last}"
@@ -331,6 +344,8 @@ class _Child:
                 why=self._place,
                 help="the log of the worker has its traceback",
             )
+        if "errors" in answer:
+            self.errors |= {int(row): EnvError(*error) for row, error in answer["errors"].items()}
         return answer["done"]
 
     def _death(self) -> SimulatorDiedError:

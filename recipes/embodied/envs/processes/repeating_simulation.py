@@ -8,8 +8,16 @@ from contextlib import suppress
 from copy import copy
 from typing import Any, Final
 
-from recipes.embodied.envs.faults.repeating import MOST_REPEATED, FaultLog, RaisedTwiceError, RepeatingSimulator
-from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
+from recipes.embodied.envs.env_spec import EnvError
+from recipes.embodied.envs.faults.env_errors import MOST_STARTS, env_error
+from recipes.embodied.envs.faults.repeating import (
+    MOST_REPEATED,
+    FaultLog,
+    RaisedTwiceError,
+    RepeatingSimulator,
+    SimulatorError,
+)
+from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start, start_name
 
 _FAILED: Final = Outcome(0.0, truncated=True, failed=True)
 
@@ -28,6 +36,7 @@ class RepeatingSimulation(RepeatingSimulator):
         simulation: the present one.
         past: each action of the present episode, with the outcome's reward, termination, truncation and success. It has
             one more than the most that are repeated where not all were kept.
+        error: the error of the episode's code, until it is taken; None: none.
     """
 
     def __init__(
@@ -39,18 +48,31 @@ class RepeatingSimulation(RepeatingSimulator):
         self.simulation = make()
         self._start = Start(0, 0)
         self.past: deque[tuple[Any, float, bool, bool, bool | None]] = deque(maxlen=MOST_REPEATED + 1)
-        # The episode was repeated, and did not come out as before.
+        self.error: EnvError | None = None
+        # The episode was repeated, and did not come out as before; or its code raised outside of a step.
         self._lost = False
 
     def reset(self, start: Start) -> None:
-        """Begin an episode."""
-        self._start, self._lost = start, False
+        """Begin an episode; where its reset raises, one from the next start, whose first step fails."""
+        self._lost, self.error = False, None
         self.past.clear()
-        self._alive("resetting")
-        self._attempt(lambda: self.simulation.reset(start), "its reset")
+        for tries in range(1 + MOST_STARTS):
+            self._start = Start((start.seed + tries) % 2**31, start.number + tries)
+            self._alive("resetting")
+            try:
+                self._attempt(lambda: self.simulation.reset(self._start), "its reset")
+            except SimulatorError as error:
+                self.error = self.error or env_error(start_name(start), error, began=False)
+                self._lost = True
+                if tries == MOST_STARTS:
+                    raise
+            else:
+                return
 
     def step(self, action: Any) -> Outcome:
-        """Carry out an action; a failed outcome where the episode is left out."""
+        """Carry out an action; a failed outcome where the episode is left out, or has an `error`."""
+        if self._lost:
+            return _FAILED
         self._alive("stepping")
         # Cheap simulators feel each call, so that nothing is wrapped before one raises.
         try:
@@ -60,10 +82,11 @@ class RepeatingSimulation(RepeatingSimulator):
         return self.record(action, outcome)
 
     def step_again(self, error: Exception, action: Any) -> Outcome:
-        """Carry out an action at which the simulation raised; a failed outcome where the episode is left out."""
+        """Carry out an action at which the simulation raised; see `step`."""
         try:
             outcome = self._attempt_again(error, lambda: self.simulation.step(action), "its action", action)
-        except RaisedTwiceError:
+        except RaisedTwiceError as twice:
+            self.error = self.error or env_error(start_name(self._start), twice)
             return _FAILED
         return self.record(action, outcome)
 
@@ -81,7 +104,12 @@ class RepeatingSimulation(RepeatingSimulator):
         try:
             seen = self.simulation.observe()
         except Exception as error:  # noqa: BLE001 - whatever a simulator raises
-            seen = self._attempt_again(error, lambda: self.simulation.observe(), "its observation")
+            try:
+                seen = self._attempt_again(error, lambda: self.simulation.observe(), "its observation")
+            except RaisedTwiceError as twice:
+                self.error, self._lost = self.error or env_error(start_name(self._start), twice), True
+                # What a new one sees at the beginning: the next step fails.
+                seen = self.simulation.observe()
         return seen
 
     def _renew(self) -> None:

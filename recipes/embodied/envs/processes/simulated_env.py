@@ -169,6 +169,7 @@ class SimulatedEnv(VectorEnv):
             result = self._simulators.step(stepped, actions, observed=self._observed_next)
         except SimulatorDiedError as error:
             raise self._with_episode(error, None if self.settings.keeps_actions else actions[:, None]) from None
+        self._raised |= self._simulators.take_errors()
         self._knows_success = self._knows_success or bool(result.judged.any())
         return Transition(
             result.rewards, result.terminations, result.truncations, result.successes, failures=result.failures

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.env_spec import IntArray, Observation
+from recipes.embodied.envs.env_spec import EnvError, IntArray, Observation
 from recipes.embodied.envs.faults.fault_lines import known_fault
 from recipes.embodied.envs.faults.repeating import MOST_REPEATED, FaultLog
 from recipes.embodied.envs.processes.repeating_simulation import RepeatingSimulation
@@ -200,6 +200,15 @@ class SimulationBatch:
                 written.write(row, outcome)
                 if outcome.truncated or (ends and outcome.terminated):
                     break
+
+    def take_errors(self) -> dict[int, EnvError]:
+        """Return the errors of running episodes since the last call, by row."""
+        if not self._faults.any:
+            return {}
+        errors = {row: member.error for row, member in enumerate(self._members) if member.error is not None}
+        for row in errors:
+            self._members[row].error = None
+        return errors
 
     def refresh(self) -> list[int]:
         """Observe the environments that have changed, and return their rows."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from recipes.embodied.envs.env_spec import BoolArray, EnvSpec, FloatArray, IntArray, Observation
+from recipes.embodied.envs.env_spec import BoolArray, EnvError, EnvSpec, FloatArray, IntArray, Observation
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError, Registry
 
@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
         terminated: the task ended.
         truncated: the simulator itself cut the episode off.
         success: the task is solved in this state; None: the simulator does not say.
-        failed: the simulator raised, twice: the episode is not a sample, and is truncated here.
+        failed: the simulator raised: the episode is left out, or failed if it has an `EnvError`, and ends here.
     """
 
     reward: float
@@ -309,6 +309,10 @@ class Simulators(Protocol):
 
     def observe(self) -> Observation:
         """Return the current observations, as new arrays."""
+        ...
+
+    def take_errors(self) -> dict[int, EnvError]:
+        """Return the errors of running episodes since the last call, by row; their failures have come, or will."""
         ...
 
     def expert(self) -> Array | None:

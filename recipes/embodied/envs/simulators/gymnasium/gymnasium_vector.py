@@ -18,7 +18,7 @@ from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntA
 from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import cannot_be_made, registered
 from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import Reader, Writer, spec_of
 from recipes.embodied.envs.simulators.gymnasium.gymnasium_steps import CheckedEnv, checked_batch_step, checked_reset
-from recipes.embodied.envs.simulators.repeating_env import RepeatingEnv, left_out
+from recipes.embodied.envs.simulators.repeating_env import RepeatingEnv, errors_in, left_out
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError, RLinfError
 
@@ -76,6 +76,8 @@ class GymnasiumVectorEnv(BatchedEnv):
         result = self._asked(self._env.step, np.asarray(self._writes(actions)))
         seen, rewards, terminations, truncations, successes = checked_batch_step(self._task, result, self.num_envs)
         failures = left_out(result[-1], self.num_envs)
+        if failures is not None:
+            self._raised |= errors_in(result[-1])
         return BatchStep(self._read(seen), rewards, terminations, truncations, successes, failures)
 
     @staticmethod

@@ -86,6 +86,8 @@ class FakeSimulation(Simulation):
         }
 
     def _maybe_break(self, operation: str) -> None:
+        if self.options.breaks == "odd-start" and operation == "reset" and self.start.seed % 2:
+            raise ValueError("no place to begin at")
         if operation != self.options.at or (operation != "make" and self.count < self.options.after):
             return
         if self.options.breaks == "segfault":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.episodes.collector import CollectedEpisode
-from recipes.embodied.using.evaluation import digest, figures, locate_weights, shared_starts, summary
+from recipes.embodied.using.evaluation import _collect, digest, figures, locate_weights, shared_starts, summary
 from rlinf_core import ConfigError
 from rlinf_core.statistics import wilson_interval
 
@@ -26,6 +29,23 @@ def test_figures_are_by_task_and_in_all() -> None:
     assert result["total"]["success_at_end_interval"] == list(wilson_interval(1, 3))
     assert (result["total"]["return"], result["total"]["episode_len"]) == (1.0, 20.0)
     assert {task: item["success_at_end"] for task, item in result["tasks"].items()} == {"a": 0.5, "b": 0.0}
+
+
+@pytest.mark.parametrize(("lost", "left_out"), [((), 0), (((2, 0),), 1), (((3, 1),), 0), (((0, 0), (1, 1)), 2)])
+def test_nothing_takes_the_place_of_an_episode_left_out(lost: tuple[tuple[int, int], ...], left_out: int) -> None:
+    def batches(*_: Any, **__: Any) -> Iterator[list[CollectedEpisode]]:
+        for reset in itertools.count():
+            every = [CollectedEpisode(env, reset, "pick", 5, 1.0, True, True) for env in range(4)]
+            yield [episode for episode in every if (episode.env, episode.reset) not in lost]
+
+    lines: list[str] = []
+    collection: Any = SimpleNamespace(num_envs=4, episodes=batches)
+    collected, _ = _collect(collection, 6, EmbodiedConfig().env.eval, False, lines.append, required=False)
+    # The four environments of the first reset, and two of the second.
+    assert len(collected) == 6 - left_out
+    assert {(episode.env, episode.reset) for episode in collected} <= {*((n, 0) for n in range(4)), (0, 1), (1, 1)}
+    assert lines[-1].startswith("6 of 6 episodes")
+    assert (f"{left_out} left out" in lines[-1]) == bool(left_out)
 
 
 def test_success_may_be_unknown() -> None:

@@ -192,12 +192,59 @@ def test_what_comes_out_otherwise_is_left_out(fragile: Callable[..., None]) -> N
     assert results[1].valid[2].all()
 
 
+class Buggy(CountingEnv):
+    """Raises where the number of a start is large: at the third action, or at the start."""
+
+    operation: ClassVar[str] = "_advance"
+
+    def _start(self, rows: Any, starts: Any) -> None:
+        super()._start(rows, starts)
+        if self.operation == "_start" and (self.draw[rows] > LARGE).any():
+            raise ValueError("the mesh has 0 faces")
+
+    def _advance(self, actions: Any, rows: Any) -> Transition:
+        moved = super()._advance(actions, rows)
+        moving = np.isin(np.arange(self.num_envs), np.arange(self.num_envs) if rows is None else rows)
+        if self.operation == "_advance" and ((self.draw > LARGE) & (self.count == 3) & moving).any():
+            raise ValueError("the mesh has 0 faces")
+        return moved
+
+
+LARGE = 0.7
+
+
+@pytest.mark.parametrize("operation", ["_advance", "_start"])
+@pytest.mark.parametrize("auto_reset", [True, False])
+def test_environments_of_a_batch_that_have_the_error_are_found(
+    operation: str, auto_reset: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Buggy, "operation", operation)
+    settings = EnvSettings(num_envs=6, repeats=True, max_episode_steps=8, seed=2, auto_reset=auto_reset)
+    large = CountingEnv(settings).reset(0)["states"][:, 1] > LARGE
+    assert 0 < large.sum() < 6
+    env = Buggy(settings)
+    env.reset(0)
+    actions = np.zeros((6, 3 if operation == "_advance" else 1, 1), np.float32)
+    result = env.step(actions)
+    assert result.failed is None
+    assert result.terminations.any(axis=1).tolist() == large.tolist()
+    assert result.valid.all(axis=1).tolist() == [operation == "_advance" or not row for row in large]
+    assert result.episodes is not None
+    assert result.episodes.env.tolist() == np.flatnonzero(large).tolist()
+    assert result.episodes.erred.all()
+    assert result.episodes.lengths.tolist() == [actions.shape[1] if operation == "_advance" else 1] * int(large.sum())
+    assert len({error.episode for error in result.errors}) == large.sum()
+    # The others are in the third state, or the first.
+    assert (env.observe()["states"][~large, 0] == actions.shape[1]).all()
+
+
 def test_error_that_never_goes_away_ends_the_run(fragile: Callable[..., None]) -> None:
     fragile(at=0, always=True)
     words = r"raised ValueError: the mesh has 0 faces at \S+/test_repeating_batch.py:\d+ in _call \(environments 0 to"
     with pytest.raises(SimulatorError, match=words):
         played(made())
-    assert Fragile.calls == 6
+    # Three actions, each tried twice by all and once by each of four.
+    assert Fragile.calls == 18
 
 
 def test_batch_that_cannot_begin_again_ends_the_run(fragile: Callable[..., None]) -> None:
@@ -320,6 +367,10 @@ class TestGymnasium:
             assert failed == []
             check_equal(results["quiet"], results["raising"])
         else:
-            assert [rows.tolist() for rows in failed] == [[True, *[mode == "async"] * 3]]
-            pairs = zip(results["quiet"], results["raising"], strict=True)
-            assert all((quiet.valid == raising.valid)[~failed[0]].all() for quiet, raising in pairs)
+            assert failed == []
+            errors = [len(result.errors) for result in results["raising"]]
+            assert errors == [0, 4 if mode == "async" else 1, 0, 0]
+            erred = np.array([True, *[mode == "async"] * 3])
+            pairs = list(zip(results["quiet"], results["raising"], strict=True))
+            assert pairs[1][1].terminations[:, 0].tolist() == erred.tolist()
+            assert all((quiet.valid == raising.valid)[~erred].all() for quiet, raising in pairs)

@@ -1,0 +1,81 @@
+"""Errors of the environments' own code: each line of it is told once, and ends the run unless it is only to count."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from recipes.embodied.envs.env_spec import EnvError
+from recipes.embodied.envs.faults.repeating import SimulatorError
+from recipes.embodied.loop.env_messages import ALL_ERRORS
+from recipes.embodied.loop.protocols import EnvGroup, EpisodeSums
+from rlinf_core.runners.storage import run_events
+
+OnEnvError: TypeAlias = Literal["stop", "count"]
+# Different episodes after which the code is at fault, and not an odd state.
+MOST_EPISODES: Final = 3
+_AGAIN: Final = "it raised again from the same seed and the same actions"
+_LOGGER = logging.getLogger("rlinf")
+
+
+class EnvironmentRaisedError(SimulatorError):
+    """The code of an environment has a bug: it raises again from the same seed and the same actions."""
+
+
+class EnvErrors:
+    """The errors of a run's environments.
+
+    Args:
+        on_error: `runner.on_env_error`.
+        folder: the run folder, whose events name each error; None: there is none.
+        warn: tells of the first error of each line of code.
+    """
+
+    def __init__(
+        self, on_error: OnEnvError, folder: Path | None = None, warn: Callable[[str], None] = _LOGGER.warning
+    ) -> None:
+        self._on_error, self._folder, self._warn = on_error, folder, warn
+        self._places: set[str] = set()
+        self._episodes: set[str] = set()
+
+    def take_from(self, env: EnvGroup, sums: Iterable[EpisodeSums], where: str, step: int) -> None:
+        """Take the errors of the env workers where the sums of a pass say that there are some; see `take`."""
+        if any(ALL_ERRORS in of_rank for of_rank in sums):
+            by_rank = env.take_errors().wait()
+            self.take([error for errors in by_rank for error in errors], where, step, first=step == 0)
+
+    def take(self, errors: Sequence[EnvError], where: str, step: int, *, first: bool) -> None:
+        """Count the errors of a pass.
+
+        Args:
+            errors: those of all env workers.
+            where: the section of the environments.
+            step: the last finished step.
+            first: whether it is the first pass of the run.
+
+        Raises:
+            EnvironmentRaisedError: `on_env_error` is `stop`, and it is the first pass or the third episode.
+        """
+        for error in errors:
+            self._episodes.add(error.episode)
+            if error.place not in self._places:
+                self._places.add(error.place)
+                self._tell(error, step)
+        if not errors or self._on_error == "count" or (not first and len(self._episodes) < MOST_EPISODES):
+            return
+        episodes = len({error.episode for error in errors} if first else self._episodes)
+        raise EnvironmentRaisedError(
+            errors[0].text,
+            where=where,
+            why=f"{_AGAIN}, in {episodes} episode{'s'[: episodes > 1]}{' of the first pass' if first else ''}",
+            help="mend that line; with `runner.on_env_error: count` such episodes only count as failed",
+        )
+
+    def _tell(self, error: EnvError, step: int) -> None:
+        self._warn(f"{error.text}; {_AGAIN}: such episodes count as failed")
+        if self._folder is not None:
+            with suppress(OSError):
+                run_events.append_event(self._folder, run_events.ENVIRONMENT, step, error.text, [_AGAIN])
