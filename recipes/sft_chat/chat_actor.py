@@ -13,7 +13,7 @@ from recipes.language.learning.initial_training import begin_training
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.policy import AnswerEval
 from recipes.language.weights.model_export import export_state
-from recipes.sft_chat.chat_evaluation import loss_figures, make_writer, summed_loss
+from recipes.sft_chat.chat_evaluation import loss_figures, make_writer, row_counts, summed_loss
 from recipes.sft_chat.chat_runner import ExampleCounts
 from recipes.sft_chat.config import ChatConfig
 from recipes.sft_chat.conversations import load_conversations
@@ -162,7 +162,7 @@ class ChatActor(ComparingWorker):
         figures = loss_figures(self._state.strategy.reduce_sum(total))
         if self._config.actor.enable_offload:
             self._state.offload()
-        return {f"eval/{name}": value for name, value in figures.items()}
+        return {f"eval/{name}": value for name, value in (figures | row_counts(source)).items()}
 
     # Checkpoints
 

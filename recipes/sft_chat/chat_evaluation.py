@@ -19,7 +19,7 @@ from recipes.language.using.model_exporting import computing_device, model_of, w
 from recipes.sft_chat.config import ChatConfig
 from recipes.sft_chat.conversations import load_conversations
 from recipes.sft_chat.example_packing import micro_batches, pack_examples
-from recipes.sft_chat.examples import ChatExample, ExampleWriter
+from recipes.sft_chat.examples import ChatExample, ExampleSet, ExampleWriter
 from rlinf_core import ConfigError, Job
 
 SCHEMA: Final = "rlinf.eval_chat/1"
@@ -52,6 +52,13 @@ def loss_figures(total: Tensor) -> dict[str, float]:
     """Return the mean loss, its exponential, and the number of tokens, of what `summed_loss` returns."""
     mean = float(total[0] / total[1].clamp(min=1))
     return {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "tokens": float(total[1])}
+
+
+def row_counts(examples: ExampleSet) -> dict[str, float]:
+    """Return how many rows a loss is of, how many were too long to be, and how many were cut to the limit."""
+    figures = examples.figures
+    rows = len(examples.examples) - figures["split"]
+    return {"rows": float(rows), "prompts_skipped": float(figures["skipped"]), "cut_off": float(figures["truncated"])}
 
 
 def make_writer(config: ChatConfig, tokenizer: Any) -> ExampleWriter:
@@ -102,13 +109,14 @@ def evaluate(
         actor, device = with_folder(config.actor, named), computing_device()
         config = config.model_copy(update={"actor": actor})
         policy = LanguagePolicy(load_model(named)).to(device).eval()
-        examples = make_writer(config, make_tokenizer(actor)).write(rows).examples
+        written = make_writer(config, make_tokenizer(actor)).write(rows)
+    examples = written.examples
     lengths = [len(example.tokens) for example in examples]
     parts = micro_batches(lengths, range(len(examples)), 1, 0, actor.max_tokens_per_micro_batch)
     figures = loss_figures(summed_loss(policy, examples, parts, device))
     folder.mkdir(parents=True)
     parts = {
         "data": {"paths": list(config.data.val_data_paths), "type": config.data.source, "loss_on": config.data.loss_on},
-        "sets": {"all": {"problems": len(rows), **figures}},
+        "sets": {"all": {"problems": len(rows), **figures, **row_counts(written)}},
     }
     return write_evaluation(SCHEMA, job, checkpoint, named, folder, began, parts)

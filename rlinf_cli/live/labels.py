@@ -53,6 +53,12 @@ def phase_words(phase: str) -> str:
     return _PHASES.get(phase, phase.replace("_", " "))
 
 
+def doing(phase: str, done: str) -> str:
+    """Return what a run does, and how far it is, if that is known: `evaluating, 12 of 64 answers`."""
+    words = phase_words(phase) if phase else "running"
+    return f"{words}, {done}" if done else words
+
+
 def short_phase(phase: str) -> str:
     """Return `rollout`, `training`."""
     return _SHORT.get(phase, phase.replace("_", " "))
@@ -69,8 +75,34 @@ def headlines(metrics: Mapping[str, float], *namespaces: str) -> list[tuple[str,
         value = _first(metrics, [name if "/" in name else f"{space}/{name}" for space in namespaces for name in names])
         if value is not None and (word, value) not in _NOTHING_SAID:
             figures.append((word, figure(value)))
+    if figures:
+        word, text = figures[0]
+        figures[0] = word, text + counts_text(metrics, namespaces[0])
     # In environments the return is the sum of the rewards: one of them is enough.
     return [headline for headline in figures if headline[0] != "reward" or "return" not in dict(figures)]
+
+
+def training(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return the headline figures of a training step; before enough episodes have ended, how many did in it."""
+    ended = metrics.get("env/episodes") if "env/return" not in metrics else None
+    counted = [] if ended is None else [("episodes ended", figure(ended))]
+    return counted + headlines(metrics, "env", "rollout")
+
+
+def counts_text(metrics: Mapping[str, float], namespace: str) -> str:
+    """Return what a figure is of, where it is not of all that was asked for, or not of whole answers.
+
+    As in ` of 15, 1 left out`; empty for a figure of everything.
+    """
+    counted = _first(metrics, [f"{namespace}/{name}" for name in ("episodes", "answers", "rows")])
+    words = {
+        "left_out": "left out",
+        "prompts_skipped": "too long",
+        "env_errors": "failed by errors of the environment",
+        "cut_off": "cut off at the limit of tokens",
+    }
+    parts = [f"{figure(count)} {word}" for name, word in words.items() if (count := metrics.get(f"{namespace}/{name}"))]
+    return f" of {figure(counted or 0)}, {', '.join(parts)}" if parts else ""
 
 
 def headline_metric(names: Collection[str], namespace: str) -> str | None:

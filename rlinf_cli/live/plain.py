@@ -91,6 +91,6 @@ def still_line(progress: RunProgress) -> str:
         limit = progress.waiting.seconds
         of = f" of at most {labels.duration(limit)}" if limit is not None else ""
         return f"still waiting for {progress.waiting.what}: {labels.duration(progress.waiting_seconds)}{of}"
-    doing = labels.phase_words(progress.phase) if progress.phase else "running"
+    doing = labels.doing(progress.phase, progress.done)
     step = f"after step {progress.step}, " if progress.started is not None else ""
-    return f"{step}{doing} for {labels.duration(progress.phase_seconds)}"
+    return f"{step}{doing}{',' if progress.done else ''} for {labels.duration(progress.phase_seconds)}"

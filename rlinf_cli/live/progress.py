@@ -16,6 +16,7 @@ from rlinf_core.runners.events import (
     Event,
     ItemsResumed,
     NodesChanged,
+    PhaseProgress,
     PhaseStarted,
     RunFinished,
     RunRestarted,
@@ -40,6 +41,7 @@ class RunProgress:
         step: the last finished step; initially the one before the first.
         metrics: the newest value of every metric.
         phase: the current phase, by the names of `rlinf_core.runners.events`.
+        done: how far the run is in it, as in `12 of 64 answers`; empty where that is not known.
         waiting: what the launch waits for, or None.
         evaluation: the last evaluation, or None.
         checkpoint: the last checkpoint, or None.
@@ -67,6 +69,7 @@ class RunProgress:
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.phase = LAUNCH
+        self.done = ""
         self.waiting: Waiting | None = None
         self.evaluation: Evaluated | None = None
         self.checkpoint: CheckpointSaved | None = None
@@ -91,6 +94,8 @@ class RunProgress:
                 self._start(event, now)
             case PhaseStarted():
                 self._enter(event.phase, now)
+            case PhaseProgress():
+                self.done = event.text
             case Waiting():
                 self.waiting, self._waiting_since = event, now
             case StepFinished():
@@ -99,7 +104,7 @@ class RunProgress:
                 self._moments.append(now)
                 self._times.append({k: v for k, v in event.metrics.items() if k.startswith(_TIME)})
             case Evaluated():
-                self.evaluation = event
+                self.evaluation, self.done = event, ""
                 self.metrics.update(event.metrics)
             case CheckpointSaved():
                 self.checkpoint = event
@@ -124,7 +129,7 @@ class RunProgress:
 
     def _enter(self, phase: str, now: float) -> None:
         self.phase, self._phase_since = phase, now
-        self.waiting = None
+        self.waiting, self.done = None, ""
 
     @property
     def total(self) -> int | None:

@@ -98,7 +98,7 @@ def _line(label: str, style: str, width: int, text: Text) -> Text:
 
 def _rows(progress: RunProgress) -> list[tuple[str, Text]]:
     rows = [("step", _step(progress))]
-    headlines = labels.headlines(progress.metrics, "env", "rollout")
+    headlines = labels.training(progress.metrics)
     if headlines:
         rows.append(("train", _figures(headlines, "bold")))
     conversations = labels.conversations(progress.metrics)
@@ -169,7 +169,7 @@ def _now(progress: RunProgress) -> Text:
         return Text(f"waiting for {waiting.what}, {labels.clock(progress.waiting_seconds)}{limit}")
     if not progress.phase:
         return Text("running")
-    return Text(f"{labels.phase_words(progress.phase)}, {labels.clock(progress.phase_seconds)}")
+    return Text(f"{labels.doing(progress.phase, progress.done)}, {labels.clock(progress.phase_seconds)}")
 
 
 class ResizableBlock(Live):

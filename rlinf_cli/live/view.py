@@ -91,7 +91,7 @@ def step_line(progress: RunProgress) -> str:
     """Return `step 12/300  success 0.02, return 1.23  7.1 steps/s  0:02, 0:41 left`."""
     total = f"/{progress.total}" if progress.total is not None else ""
     parts = [f"step {progress.step}{total}"]
-    headlines = labels.headlines(progress.metrics, "env", "rollout") + labels.conversations(progress.metrics)
+    headlines = labels.training(progress.metrics) + labels.conversations(progress.metrics)
     if headlines:
         parts.append(labels.figures_text(headlines))
     if progress.steps_per_second is not None:

@@ -38,7 +38,7 @@ def first_difference(comparison: Comparison) -> str:
 def run_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return set, run, status, step and result of each run."""
     return [
-        (run_set.label, shown(run.path), run.state.status, str(result.step), _result(result))
+        (run_set.label, shown(run.path), run.state.status, str(result.step), result_text(result))
         for run_set in comparison.sets
         for run, result in zip(run_set.runs, run_set.results, strict=True)
     ]
@@ -85,11 +85,14 @@ def _verdict(result_gap: ResultGap) -> str:
     return f"{gap} [{result_gap.low:+.3g}, {result_gap.high:+.3g}], {word}, by {result_gap.basis}"
 
 
-def _result(result: RunResult) -> str:
+def result_text(result: RunResult) -> str:
+    """Return a result with its interval, how many it is of, and how many were left out."""
     text = labels.figure(result.value)
     if result.low is not None and result.high is not None:
         text += f" [{result.low:.2f}, {result.high:.2f}]"
-    return f"{text} of {result.count}" if result.count and result.metric.startswith("eval/") else text
+    if result.count and result.metric.startswith("eval/"):
+        text += f" of {result.count}"
+    return f"{text}, {result.left_out} left out" if result.left_out else text
 
 
 def _shown(value: str | None) -> str:
@@ -126,7 +129,14 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
 
 
 def _result_record(result: RunResult) -> dict[str, Any]:
-    return {"step": result.step, "value": result.value, "low": result.low, "high": result.high, "count": result.count}
+    return {
+        "step": result.step,
+        "value": result.value,
+        "low": result.low,
+        "high": result.high,
+        "count": result.count,
+        "left_out": result.left_out,
+    }
 
 
 def _difference_record(difference: ConfigDifference) -> dict[str, Any]:

@@ -28,22 +28,25 @@ class UsedJob(NamedTuple):
     run: RunFolder | None
 
 
-def used_job(name: str, overrides: list[str], log_path: Path) -> UsedJob:
+def used_job(name: str, overrides: list[str], log_path: Path, command: str, checkpoint: str | None) -> UsedJob:
     """Return the validated job of a file or a run, and choose its cluster.
 
     Args:
         name: a file, a shipped configuration, a run folder, or the name of a run in `log_path`.
         overrides: `key=value` and `~key` arguments.
         log_path: the folder of the runs.
+        command: the command that uses it.
+        checkpoint: the checkpoint that is given.
 
     Raises:
         typer.Exit: the configuration has errors, which are printed.
-        ConfigError: it selects no recipe.
+        ConfigError: it selects no recipe, or the command ignores one of `overrides`.
         RLinfError: its machines do not include this one.
     """
     from rlinf_cli.file.job_file import load, show_findings, sound, without_start, without_training_data
     from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
     from rlinf_cli.run.runnable import check_installed
+    from rlinf_cli.run.unused_keys import refuse_unused
     from rlinf_core.config.diagnostics import Severity
     from rlinf_core.errors import ConfigError, RLinfError
 
@@ -52,6 +55,7 @@ def used_job(name: str, overrides: list[str], log_path: Path) -> UsedJob:
     job = without_training_data(load(file, overrides))
     if run is not None:
         job = without_start(job)
+    refuse_unused(job, overrides, command, of_run=run is not None, checkpoint=checkpoint)
     parts = sound(job)
     if not console.verbosity.quiet:
         show_findings(job, Severity.WARNING)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_cli.file.findings import without_effect
+from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import View, relaunched
 from rlinf_cli.runs.provenance import Provenance, collect, write_provenance
@@ -17,6 +18,7 @@ from rlinf_core.errors import RLinfError
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.events import (
     ClusterReady,
+    Evaluated,
     Event,
     ItemsResumed,
     NodesChanged,
@@ -70,6 +72,9 @@ class DocumentWriter(View):
         elif isinstance(event, WorkersRelaunched):
             what = f"restart {event.restart} of at most {event.max_restarts}: {relaunched(event)}"
             self.add_event(run_events.RELAUNCHED, event.step, event.reason, [what, *event.details])
+        elif isinstance(event, Evaluated) and event.metrics.get("eval/left_out"):
+            text = labels.figures_text(labels.headlines(event.metrics, "eval"))
+            self.add_event(run_events.INCOMPLETE, event.step, f"the evaluation is incomplete: {text}")
         elif isinstance(event, NodesChanged):
             self.add_event(run_events.NODES, event.step, event.text, event.details)
         elif isinstance(event, ItemsResumed):

@@ -25,6 +25,7 @@ from rlinf_core.runners.events import (
     SAVE_CHECKPOINT,
     CheckpointSaved,
     Event,
+    PhaseProgress,
     PhaseStarted,
     RunFinished,
 )
@@ -205,6 +206,8 @@ class Training:
 
     def _end_if_asked(self, event: Event) -> None:
         """End the run after a signal, at an event where no step is half done."""
+        if isinstance(event, PhaseProgress):
+            return
         if isinstance(event, PhaseStarted):
             if event.phase == SAVE_CHECKPOINT and self._interrupts.code is not None:
                 self._interrupts.extend()

@@ -65,6 +65,7 @@ class RunResult:
         low, high: its interval; None if unknown.
         count: the number of episodes or steps averaged; None if unknown.
         basis: the source of the interval, in words; empty without one.
+        left_out: the number of episodes or answers that the evaluation lacks.
     """
 
     metric: str
@@ -74,6 +75,7 @@ class RunResult:
     high: float | None = None
     count: int | None = None
     basis: str = ""
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,8 @@ def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> 
     if _is_evaluation(space):
         low, high, count = interval_of(metric, metrics)
         basis = "the last evaluation" if low is not None else ""
-        return RunResult(metric, metrics[metric], step, low, high, count, basis)
+        left_out = int(metrics.get(f"{space}/left_out", 0))
+        return RunResult(metric, metrics[metric], step, low, high, count, basis, left_out)
     values = [step_metrics[metric] for _, step_metrics in evaluated_steps[-LAST_STEPS:]]
     if len(values) < _FEWEST_STEPS:
         return RunResult(metric, mean(values), step, count=len(values))
@@ -251,7 +254,7 @@ def interval_of(metric: str, metrics: Mapping[str, float]) -> tuple[float | None
     """
     space, _, name = metric.rpartition("/")
     low, high = metrics.get(f"{metric}_low"), metrics.get(f"{metric}_high")
-    episodes = metrics.get(f"{space}/episodes")
+    episodes = metrics.get(f"{space}/episodes", metrics.get(f"{space}/answers"))
     count = int(episodes) if episodes else None
     if low is None and name.startswith("success") and count:
         low, high = wilson_interval(metrics[metric] * count, count)

@@ -132,7 +132,7 @@ def _row(run: RunFolder) -> RunRow:
         reason=reason,
         step=state.step,
         result=f"{word} {figure}".strip(),
-        value=float(figure) if figure else None,
+        value=float(figure.split()[0]) if figure else None,
         evaluation=evaluated,
         created=state.created,
         ended=state.ended,

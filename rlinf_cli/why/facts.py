@@ -90,6 +90,7 @@ class RunFacts:
         warnings: the warnings in the driver's log after the last finished step.
         evaluates: whether the driver was evaluating when it last logged its progress.
         quarantined: the items that were set aside, by file.
+        has_checkpoint: whether there is a checkpoint to go on from.
         held_up: the processes that hold up an active run, see `rlinf_core.manager.inspection`; empty if not asked for.
     """
 
@@ -112,6 +113,7 @@ class RunFacts:
     evaluates: bool = False
     quarantined: Mapping[str, QuarantinedItem] = field(default_factory=dict[str, "QuarantinedItem"])
     held_up: Sequence[str] = ()
+    has_checkpoint: bool = True
 
     def column(self, *names: str) -> MetricColumn:
         """Return the first of these metrics that the run has, else an empty column."""
@@ -160,6 +162,7 @@ def read_facts(folder: RunFolder, lines: Sequence[Metrics] | None = None) -> Run
         driver_end=_driver_end(state) if status == RunStatus.FAILED and state.status == RunStatus.RUNNING else (),
         warnings=_warnings(driver_log),
         evaluates=_evaluates(driver_log),
+        has_checkpoint=folder.checkpoints.latest() is not None,
     )
 
 
@@ -182,7 +185,8 @@ def _warnings(lines: Sequence[str]) -> list[str]:
 
 def _evaluates(lines: Sequence[str]) -> bool:
     newest = next((line for line in reversed(lines) if _PROGRESS in line), "")
-    return f"{phase_words(EVALUATE)} for " in newest
+    # The words for how far it is may follow.
+    return any(f"{phase_words(EVALUATE)}{mark} " in newest for mark in (" for", ","))
 
 
 def columns_of(lines: Sequence[Metrics]) -> dict[str, MetricColumn]:

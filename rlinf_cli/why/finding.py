@@ -22,6 +22,8 @@ class FindingKind(StrEnum):
     """The run is active, and finishes no steps."""
     LEARNING = "learning"
     """The run goes on, or ended well, and does not learn, or not what it should."""
+    FIGURES = "figures"
+    """Its figures are not of all that was asked for, or count what the policy has not done."""
 
 
 @dataclass(frozen=True, slots=True)

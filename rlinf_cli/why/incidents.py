@@ -38,6 +38,7 @@ class Incident(NamedTuple):
         lines: further lines of the event: location, cause, remedy.
         bundle: the evidence of it.
         nodes: which nodes served as others after it, in words.
+        has_checkpoint: whether the run has a checkpoint to go on from.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Incident(NamedTuple):
     lines: tuple[str, ...] = ()
     bundle: Bundle | None = None
     nodes: tuple[str, ...] = ()
+    has_checkpoint: bool = True
 
     @property
     def ended(self) -> bool:
@@ -91,6 +93,7 @@ def incidents(facts: RunFacts) -> list[Incident]:
     if facts.status in _ENDS and not (ordered and ordered[-1].ended):
         what, lines = facts.reason or f"the run is {facts.status}", tuple(facts.driver_end)
         ordered.append(Incident(facts.status, what, _STATE, facts.ended, facts.step, lines=lines))
+    ordered = [incident._replace(has_checkpoint=facts.has_checkpoint) for incident in ordered]
     standstill = _standstill(facts)
     return ordered if standstill is None else [*ordered, standstill]
 

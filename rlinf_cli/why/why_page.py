@@ -17,6 +17,8 @@ _TITLES: Final = {
     FindingKind.FAILURE: "what failed first",
     FindingKind.INTERRUPTION: "what ended it",
     FindingKind.STANDSTILL: "why it does not go on",
+    FindingKind.LEARNING: "why it does not learn",
+    FindingKind.FIGURES: "what its figures lack",
 }
 
 
@@ -33,9 +35,11 @@ def why_text(diagnosis: Diagnosis, name: str) -> str:
         lines += ["", _TITLES[first.kind], *_finding(first, _moment(incident))]
         lines += _followed(diagnosis)
         lines += _last(diagnosis)
+    before = None
     for finding in diagnosis.learning:
         since = f"  (since step {finding.step})" if finding.step is not None else ""
-        lines += ["", "why it does not learn" if finding is diagnosis.learning[0] else "and", *_finding(finding, since)]
+        title = "and" if finding.kind is before else _TITLES[finding.kind]
+        lines, before = [*lines, "", title, *_finding(finding, since)], finding.kind
     if diagnosis.clean:
         lines += ["", "no cause of trouble is found: it did not fail, and its metrics show nothing that keeps it from"]
         lines += ["learning. `rlinf compare` shows how another run differs"]
@@ -55,7 +59,7 @@ def why_brief(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         lines.append(("cause", f"{first.what}{_moment(incident)}"))
         if _last(diagnosis):
             lines.append(("at the end", diagnosis.failures[-1][1].what))
-    return [*lines, *(("learning", finding.what) for finding in diagnosis.learning)]
+    return [*lines, *((finding.kind.value, finding.what) for finding in diagnosis.learning)]
 
 
 def why_record(diagnosis: Diagnosis) -> dict[str, Any]:

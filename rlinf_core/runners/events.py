@@ -45,6 +45,13 @@ class PhaseStarted(NamedTuple):
     phase: str
 
 
+class PhaseProgress(NamedTuple):
+    """The run has got some way in its phase, as in `12 of 64 answers`."""
+
+    step: int
+    text: str
+
+
 class Waiting(NamedTuple):
     """The run starts waiting for `what`, as in `actor: 2 processes`, for at most `seconds` if known."""
 
@@ -159,6 +166,7 @@ class RunFinished(NamedTuple):
 Event: TypeAlias = (
     RunStarted
     | PhaseStarted
+    | PhaseProgress
     | Waiting
     | ClusterReady
     | NodesChanged

@@ -82,7 +82,7 @@ def record(
     from rlinf_cli.run.policy_source import checkpoint_of, used_job
     from rlinf_core import RLinfError
 
-    used = used_job(file, list(overrides or ()), log_path)
+    used = used_job(file, list(overrides or ()), log_path, "record", checkpoint)
     function = used.recipe.load(used.recipe.record)
     if function is None:
         raise RLinfError(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import comb
 from typing import Final, Protocol
 
+from recipes.language.answers.exits import Cause, Exit
 from rlinf_core.statistics import mean, wilson_interval
 
 # Data sets with more difficulty labels get no figures per label: they would be too many to read.
@@ -34,6 +35,8 @@ class JudgedProblem(Protocol):
     @property
     def lengths(self) -> tuple[int, ...]: ...
     @property
+    def truncated(self) -> int: ...
+    @property
     def skipped(self) -> bool: ...
 
 
@@ -42,9 +45,10 @@ def evaluation_metrics(problems: Sequence[JudgedProblem], samples: int) -> dict[
 
     Names are `eval/<figure>` over all problems, `eval/<data set>/<figure>`, and `eval/<data set>/<difficulty>/<figure>`
     for data sets whose problems have several labels of difficulty. Figures are those of `shares`, `reward` (the mean,
-    without what training takes off), `length` (tokens of an answer), where prompts were too long `prompts_skipped`, and
-    for each cause for which answers could not be scored `failed/<cause>`. `exit/<status>` is the share of answers with
-    that bad end.
+    without what training takes off), `length` (tokens of an answer), `answers` (the number of scored ones), `cut_off`
+    (those of them that ended at the limit of tokens), `left_out` (those that could not be scored), where prompts were
+    too long `prompts_skipped`, and for each cause for which answers could not be scored `failed/<cause>`.
+    `exit/<status>` is the share of answers with that bad end.
 
     Args:
         problems: what was asked.
@@ -58,6 +62,19 @@ def evaluation_metrics(problems: Sequence[JudgedProblem], samples: int) -> dict[
             for label, chosen in labels.items():
                 metrics |= _figures(chosen, samples, f"eval/{source}/{label}")
     return metrics
+
+
+def progress_ends(failures: Mapping[str, int], exits: Mapping[str, int]) -> Mapping[str, int]:
+    """Return answers that could not be scored by cause, those among them that ran into a time limit and count."""
+    late = exits.get(Exit.TIME_LIMIT, 0)
+    return {**failures, Cause.TIMEOUT: failures.get(Cause.TIMEOUT, 0) + late}
+
+
+def progress_text(scored: int, wanted: int, failures: Mapping[str, int]) -> str:
+    """Return how far an evaluation is, with the answers that could not be scored: `12 of 64 answers, 3 timed out`."""
+    words = {"timeout": "timed out"}
+    failed = [f"{count} {words.get(cause, f'failed ({cause})')}" for cause, count in sorted(failures.items()) if count]
+    return ", ".join([f"{scored} of {wanted} answers", *failed])
 
 
 def shares(right: Sequence[int], samples: int, judged: Sequence[int] | None = None) -> dict[str, float]:
@@ -98,6 +115,9 @@ def _figures(problems: Sequence[JudgedProblem], samples: int, prefix: str) -> di
     )
     figures["reward"] = mean([reward for problem in asked for reward in problem.rewards])
     figures["length"] = mean([length for problem in asked for length in problem.lengths])
+    figures["answers"] = float(sum(len(problem.corrects) for problem in asked))
+    figures["cut_off"] = float(sum(problem.truncated for problem in asked))
+    figures["left_out"] = float(sum(sum(problem.failures.values()) for problem in asked))
     if len(asked) < len(problems):
         figures["prompts_skipped"] = float(len(problems) - len(asked))
     for problem in asked:

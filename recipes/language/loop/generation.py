@@ -17,6 +17,7 @@ from rlinf_core.worker.group.watchers import WaitWatch
 
 # Keys of the channels between rollout and reward workers and the runner.
 REPORTS: Final = "reports"
+PROGRESS: Final = "progress"
 ANSWERS: Final = "answers"
 # Key of the channel to the actors under which rollout workers hand over the answers that they are drawing.
 UNFINISHED: Final = "unfinished"
@@ -42,13 +43,17 @@ class PromptService(ABC):
     Attributes:
         alongside: calls that continue for the whole run, of workers that are needed meanwhile; one that fails ends a
             wait.
+        meanwhile: is called again and again during a wait; None: nothing.
     """
 
     def __init__(self) -> None:
         self.alongside: Sequence[WorkerGroupHandle[Any]] = ()
+        self.meanwhile: Callable[[], None] | None = None
 
     def _check_alongside(self) -> None:
         """Raise the failure of a worker that works alongside."""
+        if self.meanwhile is not None:
+            self.meanwhile()
         for handle in self.alongside:
             if handle.failed:
                 handle.wait()
@@ -133,7 +138,8 @@ class SyncRollouts(PromptService):
 
     def _wait(self, *calls: WorkerGroupHandle[Any]) -> Sequence[Sequence[Any]]:
         """Return the results of calls; scoring would wait for workers alongside that failed without an end."""
-        return wait_for(calls, self._check_alongside) if self.alongside else wait_together(*calls)
+        looks = self.alongside or self.meanwhile is not None
+        return wait_for(calls, self._check_alongside) if looks else wait_together(*calls)
 
     def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
         """See `PromptService`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from recipes.language.config import OPTIONAL_COMPONENTS
-from recipes.language.loop.answer_evaluation import evaluation_metrics
+from recipes.language.loop.answer_evaluation import evaluation_metrics, progress_text
 from recipes.language.loop.answer_recovery import AnswerRecovery
 from recipes.language.loop.arrivals import Arrivals
-from recipes.language.loop.generation import AsyncRollouts, PromptService, SyncRollouts, wait_for
+from recipes.language.loop.generation import PROGRESS, AsyncRollouts, PromptService, SyncRollouts, wait_for
 from recipes.language.loop.group_figures import group_metrics, help_with_nothing, rank_figures, why_nothing
 from recipes.language.loop.model_checkpoints import read_plan, require_state, save_parts, write_plan
+from recipes.language.loop.order_inbox import Inbox
 from recipes.language.loop.protocols import (
     AnsweringGroup,
     CriticGroup,
@@ -158,6 +160,7 @@ class ReasoningRunner(RolloutRunner):
             channels = [pool.submit(Channel.create, name) for name in (answers, scored)]
             wait_together(*(cast("Any", group).init_worker(layout) for group in self.groups.values()))
             self._channels = [channel.result() for channel in channels]
+        self._progress = Inbox(self._channels[1], PROGRESS)
         self._prepared(layout)
         note_comparisons(self.record.folder.path, comparisons_of(self.groups.values()))
         self._problems, self._val_problems = self.answers.problem_counts().wait()[0]
@@ -196,6 +199,7 @@ class ReasoningRunner(RolloutRunner):
             if self.runs_ahead and self.answering == "rollout":
                 self._suspects.died_with(error, self.groups["rollout"].worker_group_name, self._plan)
             self._service.abandon()
+            self._progress.abandon()
             raise
 
     # A step
@@ -344,15 +348,32 @@ class ReasoningRunner(RolloutRunner):
         self.record.emit(events.PhaseStarted(step, events.EVALUATE))
         data = self._cfg.data
         samples, groups = data.val_samples, list[GroupReport]()
+        self._service.meanwhile = self._scoring_progress(step, self._val_problems * samples)
         temperature = 0.0 if samples == 1 else self._cfg.rollout.sampling_params.temperature
         for first in range(0, self._val_problems, data.val_rollout_batch_size):
             count = min(data.val_rollout_batch_size, self._val_problems - first)
             workers = self.world_sizes[self.answering]
             prompts = unlearned_prompts(first, count, workers, samples, temperature, self.weight_version)
             groups += self._answered(prompts)
+        self._service.meanwhile = None
         self._rest(weights_follow=False)
         self._arrivals.check_evaluation(groups)
         return evaluation_metrics(groups, samples)
+
+    def _scoring_progress(self, step: int, wanted: int) -> Callable[[], None]:
+        """Return what emits how far an evaluation is, when it is called and there is news from reward workers."""
+        inbox, failures, scored = self._progress, Counter[str](), 0
+        inbox.poll()  # what came after the last evaluation
+
+        def look() -> None:
+            nonlocal scored
+            for count, failed in (news := inbox.poll()):
+                scored += count
+                failures.update(failed)
+            if news:
+                self.record.emit(events.PhaseProgress(step, progress_text(scored, wanted, failures)))
+
+        return look
 
     def _answered(self, prompts: Sequence[Prompt]) -> list[GroupReport]:
         """Return reports of the answers to prompts that are not trained on, by slot."""
@@ -442,6 +463,7 @@ class ReasoningRunner(RolloutRunner):
 
     def shutdown(self) -> None:
         """End the workers. Leaving the cluster does the same."""
+        self._progress.abandon()
         with ExitStack() as ends:
             for channel in self._channels:
                 ends.callback(channel.close)

@@ -21,7 +21,7 @@ from recipes.language.engines.registry import make_engine
 from recipes.language.engines.request_params import sampling_params
 from recipes.language.judging.judge import Judge
 from recipes.language.judging.judge_scorer import Ask, make_scorer
-from recipes.language.loop.answer_evaluation import evaluation_metrics
+from recipes.language.loop.answer_evaluation import evaluation_metrics, progress_ends, progress_text
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.rewards.scoring import AnswerScorer, Item, Score
 from recipes.language.using.evaluation_record import write_evaluation
@@ -71,6 +71,16 @@ class AskedProblem:
         """Tokens of each scored answer."""
         return tuple(len(answer.tokens) for answer, _, score in self.answers if not score.failed)
 
+    @property
+    def exits(self) -> Mapping[str, int]:
+        """Scored answers with a bad end, by its name."""
+        return Counter(str(score.exit) for _, _, score in self.answers if score.exit and not score.failed)
+
+    @property
+    def truncated(self) -> int:
+        """The number of scored answers that ended at the limit of tokens."""
+        return sum(answer.finish_reason == "length" for answer, _, score in self.answers if not score.failed)
+
 
 def evaluate(
     job: Job,
@@ -115,6 +125,7 @@ def evaluate(
         "sampling": {**sampling.model_dump(mode="json"), "temperature": _temperature(config)},
         "reward": {"reward_type": config.reward.reward_type},
         "sets": figures_by_set(asked, samples),
+        "left_out": sum(sum(problem.failures.values()) for problem in asked),
     }
     lines = [json.dumps(line, ensure_ascii=False) for line in _lines(asked)]
     durable.write_whole(folder / "answers.jsonl", "\n".join(lines) + "\n")
@@ -128,12 +139,12 @@ def figures_by_set(asked: Sequence[AskedProblem], samples: int) -> dict[str, dic
     sets: dict[str, dict[str, float]] = {}
     for name, value in named:
         place, _, figure = name.rpartition("/")
-        if place.split("/")[-1] != "failed":
+        if place.split("/")[-1] not in ("failed", "exit"):
             sets.setdefault(place or "all", {})[figure] = value
     for name, figures in sets.items():
         figures["problems"] = len(asked) if name == "all" else counts.get(name, 0)
     whole = sets.pop("all")
-    whole["failed"] = float(sum(sum(problem.failures.values()) for problem in asked))
+    whole["failed"] = whole["left_out"]
     # Parts of a data set are in the metrics of a run.
     return {name: figures for name, figures in sets.items() if "/" not in name and len(counts) > 1} | {"all": whole}
 
@@ -158,6 +169,7 @@ def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callabl
     engine = make_engine(config, tokenizer, stops, computing_device())
     params = sampling_params(config, _temperature(config), config.actor.seed << 32)
     judges: list[Judge] = []
+    progress = _Telling(emit)
 
     def ask() -> Ask:
         judges.append(Judge(config, computing_device()))
@@ -177,18 +189,38 @@ def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callabl
                         )
                         engine.submit(request)
                 drawn: dict[int, list[Answer]] = {}
-                reported = time.monotonic()
                 for answer in engine.results():
                     drawn.setdefault(int(answer.request_id), []).append(answer)
-                    if time.monotonic() - reported > _TELL_SECONDS:
-                        reported = time.monotonic()
-                        emit(f"{first + len(drawn)} of {len(asked)} problems")
+                    progress.look(f"{first + len(drawn)} of {len(asked)} problems answered")
                 for number, answers in drawn.items():
                     part[number].answers = _scored(part[number].problem, answers, encoder, scorer)
+                    progress.look(_progress(asked, data.val_samples))
     finally:
         for started in (engine, *(judge.engine for judge in judges)):
             started.stop()
     return asked
+
+
+class _Telling:
+    """Lines of progress, some seconds apart."""
+
+    def __init__(self, emit: Callable[[str], None]) -> None:
+        self._emit, self._last = emit, time.monotonic()
+
+    def look(self, line: str) -> None:
+        """Tell a line if the last one is old."""
+        if time.monotonic() - self._last > _TELL_SECONDS:
+            self._last = time.monotonic()
+            self._emit(line)
+
+
+def _progress(asked: Sequence[AskedProblem], samples: int) -> str:
+    """Return `12 of 64 answers, 3 timed out`."""
+    scored = sum(len(problem.answers) for problem in asked)
+    ends = Counter[str]()
+    for problem in asked:
+        ends.update(progress_ends(problem.failures, problem.exits))
+    return progress_text(scored, len(asked) * samples, ends)
 
 
 def _scored(

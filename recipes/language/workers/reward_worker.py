@@ -16,7 +16,8 @@ from recipes.language.config import LanguageConfig
 from recipes.language.config.algorithm_config import KNOWN_ADVANTAGES
 from recipes.language.config.group_names import LanguageLayout, SampleRecord
 from recipes.language.judging.judge_scorer import JudgeClient, make_scorer
-from recipes.language.loop.generation import ANSWERS, REPORTS
+from recipes.language.loop.answer_evaluation import progress_ends
+from recipes.language.loop.generation import ANSWERS, PROGRESS, REPORTS
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import Assignment, GroupReport, ScoredGroup
 from recipes.language.rewards.right_answers import check_right_answers
@@ -99,7 +100,14 @@ class RewardWorker(ComparingWorker):
                 if answers is not None:
                     self._kept[scored.report.slot] = answers
                 scored_groups.append(scored)
+                self._tell_progress(scored.report)
         return scored_groups
+
+    def _tell_progress(self, report: GroupReport) -> None:
+        """Tell the runner of an evaluation, which may take long, how many answers were scored and how many failed."""
+        if not report.step:
+            ends = progress_ends(report.failures, report.exits)
+            self._scored.put((len(report.rewards) + report.failed, ends), key=PROGRESS)
 
     def _arrived(self, key: str) -> list[AnswerGroup]:
         """Wait for groups of answers; for a judge, which serves many at a time, take all that are there."""
@@ -131,6 +139,7 @@ class RewardWorker(ComparingWorker):
                     report = scored.report
                     self._scored.put(RolloutBatch.of(*answers), weight=report.tokens, key=str(report.slot))
                 self._scored.put(scored, key=REPORTS)
+                self._tell_progress(scored.report)
 
     def _score_groups(self, groups: Sequence[AnswerGroup]) -> list[tuple[ScoredGroup, ScoredAnswers | None]]:
         """Return the reports of groups, each with its answers where they are trained on."""

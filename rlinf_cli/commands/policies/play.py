@@ -56,7 +56,7 @@ def play(
     from rlinf_cli.run.policy_source import checkpoint_of, used_job
     from rlinf_core.errors import RLinfError
 
-    used = used_job(file, list(overrides or ()), log_path)
+    used = used_job(file, list(overrides or ()), log_path, "play", checkpoint)
     function = used.recipe.load(used.recipe.play)
     if function is None:
         raise RLinfError(f"recipe `{used.recipe.name}` has no video", help="use `rlinf samples` for its answers")

@@ -41,7 +41,7 @@ def replay(
         names = [known.removesuffix(".json") for known in items]
         help = did_you_mean(name, names) or (f"set aside: {quoted(names)}" if names else "it has set nothing aside")
         raise RLinfError(f"there is no item `{name}`", where=str(folder.path), help=help)
-    used = used_job(str(folder.path), [], log_path) if kept.replay else None
+    used = used_job(str(folder.path), [], log_path, "replay", None) if kept.replay else None
     function = None if used is None else used.recipe.load(used.recipe.replay)
     if used is None or function is None:
         raise RLinfError(

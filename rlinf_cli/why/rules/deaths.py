@@ -102,7 +102,8 @@ def of_ray(incident: Incident) -> RunFinding | None:
     name = next((name for name in _ENGINE if process is not None and process.name == name), None)
     if process is None or name is None:
         return None
-    do = "start the run again with `runner.resume_dir=auto`" if incident.ended else "nothing: the run was started again"
+    again = "start the run again" + (" with `runner.resume_dir=auto`" if incident.has_checkpoint else "")
+    do = again if incident.ended else "nothing: the run was started again"
     return _finding(
         incident,
         "watcher-died",

@@ -7,13 +7,19 @@ from typing import Final, TypeAlias
 
 from rlinf_cli.why.finding import Rule, RunFinding
 from rlinf_cli.why.incidents import Incident
-from rlinf_cli.why.rules import deaths, endings, errors, inputs, policy, rewards, weights
+from rlinf_cli.why.rules import deaths, endings, errors, evaluations, inputs, policy, rewards, weights
 
 IncidentRule: TypeAlias = Callable[[Incident], RunFinding | None]
 
 # The first that matches a failure names it; the last one always does.
 OF_INCIDENTS: Final[Sequence[IncidentRule]] = (*endings.RULES, *deaths.RULES, *errors.RULES)
-OF_LEARNING: Final[Sequence[Rule]] = (*inputs.RULES, *rewards.RULES, *weights.RULES, *policy.RULES)
+OF_LEARNING: Final[Sequence[Rule]] = (
+    *inputs.RULES,
+    *rewards.RULES,
+    *weights.RULES,
+    *policy.RULES,
+    *evaluations.RULES,
+)
 
 # What follows from a cause is not a second one.
 FOLLOWS: Final[Mapping[str, frozenset[str]]] = {
@@ -25,7 +31,7 @@ FOLLOWS: Final[Mapping[str, frozenset[str]]] = {
     "updates-rounded-away": frozenset({"policy-does-not-change"}),
     "no-gradient": frozenset({"policy-does-not-change"}),
     "answers-truncated": frozenset({"reward-never-varies", "groups-equal"}),
-    "reward-fails": frozenset({"reward-never-varies", "groups-equal", "reward-collapsed"}),
+    "reward-fails": frozenset({"reward-never-varies", "groups-equal", "reward-collapsed", "left-out"}),
     "not-finite": frozenset({"reward-collapsed"}),
     "updates-skipped": frozenset({"not-finite"}),
     "engine-has-other-weights": frozenset({"all-clipped", "policy-jumps", "reward-collapsed"}),

@@ -85,6 +85,43 @@ def test_success_at_the_end_is_what_success_means() -> None:
     assert labels.headlines(METRICS, "eval") == []
 
 
+@pytest.mark.parametrize(
+    ("metrics", "text"),
+    [
+        ({"eval/success_at_end": 0.733, "eval/episodes": 15, "eval/left_out": 1}, "success 0.733 of 15, 1 left out"),
+        ({"eval/success_at_end": 0.733, "eval/episodes": 15, "eval/left_out": 0}, "success 0.733"),
+        (
+            {"eval/success_at_end": 0.5, "eval/episodes": 16, "eval/env_errors": 5},
+            "success 0.5 of 16, 5 failed by errors of the environment",
+        ),
+        ({"eval/pass@1": 0.5, "eval/answers": 40, "eval/left_out": 2.0}, "pass@1 0.5 of 40, 2 left out"),
+        (
+            {"eval/pass@1": 0.0, "eval/answers": 160, "eval/cut_off": 160.0},
+            "pass@1 0 of 160, 160 cut off at the limit of tokens",
+        ),
+        ({"eval/loss": 1.5, "eval/rows": 38, "eval/prompts_skipped": 2}, "loss 1.5 of 38, 2 too long"),
+    ],
+)
+def test_what_an_evaluation_lacks_stands_with_its_number(metrics: dict[str, float], text: str) -> None:
+    assert labels.figures_text(labels.headlines(metrics, "eval")) == text
+
+
+def test_a_step_before_enough_episodes_has_their_number(lines: Lines) -> None:
+    lines.tell(STARTED)
+    lines.tell(events.StepFinished(1, {"env/episodes": 3.0, "env/left_out": 1.0}))
+    assert "episodes ended 3" in lines.written[-1]
+    assert "success" not in lines.written[-1]
+
+
+def test_how_far_an_evaluation_is_breaks_the_silence(lines: Lines) -> None:
+    lines.tell(STARTED)
+    lines.tell(events.PhaseStarted(0, events.EVALUATE))
+    lines.tell(events.PhaseProgress(0, "12 of 64 answers, 3 timed out"))
+    lines.clock.now += 31
+    lines.view.break_silence()
+    assert lines.written[1:] == ["after step 0, evaluating, 12 of 64 answers, 3 timed out, for 31 s"]
+
+
 def test_plain_lines_of_steps_come_at_a_rate_that_can_be_read(lines: Lines) -> None:
     lines.tell(STARTED)
     for number in range(1, 201):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlinf_cli.render.comparison_table import result_text
 from rlinf_cli.runs.metric_comparison import (
     ConfigDifference,
     Kind,
@@ -62,6 +63,13 @@ def test_missing_provenance_is_equal_and_a_package_differs() -> None:
     assert differences([CONFIG, CONFIG], [known, Provenance()]) == [
         ConfigDifference(Kind.VERSIONS, "torch", ("2.13.0", None))
     ]
+
+
+@pytest.mark.parametrize("count", ["episodes", "answers"])
+def test_what_an_evaluation_left_out_stands_with_its_number(count: str) -> None:
+    metrics = {"eval/success_at_end": 11 / 15, f"eval/{count}": 15.0, "eval/left_out": 1.0}
+    assert result_text(result_of("eval/success_at_end", [(1, metrics)])).endswith(" of 15, 1 left out")
+    assert "left out" not in result_text(result_of("eval/success_at_end", [(1, {**metrics, "eval/left_out": 0.0})]))
 
 
 @given(st.integers(2, 5))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlinf_core.runners.metrics import Metrics
+from rlinf_core.runners.storage import run_events
+from rlinf_core.runners.storage.checkpoint import Manifest
 from rlinf_core.runners.storage.evidence import FAILURE, FOLDER
 from rlinf_core.runners.storage.run_status import RunStatus
-from tests.unit.cli.why.made_runs import add_failure, dead, made_run, raised
+from tests.unit.cli.why.made_runs import Metric, add_failure, dead, made_run, raised
 
 Cli = Callable[..., Any]
 
@@ -60,6 +62,49 @@ def test_run_without_a_cause_ends_with_zero(cli: Cli, tmp_path: Path) -> None:
     ended = cli("why", made_run(tmp_path).path)
     assert ended.code == 0
     assert "no cause of trouble is found" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("metrics", "code", "says"),
+    [
+        ({"eval/left_out": 1.0, "eval/episodes": 15.0}, "evaluation-incomplete", "1 of 16 were left out after step 20"),
+        ({"eval/left_out": 3.0, "eval/answers": 61.0}, "evaluation-incomplete", "3 of 64 were left out after step 20"),
+        ({"failed/timeout": lambda step: float(step == 4)}, "left-out", "1 episodes or answers were left out"),
+        ({"eval/cut_off": 160.0, "eval/answers": 160.0}, "answers-truncated", "160 of 160 answers"),
+    ],
+)
+def test_what_figures_lack_is_told(
+    cli: Cli, tmp_path: Path, metrics: Mapping[str, Metric], code: str, says: str
+) -> None:
+    run = made_run(tmp_path, metrics)
+    page = cli("why", run.path)
+    assert (page.code, "no cause of trouble" in page.out) == (1, False)
+    assert "what its figures lack" in page.out
+    assert says in page.out
+    record = json.loads(cli("why", run.path, "--output", "json").out)
+    assert [(finding["kind"], finding["code"]) for finding in record["learning"]] == [("figures", code)]
+
+
+def test_errors_of_an_environment_are_told_with_their_line(cli: Cli, tmp_path: Path) -> None:
+    run = made_run(tmp_path, {"eval/env_errors": lambda step: 5.0 * (step == 10)})
+    text = "the simulator of `Ship-v0` raised RuntimeError: engine on fire at ship.py:25 in step"
+    run_events.append_event(run.path, run_events.ENVIRONMENT, 10, text)
+    page = cli("why", run.path).out
+    assert "by which 5 episodes count as failed" in page
+    assert "ship.py:25" in page
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_a_run_goes_on_only_from_a_checkpoint(cli: Cli, tmp_path: Path, has_checkpoint: bool) -> None:
+    run = made_run(tmp_path, status=RunStatus.INTERRUPTED, reason="terminated")
+    run_events.append_event(run.path, run_events.INTERRUPTED, 20, "terminated")
+    if has_checkpoint:
+        store = run.checkpoints
+        (store.begin(20) / "weights").write_bytes(b"0")
+        store.commit(20, Manifest(20))
+    page = cli("why", run.path).out
+    assert "asked to end by SIGTERM" in page
+    assert ("runner.resume_dir=auto" in page) == has_checkpoint
 
 
 def test_run_that_is_not_there_is_an_error(cli: Cli, tmp_path: Path) -> None:

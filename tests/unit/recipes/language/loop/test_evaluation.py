@@ -6,7 +6,13 @@ from typing import NamedTuple
 
 import pytest
 
-from recipes.language.loop.answer_evaluation import MOST_DIFFICULTIES, evaluation_metrics, pass_at_k, shares
+from recipes.language.loop.answer_evaluation import (
+    MOST_DIFFICULTIES,
+    evaluation_metrics,
+    pass_at_k,
+    progress_text,
+    shares,
+)
 from rlinf_core.statistics import mean
 
 
@@ -19,6 +25,7 @@ class Judged(NamedTuple):
     lengths: tuple[int, ...] = ()
     skipped: bool = False
     exits: dict[str, int] = {}  # noqa: RUF012  of a named tuple
+    truncated: int = 0
 
 
 def judged(source: str, difficulty: str, *rewards: float) -> Judged:
@@ -114,6 +121,25 @@ def test_what_is_right_follows_no_reward() -> None:
     assert figures["eval/pass@2"] == 1.0  # of the first problem alone
     assert figures["eval/mean@2"] == pytest.approx(0.75)
     assert (figures["eval/failed/timeout"], figures["eval/failed/crash"]) == (2, 1)
+
+
+@pytest.mark.parametrize("cause", ["timeout", "crash", "engine", "judge", "tool", "error", "killed"])
+def test_what_could_not_be_scored_is_counted_with_the_answers(cause: str) -> None:
+    problems = [
+        Judged("sums", "", (1.0,), (True,), {cause: 1}, (3,), truncated=1),
+        Judged("words", "", (0.0, 0.0), (False, False), {}, (6, 6), truncated=2),
+    ]
+    figures = evaluation_metrics(problems, 2)
+    counts = [tuple(figures[f"{name}/{count}"] for count in ("answers", "left_out", "cut_off")) for name in NAMES]
+    assert counts == [(3, 1, 3), (1, 1, 1), (2, 0, 2)]
+
+
+NAMES = ("eval", "eval/sums", "eval/words")
+
+
+def test_progress_counts_what_timed_out() -> None:
+    assert progress_text(12, 64, {"timeout": 3, "error": 1}) == "12 of 64 answers, 1 failed (error), 3 timed out"
+    assert progress_text(12, 64, {}) == "12 of 64 answers"
 
 
 @pytest.mark.parametrize(("samples", "right", "k"), [(5, 2, 3), (4, 0, 2), (6, 6, 1), (3, 1, 3)])

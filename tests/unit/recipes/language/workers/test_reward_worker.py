@@ -16,6 +16,7 @@ from recipes.language.answers.sequences import Sequence
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.data.problems import Problem
+from recipes.language.loop.generation import PROGRESS
 from recipes.language.prompts.prompt_messages import Prompt
 from recipes.language.rewards.right_answers import check_right_answers
 from recipes.language.rewards.scoring import Item, Score, Scorer
@@ -97,6 +98,17 @@ def test_what_could_not_be_scored_is_no_sample(monkeypatch: pytest.MonkeyPatch) 
     kept = worker._kept
     assert {slot: scored.rewards for slot, scored in kept.items()} == {0: [1.0, 0.0], 2: [1.0, 0.0]}
     assert [answer.sample for answer in kept[0].answers] == [0, 2]
+
+
+def test_scores_of_an_evaluation_are_told_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, hub, _ = worker_of(monkeypatch, scores=FAILING)
+    training, asked = group(0, "2", "late"), [group(slot, "2", "late") for slot in (1, 2)]
+    asked = [one._replace(prompt=one.prompt._replace(step=0)) for one in asked]
+    hub.channel("answers").put([training, *asked], key="0")
+    worker.score((0, 1, 2))
+    news = [hub.channel("scored").get(key=PROGRESS) for _ in asked]
+    assert news == [(2, {"timeout": 1})] * 2
+    assert hub.channel("scored").empty(key=PROGRESS)
 
 
 def test_groups_whose_rewards_differ_by_rounding_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
