@@ -71,13 +71,13 @@ def headlines(metrics: Mapping[str, float], *namespaces: str) -> list[tuple[str,
         namespaces: where to look, as in `env`, `rollout`; the first match wins.
     """
     figures: list[tuple[str, str]] = []
+    counts = counts_text(metrics, namespaces[0]) if namespaces else ""
     for word, names in _HEADLINES:
         value = _first(metrics, [name if "/" in name else f"{space}/{name}" for space in namespaces for name in names])
         if value is not None and (word, value) not in _NOTHING_SAID:
-            figures.append((word, figure(value)))
-    if figures:
-        word, text = figures[0]
-        figures[0] = word, text + counts_text(metrics, namespaces[0])
+            counted = any(f"{namespaces[0]}/{name}" in metrics for name in names)
+            figures.append((word, figure(value) + (counts if counted else "")))
+            counts = "" if counted else counts
     # In environments the return is the sum of the rewards: one of them is enough.
     return [headline for headline in figures if headline[0] != "reward" or "return" not in dict(figures)]
 

@@ -108,8 +108,8 @@ def test_what_an_evaluation_lacks_stands_with_its_number(metrics: dict[str, floa
 
 def test_a_step_before_enough_episodes_has_their_number(lines: Lines) -> None:
     lines.tell(STARTED)
-    lines.tell(events.StepFinished(1, {"env/episodes": 3.0, "env/left_out": 1.0}))
-    assert "episodes ended 3" in lines.written[-1]
+    lines.tell(events.StepFinished(1, {"env/episodes": 3.0, "env/left_out": 1.0, "rollout/reward": 0.5}))
+    assert "episodes ended 3, reward 0.5 " in lines.written[-1]
     assert "success" not in lines.written[-1]
 
 
