@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
     from rlinf_core.job.load import Job
@@ -65,9 +65,9 @@ def _resumed(job: Job) -> str | None:
     """Return the file's `runner.resume_dir`, also one that cannot be resumed from."""
     from rlinf_core.config.tree import to_data
 
-    data: Any = to_data(job.tree) if job.tree is not None else None
-    runner: Any = data.get("runner") if isinstance(data, dict) else None
-    named: Any = runner.get("resume_dir") if isinstance(runner, dict) else None
+    data = cast("dict[str, Any]", to_data(job.tree)) if job.tree is not None else {}
+    runner = data.get("runner")
+    named = cast("dict[str, Any]", runner).get("resume_dir") if isinstance(runner, dict) else None
     return None if named is None else str(named)
 
 
