@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from math import comb
 from typing import Final, Protocol
 
-from recipes.language.answers.exits import Cause, Exit
 from rlinf_core.statistics import mean, wilson_interval
 
 # Data sets with more difficulty labels get no figures per label: they would be too many to read.
@@ -66,8 +65,7 @@ def evaluation_metrics(problems: Sequence[JudgedProblem], samples: int) -> dict[
 
 def progress_ends(failures: Mapping[str, int], exits: Mapping[str, int]) -> Mapping[str, int]:
     """Return answers that could not be scored by cause, those among them that ran into a time limit and count."""
-    late = exits.get(Exit.TIME_LIMIT, 0)
-    return {**failures, Cause.TIMEOUT: failures.get(Cause.TIMEOUT, 0) + late}
+    return {**failures, "timeout": failures.get("timeout", 0) + exits.get("time_limit", 0)}
 
 
 def progress_text(scored: int, wanted: int, failures: Mapping[str, int]) -> str:
