@@ -263,8 +263,9 @@ class AgentWorker(ComparingWorker):
         self, task: AgentTask, model: LanguageModel, tools: Toolbox
     ) -> tuple[AgentOutcome, Exit | Cause | None, str]:
         """Return what the agent itself makes of a run; see `_outcome`."""
+        clock = asyncio.timeout(self._config.agent.timeout)
         try:
-            async with asyncio.timeout(self._config.agent.timeout) as clock:
+            async with clock:
                 return _checked(await self._agent(task, model, tools)), None, ""
         except LimitReached as limit:
             return AgentOutcome(), Exit(limit.limit), ""
