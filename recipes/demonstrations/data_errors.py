@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from rlinf_core import RLinfError
-from rlinf_core.process.requirements import install_command
+from rlinf_core.process.requirements import absence, install_command, missing_modules
 
 
 class DatasetError(RLinfError):
@@ -23,11 +23,13 @@ def needed(module: str, purpose: str) -> Any:
     Raises:
         DatasetError: this Python does not have it.
     """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise DatasetError(
-            f"{purpose} needs the package `{package}`, not installed in this Python",
-            help=f"run `{install_command(package)}`",
-        ) from error
+    package = module.partition(".")[0]
+    cause: ImportError | None = None
+    if not missing_modules([package]):
+        try:
+            return importlib.import_module(module)
+        except ImportError as error:
+            cause = error
+    raise DatasetError(
+        f"{purpose} needs the package `{package}`, {absence(package)}", help=f"run `{install_command(package)}`"
+    ) from cause

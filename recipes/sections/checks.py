@@ -26,7 +26,7 @@ from rlinf_core.config.tree import Path
 from rlinf_core.job.recipe import Fact
 from rlinf_core.job.report import FindingPlace
 from rlinf_core.node.stacks.process_stacks import install_spy, py_spy
-from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.suggest import quoted
 
 # Enough for every divisor of ten thousand million, and fast for any number that a user may write.
@@ -222,7 +222,7 @@ def check_loggers(runner: RunSettings, report: Report) -> None:
             report(
                 ("runner", "logger", "logger_backends", index),
                 "missing-extra",
-                f"`logger_backends` names `{name}`, which needs {quoted(missing)}, not installed in this Python",
+                f"`logger_backends` names `{name}`, which needs {quoted(missing)}, {absence(missing[0])}",
                 f"run `{install_command(*missing)}`, which is the extra `rlinf-cli[{LOGGER_EXTRAS.get(name, name)}]`,"
                 " or remove it from the list: `metrics.jsonl` is always written",
             )
@@ -232,7 +232,7 @@ def check_loggers(runner: RunSettings, report: Report) -> None:
         report(
             ("runner", "metrics_port"),
             "missing-extra",
-            f"`metrics_port` needs {quoted(missing)}, not installed in this Python",
+            f"`metrics_port` needs {quoted(missing)}, {absence(missing[0])}",
             f"run `{install_command(*missing)}`, which is the extra `rlinf-cli[prometheus]`, or remove it:"
             " `metrics.jsonl` is always written",
         )

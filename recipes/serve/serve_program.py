@@ -19,7 +19,7 @@ from rlinf_core import (
     launch_together,
     run_job,
 )
-from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.run_program import JobLoop
 
@@ -40,7 +40,10 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
     config = cast("ServeConfig", job.config)
     missing = missing_modules(PACKAGES)
     if missing:
-        raise ConfigError(f"the service needs the package {missing[0]}", help=f"run `{install_command(*missing)}`")
+        raise ConfigError(
+            f"the service needs the package `{missing[0]}`, {absence(missing[0])}",
+            help=f"run `{install_command(*missing)}`",
+        )
     if config.actor.model.model_path is not None and runs_in_this_interpreter(config, "actor"):
         require_folder(config.actor.model.model_path, "a folder that `save_pretrained` wrote")
     # Before the workers start, which takes a while.

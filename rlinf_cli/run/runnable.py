@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from rlinf_core.errors import RLinfError
-from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.suggest import quoted
 
 if TYPE_CHECKING:
     from rlinf_core.job.recipe import Recipe
 
 # Modules that every driver imports.
-_DRIVER_MODULES: Final = ("ray", "torch", "numpy")
+_DRIVER_MODULES: Final = ("ray", "torch", "numpy", "safetensors")
 
 
 def obstacle(recipe: Recipe) -> str | None:
@@ -20,7 +20,7 @@ def obstacle(recipe: Recipe) -> str | None:
     if recipe.program is None:
         return "it has no program in this version; its files can only be validated and laid out"
     missing = missing_modules(_DRIVER_MODULES)
-    return f"needs {quoted(missing)}, which this Python does not have" if missing else None
+    return f"needs {quoted(missing)}, {absence(missing[0])}" if missing else None
 
 
 def check_has_program(recipe: Recipe) -> None:
@@ -46,6 +46,6 @@ def check_installed() -> None:
     missing = missing_modules(_DRIVER_MODULES)
     if missing:
         raise RLinfError(
-            f"training needs {quoted(missing)}, which this Python does not have",
+            f"training needs {quoted(missing)}, {absence(missing[0])}",
             help=f"run `{install_command(*missing)}`",
         )

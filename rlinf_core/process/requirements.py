@@ -1,11 +1,15 @@
-"""Packages that an interpreter lacks, and the command that installs them there."""
+"""Packages that an interpreter lacks, or has in versions that rlinf does not work with, and how to install them."""
 
 from __future__ import annotations
 
+import re
 import shlex
+import string
 import sys
 from collections.abc import Iterable
 from typing import Final
+
+from rlinf_core.errors import ConfigError
 
 # What pip is asked for where the name of a module would not do: as the extras of `pyproject.toml` say.
 _REQUIREMENTS: Final = {
@@ -21,9 +25,14 @@ _REQUIREMENTS: Final = {
     "math_verify": "math-verify>=0.8,<1",
     "mcp": "mcp>=2,<3",
     "mlflow": "mlflow-skinny>=3,<4",
+    "matplotlib": "matplotlib>=3.8",
     "mujoco": "mujoco>=3.3,<5",
+    "numpy": "numpy>=1.26",
     "envpool": "envpool>=1.2.5,<2",
     "panda_gym": "panda-gym>=3.0.7,<4",
+    "onnx": "onnx>=1.17,<2",
+    "onnxruntime": "onnxruntime>=1.20,<2",
+    "onnxscript": "onnxscript>=0.3,<1",
     "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http>=1.30,<2",
     "opentelemetry.sdk": "opentelemetry-sdk>=1.30,<2",
     "peft": "peft>=0.17,<1",
@@ -34,17 +43,29 @@ _REQUIREMENTS: Final = {
     "pyarrow": "pyarrow>=17",
     "ray": "ray>=2.60,<2.61",
     "reasoning_gym": "reasoning-gym>=0.1.25,<0.2",
+    "safetensors": "safetensors>=0.5",
     "starlette": "starlette>=0.46,<2",
+    "swanlab": "swanlab>=0.10",
+    "tensorboard": "tensorboard>=2.16",
+    "torch": "torch>=2.6",
+    "trackio": "trackio>=0.2",
     "transformers": "transformers>=5.20,<6",
     "uvicorn": "uvicorn>=0.34,<1",
     "verifiers": "verifiers>=0.4,<0.5",
     "vl_convert": "vl-convert-python>=1.9,<2",
+    "wandb": "wandb>=0.17",
     "websockets": "websockets>=14",
 }
 
+# Characters of a distribution's name.
+_NAME: Final = string.ascii_letters + string.digits + "-_"
+
 
 def missing_modules(modules: Iterable[str]) -> list[str]:
-    """Return those of `modules` that this interpreter cannot import. Imports none of them."""
+    """Return those of `modules` that this interpreter cannot import, or has in a version out of rlinf's range.
+
+    Imports none of them. `absence` says which of both it is.
+    """
     import importlib.util
 
     def is_missing(name: str) -> bool:
@@ -53,7 +74,54 @@ def missing_modules(modules: Iterable[str]) -> list[str]:
         except ModuleNotFoundError:
             return True  # the package that it is in
 
-    return [name for name in modules if is_missing(name)]
+    return [name for name in modules if is_missing(name) or _unfit_version(name) is not None]
+
+
+def absence(module: str) -> str:
+    """Return what is wrong with one of `missing_modules`, as it follows its name in a message."""
+    version = _unfit_version(module)
+    if version is None:
+        return "not installed in this Python"
+    return f"of which this Python has {version}, out of the range {_REQUIREMENTS[module].lstrip(_NAME)}"
+
+
+def require_version(module: str) -> None:
+    """Check the version of a module that is installed, where rlinf works with some of them only.
+
+    Raises:
+        ConfigError: it is out of range; the error names both, and the command that installs another.
+    """
+    if _unfit_version(module) is not None:
+        raise ConfigError(
+            f"this needs the package `{module}`, {absence(module)}",
+            where=sys.executable,
+            help=f"run `{install_command(module)}`",
+        )
+
+
+def _unfit_version(module: str) -> str | None:
+    """Return the installed version of a module if it is out of range; None if it fits, or is not known."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    requirement = _REQUIREMENTS.get(module, "")
+    try:
+        installed = version(requirement[: len(requirement) - len(requirement.lstrip(_NAME))])
+    except (PackageNotFoundError, ValueError):
+        return None  # built by its user, or from a distribution of another name
+    release = _release(installed)
+    for relation, bound in re.findall(r"(>=|<)([\d.]+)", requirement):
+        if release and (release >= _release(bound)) != (relation == ">="):
+            return installed
+    return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the numbers at the beginning of a version, without zeros at their end: 5.0 is 5."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    numbers = [int(part) for part in match[0].split(".")] if match else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
 
 
 def install_command(*modules: str, python: str | None = None) -> str:

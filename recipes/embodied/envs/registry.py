@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from recipes.embodied.config.env_types import ENV_TYPES, how_to_install
 from rlinf_core import ConfigError, Registry
-from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import absence, install_command, missing_modules
 
 if TYPE_CHECKING:
     from recipes.embodied.envs.base import VectorEnv
@@ -18,7 +18,7 @@ register_env = _ENVS.register
 
 
 class MissingPackageError(ConfigError):
-    """An environment type needs a package that this interpreter lacks.
+    """An environment type needs a package that this interpreter lacks, or has in another version.
 
     Attributes:
         package: the module that is missing.
@@ -26,7 +26,7 @@ class MissingPackageError(ConfigError):
 
     def __init__(self, env_type: str, package: str) -> None:
         super().__init__(
-            f"`env_type: {env_type}` needs the package `{package}`, not installed in `{sys.executable}`",
+            f"`env_type: {env_type}` needs the package `{package}`, {absence(package)}: `{sys.executable}`",
             help=how_to_install(env_type) or f"run `{install_command(package)}`",
         )
         self.package = package

@@ -13,7 +13,7 @@ from recipes.sections.checks import Report
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core import RobotUnit, Severity
 from rlinf_core.config.tree import Path
-from rlinf_core.process.requirements import missing_modules
+from rlinf_core.process.requirements import absence, missing_modules
 from rlinf_core.registry import import_target
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _check_packages(config: PolicyJob, at: Path, options: RobotEnvOptions, types
                 report(
                     (*at, name),
                     "missing-extra",
-                    f"camera `{name}` needs the package `{lacking[0]}`, not installed in this Python",
+                    f"camera `{name}` needs the package `{lacking[0]}`, {absence(lacking[0])}",
                     f"run `pip install '{lacking[1]}'`, or run `env` in an interpreter that has it",
                 )
                 return

@@ -22,7 +22,7 @@ from recipes.embodied.rules.env_rules import sizes_of
 from recipes.sections.checks import Report
 from rlinf_core import Severity
 from rlinf_core.config.tree import Path
-from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import absence, install_command, missing_modules
 
 if TYPE_CHECKING:
     from recipes.demonstrations.demonstrations import Demonstrations
@@ -161,7 +161,7 @@ def _check_packages(path: str, modules: list[str], at: Path, report: Report) -> 
     """Report a package that reading a data set needs and that is missing; return whether all are there."""
     missing = missing_modules(modules)
     if missing:
-        needs = f"`{path}` needs the package `{missing[0]}`, not installed in this Python"
+        needs = f"`{path}` needs the package `{missing[0]}`, {absence(missing[0])}"
         report(at, "missing-extra", needs, f"run `{install_command(*missing)}`")
     return not missing
 

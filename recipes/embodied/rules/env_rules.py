@@ -30,7 +30,7 @@ from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core import Severity
 from rlinf_core.config.machines.cluster import NodeGroup
 from rlinf_core.config.tree import Path
-from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.registry import import_target
 
 
@@ -115,7 +115,7 @@ def check_environments(
         report(
             at,
             "missing-extra",
-            f"`env_type: {kind}` needs the package `{missing}`, not installed in this Python",
+            f"`env_type: {kind}` needs the package `{missing}`, {absence(missing)}",
             how_to_install(kind) or f"run `{install_command(missing)}`, or run `env` in an interpreter that has it",
         )
     elif has_ids(kind) and environments.task is not None:
@@ -138,7 +138,7 @@ def _check_video(config: PolicyJob, section: str, environments: EnvironmentConfi
         return
     missing = missing_modules(["av"])
     if missing:
-        message = f"videos need the package `{missing[0]}`, not installed in this Python"
+        message = f"videos need the package `{missing[0]}`, {absence(missing[0])}"
         report(video, "missing-extra", message, f"run `{install_command(missing[0])}`")
     if not config.runner.only_eval and config.runner.val_check_interval == -1:
         report(

@@ -12,7 +12,7 @@ from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.own_options import check_values
 from rlinf_core import ConfigError
 from rlinf_core.config.tree import Path
-from rlinf_core.process.requirements import missing_modules
+from rlinf_core.process.requirements import absence, missing_modules
 from rlinf_core.registry import import_target
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _check_package(config: EmbodiedConfig, report: Report) -> None:
         report(
             _SOURCE,
             "missing-extra",
-            f"`source: {source}` needs the package `{known.install}`, not installed in this Python",
+            f"`source: {source}` needs the package `{known.install}`, {absence(known.modules[0])}",
             f"run `pip install {known.install}`, or run `env` in an interpreter that has it",
         )
 
@@ -86,7 +86,7 @@ def check_judge(config: PolicyJob, section: str, environments: EnvironmentConfig
         return
     known = JUDGES[judge.source]
     if known.module is not None and runs_in_this_interpreter(config, "env") and missing_modules([known.module]):
-        message = f"`judge: {judge.source}` needs the package `{known.module}`, not installed in this Python"
+        message = f"`judge: {judge.source}` needs the package `{known.module}`, {absence(known.module)}"
         report((*at, "source"), "missing-extra", message, f"give the nodes of `env` an interpreter with {known.module}")
     check_values(
         (*at, "options"),

@@ -1,4 +1,4 @@
-"""The rules of `model_type: lerobot` and `smolvla`, which need the package lerobot where actor and rollout run."""
+"""The packages that models need where actor and rollout run, and the rules of `model_type: lerobot`."""
 
 from __future__ import annotations
 
@@ -10,31 +10,21 @@ from recipes.embodied.models.folder_facts import lerobot_type
 from recipes.sections.checks import Report
 from recipes.sections.imports import runs_in_this_interpreter
 from rlinf_core.config.tree import Path
-from rlinf_core.process.requirements import missing_modules
+from rlinf_core.process.requirements import absence, install_command, missing_modules
 
-_MODELS: Final = ("smolvla", "lerobot")
+# The package that a model needs besides torch.
+_PACKAGES: Final = {
+    **dict.fromkeys(("vlm_policy", "pi0", "pi05", "openvla", "openvla_oft"), "transformers"),
+    **dict.fromkeys(("smolvla", "lerobot"), "lerobot"),
+}
 _TYPE: Final[Path] = ("actor", "model", "model_type")
 _PRECISION: Final[Path] = ("actor", "model", "precision")
 
 
 def check_lerobot(config: PolicyJob, report: Report) -> None:
-    """Report an interpreter without lerobot, and what none of its policies can do."""
+    """Report an interpreter without the package of a model, and what none of lerobot's policies can do."""
     model = config.actor.model
-    if model.model_type not in _MODELS:
-        return
-    for component in ("actor", "rollout"):
-        placed = component in config.cluster.component_placement
-        if placed and runs_in_this_interpreter(config, component) and missing_modules(["lerobot"]):
-            report(
-                _TYPE,
-                "missing-extra",
-                f"`{model.model_type}` needs the package `lerobot`, and `{component}` runs in this Python, which"
-                " lacks it",
-                "create an environment with `pip install lerobot` and this rlinf, and name it as"
-                " `python_interpreter_path` in `env_configs` of the node group of actor and rollout"
-                f" (docs/models/{model.model_type}.md)",
-            )
-            break
+    _check_packages(config, report)
     if model.model_type != "lerobot":
         return
     if model.precision != "fp32":
@@ -47,6 +37,30 @@ def check_lerobot(config: PolicyJob, report: Report) -> None:
         )
     if isinstance(config, EmbodiedConfig) and not config.runner.only_eval:
         _check_density(config, report)
+
+
+def _check_packages(config: PolicyJob, report: Report) -> None:
+    model = config.actor.model
+    named = _PACKAGES.get(model.model_type)
+    needed = [] if named is None else [named] if model.adapter() is None else [named, "peft"]
+    components = [name for name in ("actor", "rollout") if name in config.cluster.component_placement]
+    here = next((name for name in components if runs_in_this_interpreter(config, name)), None)
+    missing = missing_modules(needed) if here is not None else []
+    if not missing:
+        return
+    help = f"run `{install_command(*missing)}`"
+    if "lerobot" in missing:
+        help = (
+            "create an environment with `pip install lerobot` and this rlinf, and name it as"
+            " `python_interpreter_path` in `env_configs` of the node group of actor and rollout"
+            f" (docs/models/{model.model_type}.md)"
+        )
+    report(
+        _TYPE,
+        "missing-extra",
+        f"`{model.model_type}` needs the package `{missing[0]}`, {absence(missing[0])}, where `{here}` runs",
+        help,
+    )
 
 
 def _check_density(config: EmbodiedConfig, report: Report) -> None:

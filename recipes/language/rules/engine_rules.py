@@ -10,7 +10,7 @@ from recipes.language.config.engine_facts import BACKENDS, RESERVED_OPTIONS
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import runs_in_this_interpreter
 from rlinf_core import Severity
-from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import absence, install_command, missing_modules
 
 
 def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report) -> None:
@@ -22,7 +22,7 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
         report(
             ("rollout", "backend"),
             "missing-extra",
-            f"`backend: {backend.name}` needs the package `{lacking[0]}`, not installed in this Python",
+            f"`backend: {backend.name}` needs the package `{lacking[0]}`, {absence(lacking[0])}",
             f"run `{install_command(*lacking)}`, or name a `python_interpreter_path` that has it"
             " for the node group of `rollout`",
         )

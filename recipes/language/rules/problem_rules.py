@@ -14,7 +14,7 @@ from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core import ConfigError, Severity
 from rlinf_core.config.tree import Path
-from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import absence, install_command, missing_modules
 
 _REWARD: Path = ("reward", "reward_type")
 _SOURCES = {"reasoning_gym": "reasoning_gym", "parquet": "pyarrow"}
@@ -135,7 +135,7 @@ def _check_package(at: Path, module: str | None, report: Report) -> None:
         report(
             at,
             "missing-extra",
-            f"this needs the package `{module}`, not installed in this Python",
+            f"this needs the package `{module}`, {absence(module)}",
             f"run `{install_command(module)}`",
         )
 
