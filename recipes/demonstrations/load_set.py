@@ -10,6 +10,7 @@ from recipes.demonstrations.hdf5 import read_hdf5
 from recipes.demonstrations.lerobot.lerobot_set import read_lerobot
 from recipes.demonstrations.lerobot.set_info import HDF5_ENDINGS
 from recipes.demonstrations.names import Role
+from rlinf_core.config.sections.hub_names import ensure_here
 
 
 def read_demonstrations(
@@ -32,6 +33,7 @@ def read_demonstrations(
     Raises:
         DatasetError: it cannot be read, or contradicts itself.
     """
+    ensure_here(path)
     if path.endswith(HDF5_ENDINGS):
         return read_hdf5(Path(path), state_keys, columns=columns, mask=part)
     return read_lerobot(Path(path), state_keys, columns=columns, split=part, pictures=pictures)

@@ -20,7 +20,7 @@ from rlinf_core import (
     Seed,
     Text,
 )
-from rlinf_core.config.sections.values import Precision
+from rlinf_core.config.sections.values import OptionalModelPath, Precision
 
 Decay = Annotated[Float, Field(ge=0, lt=1)]
 
@@ -54,8 +54,10 @@ class ModelConfig(ConfigModel):
         ),
     )
 
-    model_path: OptionalPath = Field(
-        default=None, description="Folder or file of the initial weights. Default: the recipe builds its own model."
+    model_path: OptionalModelPath = Field(
+        default=None,
+        description="Folder or file of the initial weights, or a model's name in the HuggingFace Hub, `ORG/NAME`."
+        " Default: the recipe builds its own model.",
     )
     precision: Precision = Field(
         default="fp32",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core import ConfigError
+from rlinf_core.config.sections.hub_names import ensure_here
 from rlinf_core.foreign.files import open_regular, read_bounded
 from rlinf_core.foreign.strict_json import BadJsonError, load_json, load_json_object
 from rlinf_core.suggest import excerpt
@@ -166,8 +167,9 @@ def require_folder(folder: Path | str, kind: str) -> None:
     Raises:
         ConfigError: it is not.
     """
+    ensure_here(folder)
     if not os.path.isdir(folder):
         raise ConfigError(
             f"the model folder `{folder}` does not exist",
-            help=f"`actor.model.model_path` names {kind}; nothing is downloaded",
+            help=f"`actor.model.model_path` names {kind}, or a model of the HuggingFace Hub, `ORG/NAME`",
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, cast
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     GetCoreSchemaHandler,
@@ -19,7 +21,9 @@ from pydantic import (
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
-from rlinf_core import ConfigModel, FilePath, PositiveFloat
+from recipes.sections.data_files import EVALUATION, TRAINING, files_of_part
+from rlinf_core import ConfigModel, PositiveFloat
+from rlinf_core.config.sections.values import DataPath
 from rlinf_core.scalars import problem
 
 
@@ -29,11 +33,19 @@ def one_or_many(value: Any) -> Any:
 
 
 _SCALAR = ["string", "number", "boolean"]
-FilePaths = Annotated[
-    tuple[FilePath, ...],
+_FILE_PATHS_SCHEMA = WithJsonSchema({"type": [*_SCALAR, "array"], "items": {"type": _SCALAR}})
+# A number or a boolean is read as the text that was written. A name of the hub becomes the files of that part.
+TrainFiles = Annotated[
+    tuple[DataPath, ...],
     BeforeValidator(one_or_many),
-    # A number or a boolean is read as the text that was written.
-    WithJsonSchema({"type": [*_SCALAR, "array"], "items": {"type": _SCALAR}}),
+    AfterValidator(partial(files_of_part, words=TRAINING)),
+    _FILE_PATHS_SCHEMA,
+]
+TestFiles = Annotated[
+    tuple[DataPath, ...],
+    BeforeValidator(one_or_many),
+    AfterValidator(partial(files_of_part, words=EVALUATION)),
+    _FILE_PATHS_SCHEMA,
 ]
 
 
@@ -45,19 +57,32 @@ def as_data(value: Any) -> Any:
 class WeightedFile(ConfigModel):
     """A file among several, with its weight."""
 
-    path: FilePath = Field(description="The file.")
+    path: DataPath = Field(description="The file.")
     weight: PositiveFloat | None = Field(
         default=None, description="Share of the training rows relative to other files. Default: its number of rows."
     )
 
 
-_FILE_PATH: TypeAdapter[str] = TypeAdapter(FilePath)
+_DATA_PATH: TypeAdapter[str] = TypeAdapter(DataPath)
 
 
 def _weighted(value: Any) -> str | WeightedFile:
     if isinstance(value, WeightedFile):
         return value
-    return WeightedFile.model_validate(value) if isinstance(value, Mapping) else _FILE_PATH.validate_python(value)
+    return WeightedFile.model_validate(value) if isinstance(value, Mapping) else _DATA_PATH.validate_python(value)
+
+
+def _weighted_files(items: tuple[str | WeightedFile, ...]) -> tuple[str | WeightedFile, ...]:
+    """Return the files of training; those of a name of the hub share its weight."""
+    listed: list[str | WeightedFile] = []
+    for item in items:
+        if isinstance(item, str):
+            listed += files_of_part((item,), words=TRAINING)
+            continue
+        files = files_of_part((item.path,), words=TRAINING)
+        share = None if item.weight is None else item.weight / len(files)
+        listed += [item.model_copy(update={"path": file, "weight": share}) for file in files]
+    return tuple(listed)
 
 
 _WEIGHTED_SCHEMA: dict[str, Any] = {
@@ -68,6 +93,7 @@ _WEIGHTED_SCHEMA: dict[str, Any] = {
 WeightedFiles = Annotated[
     tuple[Annotated[str | WeightedFile, PlainValidator(_weighted), PlainSerializer(as_data)], ...],
     BeforeValidator(one_or_many),
+    AfterValidator(_weighted_files),
     WithJsonSchema(
         {
             "type": [*_SCALAR, "object", "array"],

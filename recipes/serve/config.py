@@ -43,9 +43,9 @@ from rlinf_core import (
     Text,
 )
 from rlinf_core.config.sections.runner import RunSettings
-from rlinf_core.config.sections.values import Port, Precision
+from rlinf_core.config.sections.values import OptionalModelPath, Port, Precision
 from rlinf_core.config.tree import Path as KeyPath
-from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.scalars import Data, problem
 
 # The most likely tokens that may be asked for at one place.
@@ -87,7 +87,7 @@ class ServedModelConfig(ConfigModel):
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (SIZES_OF_A_FOLDER,)
 
-    model_path: OptionalPath = Field(
+    model_path: OptionalModelPath = Field(
         default=None, description="Folder of the model. Default: a small model built from scratch."
     )
     precision: Precision = Field(
@@ -293,7 +293,7 @@ def _check_vllm(config: ServeConfig, report: Report) -> None:
         report(
             at,
             "missing-extra",
-            f"`backend: vllm` needs the package `{lacking[0]}`, not installed in this Python",
+            f"`backend: vllm` needs the package `{lacking[0]}`, {absence(lacking[0])}",
             f"run `{install_command(*lacking)}`, or name a `python_interpreter_path` that has it"
             " for the node group of `rollout`",
         )
@@ -329,7 +329,7 @@ def _check_packages(report: Report) -> None:
         report(
             ("recipe",),
             "missing-extra",
-            f"recipe `serve` needs the package `{missing[0]}`, not installed in this Python",
+            f"recipe `serve` needs the package `{missing[0]}`, {absence(missing[0])}",
             f"run `{install_command(*missing)}`",
         )
 
@@ -341,7 +341,7 @@ def _check_model(config: ServeConfig, report: Report) -> None:
         return
     if not Path(folder).is_dir():
         message = f"`model_path` names `{folder}`, which is not a folder on this machine"
-        help = "name a folder that `save_pretrained` wrote; nothing is downloaded"
+        help = "name a folder that `save_pretrained` wrote, or a model of the HuggingFace Hub, `ORG/NAME`"
         report(at, "unusable-path", message, help, severity=Severity.WARNING)
         return
     settings = read_object(Path(folder) / SETTINGS)

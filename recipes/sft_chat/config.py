@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from recipes.language.config import LanguageActorConfig, LanguageOptimConfig, ModelRunnerConfig
 from recipes.language.config.language_no_effect import SHARD_KEYS, has_no_end, keeps_masters
 from recipes.sections.no_effect import checkpoints_of, of_one_rank, without_shards
-from recipes.sections.values import FilePaths
+from recipes.sections.values import TestFiles, TrainFiles
 from rlinf_core import (
     Bool,
     ConfigModel,
@@ -109,12 +109,12 @@ class ChatDataConfig(ConfigModel):
         description="Source: chat, JSONL or Parquet files; sums, generated conversations. Default: chat if"
         " `train_data_paths` is set, else sums.",
     )
-    train_data_paths: FilePaths = Field(
+    train_data_paths: TrainFiles = Field(
         default=(),
         description="JSONL or Parquet files: one path or a list. A row has `messages`, or `prompt` and `completion`,"
         " or `text`.",
     )
-    val_data_paths: FilePaths = Field(
+    val_data_paths: TestFiles = Field(
         default=(), description="JSONL or Parquet files for evaluation, one path or a list."
     )
     val_size: NonNegativeInt = Field(

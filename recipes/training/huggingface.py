@@ -28,7 +28,9 @@ from recipes.training.reading.finite_weights import require_finite
 from recipes.training.reading.tied_weights import names_of_one_tensor, settle_ties
 from recipes.training.without_memory import seemingly_on_host
 from rlinf_core import ConfigError
+from rlinf_core.config.sections.hub_names import ensure_here, stay_offline
 from rlinf_core.foreign.files import read_bounded
+from rlinf_core.process.requirements import install_command, require_version
 from rlinf_core.suggest import excerpt
 
 if TYPE_CHECKING:
@@ -51,17 +53,18 @@ def require_transformers() -> None:
     """Check that transformers is installed.
 
     Raises:
-        ConfigError: it is not, in this interpreter.
+        ConfigError: it is not, in this interpreter, or in a version that rlinf does not work with.
     """
-    # Models are folders of the user's; nothing is looked up in a hub.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # Models are folders; a library asks no hub about them.
+    stay_offline()
     try:
         from transformers.utils import logging
     except ImportError:
         raise ConfigError(
             "language models need the package transformers in the interpreter of every actor and rollout worker",
-            help="pip install 'transformers>=5.20,<6'",
+            help=f"run `{install_command('transformers')}`",
         ) from None
+    require_version("transformers")
     from transformers import dynamic_module_utils
 
     logging.disable_progress_bar()
@@ -217,10 +220,11 @@ def check_folder(folder: str) -> None:
     Raises:
         ConfigError: it does not exist, or has a pipe, a socket or a device in it.
     """
+    ensure_here(folder)
     if not os.path.isdir(folder):
         raise ConfigError(
             f"the model folder `{folder}` does not exist",
-            help="name a folder on the worker's node; nothing is downloaded",
+            help="name a folder on the worker's node, or a model of the HuggingFace Hub, `ORG/NAME`",
         )
     with os.scandir(folder) as entries:
         others = [entry for entry in entries if not entry.is_file() and not entry.is_dir()]
@@ -250,8 +254,9 @@ def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | Non
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise ConfigError(
-            "LoRA needs the package peft in the interpreter of the actors", help="pip install peft"
+            "LoRA needs the package peft in the interpreter of the actors", help=f"run `{install_command('peft')}`"
         ) from None
+    require_version("peft")
     kind = type(model).__name__
     layers = [name for name, _ in cast("Iterable[tuple[str, nn.Module]]", model.named_modules())]
     for target in config.target_modules:

@@ -29,7 +29,7 @@ _RECIPE = "recipe="
 # Nodes that are probed at the same time.
 _PROBED_AT_ONCE: Final = 128
 # Codes of findings about referenced files: missing, or unreadable for want of a package.
-_ABOUT_FILES: Final = frozenset({"missing-extra", "missing-key", "unusable-path"})
+_ABOUT_FILES: Final = frozenset({"hub-name", "missing-extra", "missing-key", "unusable-path"})
 
 
 def is_override(argument: str) -> bool:
@@ -73,9 +73,15 @@ def file_of_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Sequence[s
 
 
 def load(
-    name: str, overrides: Sequence[str] | None = None, assume: Sequence[str] | None = None, *, live: bool = False
+    name: str,
+    overrides: Sequence[str] | None = None,
+    assume: Sequence[str] | None = None,
+    *,
+    live: bool = False,
+    stdin: bytes | None = None,
 ) -> Job:
-    """Return the job of a file, with all findings. With `live` its nodes are probed for their hardware.
+    """Return the job of a file, with all findings. With `live` its nodes are probed for their hardware; `stdin` is what
+    was read before from standard input.
 
     Raises:
         ConfigError: `recipe=NAME` names no recipe.
@@ -89,10 +95,10 @@ def load(
             raise typer.BadParameter("`--assume` and `--live` exclude each other: give one of them")
         probe = prober(name)
 
-    if name == "-" and sys.stdin is not None and sys.stdin.isatty():  # None: the caller closed it
+    if name == "-" and stdin is None and sys.stdin is not None and sys.stdin.isatty():  # None: the caller closed it
         console.message("reading standard input; end it with Ctrl-D")
     file, changes = file_of_recipe(name, overrides or ())
-    return load_with_lint(file, changes, assume=assume or (), environ=os.environ, probe=probe)
+    return load_with_lint(file, changes, assume=assume or (), environ=os.environ, probe=probe, stdin=stdin)
 
 
 class SoundJob(NamedTuple):

@@ -44,6 +44,7 @@ def used_job(name: str, overrides: list[str], log_path: Path, command: str, chec
         RLinfError: its machines do not include this one.
     """
     from rlinf_cli.file.job_file import load, show_findings, sound, without_start, without_training_data
+    from rlinf_cli.run.hub_pins import with_hub_pins
     from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
     from rlinf_cli.run.runnable import check_installed
     from rlinf_cli.run.unused_keys import refuse_unused
@@ -61,6 +62,7 @@ def used_job(name: str, overrides: list[str], log_path: Path, command: str, chec
         show_findings(job, Severity.WARNING)
     if job.recipe is None:
         raise ConfigError("the file selects no recipe", where=job.name, help="add `recipe: NAME` to it")
+    recipe = job.recipe
     check_installed()
     elsewhere = cluster_elsewhere(parts, file)
     if elsewhere is not None:
@@ -69,8 +71,10 @@ def used_job(name: str, overrides: list[str], log_path: Path, command: str, chec
             where=job.name,
             help=f"run the same command on their head, `{elsewhere.nodes[0].host}`",
         )
-    choose_cluster(parts, file, already_shown=True)
-    return UsedJob(job, job.recipe, run)
+    job = without_training_data(with_hub_pins(job, file, overrides, trains=False))
+    job = without_start(job) if run is not None else job
+    choose_cluster(sound(job), file, already_shown=True)
+    return UsedJob(job, recipe, run)
 
 
 def find_run_folder(name: str, log_path: Path) -> RunFolder | None:

@@ -10,22 +10,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path as FilePath
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlinf_core.config.composing.compose import Composed, compose
-from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.places import place
 from rlinf_core.config.rules import environment, groups, hardware, spares
 from rlinf_core.config.rules.site import Site
 from rlinf_core.config.secrets import environment_secrets, secret_values
+from rlinf_core.config.sections.hub_names import commits_in, hub_paths, pins_of, unfetched
 from rlinf_core.config.shipped import is_bare_name, meant_config, shipped_config, shipped_configs
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, to_data
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.validating.validation import ANY_ITEM, StandIns, validate
-from rlinf_core.config.yaml.reader import decode, load_source
+from rlinf_core.config.yaml.reader import decode, load_source, read
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.job.earlier_keys import is_config_of_a_run, without_earlier_keys
 from rlinf_core.job.recipe import Job, Recipe
@@ -51,6 +54,8 @@ def _meant_type(written: str) -> str:
 
 # Begins the name of a job that is the configuration of a recipe, as in `recipe=embodied`.
 FROM_RECIPE: Final = "recipe="
+# Folders from that of a checkpoint up to that of its run.
+_DEPTH: Final = 3
 _ADDRESSES: Final = ("robot_ip", "left_robot_ip", "right_robot_ip")
 _GROUP: Final[Path] = ("cluster", "node_groups", ANY_ITEM)
 # Stand-ins for required values that are missing or wrong: rules never trust them (`Validated.damaged`), but need them
@@ -100,25 +105,50 @@ def load_job(
         ConfigError: `recipe=NAME` names no recipe, or one that cannot be loaded.
     """
     name = os.fspath(name)
-    diagnostics = Diagnostics()
     if name.startswith(FROM_RECIPE):
         # The override stays: a config may be the start of several recipes.
         overrides = (name, *overrides)
+    diagnostics = Diagnostics()
     source = _load_source(name, overrides, stdin, diagnostics)
     if source is None:
         return Job(name, diagnostics)
-    composed = compose(
-        source,
-        overrides,
-        diagnostics,
-        environ=os.environ if environ is None else environ,
-        find_base=_find_base,
-        without_recipe="cluster",
-    )
-    if composed is None:
-        return Job(source.name, diagnostics)
-    job = Job(source.name, diagnostics, composed.tree, composed.sources, secret=composed.secret)
-    return _understand(job, composed, assume, probe, rules)
+
+    def understood(overrides: Sequence[str], diagnostics: Diagnostics) -> Job:
+        composed = compose(
+            source,
+            overrides,
+            diagnostics,
+            environ=os.environ if environ is None else environ,
+            find_base=_find_base,
+            without_recipe="cluster",
+        )
+        if composed is None:
+            return Job(source.name, diagnostics)
+        job = Job(source.name, diagnostics, composed.tree, composed.sources, secret=composed.secret)
+        return _understand(job, composed, assume, probe, rules)
+
+    first = Diagnostics()
+    first.extend(diagnostics)
+    job = understood(overrides, diagnostics)
+    pins = _commits_of_resumed(job)
+    return understood((*overrides, *pins), first) if pins else job
+
+
+def _commits_of_resumed(job: Job) -> tuple[str, ...]:
+    """Return the overrides that pin names of the hub to the commits of the run that a job resumes."""
+    paths = [path for _, path in hub_paths(job.config)]
+    resume = getattr(getattr(job.config, "runner", None), "resume_dir", None)
+    if job.tree is None or not paths or not isinstance(resume, str):
+        return ()
+    folder = FilePath(resume).absolute()
+    # A checkpoint is in a folder of its run.
+    files = [parent / "config.yaml" for parent in (folder, *list(folder.parents)[: _DEPTH - 1])]
+    file = next((file for file in files if file.is_file()), None)
+    findings = Diagnostics()
+    source = None if file is None else load_source(str(file), findings)
+    earlier = None if source is None else read(source, findings)
+    commits = {} if earlier is None else commits_in(earlier)
+    return pins_of(paths, job.tree, lambda path: commits.get(path.name))
 
 
 def _load_source(
@@ -189,6 +219,7 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
         resolutions = check_placement(composed.tree, cluster, topology, diagnostics)
     sizes = _world_sizes(cluster, resolutions, view)
     if selected and config is not None:
+        _check_hub_names(config, view, diagnostics)
         _check_recipe(selected.recipe, config, view, sizes, diagnostics)
     damaged = view.damaged(("cluster", "num_nodes"))
     return job._replace(
@@ -322,6 +353,18 @@ def _world_sizes(
         open_end = resolution.selection is None and any(part.resources is None for part in entry.rank_map.parts)
         sizes[name] = None if open_end else resolution.world_size
     return sizes
+
+
+def _check_hub_names(config: BaseModel, view: Validated[Any], diagnostics: Diagnostics) -> None:
+    """Report names of models and data sets that a run fetches, or cannot."""
+    for at, path in hub_paths(config):
+        absent = unfetched(path)
+        if absent is not None:
+            # Of several machines one may have the commit, without the one that looks.
+            elsewhere = path.commit is not None and view.model.cluster.num_nodes > 1
+            severity = Severity.ERROR if absent.is_fault and not elsewhere else Severity.NOTE
+            where = place(view.tree, at)
+            diagnostics.add(Diagnostic("hub-name", severity, absent.message, where, view.original(at), absent.help))
 
 
 def _check_recipe(

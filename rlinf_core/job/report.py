@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from rlinf_core.config.composing.merge import COMPONENT_PLACEMENT, find_components
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.places import part, place
+from rlinf_core.config.sections.hub_names import hub_paths
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path, find
 from rlinf_core.config.validating.pruning import Validated
@@ -31,6 +32,8 @@ class Report:
     def __init__(self, view: Validated[Any], diagnostics: Diagnostics) -> None:
         self._view = view
         self._diagnostics = diagnostics
+        # What a run fetches when it starts is checked then.
+        self._unfetched = [at for at, path in hub_paths(view.model) if not path.is_here]
 
     def __call__(
         self,
@@ -56,6 +59,9 @@ class Report:
         where, keys = at if isinstance(at, FindingPlace) else (at, (at,))
         path, span = self._find(where)
         whole = self._view.original(path)
+        depths = [(at, min(len(at), len(where))) for at in self._unfetched]
+        if code == "unusable-path" and any(at[:depth] == where[:depth] for at, depth in depths):
+            return
         if self._view.damaged(whole) or any(self._lost(key) for key in (*keys, *about)):
             return
         places = tuple((self._find(other)[1], words) for other, words in related)

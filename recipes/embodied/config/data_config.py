@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, Ty
 
 from recipes.demonstrations.names import Flip
 from recipes.sections.values import as_data, one_or_many
-from rlinf_core import Bool, ConfigModel, FilePath, Float, NonNegativeInt, Text
+from rlinf_core import Bool, ConfigModel, Float, NonNegativeInt, Text
+from rlinf_core.config.sections.values import DataPath
 
 Column: TypeAlias = Literal["action", "reward", "success", "done", "terminated", "truncated", "intervention"]
 
@@ -17,7 +18,7 @@ Column: TypeAlias = Literal["action", "reward", "success", "done", "terminated",
 class DataSource(ConfigModel):
     """A data set among several."""
 
-    path: FilePath = Field(description="Folder or file; `dataset_path` is an alias.")
+    path: DataPath = Field(description="Folder or file; `dataset_path` is an alias.")
     weight: Annotated[Float, Field(gt=0)] | None = Field(
         default=None,
         description="Sampling weight relative to the other data sets. Default: its number of rows.",
@@ -28,14 +29,14 @@ class DataSource(ConfigModel):
     flip: Flip | None = Field(default=None, description="Flip of this data set's images, overriding `data.flip`.")
 
 
-_FILE_PATH: TypeAdapter[str] = TypeAdapter(FilePath)
+_DATA_PATH: TypeAdapter[str] = TypeAdapter(DataPath)
 
 
 def _source(value: Any) -> str | DataSource:
     if isinstance(value, DataSource):
         return value
     if not isinstance(value, Mapping):
-        return _FILE_PATH.validate_python(value)
+        return _DATA_PATH.validate_python(value)
     written = dict(cast("Mapping[str, Any]", value))
     if "dataset_path" in written and "path" not in written:
         written["path"] = written.pop("dataset_path")

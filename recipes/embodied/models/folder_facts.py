@@ -70,7 +70,7 @@ def check_model_folder(config: PolicyJob, report: Report) -> None:
             _MODEL,
             "unusable-path",
             f"`model_path` names `{folder}`, which is {what}",
-            "name the folder of a model; nothing is downloaded",
+            "name the folder of a model, or a model of the HuggingFace Hub, `ORG/NAME`",
             severity=Severity.WARNING,
         )
         return

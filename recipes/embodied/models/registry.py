@@ -11,6 +11,7 @@ from recipes.embodied.models.policy_folder import is_policy_folder, load_normali
 from recipes.training.reading.finite_weights import require_finite
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError, Registry, checked_options
+from rlinf_core.config.sections.hub_names import ensure_here
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig
@@ -49,6 +50,8 @@ def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
     Raises:
         ConfigError: there is no such model, or it does not fit the environment.
     """
+    if config.model_path is not None:
+        ensure_here(config.model_path)
     policy = built_policy(config, spec)
     class_ = type(policy)
     if config.model_path is not None and class_.loads_policies and saved_type(config.model_path) != config.model_type:

@@ -14,10 +14,9 @@ from rlinf_core import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
-    OptionalPath,
     Text,
 )
-from rlinf_core.config.sections.values import Precision
+from rlinf_core.config.sections.values import OptionalModelPath, Precision
 from rlinf_core.scalars import Data
 
 VERDICTS: Final = ("correct", "score")
@@ -38,7 +37,7 @@ class LanguageJudgeConfig(ConfigModel):
     group_name: Text = Field(
         default="JudgeGroup", description="Name of the worker group, by which other components address it."
     )
-    model_path: OptionalPath = Field(default=None, description="Folder of the judge, with its own tokenizer.")
+    model_path: OptionalModelPath = Field(default=None, description="Folder of the judge, with its own tokenizer.")
     precision: Precision = Field(default="bf16", description="Type of the judge's weights: fp32, bf16 or fp16.")
     backend: Literal["torch", "vllm", "sglang"] = Field(
         default="torch", description="Inference engine of the judge: torch (built in), vllm or sglang."

@@ -22,14 +22,13 @@ from rlinf_core import (
     JobConfig,
     NoEffect,
     NonNegativeInt,
-    OptionalPath,
     PositiveFloat,
     RunnerConfig,
     StepsOrNever,
     Text,
 )
 from rlinf_core.config.sections.runner import RolloutRunnerConfig
-from rlinf_core.config.sections.values import Precision
+from rlinf_core.config.sections.values import OptionalModelPath, Precision
 
 
 class ModelRunnerConfig(RunnerConfig):
@@ -134,7 +133,7 @@ class CriticOptimConfig(LanguageOptimConfig, ValueOptimConfig):
 class TokenizerConfig(ConfigModel):
     """The tokenizer of a language model."""
 
-    tokenizer_model: OptionalPath = Field(
+    tokenizer_model: OptionalModelPath = Field(
         default=None, description="Folder of the tokenizer. Default: the one in `actor.model.model_path`."
     )
 
@@ -231,7 +230,7 @@ class LanguageReferenceConfig(ConfigModel):
     enable_offload: Bool = Field(
         default=False, description="Offload the reference model from its accelerators while other components use them."
     )
-    model_path: OptionalPath = Field(
+    model_path: OptionalModelPath = Field(
         default=None, description="Folder of the reference model. Default: the actor's initial model."
     )
 
@@ -256,7 +255,7 @@ class LanguageTeacherConfig(ConfigModel):
     enable_offload: Bool = Field(
         default=False, description="Offload the teacher from its accelerators while other components use them."
     )
-    model_path: OptionalPath = Field(
+    model_path: OptionalModelPath = Field(
         default=None,
         description="Folder of the teacher, with the tokens of the actor's tokenizer. Default: a model built from"
         " scratch, where the actor's is.",

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from recipes.sections.values import FilePaths, KnownOrOwn, WeightedFiles
+from recipes.sections.values import KnownOrOwn, TestFiles, WeightedFiles
 from rlinf_core import (
     Bool,
     ConfigModel,
@@ -106,7 +106,7 @@ class LanguageDataConfig(ConfigModel):
         description="JSONL files with one problem per line: one path or a list. `{path: ..., weight: ...}` sets the"
         " share of a file among several. Default: generated sums.",
     )
-    val_data_paths: FilePaths = Field(
+    val_data_paths: TestFiles = Field(
         default=(),
         description="JSONL files for evaluation, one path or a list. Default: a held-out part of the training data.",
     )

@@ -20,6 +20,7 @@ from recipes.language.data.media_columns import refuse_media
 from recipes.language.data.parquet_rows import parquet_rows
 from recipes.language.data.problems import Problem, ProblemSet
 from rlinf_core import ConfigError
+from rlinf_core.config.sections.hub_names import ensure_here
 
 # How a text of messages begins: as JSON, or as Python writes a list.
 _MESSAGES: Final = re.compile(r"\s*\[\s*\{\s*(?:\"|')(?:role|content)(?:\"|')\s*:")
@@ -219,6 +220,7 @@ def located_rows(path: str, most: int | None = None) -> list[tuple[str, Mapping[
     Raises:
         ConfigError: the file cannot be read, is empty, or a row is not an object or has pictures.
     """
+    ensure_here(path)
     file = Path(path)
     try:
         if file.suffix == ALIGNED_SUFFIX:

@@ -14,6 +14,7 @@ from recipes.language.engines.own.merged_adapter import adapted_layers
 from recipes.language.models.load_model import hollow_causal
 from recipes.sections.model_folders import read_settings
 from recipes.training.reading.tied_weights import names_of_one_tensor
+from rlinf_core.config.sections.hub_names import ensure_here
 
 
 class ModelFolder:
@@ -25,6 +26,7 @@ class ModelFolder:
     """
 
     def __init__(self, folder: str | Path, adapter_scale: float = 1.0) -> None:
+        ensure_here(folder)
         self._folder = Path(folder)
         self._scale = adapter_scale
 

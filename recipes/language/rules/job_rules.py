@@ -21,6 +21,7 @@ from recipes.sections.checks import (
     check_sections,
 )
 from recipes.sections.own_options import check_algorithm_options
+from rlinf_core.config.sections.hub_names import on_any_machine
 from rlinf_core.job.recipe import Trial
 
 # The program that tries the sandbox.
@@ -73,7 +74,7 @@ def facts(config: ModelJobConfig) -> dict[str, str | int | float | bool | None]:
     model = config.actor.model
     lora = model.adapter()
     return {
-        "actor.model.model_path": model.model_path,
+        "actor.model.model_path": on_any_machine(model.model_path),
         "actor.model.hidden_dim": model.hidden_dim,
         "actor.model.num_layers": model.num_layers,
         "actor.model.lora.rank": lora.rank if lora else None,

@@ -16,7 +16,7 @@ from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object
 from rlinf_core import Severity
 from rlinf_core.config.tree import Path
-from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import absence, install_command, missing_modules
 
 _MODEL: Path = ("judge", "model_path")
 _REWARD: Path = ("reward", "reward_type")
@@ -94,7 +94,7 @@ def _check_model(config: LanguageConfig, report: Report) -> None:
             blame(config, _MODEL, _REWARD),
             "conflicting-settings",
             "`reward_type: judge` needs a model that judges: there is no `judge.model_path`",
-            "write `judge.model_path: FOLDER`; nothing is downloaded",
+            "write `judge.model_path: FOLDER`, or `ORG/NAME` of the HuggingFace Hub",
         )
         return
     if not runs_in_this_interpreter(config, "judge"):
@@ -104,7 +104,7 @@ def _check_model(config: LanguageConfig, report: Report) -> None:
         report(
             ("judge", "backend"),
             "missing-extra",
-            f"`judge.backend: {judge.backend}` needs the package `{lacking[0]}`, not installed in this Python",
+            f"`judge.backend: {judge.backend}` needs the package `{lacking[0]}`, {absence(lacking[0])}",
             f"run `{install_command(*lacking)}`, or set `python_interpreter_path` of the node group of `judge`",
         )
     if not os.path.isdir(judge.model_path):
@@ -112,7 +112,7 @@ def _check_model(config: LanguageConfig, report: Report) -> None:
             _MODEL,
             "unusable-path",
             f"`judge.model_path` names `{judge.model_path}`, which is not on this machine",
-            "name a folder that `save_pretrained` wrote; nothing is downloaded",
+            "name a folder that `save_pretrained` wrote, or a model of the HuggingFace Hub, `ORG/NAME`",
             severity=Severity.WARNING,
         )
         return

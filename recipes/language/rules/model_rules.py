@@ -21,7 +21,7 @@ from recipes.sections.model_folders import SETTINGS, fault_of_model, named_stops
 from recipes.training.chat_template import ChatTemplate
 from rlinf_core import ConfigError, Severity
 from rlinf_core.config.tree import Path
-from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import absence, install_command, missing_modules
 
 _MODEL: Path = ("actor", "model", "model_path")
 _LENGTH: Path = ("runner", "seq_length")
@@ -53,7 +53,7 @@ def lacks_folder(config: ModelJobConfig, report: Report) -> bool:
         _MODEL,
         "unusable-path",
         f"`model_path` names `{folder}`, which is {what}",
-        "name a folder that `save_pretrained` wrote; nothing is downloaded",
+        "name a folder that `save_pretrained` wrote, or a model of the HuggingFace Hub, `ORG/NAME`",
         severity=Severity.WARNING,
     )
     return True
@@ -281,6 +281,6 @@ def check_packages(config: ModelJobConfig, report: Report) -> None:
             report(
                 at,
                 "missing-extra",
-                f"{what} the package `{module}`, not installed in this Python",
+                f"{what} the package `{module}`, {absence(module)}",
                 f"run `{install_command(module)}`",
             )

@@ -64,7 +64,8 @@ def train(
     file, overrides = _chosen(arguments)
     if assume and not dry_run:
         raise typer.BadParameter("a real run probes the machines; use it with --dry-run", param_hint="'--assume'")
-    job = load(file, (*overrides, f"{_SKIP_CHECKS}=true") if skip_checks else overrides, assume)
+    overrides = (*overrides, f"{_SKIP_CHECKS}=true") if skip_checks else overrides
+    job = load(file, overrides, assume)
     if job.recipe is not None and not dry_run:
         check_has_program(job.recipe)
     parts = sound(job)
@@ -76,13 +77,15 @@ def train(
         return
     if not already_shown:
         _show_plan(parts, file)
+    from rlinf_cli.run.hub_pins import with_hub_pins
     from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere, train_there
 
     cluster = cluster_elsewhere(parts, file)
     if cluster is not None:
         raise typer.Exit(train_there(cluster, parts, output, detached=detach))
     check_installed()
-    choose_cluster(parts, file, already_shown=already_shown)
+    job = with_hub_pins(job, file, overrides)
+    choose_cluster(sound(job), file, already_shown=already_shown)
     from rlinf_cli.run.training import run, run_detached
 
     raise typer.Exit((run_detached if detach else run)(job, recipe, output))

@@ -28,6 +28,7 @@ from rlinf_cli.importing.rules.shared_rules import (
 from rlinf_core.config.tree import format_path
 
 _ACTOR: Final = "actor_rollout_ref.actor"
+_FOLDER: Final = "a folder, or a name of the HuggingFace Hub; nothing is fetched from HDFS"
 _MODEL: Final = "actor_rollout_ref.model"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 _REF: Final = "actor_rollout_ref.ref"
@@ -157,7 +158,7 @@ def model_folder(path: str) -> Rule:
     """Return the rule for the folder of a model."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
-        return same(path, leaf, "a folder here: nothing is downloaded from HuggingFace or HDFS")
+        return same(path, leaf, _FOLDER)
 
     return rule
 
@@ -298,7 +299,7 @@ VERL: Final[Table] = {
     f"{_ACTOR}.fsdp_config.optimizer_offload": offload("actor.fsdp_config.cpu_offload"),
     "critic.model.fsdp_config.param_offload": offload("critic.fsdp_config.cpu_offload"),
     "critic.model.fsdp_config.optimizer_offload": offload("critic.fsdp_config.cpu_offload"),
-    "critic.model.path": to("critic.model.model_path", "a folder here: nothing is downloaded from HuggingFace or HDFS"),
+    "critic.model.path": to("critic.model.model_path", _FOLDER),
     "critic.model.tokenizer_path": drop("the critic reads the tokens of the actor"),
     "critic.model.enable_gradient_checkpointing": to("critic.fsdp_config.gradient_checkpointing"),
     f"{_REF}.fsdp_config.param_offload": drop("the reference model stays on its accelerator"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from rlinf_core.config.sections.hub_names import located
 from rlinf_core.scalars import Float, Int, Text, problem
 
 Count = Annotated[Int, Field(ge=1)]
@@ -58,6 +60,10 @@ def _none_if_empty(value: Any) -> Any:
 
 # An empty text means none, as `null` does.
 OptionalPath = Annotated[FilePath | None, BeforeValidator(_none_if_empty)]
+# The folder of a model or a tokenizer: a path, or its name in the HuggingFace Hub, `ORG/NAME`; likewise a data set's.
+ModelPath = Annotated[WrittenPath, AfterValidator(partial(located, kind="model"))]
+OptionalModelPath = Annotated[ModelPath | None, BeforeValidator(_none_if_empty)]
+DataPath = Annotated[WrittenPath, AfterValidator(partial(located, kind="dataset"))]
 OptionalWrittenPath = Annotated[WrittenPath | None, BeforeValidator(_none_if_empty)]
 
 

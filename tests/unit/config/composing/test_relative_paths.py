@@ -16,7 +16,7 @@ from rlinf_core.runners.storage.run_folder import config_text_of
 def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file in another folder than the one that the command runs in."""
     (tmp_path / "files").mkdir()
-    (tmp_path / "here").mkdir()
+    (tmp_path / "here/models/small").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     file = tmp_path / "files" / "job.yaml"
     file.write_text(
