@@ -36,9 +36,9 @@ def left_out(facts: RunFacts) -> RunFinding | None:
 def environment_raises(facts: RunFacts) -> RunFinding | None:
     """Find errors in the code of environments, of which episodes counted as failed."""
     events = [event for event in facts.story if event.kind == run_events.ENVIRONMENT]
-    if not events:
-        return None
     count = _total(facts, "eval/env_errors") + _total(facts, "env/env_errors")
+    if not events or not count:
+        return None
     shown = [f"events.jsonl: {event.text}" for event in events]
     what = f"the environment has an error in its code, by which {count:.0f} episodes count as failed: {events[0].text}"
     return _finding("environment-raises", what, shown, "mend that line: the same seed and actions raise there again")
