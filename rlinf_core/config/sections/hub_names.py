@@ -4,6 +4,9 @@ A name stands for a folder in the cache of huggingface_hub, on the machine that 
 (`commit_of`), and every node finds or fetches that commit itself (`ensure_here`).
 """
 
+# huggingface_hub has types in part.
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import os
