@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path as FilePath
 
 from recipes.sections.checks import Report
 from rlinf_core import JobConfig, Severity
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL
 from rlinf_core.config.tree import Path
 from rlinf_core.placement.environment import process_environment
+from rlinf_core.process.module_source import locate, syntax_tree
 
 
 def check_import(
@@ -61,12 +60,7 @@ def runs_in_this_interpreter(config: JobConfig, component: str) -> bool:
 def missing_module(target: str) -> str | None:
     """Return why the module of `package.module:name` cannot be found here, or None if it is there."""
     module = target.partition(":")[0]
-    try:
-        if find_spec(module) is not None:
-            return None
-    except Exception as error:  # noqa: BLE001 - packages around the module are imported, and may raise anything
-        return f"{type(error).__name__}: {error}"
-    return f"there is no module `{module}`"
+    return None if locate(module) is not None else f"there is no module `{module}`"
 
 
 def missing_name(target: str) -> str | None:
@@ -75,14 +69,12 @@ def missing_name(target: str) -> str | None:
     The module is read and not imported: that may take seconds, or do anything.
     """
     module, _, name = target.partition(":")
-    spec = find_spec(module)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return None
+    spec = locate(module)
     try:
-        tree = ast.parse(FilePath(spec.origin).read_bytes(), spec.origin)
-    except SyntaxError as error:
-        return f"line {error.lineno} of {spec.origin} is a syntax error: {error.msg}"
-    except (OSError, ValueError):
+        tree = syntax_tree(spec) if spec is not None else None
+    except ValueError as error:
+        return str(error)
+    if spec is None or tree is None:
         return None
     names = set(_bound(tree.body))
     return None if name in names or "*" in names or "__getattr__" in names else f"{spec.origin} defines no `{name}`"

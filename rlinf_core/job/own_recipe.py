@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from rlinf_core.errors import ConfigError
 from rlinf_core.process.import_path import add_working_folder, is_unnamed, named_path, working_folder
+from rlinf_core.process.module_source import locate, syntax_tree
 
 FORM = "your own recipe is written `package.module:name`"
 _RECIPE = "Recipe"
@@ -35,10 +36,10 @@ def import_own_recipe(target: str) -> object:
     module, _, name = target.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), name)):
         raise UnknownRecipeError(f"`{target}` is not the name of a recipe", help=FORM)
-    spec = _find(module)
+    spec = locate(module, named=True)
     if spec is None:
         raise _missing(target, module)
-    _check_source(target, name, spec)
+    _check_source(target, module, name, spec)
     try:
         with _named_folders_only():
             return getattr(import_module(module), name)
@@ -48,31 +49,6 @@ def import_own_recipe(target: str) -> object:
             why=f"`{module}` is {spec.origin}",
             help="install missing packages, or fix the module",
         ) from error
-
-
-def _find(module: str) -> ModuleSpec | None:
-    """Return where a module is, without importing it or a package around it."""
-    package, _, _ = module.rpartition(".")
-    if not package:
-        return _spec(module, None)
-    around = _find(package)
-    if around is None or around.submodule_search_locations is None:
-        return None
-    # A package of rlinf's may also extend into the working folder.
-    return _spec(
-        module, [folder for folder in around.submodule_search_locations if not is_unnamed(Path(folder).parent)]
-    )
-
-
-def _spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    for finder in sys.meta_path:
-        if finder is PathFinder:
-            spec = PathFinder.find_spec(name, named_path() if path is None else path)
-        else:
-            spec = finder.find_spec(name, path)
-        if spec is not None:
-            return spec
-    return None
 
 
 def _missing(target: str, module: str) -> UnknownRecipeError:
@@ -85,28 +61,24 @@ def _missing(target: str, module: str) -> UnknownRecipeError:
     return UnknownRecipeError(f"there is no recipe `{target}`: {reason}", help=help)
 
 
-def _check_source(target: str, name: str, spec: ModuleSpec) -> None:
+def _check_source(target: str, module: str, name: str, spec: ModuleSpec) -> None:
     """Refuse a module whose source does not assign a recipe to the name.
 
     Raises:
         UnknownRecipeError: it does not, or has no source.
     """
-    missing = f"there is no recipe `{target}`"
-    origin = spec.origin
-    if origin is None or not origin.endswith(".py"):
-        raise UnknownRecipeError(f"{missing}: `{spec.name}` has no Python source", help=FORM)
+    missing, origin = f"there is no recipe `{target}`", spec.origin
     try:
-        body = ast.parse(Path(origin).read_bytes(), origin).body
-    except SyntaxError as error:
-        raise UnknownRecipeError(
-            f"{missing}: line {error.lineno} of {origin} is not Python: {error.msg}", help="fix the module"
-        ) from None
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
-        raise UnknownRecipeError(f"{missing}: {origin} cannot be read: {error}", help="fix the module") from None
+        tree = syntax_tree(spec)
+    except ValueError as error:
+        raise UnknownRecipeError(f"{missing}: {error}", help="fix the module") from None
+    if tree is None:
+        raise UnknownRecipeError(f"{missing}: `{module}` has no Python source", help=FORM)
+    body = tree.body
     values = list(_assigned(body, name))
     if not values:
         others = [other for other, value in _assignments(body) if _makes_recipe(value)]
-        help = f"its recipe is `{spec.name}:{others[0]}`" if others else f"assign it there: `{name} = Recipe(...)`"
+        help = f"its recipe is `{module}:{others[0]}`" if others else f"assign it there: `{name} = Recipe(...)`"
         raise UnknownRecipeError(f"{missing}: {origin} assigns no `{name}`", help=help)
     if not all(map(_makes_recipe, values)):
         raise UnknownRecipeError(

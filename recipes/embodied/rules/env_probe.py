@@ -1,7 +1,7 @@
 """Facts about environments before a run: their observations and limits, and whether they can be made at all.
 
-Environments of our own and of Gymnasium are made once, in this process. Classes of a user's own are only looked for,
-not imported.
+Environments of our own and of Gymnasium are made once, in this process. Classes of a user's own, and modules in ids
+such as `my_package:Slide-v0`, are only looked for, not imported.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from recipes.sections.imports import missing_module
 
 if TYPE_CHECKING:
     from recipes.embodied.envs.env_spec import EnvSpec
@@ -48,6 +50,9 @@ def _made(env_type: str, task: str, options: str) -> EnvFacts:
     from recipes.embodied.envs.registry import make_env
     from rlinf_core import ConfigError
 
+    if task.rpartition(":")[0]:
+        missing = missing_module(task)
+        return EnvFacts(problem=None if missing is None else f"`{task}` cannot be made: {missing}")
     try:
         env = make_env(env_type, EnvSettings(num_envs=1, task=task, options=json.loads(options)))
     except ConfigError as error:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from rlinf_core import ConfigError
+from rlinf_core.process.module_source import locate, syntax_tree
 
 Convention: TypeAlias = Literal["ours", "verl", "verl batch", "trl", "openrlhf"]
 
@@ -116,11 +115,11 @@ def signature_in_source(target: str) -> Signature | None:
     """
     module, _, name = target.partition(":")
     try:
-        spec = find_spec(module)
-        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-            return None
-        tree = ast.parse(Path(spec.origin).read_bytes(), spec.origin)
-    except Exception:  # noqa: BLE001  others report what cannot be found or read
+        spec = locate(module)
+        tree = syntax_tree(spec) if spec is not None else None
+    except ValueError:  # others report what cannot be found or read
+        tree = None
+    if tree is None:
         return None
     functions = [
         node

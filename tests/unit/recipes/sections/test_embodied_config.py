@@ -252,14 +252,16 @@ class TestKinds:
         (tmp_path / "endless_slide.py").write_text(
             "import gymnasium\n\n\n"
             "class Slide(gymnasium.Env):\n"
-            "    observation_space = action_space = gymnasium.spaces.Box(-1, 1, (1,))\n\n\n"
-            "gymnasium.register('EndlessSlide-v0', entry_point=Slide)\n"
+            "    observation_space = action_space = gymnasium.spaces.Box(-1, 1, (1,))\n"
         )
         monkeypatch.syspath_prepend(tmp_path)
-        text = LAPTOP + "env:\n  train: {env_type: gymnasium, task: endless_slide:EndlessSlide-v0}\n"
+        gymnasium = pytest.importorskip("gymnasium")
+        gymnasium.register("EndlessSlide-v0", entry_point="endless_slide:Slide")
+        text = LAPTOP + "env:\n  train: {env_type: gymnasium, task: EndlessSlide-v0}\n"
         messages = [finding[2] for finding in findings(text, *extra, messages=True)]
         assert [message.rpartition(": ")[2] for message in messages] == ([f"no {what} could end them"] if what else [])
         assert findings(text, *extra, "env.train.max_episode_steps=9") == []
+        del gymnasium.registry["EndlessSlide-v0"]
 
     def test_a_missing_package(self, findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -491,7 +493,12 @@ class TestImports:
     @pytest.mark.parametrize(
         ("text", "code", "value", "said"),
         [
-            ("env: {train: {env_type: 'no_such.module:Env'}}", "missing-extra", "no_such.module:Env", "No module"),
+            (
+                "env: {train: {env_type: 'no_such.module:Env'}}",
+                "missing-extra",
+                "no_such.module:Env",
+                "there is no module",
+            ),
             ("env: {train: {env_type: 'no_such:Env'}}", "missing-extra", "no_such:Env", "there is no module `no_such`"),
             ("env: {train: {env_type: 'packaging:Env'}}", "unknown-choice", "packaging:Env", "defines no `Env`"),
             (
