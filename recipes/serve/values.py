@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from recipes.language.answers.sequences import Request, SamplingParams
 from recipes.training.arrays import Array
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -116,6 +117,30 @@ class Drawing(NamedTuple):
     prompt_top: int = 0
     answer_top: int = 0
     prompt_last: int = 0
+
+
+def request_of(drawing: Drawing) -> Request:
+    """Return a request as engines take it.
+
+    Raises:
+        ValueError: a number of it makes no sense.
+    """
+    params = SamplingParams(
+        temperature=drawing.temperature,
+        top_k=drawing.top_k,
+        top_p=drawing.top_p,
+        max_new_tokens=drawing.max_tokens,
+        stop_token_ids=drawing.stop_tokens,
+        stop=drawing.stop_texts,
+        seed=drawing.seed,
+    )
+    return Request(
+        request_id=drawing.request_id,
+        prompt=drawing.prompt,
+        params=params,
+        group_size=drawing.samples,
+        metadata={"drawing": drawing},
+    )
 
 
 class TopTokens(NamedTuple):

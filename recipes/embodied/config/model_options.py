@@ -182,7 +182,7 @@ class OpenVlaOptions(_Options):
         statistics: folder: those in `model_path`; none: none of these, but those of demonstrations, if there are some.
         gripper: as_is: the last number of an action is taken as it is; opening: the model's is from 0 (closed) to 1
             (open), and the environment takes -1 (open) or 1 (closed), as LIBERO does.
-        temperature: what logits are divided by before actions are drawn; evaluations take the likeliest.
+        temperature: what logits are divided by before actions are drawn, at least 1e-6; evaluations take the likeliest.
         value_gradient: let the loss of values train the layers below the value head, which actions come from, too.
         num_layers: the number of layers of the model that is built without `model_path`, in language and in vision.
         patch_size: pixels by which that model divides images.
@@ -195,7 +195,7 @@ class OpenVlaOptions(_Options):
     data_set: str | None = None
     statistics: Literal["folder", "none"] = "folder"
     gripper: Literal["as_is", "opening"] = "as_is"
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(ge=1e-6)] = 1.0
     value_gradient: bool = True
     num_layers: _Count = 2
     patch_size: _Count = 8

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
+
+# Logits divided by less may exceed what a float32 holds.
+LEAST_TEMPERATURE: Final = 1e-6
 
 FinishReason = Literal["stop", "length", "aborted"]
 
@@ -15,7 +18,7 @@ class SamplingParams:
     """The settings by which the tokens of an answer are drawn.
 
     Attributes:
-        temperature: divides the logits; 0 takes the most likely token.
+        temperature: divides the logits; 0 takes the most likely token, and others are at least `LEAST_TEMPERATURE`.
         top_k: only that many of the most likely tokens; -1: all.
         top_p: only the most likely tokens that have this probability together.
         max_new_tokens: longest answer, its ending token counted.
@@ -40,7 +43,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Check the values."""
         for wrong, said in (
-            (not 0 <= self.temperature < math.inf, f"`temperature` is {self.temperature}; it must be at least 0"),
+            (
+                self.temperature != 0 and not LEAST_TEMPERATURE <= self.temperature < math.inf,
+                f"`temperature` is {self.temperature}; it must be 0 or at least {LEAST_TEMPERATURE:g}",
+            ),
             (self.top_k < 1 and self.top_k != -1, f"`top_k` is {self.top_k}; it must be at least 1, or -1 for all"),
             (not 0 < self.top_p <= 1, f"`top_p` is {self.top_p}; it must be above 0 and at most 1"),
             (self.max_new_tokens < 1, f"`max_new_tokens` is {self.max_new_tokens}; it must be at least 1"),

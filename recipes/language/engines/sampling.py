@@ -80,7 +80,8 @@ def draw(
 
     Returns:
         int64 [n] and float32 [n]; log-probabilities are those of softmax(logits / temperature), whatever `top_k`,
-        `top_p` and `banned` leave out.
+        `top_p` and `banned` leave out. A row whose logits give no probabilities, or whose tokens are all banned, has
+        NaN or an infinite one; its token means nothing.
     """
     logits = logits.float()
     greedy = None if temperature is None else temperature == 0
@@ -89,14 +90,15 @@ def draw(
     choices = logits if banned is None else logits.masked_fill(banned, -torch.inf)
     if greedy is not None and bool(greedy.all()):
         tokens = choices.argmax(dim=-1)
-        return tokens, logits.gather(1, tokens[:, None])[:, 0] - torch.logsumexp(logits, dim=-1)
+        return tokens, choices.gather(1, tokens[:, None])[:, 0] - torch.logsumexp(logits, dim=-1)
     highest = logits.amax(dim=-1, keepdim=True)
     weights = (logits - highest).exp()
     blocks = _block_sums(weights)
     total = blocks.sum(dim=-1, dtype=torch.float64)
     normalizer = highest[:, 0] + total.log().float()
     if banned is not None:
-        weights = weights.masked_fill(banned, 0)
+        # Beside what is banned, all others may be too unlikely for a float32.
+        weights = (choices - choices.amax(dim=-1, keepdim=True)).exp()
         blocks = _block_sums(weights)
     if top_k is not None or top_p is not None:
         weights = _truncated(weights / total[:, None].float(), top_k, top_p)
@@ -104,7 +106,7 @@ def draw(
     tokens = _by_share(weights, blocks, uniform)
     if greedy is not None and bool(greedy.any()):
         tokens = torch.where(greedy, choices.argmax(dim=-1), tokens)
-    return tokens, logits.gather(1, tokens[:, None])[:, 0] - normalizer
+    return tokens, choices.gather(1, tokens[:, None])[:, 0] - normalizer
 
 
 def _block_sums(weights: Tensor) -> Tensor:
@@ -124,12 +126,12 @@ def _by_share(weights: Tensor, blocks: Tensor, uniform: Tensor) -> Tensor:
         uniform: float64 [n], the shares, in [0, 1).
 
     Returns:
-        int64 [n]; never of a weight of 0.
+        int64 [n]; never of a weight of 0, and any token of a row whose weights are NaN or all 0.
     """
     if blocks.shape[1] == 1:
         own = weights.double().cumsum(dim=1)
         target = uniform * own[:, -1] * (1 - 1e-12)
-        return torch.searchsorted(own, target[:, None], right=True)[:, 0]
+        return torch.searchsorted(own, target[:, None], right=True)[:, 0].clamp(max=weights.shape[1] - 1)
     cumulative = blocks.double().cumsum(dim=1)
     target = uniform.double() * cumulative[:, -1]
     block = torch.searchsorted(cumulative, target[:, None], right=True).clamp(max=blocks.shape[1] - 1)
@@ -139,7 +141,8 @@ def _by_share(weights: Tensor, blocks: Tensor, uniform: Tensor) -> Tensor:
     own = torch.where(inside, weights.gather(1, places.clamp(max=weights.shape[1] - 1)), 0).double().cumsum(dim=1)
     # Sums of a block differ in their last digits; what they leave over belongs to its last weight that is not 0.
     left = torch.minimum(target[:, None] - before, own[:, -1:] * (1 - 1e-12))
-    return places.gather(1, torch.searchsorted(own, left, right=True))[:, 0]
+    index = torch.searchsorted(own, left, right=True).clamp(max=places.shape[1] - 1)
+    return places.gather(1, index)[:, 0].clamp(max=weights.shape[1] - 1)
 
 
 def _truncated(probabilities: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
@@ -151,4 +154,6 @@ def _truncated(probabilities: Tensor, top_k: Tensor | None, top_p: Tensor | None
     if top_p is not None:
         # A token is kept when those before it do not reach the share: the most likely one always is.
         keep &= ordered.cumsum(dim=-1) - ordered < top_p[:, None] * ordered.sum(dim=-1, keepdim=True)
+        # Of a share too small for a float32, too.
+        keep[:, 0] = True
     return torch.zeros_like(probabilities).scatter(1, order, torch.where(keep, ordered, 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path as FilePath
 
+from recipes.language.answers.sequences import SamplingParams
 from recipes.language.config import LanguageConfig
 from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.config.judge_config import VERDICTS
@@ -60,6 +61,10 @@ def _check_question(config: LanguageConfig, report: Report) -> None:
             "`judge.template` has no `{text}`, the place of the answer",
             "write `{text}` where the answer is to stand, and `{prompt}` and `{answer}` for question and right answer",
         )
+    try:
+        SamplingParams(temperature=judge.temperature)
+    except ValueError as error:
+        report(("judge", "temperature"), "bad-value", str(error))
     if judge.template is None and judge.verdict not in VERDICTS:
         report(
             blame(config, ("judge", "template"), ("judge", "verdict")),

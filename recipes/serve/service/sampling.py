@@ -23,7 +23,7 @@ from recipes.serve.service.request_fields import (
 )
 from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.tenants import ClientSession, Sampler
-from recipes.serve.values import Drawing
+from recipes.serve.values import Drawing, request_of
 
 _LARGEST: Final = 2**31 - 1
 _MOST_SAMPLERS: Final = 4096
@@ -128,9 +128,6 @@ class SamplingRequests:
         tokens = whole(params, "max_tokens", 1, _LARGEST, room)
         if tokens > room:
             raise invalid(f"a prompt of {len(prompt)} and `max_tokens` {tokens} exceed the context of {longest} tokens")
-        top_k, top_p = whole(params, "top_k", -1, _LARGEST, -1), number(params, "top_p", 1.0, 0.0)
-        if top_k == 0 or not 0 < top_p <= 1:
-            raise invalid("`top_k` must be at least 1, or -1 for all; `top_p` above 0 and at most 1")
         samples = whole(fields, "num_samples", 1, self._state.limits.max_samples, 1)
         most_likely = min(MOST_LIKELY, self._state.facts.vocabulary)
         answer_top = whole(fields, "topk_sample_logprobs", 0, most_likely, 0)
@@ -142,15 +139,15 @@ class SamplingRequests:
         # Equal requests without a seed get unlike answers.
         seed = whole(params, "seed", -(2**63), 2**64 - 1, secrets.randbits(62)) & _SEEDS
         stop_tokens, stop_texts = stops(params.get("stop"), self._state.facts.stops)
-        return Drawing(
+        drawing = Drawing(
             request_id="",
             snapshot=None if sampler.folder is None else str(sampler.folder),
             prompt=prompt,
             samples=samples,
             max_tokens=tokens,
-            temperature=number(params, "temperature", 1.0, 0.0),
-            top_k=top_k,
-            top_p=top_p,
+            temperature=number(params, "temperature", 1.0),
+            top_k=whole(params, "top_k", -1, _LARGEST, -1),
+            top_p=number(params, "top_p", 1.0),
             seed=seed,
             stop_tokens=stop_tokens,
             stop_texts=stop_texts,
@@ -159,3 +156,8 @@ class SamplingRequests:
             answer_top=answer_top,
             prompt_last=whole(fields, "prompt_logprobs_last_n", 1, len(prompt), len(prompt)),
         )
+        try:
+            request_of(drawing)
+        except ValueError as error:
+            raise invalid(str(error)) from None
+        return drawing

@@ -7,12 +7,12 @@ from collections import deque
 
 import torch
 
-from recipes.language.answers.sequences import Request, SamplingParams, Sequence
+from recipes.language.answers.sequences import Sequence
 from recipes.language.engines.own.engine_check import check_engine
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.models.plain_check import PLAIN
 from recipes.serve.config import ServeConfig
-from recipes.serve.values import Drawing, DrawnAnswer, SampleOutcome, ServedFacts
+from recipes.serve.values import Drawing, DrawnAnswer, SampleOutcome, ServedFacts, request_of
 from recipes.serve.workers.served_model import load_base, served_facts
 from recipes.serve.workers.snapshot_engines import SnapshotEngines, TorchSnapshots
 from recipes.training.comparing_worker import ComparingWorker
@@ -125,23 +125,3 @@ class SnapshotSampler(ComparingWorker):
         scored = self._engines.prompt_logprobs(drawing) if drawing.prompt_logprobs else None
         top = self._engines.prompt_top(drawing) if drawing.prompt_top else None
         return SampleOutcome(drawn, scored, "", top)
-
-
-def request_of(drawing: Drawing) -> Request:
-    """Return a request as engines take it."""
-    params = SamplingParams(
-        temperature=drawing.temperature,
-        top_k=drawing.top_k,
-        top_p=drawing.top_p,
-        max_new_tokens=drawing.max_tokens,
-        stop_token_ids=drawing.stop_tokens,
-        stop=drawing.stop_texts,
-        seed=drawing.seed,
-    )
-    return Request(
-        request_id=drawing.request_id,
-        prompt=drawing.prompt,
-        params=params,
-        group_size=drawing.samples,
-        metadata={"drawing": drawing},
-    )

@@ -19,6 +19,7 @@ from recipes.training.typed_tensors import integers
 
 # Tokens whose random numbers are drawn together.
 _AHEAD = 16
+_NOT_FINITE = "the model's weights or the temperature give probabilities that are not finite numbers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,9 @@ class Rows:
         self._logprobs[rows].scatter_(1, at, logprobs[:, None])
         self._versions[rows].scatter_(1, at, version)
         drawn += 1
-        over = (torch.isin(tokens, self._stop_ids) | (drawn >= self._limits[rows])).cpu() & self._alive[rows]
+        failed = ~logprobs.isfinite()
+        over = torch.isin(tokens, self._stop_ids) | (drawn >= self._limits[rows]) | failed
+        over = over.cpu() & self._alive[rows]
         candidates = integers(over.nonzero()[:, 0])
         if self._texts:
             may_end = self._may_end(integers(tokens), first)
@@ -216,10 +219,11 @@ class Rows:
         drawn.clamp_(max=self._limits[rows])
         if not candidates:
             return []
-        ended = self._ended([first + index for index in candidates])
-        self._alive[list(ended)] = False
-        self._running -= len(ended)
-        return self._sequences(ended)
+        lost = [first + index for index in integers((failed.cpu() & over).nonzero()[:, 0])]
+        ended = self._ended([first + index for index in candidates if first + index not in lost])
+        self._alive[[*ended, *lost]] = False
+        self._running -= len(ended) + len(lost)
+        return self._sequences(ended) + [self._rows[row].answer.sequence(failure=_NOT_FINITE) for row in lost]
 
     def _ended(self, candidates: list[int]) -> dict[int, FinishReason]:
         """Return the finish reason of each row that has ended, by row number."""
@@ -233,7 +237,7 @@ class Rows:
     def _drawn(self, values: Tensor, rows: list[int]) -> list[list[Any]]:
         """Return a value of each token drawn, [rows, longest answer], for some rows."""
         counts = integers(self._numbers[1, rows])
-        laid = cast("list[list[Any]]", values[rows, : max(counts)].tolist())
+        laid = cast("list[list[Any]]", values[rows, : max(counts, default=0)].tolist())
         return [row[:count] for row, count in zip(laid, counts, strict=True)]
 
     def _may_end(self, newest: list[int], first: int) -> list[int]:

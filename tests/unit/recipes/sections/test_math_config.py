@@ -767,6 +767,7 @@ JUDGED = LAPTOP.replace("actor,rollout,reward", "actor,rollout,reward,judge") + 
         ("judge: {model_path: /nowhere, template: hello}\n", ("conflicting-settings", "hello")),
         ("judge: {model_path: /nowhere, verdict: 'my_lab:read'}\n", ("conflicting-settings", "'my_lab:read'")),
         ("judge: {model_path: /nowhere, seq_length: 64, max_new_tokens: 64}\n", ("conflicting-settings", "64")),
+        ("judge: {model_path: /nowhere, temperature: 1.0e-45}\n", ("bad-value", "1.0e-45")),
         (
             "judge: {model_path: /nowhere, apply_chat_template: false, system_prompt: Judge.}\n",
             ("conflicting-settings", "Judge."),
@@ -842,6 +843,8 @@ def test_router_replay_needs_experts_and_their_choices(
     [
         ('{stop: ["a", ""]}', "bad-value", '""'),
         ("{top_p: 0}", "bad-value", "0"),
+        ("{temperature: 1.0e-45}", "bad-value", "1.0e-45"),
+        ("{temperature: 1.0e-7}", "bad-value", "1.0e-7"),
         ("{max_new_tokens: 8, min_new_tokens: 99}", "bad-value", "99"),
         ("{temperature: 0}", "cannot-train", "0"),
         ("{temperature: 0.001}", "cannot-train", "0.001"),
@@ -852,6 +855,11 @@ def test_router_replay_needs_experts_and_their_choices(
 )
 def test_draws_that_nothing_is_learned_from_are_refused(findings: Any, params: str, code: str, underlined: str) -> None:
     assert findings(LAPTOP + f"rollout:\n  sampling_params: {params}\n") == [(code, underlined)]
+
+
+def test_evaluations_need_a_temperature_that_divides(findings: Any) -> None:
+    text = LAPTOP + "rollout:\n  sampling_params: {temperature: 1.0e-40}\nrunner: {only_eval: true}\n"
+    assert findings(text) == [("bad-value", "1.0e-40")]
 
 
 @pytest.mark.parametrize("params", ["{temperature: 0}", "{top_k: 1}", "{max_new_tokens: 8, min_new_tokens: 8}"])

@@ -101,3 +101,61 @@ def test_temperature_zero_is_greedy_beside_sampled_rows() -> None:
 
     assert tokens.tolist() == [1, 0]
     torch.testing.assert_close(logprobs, logits.log_softmax(-1)[[0, 1], [1, 0]])
+
+
+def bad_rows(size: int) -> torch.Tensor:
+    """Return logits of which the rows 1 to 4 have no probabilities."""
+    logits = torch.linspace(-2, 2, 6 * size).view(6, size).clone()
+    logits[1] = torch.nan
+    logits[2, 5] = torch.inf
+    logits[3] = -torch.inf
+    logits[4, 7] = torch.nan
+    return logits
+
+
+@pytest.mark.parametrize("size", [24, 256, 1000])
+@pytest.mark.parametrize("temperature", [0.0, 0.5, None])
+@pytest.mark.parametrize("top_p", [None, 0.9])
+def test_a_row_without_probabilities_leaves_the_others_alone(
+    size: int, temperature: float | None, top_p: float | None
+) -> None:
+    logits, numbers = bad_rows(size), torch.linspace(0, 0.9, 6, dtype=torch.float64)
+    whole = [0, 5]
+
+    def drawn(rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        count = len(rows)
+        tempered = None if temperature is None else torch.full((count,), temperature)
+        shares = None if top_p is None else torch.full((count,), top_p)
+        return draw(logits[rows], tempered, numbers[rows], top_p=shares)
+
+    tokens, logprobs = drawn(list(range(6)))
+
+    assert logprobs.isfinite().tolist() == [True, False, False, False, False, True]
+    assert bool(((tokens >= 0) & (tokens < size)).all())
+    alone = drawn(whole)
+    assert tokens[whole].equal(alone[0])
+    assert logprobs[whole].equal(alone[1])
+
+
+@pytest.mark.parametrize("size", [24, 1000])
+@pytest.mark.parametrize("top_p", [1e-46, 1e-300, 5e-324])
+def test_the_smallest_share_keeps_the_likeliest_token(size: int, top_p: float) -> None:
+    logits = torch.zeros(1, size)
+    logits[0, 3] = 1.0
+    tokens, logprobs = draw(
+        logits, None, torch.tensor([0.5], dtype=torch.float64), top_p=torch.tensor([top_p], dtype=torch.float32)
+    )
+    assert tokens.tolist() == [3]
+    assert bool(logprobs.isfinite().all())
+
+
+@pytest.mark.parametrize("size", [24, 1000])
+def test_a_banned_token_may_be_the_only_likely_one(size: int) -> None:
+    logits = torch.full((2, size), -200.0)
+    logits[:, 1], logits[:, 4] = 0.0, -190.0
+    banned = torch.zeros(2, size, dtype=torch.bool)
+    banned[0, 1] = banned[1] = True
+    tokens, logprobs = draw(logits, None, torch.tensor([0.5, 0.5], dtype=torch.float64), banned=banned)
+    assert tokens[0] == 4
+    assert logprobs.tolist()[0] == pytest.approx(-190.0)
+    assert not bool(logprobs[1].isfinite())

@@ -368,6 +368,9 @@ def test_weights_of_other_precision_keep_the_fingerprint() -> None:
     [
         {"temperature": -1.0},
         {"temperature": float("nan")},
+        {"temperature": 1e-45},
+        {"temperature": 9e-7},
+        {"temperature": 5e-324},
         {"top_k": 0},
         {"top_p": 0.0},
         {"max_new_tokens": 0},
@@ -414,3 +417,32 @@ def test_weights_that_share_memory_do_not_part() -> None:
     TorchEngine(model).load_weights(arriving(came, may_keep=True), 1)
 
     assert torch.equal(layers[1].input_layernorm.weight, layers[0].input_layernorm.weight)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"top_p": 0.9}, {"min_new_tokens": 3}])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_prompt_without_probabilities_fails_alone(params: dict[str, Any], bad: float) -> None:
+    model = tiny_model()
+    poison = VOCABULARY - 1
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = bad
+    engine = TorchEngine(model, min_saved=1)
+    settings = SamplingParams(max_new_tokens=6, **params)
+    prompts = [prompt for prompt in prompts_of(8, common=4) if poison not in prompt]
+    good = [
+        Request(request_id=str(i), prompt=prompt, params=settings, group_size=2) for i, prompt in enumerate(prompts)
+    ]
+    alone = run(engine, good)
+    hostile = Request(request_id="bad", prompt=(*prompts[0], poison), params=settings, group_size=2)
+
+    together = run(engine, [good[0], hostile, *good[1:]])
+
+    for sample in range(2):
+        failed = together.pop(("bad", sample))
+        assert failed.failed
+        assert (failed.tokens, failed.finish_reason) == ((), "aborted")
+    # Some of the others draw that token themselves: they fail alone as well.
+    assert {name: answer.tokens for name, answer in together.items()} == {n: a.tokens for n, a in alone.items()}
+    assert {name for name, answer in together.items() if answer.failed} == {n for n, a in alone.items() if a.failed}
+    assert not all(answer.failed for answer in together.values())
+    assert engine.unfinished == 0

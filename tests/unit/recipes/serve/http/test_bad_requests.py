@@ -133,6 +133,10 @@ SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
     "no_samples": ({"num_samples": 0}, "num_samples"),
     "many_tokens": ({"max_tokens": 10**9}, "context"),
     "negative_temperature": ({"temperature": -1.0}, "temperature"),
+    "temperature_below_float32": ({"temperature": 1e-45}, "1e-06"),
+    "temperature_of_a_denormal_double": ({"temperature": 5e-324}, "1e-06"),
+    "temperature_that_logits_cannot_be_divided_by": ({"temperature": 1e-38}, "1e-06"),
+    "top_k_of_nothing": ({"top_k": 0}, "top_k"),
     "top_p_of_nothing": ({"top_p": 0.0}, "top_p"),
     "stop_of_numbers": ({"stop": [1.5]}, "stop"),
 }

@@ -14,10 +14,9 @@ from torch import Tensor
 from recipes.language.answers.sequences import Sequence
 from recipes.serve.config import ServeConfig
 from recipes.serve.saved_files import ADAPTER
-from recipes.serve.values import Drawing
+from recipes.serve.values import Drawing, request_of
 from recipes.serve.workers.adapters import PEFT_SETTINGS, WEIGHTS, write_tensors
 from recipes.serve.workers.snapshot_engines import SnapshotEngines
-from recipes.serve.workers.snapshot_sampler import request_of
 from tests.unit.recipes.language.engines.contract import (
     END,
     VOCABULARY,

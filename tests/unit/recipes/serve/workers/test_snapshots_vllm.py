@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
+from recipes.serve.values import request_of
 from recipes.serve.workers import vllm_snapshots
 from recipes.serve.workers.snapshot_engines import SnapshotEngines
-from recipes.serve.workers.snapshot_sampler import request_of
 from recipes.serve.workers.vllm_snapshots import VllmSnapshots, make_vllm_snapshots
 from tests.unit.recipes.language.engines.contract import VOCABULARY, contract_model
 from tests.unit.recipes.serve.workers import fake_vllm
