@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import os
 import re
 import secrets
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from recipes.language.answers.exits import Exit
+from recipes.language.data.thoughts import without_thought
 from recipes.language.rewards.matching.rules import Verdict
 from recipes.language.rewards.scoring import Item
-from recipes.language.sandbox import sandbox
+from recipes.language.sandbox import function_tests, sandbox
 from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.suggest import excerpt
 
-# A block of Markdown in three backticks, with or without the name of a language.
-_BLOCK: Final = re.compile(r"^```[ \t]*([\w+-]*)[^\n]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+# The fence that opens a block of Markdown: in a list or a quotation too, and behind words where it names its language.
+_OPENING: Final = re.compile(
+    r"(?P<indent>[ \t>]*(?:(?:[-*+]|[0-9]+[.)])[ \t]+)?|[^`]*(?=```[ \t]*[a-zA-Z]))"
+    r"(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+-]*)[^`]*"
+)
 _PYTHON: Final = ("", "python", "python3", "py")
 # Seconds by the clock that a program may take for each second of processor time: a busy machine shares processors.
 _PATIENCE: Final = 6
-# Tests of a function: the answer is a module, and each test is run in it. The last line shows that the end was reached.
-_FUNCTIONS: Final = """\
-answer, tests, end = {parts}
-names = {{"__name__": "answer"}}
-exec(compile(answer, "<answer>", "exec"), names)
-for test in tests:
-    exec(compile(test, "<test>", "exec"), names)
-print("\\n" + end)
-"""
+# The most by which a decimal of an output may differ from the expected one, absolutely and for its size.
+_TOLERANCE: Final = 1e-6
+_NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
 # A test of a whole program: its standard input is a file.
 _WHOLE: Final = """\
 import os, sys
@@ -46,16 +48,26 @@ exec(compile(answer, "<answer>", "exec"), {{"__name__": "__main__"}})
 """
 
 
+class Call(NamedTuple):
+    """A test of a function by its name: its arguments, and the value that it returns."""
+
+    function: str
+    args: list[Any]
+    expected: object
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramTests:
-    """The tests that a right answer passes: lines of Python, or pairs of standard input and output.
+    """The tests that a right answer passes: lines of Python, calls, or pairs of standard input and output.
 
     Attributes:
         statements: Python, run after the answer in its names; an exception fails.
+        calls: calls of one function, or of a method of the answer's class `Solution`.
         pairs: standard input and the standard output that is expected.
     """
 
     statements: tuple[str, ...] = ()
+    calls: tuple[Call, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
 
     @classmethod
@@ -63,18 +75,15 @@ class ProgramTests:
         """Return the tests in the right answer of a problem.
 
         Args:
-            text: Python; or as JSON a list of such texts, or `{"inputs": [...], "outputs": [...]}`.
+            text: Python; or as JSON a list of such texts, `{"inputs": [...], "outputs": [...]}`, or the same with
+                `fn_name`: then an input is a list of arguments, or a text with one in JSON a line.
 
         Raises:
             ValueError: it is not one of these.
         """
         written = _json(text)
         if isinstance(written, dict):
-            columns = [cast("dict[str, Any]", written).get(name) for name in ("inputs", "outputs")]
-            inputs, outputs = (_texts(column) for column in columns)
-            if not inputs or outputs is None or len(inputs) != len(outputs):
-                raise ValueError("`inputs` and `outputs` are lists of as many texts")
-            return cls(pairs=tuple(zip(inputs, outputs, strict=True)))
+            return cls._of_columns(cast("dict[str, Any]", written))
         statements = (text,) if written is None else _texts(written)
         if not statements or not any(statement.strip() for statement in statements):
             raise ValueError("there are no tests")
@@ -87,6 +96,22 @@ class ProgramTests:
             raise ValueError("the tests check nothing: there is no `assert`; JSON has double quotes, and a key once")
         return cls(statements=statements)
 
+    @classmethod
+    def _of_columns(cls, written: dict[str, Any]) -> ProgramTests:
+        inputs, outputs, function = (written.get(name) for name in ("inputs", "outputs", "fn_name"))
+        if function is None:
+            ins, outs = _texts(inputs), _texts(outputs)
+            if not ins or outs is None or len(ins) != len(outs):
+                raise ValueError("`inputs` and `outputs` are lists of as many texts")
+            return cls(pairs=tuple(zip(ins, outs, strict=True)))
+        if not (isinstance(function, str) and function.isidentifier()):
+            raise ValueError("`fn_name` is the name of a function")
+        rows, results = ([*cast("list[object]", part)] if isinstance(part, list) else [] for part in (inputs, outputs))
+        if not rows or len(rows) != len(results):
+            raise ValueError("`inputs` and `outputs` are lists of as many calls and results")
+        pairs = zip(rows, results, strict=True)
+        return cls(calls=tuple(Call(function, _arguments(row), _value(expected)) for row, expected in pairs))
+
 
 def fault_of_tests(text: str) -> str:
     """Return why the right answer of a problem holds no tests; "" where it does."""
@@ -98,9 +123,55 @@ def fault_of_tests(text: str) -> str:
 
 
 def program_in(text: str) -> str | None:
-    """Return the last block of Python in three backticks in a text; None if there is none that is closed."""
-    blocks = [body for language, body in _BLOCK.findall(text) if language.lower() in _PYTHON]
-    return blocks[-1] if blocks else None
+    """Return the program of an answer: its last closed block of Python in a Markdown fence; None if there is none.
+
+    Blocks that name the language go before others, which may be outputs. A block that uses a function of an earlier
+    one, and defines none, is an example of its use: the earlier one is the program.
+    """
+    blocks = [(language.lower(), body) for language, body in _blocks(text) if language.lower() in _PYTHON]
+    named = [body for language, body in blocks if language] or [body for _, body in blocks]
+    readable = [(body, names) for body in named if (names := _names_of(body)) is not None]
+    if not readable:
+        return named[-1] if named else None
+    for index in range(len(readable) - 1, 0, -1):
+        _, (defined, used) = readable[index]
+        if defined or not any(used & earlier for _, (earlier, _) in readable[:index]):
+            return readable[index][0]
+    return readable[0][0]
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Yield language and body of each closed block. A fence may close it behind code, at the end of a line."""
+    opened: re.Match[str] | None = None
+    body: list[str] = []
+    for line in without_thought(text).splitlines():
+        if opened is None:
+            opened, body = _OPENING.fullmatch(line), []
+            continue
+        indent, fence = len(opened["indent"]), opened["fence"]
+        code = line[indent:] if not line[:indent].strip(" \t>") else line
+        closed = code.strip()
+        if closed.startswith(fence) and not closed.strip(fence[0]):
+            yield opened["language"], "".join(f"{part}\n" for part in body)
+            opened = None
+        elif fence[0] == "`" and closed.endswith(fence) and not set("`#") & set(closed.removesuffix(fence)):
+            yield opened["language"], "".join(f"{part}\n" for part in (*body, code.rstrip().removesuffix(fence)))
+            opened = None
+        else:
+            body.append(code)
+
+
+def _names_of(program: str) -> tuple[set[str], set[str]] | None:
+    """Return the functions and classes that a program defines at its top, and the names that it uses; None if it is no
+    Python."""
+    try:
+        tree = ast.parse(program)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    defined = {
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    return defined, {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 class _Fault(NamedTuple):
@@ -144,35 +215,37 @@ class ProgramJudge:
             late: list[_Fault] = []
             faults = await asyncio.gather(*(self._fault_of_pair(program, *pair, late) for pair in tests.pairs))
         else:
-            faults = [await self._fault_of_statements(program, tests.statements)]
+            faults = [await self._fault_of_functions(program, tests)]
         passed = sum(fault is None for fault in faults) / len(faults)
-        right = f"passed all of {len(tests.pairs or tests.statements)} tests"
+        right = f"passed all of {len(tests.pairs or tests.calls or tests.statements)} tests"
         reason, ended = next((fault for fault in faults if fault is not None), _Fault(right))
         return Verdict(float(passed == 1), reason, {"tests_passed": passed}, exit=ended)
 
-    async def _fault_of_statements(self, program: str, statements: Sequence[str]) -> _Fault | None:
+    async def _fault_of_functions(self, program: str, tests: ProgramTests) -> _Fault | None:
         """Return why the program fails tests of its functions; None where it passes."""
         # A program that ends early, whatever its status, has not come to the end.
         end = secrets.token_hex(16)
-        result = await self._run(_FUNCTIONS.format(parts=repr((program, tuple(statements), end))), [])
+        job = {"program": program, "statements": tests.statements, "calls": tests.calls, "end": end}
+        result = await self._run(_function_tests(), [], json.dumps(job))
         if isinstance(result, _Fault):
             return result
-        return None if result.output.endswith(f"\n{end}\n") else _Fault("the program ended before its tests")
+        return None if result.output == f"\n{end}\n" else _Fault("the program ended before its tests")
 
     async def _fault_of_pair(self, program: str, text: str, expected: str, late: list[_Fault]) -> _Fault | None:
         """Return why the program's output for an input is wrong; None where it is right."""
         result = await self._run(_WHOLE.format(parts=repr((program, text))), late)
         if isinstance(result, _Fault):
             return result
-        if _lines(result.output) == _lines(expected):
+        if _same_output(result.output, expected):
             return None
         return _Fault(f"for the input `{excerpt(text, 40)}` it writes `{excerpt(result.output, 40)}`")
 
-    async def _run(self, program: str, late: list[_Fault]) -> sandbox.ProgramResult | _Fault:
+    async def _run(self, program: str, late: list[_Fault], input: str = "") -> sandbox.ProgramResult | _Fault:
         """Return the result of a run; or why it failed.
 
         Args:
             program: the program.
+            input: its standard input.
             late: takes the first run of the answer that took too long. The others are not waited for: they would hold
                 up the answers that share the processors, until these are late themselves.
         """
@@ -184,7 +257,7 @@ class ProgramJudge:
             if late:
                 return late[0]
             try:
-                result = await asyncio.wait_for(sandbox.run(program, self._limits), limit)
+                result = await asyncio.wait_for(sandbox.run(program, self._limits, input), limit)
             except TimeoutError:
                 late.append(_Fault(f"the program took longer than {limit:g} s", Exit.TIME_LIMIT))
                 return late[-1]
@@ -208,6 +281,34 @@ def _exit_of(result: sandbox.ProgramResult) -> str:
     return Exit.TIME_LIMIT if number in (signal.SIGKILL, signal.SIGXCPU) else Exit.CRASH
 
 
+@cache
+def _function_tests() -> str:
+    """Return the program that holds tests of functions, and runs the answer in a process of its own."""
+    return Path(function_tests.__file__).read_text(encoding="utf-8")
+
+
+def _same_output(output: str, expected: str) -> bool:
+    """Return whether an output is the expected one, line by line and word by word; numbers compare by their value."""
+    lines, wanted = _lines(output), _lines(expected)
+    if lines == wanted:
+        return True
+    pairs = [(line.split(), words.split()) for line, words in zip(lines, wanted, strict=False)]
+    return len(lines) == len(wanted) and all(
+        len(words) == len(others) and all(map(_same_word, words, others)) for words, others in pairs
+    )
+
+
+def _same_word(word: str, expected: str) -> bool:
+    """Return whether two words are equal, or numbers of one value: decimals within a tolerance, integers exactly."""
+    if word == expected:
+        return True
+    if not (_NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected)):
+        return False
+    value, wanted = Fraction(word), Fraction(expected)
+    is_decimal = not expected.lstrip("+-").isdecimal()
+    return value == wanted or (is_decimal and abs(value - wanted) <= Fraction(_TOLERANCE) * max(1, abs(wanted)))
+
+
 def _lines(text: str) -> list[str]:
     """Return the lines of an output, without what is blank at their ends and after the last."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
@@ -220,6 +321,29 @@ def _json(text: str) -> object:
     except ValueError:
         return None
     return cast("object", written) if isinstance(written, list | dict) else None
+
+
+def _arguments(row: object) -> list[Any]:
+    """Return the arguments of a call: a list, or a text with one of them in JSON a line.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(row, str):
+        return [load_json(line) for line in row.splitlines() if line.strip()]
+    if not isinstance(row, list):
+        raise ValueError("an input of `fn_name` is a list of arguments, or a text with one in JSON a line")
+    return cast("list[Any]", row)
+
+
+def _value(expected: object) -> object:
+    """Return the result of a call; a text of JSON is what it says, any other text itself."""
+    if not isinstance(expected, str):
+        return expected
+    try:
+        return load_json(expected)
+    except ValueError:
+        return expected
 
 
 def _texts(value: object) -> tuple[str, ...] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from recipes.language.config.problem_config import LanguageDataConfig
@@ -12,7 +12,7 @@ from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problem_sources import check_file, read_file
 from recipes.language.data.problems import Problem
 from recipes.language.rewards.gold_answers import CHECKED, GOLDS, GoldFault, complaint, gold_error
-from recipes.language.rewards.scoring import AnswerScorer, Item, Score, Scorer
+from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Score, Scorer
 from rlinf_core.runners.storage.first_contact import Difference
 
 # Time limit for checking reference answers, in seconds; the remainder becomes a warning.
@@ -21,6 +21,13 @@ _AT_ONCE: Final = 64
 # Right answers that a user's function is asked about, which may cost money, and a task of reasoning-gym.
 _ASKED_OF_FUNCTION: Final = 8
 _ASKED_OF_TASK: Final = 64
+
+# Programs that solve nothing, and problems that each is tried on: what passes them rewards nothing that was learned.
+_CANARIES: Final = {
+    "only ends": "import os\nos._exit(0)",
+    "prints its own source's marks": "import sys\nprint(*sys.argv, *vars(sys.modules['__main__']), sep='\\n')",
+}
+_CANARY_PROBLEMS: Final = 4
 
 # Scores right answers as if they had been given.
 Judge: TypeAlias = Callable[[Sequence[Problem]], list[Score]]
@@ -87,9 +94,26 @@ def check_right_answers(
     if not tally.checked:
         return None
     warnings = [complaint(rule, tally.faults, tally.checked)] if tally.faults else []
+    if rule == PROGRAMS and data.source == "files":
+        warnings += _earned_by_canaries(data, scorer, share)
     if tally.late:
         warnings.append(f"{tally.late} reference answers were not checked within {_SECONDS:g} s")
     return Difference(note="; ".join(warnings) or f"{tally.checked} reference answers", agrees=not warnings)
+
+
+def _earned_by_canaries(data: LanguageDataConfig, scorer: AnswerScorer, share: tuple[int, int]) -> list[str]:
+    """Return a warning for each program that solves nothing and passes tests of the first problems all the same."""
+    problems, places = _first_problems(data, _CANARY_PROBLEMS, share)
+    warnings: list[str] = []
+    for name, program in _CANARIES.items():
+        text = f"```python\n{program}\n```"
+        scores = scorer.score_all([replace(_given(problem), text=text) for problem in problems])
+        passed = [place for place, score in zip(places, scores, strict=True) if score.correct]
+        if passed:
+            warnings.append(
+                f"a program that {name} passes the tests of {len(passed)} of {len(problems)} problems ({passed[0]})"
+            )
+    return warnings
 
 
 def _look_at_files(

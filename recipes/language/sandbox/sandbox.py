@@ -50,7 +50,26 @@ _STAGE: Final = "/mnt"
 # The program is sent when the sandbox stands, which a first byte says: one that is ended before reads nothing and ends,
 # even where bubblewrap was killed before its child was bound to it.
 _READY: Final = b"\n"
-_READER: Final = "import sys; print(flush=True); exec(compile(sys.stdin.buffer.read(), '<program>', 'exec'))"
+# It is read by its length, so that more can follow it on standard input. Programs have what an interactive Python has,
+# `exit` and long integers.
+_DIGITS: Final = 12
+_READER: Final = f"""
+import builtins, os, sys
+os.write(1, b"\\n")
+builtins.exit = builtins.quit = sys.exit
+sys.set_int_max_str_digits(0)
+def read(length):
+    data = b""
+    while len(data) < length:
+        chunk = os.read(0, length - len(data))
+        if not chunk:
+            os._exit(1)
+        data += chunk
+    return data
+program = compile(read(int(read({_DIGITS}))), "<program>", "exec")
+del builtins, os, read
+exec(program)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +122,13 @@ def reason_of(ran: ProgramResult) -> str:
     return lines[-1] if lines else f"the program ended with status {ran.status}"
 
 
-async def run(program: str, limits: SandboxLimits) -> ProgramResult:
+async def run(program: str, limits: SandboxLimits, input: str = "") -> ProgramResult:
     """Run a Python program. When cancelled, it returns only after all processes of the program have ended.
+
+    Args:
+        program: its text.
+        limits: its limits.
+        input: its standard input.
 
     Raises:
         SandboxError: the sandbox could not be created.
@@ -122,7 +146,7 @@ async def run(program: str, limits: SandboxLimits) -> ProgramResult:
         raise RuntimeError("the process has no pipes")
     try:
         output, errors, _ = await asyncio.gather(
-            _head(process, process.stdout), _head(process, process.stderr), _feed(process.stdin, program)
+            _head(process, process.stdout), _head(process, process.stderr), _feed(process.stdin, program, input)
         )
         # What is left in the pipes would keep them open.
         await process.communicate()
@@ -177,15 +201,21 @@ async def _head(process: asyncio.subprocess.Process, stream: asyncio.StreamReade
     return head
 
 
-async def _feed(stream: asyncio.StreamWriter, program: str) -> None:
+async def _feed(stream: asyncio.StreamWriter, program: str, input: str) -> None:
     try:
-        stream.write(program.encode("utf-8", "replace"))
+        stream.write(_message(program, input))
         await stream.drain()
         stream.close()
         await stream.wait_closed()
     except (BrokenPipeError, ConnectionResetError):
         # It ended before it had read all: its status says why.
         pass
+
+
+def _message(program: str, input: str = "") -> bytes:
+    """Return a program's standard input: its own text, by its length, and what it reads."""
+    text = program.encode("utf-8", "replace")
+    return f"{len(text):0{_DIGITS}}".encode() + text + input.encode("utf-8", "replace")
 
 
 def check() -> None:
@@ -201,9 +231,8 @@ def check() -> None:
         with _filter() as filter_fd:
             done = subprocess.run(
                 command(SandboxLimits(), filter_fd),
-                input=_TRIAL,
+                input=_message(_TRIAL),
                 capture_output=True,
-                text=True,
                 timeout=_TRIAL_SECONDS,
                 check=False,
                 cwd="/",
@@ -213,10 +242,10 @@ def check() -> None:
     except subprocess.TimeoutExpired:
         why = f"a test program did not end within {_TRIAL_SECONDS:g} s"
         raise _unavailable(why, "try again when the machine is less busy") from None
-    if done.stdout == "\n42\n0\n":
+    if done.stdout == b"\n42\n0\n":
         raise _unavailable("the kernel does not filter system calls", "it needs CONFIG_SECCOMP_FILTER")
-    if done.stdout != "\n42\n2\n":
-        said = done.stderr.strip().splitlines()
+    if done.stdout != b"\n42\n2\n":
+        said = done.stderr.decode(errors="replace").strip().splitlines()
         why = said[-1] if said else f"a test program ended with status {done.returncode}"
         raise _unavailable(why, _NAMESPACES_HELP)
 

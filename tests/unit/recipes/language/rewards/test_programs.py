@@ -45,6 +45,26 @@ def test_the_last_closed_block_of_python_is_the_program() -> None:
     assert program_in("`x = 1`") is None
 
 
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("1. code:\n   ```python\n   if 1:\n       print(3)\n   ```\n", "if 1:\n    print(3)\n"),
+        ("> ```py\n> print(3)\n> ```", "print(3)\n"),
+        ("- ~~~python\n  print(3)\n  ~~~", "print(3)\n"),
+        ("```python\nprint(3)```", "print(3)\n"),
+        ("Here: ```python\nprint(3)\n```", "print(3)\n"),
+        ("```python\nprint(3)\n```\nOutput:\n```\n4\n```", "print(3)\n"),
+        ("```python\ndef f(x): return x\n```\nUse:\n```python\nprint(f(3))\n```", "def f(x): return x\n"),
+        ("```\nprint(3)\n```\nOutput:\n```\n3 apples\n```", "print(3)\n"),
+        ("<think>```python\nprint(9)\n```</think>```python\nprint(3)\n```", "print(3)\n"),
+        ('````python\ns = """\n```\n"""\n````', 's = """\n```\n"""\n'),
+        ("```python\nprint(3)  # no fence: ```\n```", "print(3)  # no fence: ```\n"),
+    ],
+)
+def test_a_program_is_read_as_people_write_it(text: str, program: str) -> None:
+    assert program_in(text) == program
+
+
 def test_tests_are_python_or_pairs() -> None:
     assert ProgramTests.parsed(TESTS).statements == (TESTS,)
     assert ProgramTests.parsed(json.dumps(["assert f(1)", "assert f(2)"])).statements == ("assert f(1)", "assert f(2)")
@@ -89,7 +109,8 @@ def test_a_program_that_passes_is_right(scorer: Scorer) -> None:
         ("def double(x):\n    return x +", "SyntaxError"),
         ("def twice(x):\n    return 2 * x", "NameError"),
         ("import os\nos._exit(0)", "ended before its tests"),
-        ("import sys\nsys.exit(0)", "ended before its tests"),
+        ("import sys\nsys.exit(0)", "NameError"),
+        ("def double(x):\n    raise SystemExit", "ended before its tests"),
         ("import os\nos._exit(255)", "ended with status 255"),
         ("import os\nos._exit(163)", "ended with status 163"),
         ("open('/etc/hosts-of-mine', 'w')", "No such file"),
@@ -124,7 +145,7 @@ def test_one_late_run_of_an_answer_is_enough(monkeypatch: pytest.MonkeyPatch) ->
     """Many would hold up the other answers, which share the processors."""
     ran: list[str] = []
 
-    async def hanging(program: str, limits: sandbox.SandboxLimits) -> sandbox.ProgramResult:
+    async def hanging(program: str, limits: sandbox.SandboxLimits, input: str) -> sandbox.ProgramResult:
         ran.append(program)
         return sandbox.ProgramResult(-signal.SIGKILL, "", "", flooded=False)
 
@@ -136,6 +157,39 @@ def test_one_late_run_of_an_answer_is_enough(monkeypatch: pytest.MonkeyPatch) ->
     verdict = asyncio.run(judge.result_of(Item(text=block("x = 1"), answer=tests)))
     assert (verdict.right, verdict.exit, verdict.parts) == (0.0, "time_limit", {"tests_passed": 0.0})
     assert len(ran) <= 2
+
+
+@pytest.mark.parametrize(
+    ("program", "text", "output", "right"),
+    [
+        ("print(5)\nexit()", "", "5", True),
+        ("print(5)\nquit(0)", "", "5", True),
+        ("print(5)\nexit(3)", "", "5", False),
+        ("print(10 ** 5000)", "", "1" + "0" * 5000, True),
+        ("print('%.6f' % (1 / 3))", "", "0.333333333333", True),
+        ("print(4 / 2)", "", "2", True),
+        ("print(1e-9)", "", "0.000000001", True),
+        ("print(1.01)", "", "1.0", False),
+        ("print(10 ** 20 + 1)", "", "1" + "0" * 20, False),
+        ("print(float('nan'))", "", "1.0", False),
+        ("print(1)", "", "1\n2", False),
+        ("print(1, 2)", "", "1", False),
+    ],
+)
+def test_outputs_compare_as_numbers(scorer: Scorer, program: str, text: str, output: str, *, right: bool) -> None:
+    tests = json.dumps({"inputs": [text], "outputs": [output]})
+    assert scored(scorer, program, tests).correct is right
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [([[1, 2], [3, 4]], [3, 7]), (["1\n2", "3\n4"], ["3", "7"]), ([[1, 2]], [[3]])]
+)
+def test_a_function_is_tested_by_its_name(scorer: Scorer, inputs: list[object], outputs: list[object]) -> None:
+    tests = json.dumps({"fn_name": "add", "inputs": inputs, "outputs": outputs})
+    assert scored(scorer, "def add(a, b): return a + b", tests).correct
+    assert scored(scorer, "class Solution:\n    def add(self, a, b): return a + b", tests).correct
+    assert not scored(scorer, "def add(a, b): return a - b", tests).correct
+    assert not scored(scorer, "def plus(a, b): return a + b", tests).correct
 
 
 def test_an_answer_without_a_program_is_wrong(scorer: Scorer) -> None:
@@ -159,7 +213,7 @@ def test_a_group_is_scored_together_and_again(scorer: Scorer) -> None:
 
 
 def test_a_sandbox_that_cannot_be_made_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(program: str, limits: sandbox.SandboxLimits) -> sandbox.ProgramResult:
+    async def broken(program: str, limits: sandbox.SandboxLimits, input: str) -> sandbox.ProgramResult:
         raise sandbox.SandboxError("no room for another process")
 
     monkeypatch.setattr(sandbox, "check", lambda: None)

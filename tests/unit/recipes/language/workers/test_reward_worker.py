@@ -171,6 +171,22 @@ def test_a_few_right_answers_that_do_not_fit_are_told(tmp_path: Path) -> None:
     assert looked_at(data, share=(1, 2)) == Difference(note="4 reference answers")
 
 
+def test_what_programs_earn_that_solve_nothing_is_told(tmp_path: Path) -> None:
+    class Passing(Scorer):
+        def score_all(self, items: list[Item]) -> list[Score]:  # type: ignore[override]
+            assert all("_exit" in item.text or "argv" in item.text for item in items)
+            return [Score(1.0, "passed", correct="argv" in item.text) for item in items]
+
+    data = data_of(tmp_path / "tests.jsonl", ["assert f(2) == 4", "assert f(3) == 6"])
+
+    result = check_right_answers(data, "code", Passing("code"), share=(0, 1), must_fit=True)
+
+    assert result is not None
+    assert not result.agrees
+    assert "a program that prints its own source's marks passes the tests of 2 of 2 problems" in result.note
+    assert "only ends" not in result.note
+
+
 def wants_a_form(text: str, answer: str) -> float:
     return float(text == f"#### {answer}")
 
