@@ -49,7 +49,7 @@ def render_text(diagnostic: Diagnostic, *, color: bool = False, width: int = _WI
 
     number = str(begin.line).rjust(5)
     blank = " " * len(number)
-    if span.source.text:
+    if span.source.text and span.source.is_quotable:
         shown = _excerpt(span, min(width, _WIDTH) - len(number) - 3)
         lines.append(f"{paint(f'{number} |', _DIM)} {shown.text}".rstrip())
         lines.append(f"{paint(f'{blank} |', _DIM)} {' ' * shown.caret}{paint('^' * shown.run, tint)}")

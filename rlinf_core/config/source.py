@@ -45,6 +45,11 @@ class SourceText:
         """The place among the texts of a composed configuration; the values of a greater one win."""
         return (_OWN, _OWN) if self.kind == "overrides" else self.own_layer
 
+    @property
+    def is_quotable(self) -> bool:
+        """Whether findings show its lines: a base that is not named like a configuration may hold passwords."""
+        return self.own_layer == (_OWN,) or self.name.endswith((".yaml", ".yml", ".json"))
+
     def as_base(self, of: SourceText, index: int) -> SourceText:
         """Return this text as the base number `index` of another one."""
         return replace(self, own_layer=(*of.own_layer[:-1], index, _OWN))

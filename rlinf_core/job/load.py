@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlinf_core.config.composing.compose import Composed, compose
+from rlinf_core.config.composing.compose import ANOTHER_FILE, Composed, compose, no_configuration
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.places import place
@@ -123,6 +123,10 @@ def load_job(
             without_recipe="cluster",
         )
         if composed is None:
+            return Job(source.name, diagnostics)
+        if (why := no_configuration(composed.tree)) is not None:
+            place = Span(SourceText(source.name, "", source.kind), 0, 0)
+            diagnostics.error("not-a-mapping", f"this {why}", place, help=ANOTHER_FILE)
             return Job(source.name, diagnostics)
         job = Job(source.name, diagnostics, composed.tree, composed.sources, secret=composed.secret)
         return _understand(job, composed, assume, probe, rules)

@@ -24,7 +24,7 @@ class RecordedCamera(CameraDriver):
         super().__init__(setup)
         self._path = Path(setup.options.path or "").expanduser()
         self._files = (
-            sorted(file for file in self._path.iterdir() if file.suffix.lower() in _PICTURES)
+            sorted(file for file in self._path.iterdir() if file.suffix.lower() in _PICTURES and file.is_file())
             if self._path.is_dir()
             else []
         )

@@ -250,7 +250,7 @@ class EmbodiedRunner(RolloutRunner):
     def read_checkpoint(self, folder: Path) -> None:
         """Load weights and optimizer, and resume unfinished episodes where possible."""
         self.weight_version = self.actor.load_checkpoint(str(folder)).wait()[0]
-        packs = [file.read_bytes() for file in sorted((folder / EPISODES).glob("*.npz"))]
+        packs = [file.read_bytes() for file in sorted((folder / EPISODES).glob("*.npz")) if file.is_file()]
         reasons = {reason for reason in self.env.load_state(packs).wait() if reason}
         self._recovery.episodes = packs if packs and not reasons else [b""]
         if packs and not reasons:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 EXTENDS: Final = "extends"
 # Real chains have a handful of files; a much longer one is a mistake, or an attack on the stack.
 MAX_CHAIN: Final = 32
+_SHOWN: Final = 8
+ANOTHER_FILE: Final = "name another file, or write a space after each `:`"
 FindBase: TypeAlias = Callable[[str, str], "str | None"]
 """Called with the value of `extends` and the name of its file; returns the file to load, or None."""
 
@@ -183,7 +185,7 @@ class _Loader:
         self, name: str, real: str, scalar: ScalarNode, path: Path, of: SourceText, index: int
     ) -> MappingNode | None:
         reports = Diagnostics()
-        text = load_source(name, reports)
+        text = load_source(name, reports, is_base=True)
         if text is None:
             # The finding must show the line with `extends` that names the file.
             for problem in reports:
@@ -195,6 +197,9 @@ class _Loader:
         self.sources.append(source)
         tree = read(source, self.diagnostics)
         if tree is None:
+            return None
+        if (why := no_configuration(tree)) is not None:
+            self.diagnostics.error("base-unreadable", f"the base `{name}` {why}", scalar.span, path, ANOTHER_FILE)
             return None
         self.chain.append(real)
         merged = self.over_bases(tree, source)
@@ -212,6 +217,12 @@ class _Loader:
         files = [os.path.join(requested, name) for name in listed if name.endswith((".yaml", ".yml"))]
         help = did_you_mean(scalar.raw, files) or "a base is relative to the file that extends it"
         self.diagnostics.error("base-unreadable", f"there is no file `{scalar.raw}` to extend", scalar.span, path, help)
+
+
+def no_configuration(tree: MappingNode) -> str | None:
+    """Return why a mapping is that of some other file, such as a table of passwords; no more of it is to be shown."""
+    raw = next((entry.key.raw for entry in tree.entries if ":" in entry.key.raw or "=" in entry.key.raw), None)
+    return None if raw is None else f"is no configuration: a key begins with `{raw[:_SHOWN]}`"
 
 
 def _folder(source: SourceText) -> str:

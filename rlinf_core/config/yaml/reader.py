@@ -20,6 +20,7 @@ from rlinf_core.config.yaml.yaml_layout import Indentation
 from rlinf_core.config.yaml.yaml_scanner import YamlSyntaxError, version_directives
 from rlinf_core.config.yaml.yaml_types import resolve_plain
 from rlinf_core.foreign.encodings import wide_encoding
+from rlinf_core.foreign.files import BadFileError, open_regular
 
 __all__ = ["Limits", "decode", "load_source", "read", "read_document", "read_value", "resolve_plain"]
 
@@ -34,11 +35,23 @@ _ASCII_CONTROL = "[^\t\n\r\x20-\x7e]"
 
 
 def load_source(
-    name: str, diagnostics: Diagnostics, *, stdin: bytes | None = None, limits: Limits = _DEFAULT_LIMITS
+    name: str,
+    diagnostics: Diagnostics,
+    *,
+    stdin: bytes | None = None,
+    limits: Limits = _DEFAULT_LIMITS,
+    is_base: bool = False,
 ) -> SourceText | None:
     """Return the text of a file, or of standard input for the name `-`; None after reporting why it cannot be read.
 
-    `stdin` replaces the process's standard input.
+    A pipe or a device is refused at once, but for one that a shell hands over as `/dev/stdin` or `/dev/fd/N`.
+
+    Args:
+        name: the file.
+        diagnostics: takes findings.
+        stdin: replaces the process's standard input.
+        limits: the most bytes.
+        is_base: whether a file names it, and not a person: it is a regular file then.
     """
     if name == "-":
         try:
@@ -48,7 +61,10 @@ def load_source(
             return None
         return decode(STDIN_NAME, data, diagnostics, "stdin", limits=limits)
     try:
-        with open(name, "rb") as file:
+        if os.path.isdir(name):
+            raise IsADirectoryError
+        is_handed = not is_base and name.startswith(("/dev/stdin", "/dev/fd/"))
+        with open(name, "rb") if is_handed else open_regular(name) as file:
             data = file.read(limits.file_bytes + 1)
     except (OSError, ValueError) as error:
         diagnostics.add(_unreadable(SourceText(name, ""), error))
@@ -215,6 +231,8 @@ def _unreadable(source: SourceText, error: OSError | ValueError) -> Diagnostic:
         code, message, help = "missing-file", "no such file", _similar_file(source.name)
     elif isinstance(error, IsADirectoryError):
         code, message, help = "is-directory", "this is a directory, not a file", "name a file in it"
+    elif isinstance(error, BadFileError):
+        message, help = f"this {error.strerror}", "name a file, or write `-` to read standard input"
     elif isinstance(error, OSError):
         # PermissionError, a loop of links, a name that is too long, a failing disk.
         reason = error.strerror or str(error)

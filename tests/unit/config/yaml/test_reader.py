@@ -126,7 +126,7 @@ class TestFiles:
         def refuse(*_: object) -> None:
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr("builtins.open", refuse)
+        monkeypatch.setattr("os.stat", refuse)
         finding = self.failure(str(tmp_path / "a.yaml"))
         assert finding.code == "unreadable-file"
         assert finding.message == "the file cannot be read: permission denied"
@@ -143,10 +143,9 @@ class TestFiles:
         assert [d.code for d in diagnostics] == ["file-too-large"]
         assert load_source(str(file), Diagnostics(), limits=Limits(file_bytes=9)) is not None
 
-    def test_an_endless_file(self) -> None:
-        diagnostics = Diagnostics()
-        assert load_source("/dev/zero", diagnostics, limits=Limits(file_bytes=1000)) is None
-        assert [d.code for d in diagnostics] == ["file-too-large"]
+    def test_a_device(self) -> None:
+        finding = self.failure("/dev/zero")
+        assert (finding.code, finding.message) == ("unreadable-file", "this is a device, not a regular file")
 
 
 class TestBytes:
