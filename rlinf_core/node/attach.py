@@ -31,7 +31,8 @@ class Known(NamedTuple):
         ports: the range of this machine's ports on which rlinf's own listeners are, `first-last`; None for any.
         rank: this machine's rank in it.
         interpreter: the Python that runs Ray on this machine.
-        path, section: of the file that it was brought up from; see `ClusterRecord`.
+        path: absolute path of the file that it was brought up from.
+        section: digest of that file's cluster section; see `ClusterRecord`.
     """
 
     name: str

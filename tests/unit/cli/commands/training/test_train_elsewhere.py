@@ -150,7 +150,7 @@ def test_a_cluster_with_an_equal_section_is_joined(cli: Cli, laptop: list[attach
     assert (ended.code, "runs on cluster laptop, head 127.0.0.1:20000\n" in ended.err) == (0, True)
 
 
-def test_several_clusters_with_an_equal_section_are_not_chosen_from(cli: Cli, laptop: list[attach.Known]) -> None:
+def test_several_clusters_with_an_equal_section_are_named(cli: Cli, laptop: list[attach.Known]) -> None:
     laptop.append(laptop[0]._replace(name="desktop"))
     ended = cli(*ONE_NODE)
     assert ended.code == 3
