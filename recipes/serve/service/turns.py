@@ -169,11 +169,7 @@ class SamplerTurns:
                 await self._gather(rank)
             new, self._new[rank] = self._new[rank], []
             cancelled, self._cancelled[rank] = self._cancelled[rank], []
-            try:
-                (done,) = await self._groups[rank].advance(new, cancelled, _SECONDS)
-            except WorkerGroupError as error:
-                self._fail(rank, error)
-                continue
+            (done,) = await self._groups[rank].advance(new, cancelled, _SECONDS)
             for request_id, outcome in done.items():
                 opened = self._open[rank].pop(request_id, None)
                 if opened is not None:
@@ -187,13 +183,3 @@ class SamplerTurns:
             await asyncio.sleep(_GATHERING_SECONDS)
             if len(self._new[rank]) == count:
                 return
-
-    def _fail(self, rank: int, error: WorkerGroupError) -> None:
-        """Settle all requests of a rank as failed."""
-        if death(error) is not None:
-            raise error
-        failure = _failure_of(error)
-        lost, self._open[rank] = self._open[rank], {}
-        for opened in lost.values():
-            opened.promise.settle(failure)
-        self._cancelled[rank] += lost

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +28,24 @@ _TURN = 8
 NO_LOGPROB = -99999.0
 
 
+class Drawn(NamedTuple):
+    """The outcome of some steps.
+
+    Attributes:
+        answers: answers that ended.
+        lost: the error of each request whose engine raised one; the engines have forgotten these requests.
+    """
+
+    answers: list[Sequence]
+    lost: dict[str, Exception]
+
+
 class SnapshotEngines(ABC):
     """Draws answers from snapshots, each by its folder; None is the model as it is."""
+
+    def __init__(self) -> None:
+        # Requests that have begun, by id.
+        self._drawn: dict[str, Drawing] = {}
 
     @abstractmethod
     def has_room(self, snapshot: str | None) -> bool:
@@ -45,8 +61,12 @@ class SnapshotEngines(ABC):
         """
 
     @abstractmethod
-    def draw(self) -> list[Sequence]:
-        """Draw some tokens of each request, and return the answers that ended."""
+    def draw(self) -> Drawn:
+        """Draw some tokens of each request.
+
+        Raises:
+            WorkerDiedError, torch.AcceleratorError: nothing can be computed any more.
+        """
 
     @abstractmethod
     def prompt_logprobs(self, drawing: Drawing) -> FloatArray:
@@ -60,8 +80,9 @@ class SnapshotEngines(ABC):
     def answer_top(self, drawing: Drawing, answer: Sequence) -> TopTokens:
         """Return the most likely tokens at each place of an answer, at the temperature that it was drawn with."""
 
-    def forget(self, request_id: str) -> None:  # noqa: B027 - some keep nothing
+    def forget(self, request_id: str) -> None:
         """Drop what is kept of a request that has ended, or whose answers nobody waits for."""
+        self._drawn.pop(request_id, None)
 
 
 class TorchSnapshots(SnapshotEngines):
@@ -76,6 +97,7 @@ class TorchSnapshots(SnapshotEngines):
     """
 
     def __init__(self, config: ServeConfig, model: Any, tokenizer: Any) -> None:
+        super().__init__()
         self._config = config
         self._tokenizer = tokenizer
         copy = partial(load_base, config, tokenizer, model.device)
@@ -118,36 +140,54 @@ class TorchSnapshots(SnapshotEngines):
             self._load(drawing.snapshot)
         self._engines.move_to_end(drawing.snapshot)
         self._engines[drawing.snapshot].submit(request)
+        self._drawn[drawing.request_id] = drawing
 
     def _load(self, snapshot: str | None) -> None:
         """Make the engine of a snapshot, in the place of one that is idle where there are too many."""
         loaded, most = self._alike(snapshot), self._most(snapshot)
         idle = [name for name in loaded if not self._engines[name].unfinished]
         for name in idle[: max(0, len(loaded) + 1 - most)]:
-            self._engines.pop(name).stop()
-            if name is not None:
-                self._full.discard(name)
-                self._variants.remove(name)
-        if snapshot is not None and not self._variants.load(snapshot, Path(snapshot)).rank:
-            self._full.add(snapshot)
-        with self._variants.using(snapshot) as policy:
-            self._engines[snapshot] = TorchEngine(
-                policy.causal,
-                decode=self._tokenizer.decode,
-                max_running_tokens=self._config.rollout.max_running_tokens,
-                max_sequence_tokens=self._config.server.context_length,
-            )
+            self._unload(name)
+        try:
+            if snapshot is not None and not self._variants.load(snapshot, Path(snapshot)).rank:
+                self._full.add(snapshot)
+            with self._variants.using(snapshot) as policy:
+                self._engines[snapshot] = TorchEngine(
+                    policy.causal,
+                    decode=self._tokenizer.decode,
+                    max_running_tokens=self._config.rollout.max_running_tokens,
+                    max_sequence_tokens=self._config.server.context_length,
+                )
+        except Exception:
+            self._unload(snapshot)
+            raise
 
-    def draw(self) -> list[Sequence]:
-        """See `SnapshotEngines`."""
-        ended: list[Sequence] = []
+    def _unload(self, snapshot: str | None) -> None:
+        """Free a snapshot, with whatever its engine has not drawn."""
+        self._engines.pop(snapshot, None)
+        if snapshot is not None:
+            self._full.discard(snapshot)
+            if snapshot in self._variants:
+                self._variants.remove(snapshot)
+
+    def draw(self) -> Drawn:
+        """See `SnapshotEngines`: an error takes the engine of one snapshot with it."""
+        drawn = Drawn([], {})
         for snapshot, engine in list(self._engines.items()):
-            with self._variants.using(snapshot):
-                for _ in range(_TURN):
-                    if not engine.unfinished:
-                        break
-                    ended += engine.step()
-        return ended
+            try:
+                with self._variants.using(snapshot):
+                    for _ in range(_TURN):
+                        if not engine.unfinished:
+                            break
+                        drawn.answers.extend(engine.step())
+            except torch.AcceleratorError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, other snapshots go on
+                self._unload(snapshot)
+                drawn.lost.update({name: error for name, one in self._drawn.items() if one.snapshot == snapshot})
+        for request_id in drawn.lost:
+            self.forget(request_id)
+        return drawn
 
     @torch.no_grad()
     def prompt_logprobs(self, drawing: Drawing) -> FloatArray:

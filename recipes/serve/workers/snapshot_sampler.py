@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
+from typing import Final
 
 import torch
 
@@ -16,7 +18,9 @@ from recipes.serve.values import Drawing, DrawnAnswer, SampleOutcome, ServedFact
 from recipes.serve.workers.served_model import load_base, served_facts
 from recipes.serve.workers.snapshot_engines import SnapshotEngines, TorchSnapshots
 from recipes.training.comparing_worker import ComparingWorker
-from rlinf_core import RLinfError
+from rlinf_core import RLinfError, WorkerDiedError
+
+LOGGER: Final = logging.getLogger("rlinf")
 
 
 class SnapshotSampler(ComparingWorker):
@@ -30,6 +34,8 @@ class SnapshotSampler(ComparingWorker):
         # Those whose snapshots there is no room for yet.
         self._waiting: deque[Drawing] = deque()
         self._drawings: dict[str, Drawing] = {}
+        # Those that an error has interrupted: each is drawn again, and by itself, so that it fails alone.
+        self._suspects: set[str] = set()
         self._answers: dict[str, list[Sequence]] = {}
 
     def init_worker(self) -> ServedFacts:
@@ -66,19 +72,32 @@ class SnapshotSampler(ComparingWorker):
 
         Returns:
             The requests that are done, by id.
+
+        Raises:
+            WorkerDiedError: the state of this worker cannot be trusted after an error.
         """
+        try:
+            return self._advance(requests, cancelled, seconds)
+        except WorkerDiedError:
+            raise
+        except Exception as error:
+            cause = f"{type(error).__name__}: {_first_line(error)}"
+            raise WorkerDiedError(str(self.worker_info.address), cause=cause) from error
+
+    def _advance(self, requests: list[Drawing], cancelled: list[str], seconds: float) -> dict[str, SampleOutcome]:
         done: dict[str, SampleOutcome] = {}
         self._waiting += requests
         for request_id in cancelled:
-            self._drawings.pop(request_id, None)
-            self._answers.pop(request_id, None)
-            self._engines.forget(request_id)
+            self._forget(request_id)
         self._waiting = deque(drawing for drawing in self._waiting if drawing.request_id not in cancelled)
         ends = time.monotonic() + seconds
         while not done and (self._waiting or self._drawings):
             done |= self._begin()
-            for answer in self._engines.draw():
+            drawn = self._engines.draw()
+            for answer in drawn.answers:
                 done |= self._ended(answer)
+            for request_id, error in drawn.lost.items():
+                done |= self._interrupted(request_id, error)
             if time.monotonic() >= ends:
                 break
         return done
@@ -86,16 +105,46 @@ class SnapshotSampler(ComparingWorker):
     def _begin(self) -> dict[str, SampleOutcome]:
         """Begin the requests that there is room for, in order, and return those that cannot be served."""
         failed: dict[str, SampleOutcome] = {}
-        while self._waiting and self._engines.has_room(self._waiting[0].snapshot):
+        while self._waiting and self._may_begin(self._waiting[0]):
             drawing = self._waiting.popleft()
             try:
                 self._engines.begin(drawing, request_of(drawing))
-            except (ValueError, OSError, RLinfError) as error:
-                failed[drawing.request_id] = SampleOutcome([], failure=str(error))
+            except torch.AcceleratorError:
+                raise
+            except Exception as error:  # noqa: BLE001 - memory may not be enough for its snapshot
+                refused = isinstance(error, ValueError | OSError | RLinfError)
+                failed[drawing.request_id] = SampleOutcome([], failure=str(error)) if refused else _failed(error)
+                self._forget(drawing.request_id)
                 continue
             self._drawings[drawing.request_id] = drawing
             self._answers[drawing.request_id] = []
         return failed
+
+    def _may_begin(self, drawing: Drawing) -> bool:
+        """Return whether there is room for a request; none is beside one that an error has interrupted."""
+        if drawing.request_id in self._suspects and self._drawings:
+            return False
+        return self._suspects.isdisjoint(self._drawings) and self._engines.has_room(drawing.snapshot)
+
+    def _interrupted(self, request_id: str, error: Exception) -> dict[str, SampleOutcome]:
+        """Draw a request again by itself, or fail it if it was; its tokens depend on no other request."""
+        drawing, was_alone = self._drawings.get(request_id), request_id in self._suspects
+        self._forget(request_id)
+        if drawing is None:
+            return {}  # done, or cancelled
+        LOGGER.warning("a request was interrupted: %s: %s", type(error).__name__, _first_line(error))
+        if was_alone:
+            return {request_id: _failed(error)}
+        self._suspects.add(request_id)
+        self._waiting.appendleft(drawing)
+        return {}
+
+    def _forget(self, request_id: str) -> None:
+        """Drop what is kept of a request."""
+        self._drawings.pop(request_id, None)
+        self._answers.pop(request_id, None)
+        self._suspects.discard(request_id)
+        self._engines.forget(request_id)
 
     def _ended(self, answer: Sequence) -> dict[str, SampleOutcome]:
         request_id = answer.request_id
@@ -106,10 +155,14 @@ class SnapshotSampler(ComparingWorker):
         answers.append(answer)
         if len(answers) < drawing.samples:
             return {}
-        del self._drawings[request_id], self._answers[request_id]
         failure = next((ended.failure for ended in answers if ended.failed), "")
-        outcome = SampleOutcome([], failure=failure) if failure else self._outcome(drawing, answers)
-        self._engines.forget(request_id)
+        try:
+            outcome = SampleOutcome([], failure=failure) if failure else self._outcome(drawing, answers)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:  # noqa: BLE001 - of what this request asks for besides
+            outcome = _failed(error)
+        self._forget(request_id)
         return {request_id: outcome}
 
     def _outcome(self, drawing: Drawing, answers: list[Sequence]) -> SampleOutcome:
@@ -125,3 +178,12 @@ class SnapshotSampler(ComparingWorker):
         scored = self._engines.prompt_logprobs(drawing) if drawing.prompt_logprobs else None
         top = self._engines.prompt_top(drawing) if drawing.prompt_top else None
         return SampleOutcome(drawn, scored, "", top)
+
+
+def _failed(error: Exception) -> SampleOutcome:
+    """Return the outcome of a request in which an error came up."""
+    return SampleOutcome([], failure=f"the engine failed: {type(error).__name__}: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200]

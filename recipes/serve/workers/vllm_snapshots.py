@@ -26,7 +26,8 @@ from recipes.serve.saved_files import read_adapter
 from recipes.serve.values import Drawing, FloatArray, TopTokens
 from recipes.serve.workers.adapters import PEFT_SETTINGS, WEIGHTS, write_tensors
 from recipes.serve.workers.served_model import served_dtype
-from recipes.serve.workers.snapshot_engines import SnapshotEngines, no_tokens
+from recipes.serve.workers.snapshot_engines import Drawn, SnapshotEngines, no_tokens
+from rlinf_core import WorkerDiedError
 
 # Adapters in one step of vLLM; requests to others wait for the next.
 _AT_ONCE: Final = 4
@@ -118,6 +119,11 @@ class AdaptersEngine(VllmEngine):
             params["prompt_logprobs"] = drawing.prompt_top
         return params
 
+    def _failed(self, error: Exception) -> list[Sequence]:
+        """See `VllmEngine`: raise the error in any case, since one request may be to blame."""
+        super()._failed(error)
+        raise error
+
     def _see(self, answer: Answer, output: Any) -> None:
         """See `VllmEngine`."""
         drawing = _drawing(answer.request)
@@ -138,10 +144,10 @@ class VllmSnapshots(SnapshotEngines):
     """
 
     def __init__(self, engine: AdaptersEngine, most: int, *, adapts_output: bool) -> None:
+        super().__init__()
         self.adapts_output = adapts_output
         self._engine = engine
         self._most = most
-        self._drawn: dict[str, Drawing] = {}
 
     def has_room(self, snapshot: str | None) -> bool:
         """See `SnapshotEngines`."""
@@ -155,9 +161,17 @@ class VllmSnapshots(SnapshotEngines):
         self._engine.submit(request)
         self._drawn[drawing.request_id] = drawing
 
-    def draw(self) -> list[Sequence]:
-        """See `SnapshotEngines`."""
-        return self._engine.step()
+    def draw(self) -> Drawn:
+        """See `SnapshotEngines`: an error takes all requests with it, which can be drawn again."""
+        try:
+            return Drawn(self._engine.step(), {})
+        except (WorkerDiedError, torch.AcceleratorError):
+            raise
+        except Exception as error:  # noqa: BLE001 - of vLLM, or of what one request asks for
+            lost = dict.fromkeys(self._drawn, error)
+            for request_id in lost:
+                self.forget(request_id)
+            return Drawn([], lost)
 
     def forget(self, request_id: str) -> None:
         """See `SnapshotEngines`."""

@@ -110,7 +110,7 @@ def run(engines: SnapshotEngines, drawings: list[Drawing]) -> dict[tuple[str, in
     answers: dict[tuple[str, int], Sequence] = {}
     wanted = sum(one.samples for one in drawings)
     for _ in range(200 * wanted):
-        answers |= {(answer.request_id, answer.sample): answer for answer in engines.draw()}
+        answers |= {(answer.request_id, answer.sample): answer for answer in engines.draw().answers}
         if len(answers) == wanted:
             break
     assert len(answers) == wanted

@@ -43,7 +43,7 @@ def test_snapshots_in_memory_are_few(tmp_path: Path, snapshots: dict[str, str]) 
     # While one is drawn from, another waits; idle, it gives way.
     assert not engines.has_room(large.snapshot)
     assert engines.has_room(small.snapshot)
-    while not engines.draw():
+    while not engines.draw().answers:
         pass
     assert len(run(engines, [large])) == 1
     assert set(engines._engines) == {large.snapshot}
@@ -62,7 +62,7 @@ def test_snapshots_of_all_weights_count_apart(tmp_path: Path, snapshots: dict[st
     assert not engines.has_room(two.snapshot)
     assert engines.has_room(snapshots["small"])
     run(engines, [drawing("s", snapshots["small"], (3,))])
-    while not engines.draw():
+    while not engines.draw().answers:
         pass
     run(engines, [two])
     assert set(engines._engines) == {snapshots["small"], two.snapshot}

@@ -20,8 +20,10 @@ import torch
 from recipes.serve.values import request_of
 from recipes.serve.workers import vllm_snapshots
 from recipes.serve.workers.snapshot_engines import SnapshotEngines
+from recipes.serve.workers.snapshot_sampler import SnapshotSampler
 from recipes.serve.workers.vllm_snapshots import VllmSnapshots, make_vllm_snapshots
 from tests.unit.recipes.language.engines.contract import VOCABULARY, contract_model
+from tests.unit.recipes.language.in_threads import Hub, in_thread
 from tests.unit.recipes.serve.workers import fake_vllm
 from tests.unit.recipes.serve.workers.snapshot_contract import (
     ContractTokenizer,
@@ -83,7 +85,7 @@ def test_cancelled_requests_are_not_drawn_on(fake: VllmSnapshots, snapshots: dic
     fake.draw()
     fake.forget(one.request_id)
     assert fake._engine.unfinished == 2
-    assert {answer.request_id for _ in range(8) for answer in fake.draw()} == {other.request_id}
+    assert {answer.request_id for _ in range(8) for answer in fake.draw().answers} == {other.request_id}
 
 
 def test_snapshots_in_memory_are_few(fake: VllmSnapshots, snapshots: dict[str, str]) -> None:
@@ -119,6 +121,33 @@ def test_numbers_of_adapters_are_few(fake: VllmSnapshots, monkeypatch: pytest.Mo
 
 def test_adapters_of_the_output_layer_are_probed(fake: VllmSnapshots) -> None:
     assert not fake.adapts_output
+
+
+class EngineGenerateError(Exception):
+    """As vLLM's, which are told by their names."""
+
+
+@pytest.mark.parametrize("error", [EngineGenerateError("a request is wrong"), KeyError(7)], ids=["generate", "other"])
+def test_an_error_of_vllm_fails_the_request_that_brings_it(
+    fake: VllmSnapshots, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    step = fake_vllm.LlmEngine.step
+
+    def failing(self: fake_vllm.LlmEngine) -> Any:
+        if any(13 in running.tokens[:1] for running in self._running.values()):
+            raise error
+        return step(self)
+
+    sampler = in_thread(SnapshotSampler, "rollout", Hub(), 0, 1)(contract_config(Path()))
+    sampler._engines = fake
+    asked = [drawing(name, None, prompt) for name, prompt in (("a", (3, 4)), ("bad", (13, 5)), ("b", (5,)))]
+    monkeypatch.setattr(fake_vllm.LlmEngine, "step", failing)
+    done: dict[str, Any] = {}
+    while len(done) < len(asked):
+        done |= sampler.advance([] if done else asked, [], 60)
+    assert {name for name, outcome in done.items() if outcome.failure} == {"bad"}
+    assert type(error).__name__ in done["bad"].failure
+    assert fake._drawn == {}
 
 
 @pytest.mark.nightly
