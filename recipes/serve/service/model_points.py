@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -80,7 +81,11 @@ class ModelPoints:
         folder = parent / f"model-{number}-{seq_id}-{secrets.token_hex(4)}"
         part = parent / f".{folder.name}"
         part.mkdir(parents=True)
-        await self._actor.save(model.model_id, str(part), True)
+        try:
+            await self._actor.save(model.model_id, str(part), True)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
         await asyncio.to_thread(sync_tree, part)
         rename(part, folder)
         fields = {"model_id": model.model_id, "seq_id": seq_id, "folder": folder.name}

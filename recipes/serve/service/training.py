@@ -219,7 +219,7 @@ class TrainingRequests:
                         f"{why}, so that no step was taken, and all gradients since the last step were dropped: send"
                         " the passes and the step again"
                     )
-                metrics = (await self._state.actor.step(model.model_id, settings))[0]
+                metrics = (await self._state.actor.step(model.model_id, settings, fields["seq_id"]))[0]
                 if fields["seq_id"] > model.reported:
                     self._state.step_finished(StepFigures(metrics["grad_norm"], settings.learning_rate))
                 self._state.points.stepped(model, fields["seq_id"])

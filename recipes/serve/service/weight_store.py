@@ -169,7 +169,11 @@ class WeightStore:
         """Write weights without a name, for the samplers of a session, and return their folder."""
         folder = self._sessions / session_id / f"snapshot-{secrets.token_hex(8)}"
         folder.mkdir(parents=True)
-        await write(str(folder))
+        try:
+            await write(str(folder))
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         return folder
 
     def remove_expired(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from recipes.language.models.plain_check import PLAIN, check_policy
 from recipes.language.models.policy import LanguagePolicy
 from recipes.serve.config import ServeConfig
 from recipes.serve.values import AdamSettings, AdapterSettings, Datum, FloatArray, RankOutcome, ServedFacts
-from recipes.serve.workers.adapters import OPTIMIZER, gradient_norm, read_tensors, write_tensors
+from recipes.serve.workers.adapters import OPTIMIZER, are_finite, gradient_norm, read_tensors, write_tensors
 from recipes.serve.workers.datum_packing import data_logprobs, shares
 from recipes.serve.workers.model_variants import ModelVariants
 from recipes.serve.workers.served_model import load_base, served_facts
@@ -25,19 +26,30 @@ from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.optimizer import EagerAdamW
 from recipes.training.sharding import join_ranks
 from recipes.training.typed_tensors import pieces
-from rlinf_core import RLinfError
+from rlinf_core import RLinfError, WorkerDiedError
 
 
 class UnusableGradientError(RLinfError):
     """Gradients that no step can be taken with; they are dropped."""
 
 
-@dataclass(frozen=True, slots=True)
+class UnusableWeightsError(RLinfError):
+    """Weights that are NaN or infinite; they are not saved."""
+
+
+@dataclass(slots=True)
 class _Trained:
-    """A model that is trained."""
+    """A model that is trained.
+
+    Attributes:
+        settings: its settings.
+        optimizer: its optimizer.
+        broken_by: number of the step that made its weights NaN or infinite; 0: none.
+    """
 
     settings: AdapterSettings
     optimizer: torch.optim.Optimizer
+    broken_by: int = 0
 
 
 class AdapterActor(ComparingWorker):
@@ -115,10 +127,19 @@ class AdapterActor(ComparingWorker):
             self._variants.remove(model)
 
     def save(self, model: str, folder: str, optimizer: bool) -> None:
-        """Write an adapter into a folder that exists, with or without the state of its optimizer. Rank 0 writes."""
+        """Write an adapter into a folder that exists, with or without the state of its optimizer. Rank 0 writes.
+
+        Raises:
+            UnusableWeightsError: a weight is NaN or infinite.
+        """
         if self._rank:
             return
         trained = self._trained[model]
+        if trained.broken_by:
+            raise UnusableWeightsError(
+                f"step {trained.broken_by} made weights of the model NaN or infinite: nothing was saved",
+                help="load weights that were saved before it, and take smaller steps",
+            )
         self._variants.save(model, trained.settings, Path(folder))
         if optimizer:
             states = self._states(model)
@@ -150,7 +171,7 @@ class AdapterActor(ComparingWorker):
         logprobs: dict[int, FloatArray] = {}
         total = 0.0
         config = self._config.actor
-        with self._variants.using(model) as policy, torch.set_grad_enabled(backward):
+        with self._computing(), self._variants.using(model) as policy, torch.set_grad_enabled(backward):
             for part in shares(data, self._world_size, self._rank, config.max_tokens_per_micro_batch):
                 chosen = [data[number] for number in part]
                 parts, value = self._loss(policy, chosen, loss, settings)
@@ -184,13 +205,22 @@ class AdapterActor(ComparingWorker):
         """Discard the gradients accumulated since the last step."""
         self._trained[model].optimizer.zero_grad()
 
-    def step(self, model: str, adam: AdamSettings) -> dict[str, float]:
+    def step(self, model: str, adam: AdamSettings, number: int) -> dict[str, float]:
         """Take an optimizer step with the gradients of all passes since the last one, of all ranks; drop them.
+
+        Args:
+            model: name of the adapter.
+            adam: the settings of the step.
+            number: the number of the request, by which errors name it.
 
         Raises:
             UnusableGradientError: a gradient is NaN or infinite; the weights stay.
         """
-        optimizer = self._trained[model].optimizer
+        with self._computing():
+            return self._step(self._trained[model], model, adam, number)
+
+    def _step(self, trained: _Trained, model: str, adam: AdamSettings, number: int) -> dict[str, float]:
+        optimizer = trained.optimizer
         weights = list(self._variants.parameters(model).values())
         self._sum_over_ranks(weights)
         norm = gradient_norm(weights)
@@ -210,9 +240,19 @@ class AdapterActor(ComparingWorker):
                     weight_decay=adam.weight_decay,
                 )
             optimizer.step()
+            if not trained.broken_by and not are_finite(weights):
+                trained.broken_by = number
         finally:
             optimizer.zero_grad()
         return {"grad_norm": float(norm)}
+
+    @contextmanager
+    def _computing(self) -> Generator[None, None, None]:
+        """Die with the accelerator in here: whatever follows would fail, too."""
+        try:
+            yield
+        except torch.AcceleratorError as error:
+            raise WorkerDiedError(str(self.worker_info.address), cause=str(error).partition("\n")[0]) from error
 
     def _sum_over_ranks(self, weights: list[nn.Parameter]) -> None:
         """Give all weights the gradients of all ranks; those without any get zeros, as in a step on no loss."""

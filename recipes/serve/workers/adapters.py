@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -142,11 +142,11 @@ class AdapterModel:
         """Add an adapter with the values in a folder of `save`, and return its settings.
 
         Raises:
-            ConfigError: the folder has another model's.
+            ConfigError: the folder has another model's, or values that are not finite.
             OSError: a file is missing or damaged.
         """
         settings = read_adapter(folder)
-        values = read_tensors(folder / WEIGHTS)
+        values = read_weights(folder / WEIGHTS)
         self._inject(name, settings)
         own = self.parameters(name)
         if {key: tuple(weight.shape) for key, weight in own.items()} != {
@@ -200,6 +200,23 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     """Return the tensors of `write_tensors`, on the host."""
     files: Any = import_module("safetensors.torch")
     return files.load_file(file)
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of `write_tensors`, on the host.
+
+    Raises:
+        ConfigError: a value is NaN or infinite.
+    """
+    tensors = read_tensors(file)
+    if not are_finite(tensors.values()):
+        raise ConfigError(f"the weights in `{file.parent.name}` have values that are NaN or infinite")
+    return tensors
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Return whether no value is NaN or infinite."""
+    return bool(torch.stack([tensor.isfinite().all() for tensor in tensors]).all())
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from recipes.language.models.policy import LanguagePolicy
 from recipes.serve.saved_files import ADAPTER, read_adapter
 from recipes.serve.values import AdapterSettings
-from recipes.serve.workers.adapters import AdapterModel, read_tensors, write_tensors
+from recipes.serve.workers.adapters import AdapterModel, read_weights, write_tensors
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ class ModelVariants:
         """Add what is in a folder of `save`, and return its settings.
 
         Raises:
-            ConfigError: the folder has another model's.
+            ConfigError: the folder has another model's, or values that are not finite.
             OSError: a file is missing or damaged.
         """
         settings = read_adapter(folder)
         if settings.rank:
             return self.adapters.load(name, folder)
-        values = read_tensors(folder / _WEIGHTS)
+        values = read_weights(folder / _WEIGHTS)
         self.add(name, settings)
         own = _tensors(self._copies[name].causal)
         if {key: value.shape for key, value in own.items()} != {key: value.shape for key, value in values.items()}:

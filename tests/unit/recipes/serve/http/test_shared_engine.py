@@ -83,7 +83,7 @@ def test_an_error_in_a_step_fails_the_request_that_brings_it(
 
 
 @pytest.mark.parametrize("method", ["prompt_logprobs", "answer_top"])
-def test_an_error_in_what_a_request_asks_for_besides_fails_it_alone(
+def test_an_error_in_further_results_fails_one_request(
     start: Start, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     async def work() -> None:
