@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError, needed
+from rlinf_core.foreign.write_fault import write_fault
 
 Picture = NDArray[np.uint8]
 
@@ -81,7 +82,7 @@ def write_video(file: Path, pictures: Iterable[Picture], fps: float) -> dict[str
             if stream is not None:
                 container.mux(stream.encode(None))
     except (OSError, ValueError) as error:
-        raise DatasetError("the video cannot be written", where=str(file), why=str(error)) from error
+        raise DatasetError("the video cannot be written", where=str(file), why=write_fault(file, error)) from error
     if first is None:
         raise DatasetError("a video needs at least one image", where=str(file))
     return {

@@ -21,6 +21,7 @@ from rlinf_cli.chaos.strike_plan import StrikePlan, plan_of
 from rlinf_cli.console import console
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import open_log
+from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -84,7 +85,7 @@ def prepare_folder(folder: Path) -> None:
             )
         os.close(open_log(folder, RESULTS))
     except OSError as error:
-        raise RunError("the folder cannot be made", where=str(folder), why=error.strerror or str(error)) from None
+        raise RunError("the folder cannot be made", where=str(folder), why=write_fault(folder, error)) from None
 
 
 def undisturbed(job: ChaosJob, folder: Path) -> UndisturbedRuns:

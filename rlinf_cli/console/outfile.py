@@ -17,6 +17,7 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         RLinfError: it cannot be written.
     """
+    from rlinf_core.foreign.write_fault import write_fault
     from rlinf_core.runners.storage import durable
 
     try:
@@ -27,4 +28,4 @@ def write_whole(path: Path, text: str) -> None:
         before = path.lstat().st_mode if os.path.lexists(path) else 0
         durable.write_whole(path, text, mode=before & 0o777 if stat.S_ISREG(before) else 0o666)
     except OSError as error:
-        raise RLinfError(f"cannot write `{path}`", why=error.strerror or str(error)) from error
+        raise RLinfError(f"cannot write `{path}`", why=write_fault(path, error)) from error

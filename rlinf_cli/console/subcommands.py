@@ -10,6 +10,7 @@ COMMAND: Final[tuple[str, ...]] = (sys.executable, "-P", "-m", "rlinf_cli")
 
 
 def reason(errors: str, status: int) -> str:
-    """Return in one line why such a command failed, from its standard error and exit status."""
+    """Return in one line what such a command could not do and why, from its standard error and exit status."""
     lines = errors.strip().splitlines() or [f"exit status {status}"]
-    return lines[0].removeprefix("error: ")
+    why = next((line.strip().removeprefix("why: ") for line in lines if line.strip().startswith("why: ")), None)
+    return lines[0].removeprefix("error: ") + (f": {why}" if why else "")

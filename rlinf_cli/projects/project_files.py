@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from rlinf_core.errors import ConfigError
+from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.process.import_path import OWN_PACKAGES, holds_data, named_path
 from rlinf_core.process.requirements import missing_modules
 
@@ -106,7 +107,7 @@ def write_project(folder: Path, files: Mapping[PurePosixPath, str]) -> None:
     except OSError as error:
         for target in written:
             target.unlink(missing_ok=True)
-        why = error.strerror or str(error)
+        why = write_fault(folder, error)
         raise ConfigError("the project cannot be written", where=str(error.filename or folder), why=why) from error
 
 

@@ -44,6 +44,6 @@ def record_end(
 
 
 def _lacks_room(error: RLinfError) -> bool:
-    from rlinf_core.runners.metrics import NO_ROOM
+    from rlinf_core.foreign.write_fault import NO_ROOM
 
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM

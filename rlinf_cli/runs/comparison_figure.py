@@ -11,6 +11,7 @@ from rlinf_cli.runs.learning_curve import require_matplotlib, save_figure, thinn
 from rlinf_cli.runs.metric_comparison import Kind
 from rlinf_cli.runs.run_comparison import Comparison, RunSet
 from rlinf_core.errors import RunError
+from rlinf_core.foreign.write_fault import write_fault
 
 Points = list[tuple[int, float]]
 _PANEL_HEIGHT: Final = 3.6
@@ -55,8 +56,7 @@ def draw(comparison: Comparison, path: Path, metrics: Sequence[str] = ()) -> Non
     try:
         save_figure(figure, [path])
     except (OSError, ValueError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise RunError("the curves cannot be written", where=str(path), why=why) from error
+        raise RunError("the curves cannot be written", where=str(path), why=write_fault(path, error)) from error
 
 
 def mean_and_range(curves: Sequence[Points]) -> list[tuple[int, float, float, float]]:

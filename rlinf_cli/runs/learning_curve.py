@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlinf_core.errors import RunError
+from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.runners.metrics import Metrics, read_metrics
 from rlinf_core.runners.storage import durable
@@ -85,7 +86,7 @@ def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path
         save_figure(_figure(panels, title), paths)
     except OSError as error:
         raise RunError(
-            "the learning curve cannot be written", where=str(folder), why=error.strerror or str(error)
+            "the learning curve cannot be written", where=str(folder), why=write_fault(folder, error)
         ) from error
     except Exception as error:
         # From an unexpected version of matplotlib, for example. The run does not depend on the figure.

@@ -16,6 +16,7 @@ from rlinf_cli.sweep.plan import SweepPlan
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Name, read_model
 from rlinf_core.foreign.files import BadFileError
+from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -98,7 +99,7 @@ def opened(folder: Path, plan: SweepPlan, ids: Mapping[str, str]) -> Generator[b
                 raise RunError("another process works on this sweep", where=str(folder), help="wait for it, or end it")
             yield there
     except OSError as error:
-        why = error.strerror or str(error)
+        why = write_fault(folder, error)
         raise RunError("the folder of the sweep cannot be used", where=str(folder), why=why) from error
 
 

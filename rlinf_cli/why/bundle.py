@@ -15,6 +15,7 @@ from rlinf_cli.runs.log_files import log_files
 from rlinf_core.config.secrets import environment_secrets, mask_text
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import open_regular
+from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.process.known_secrets import hidden, remember
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.evidence import bundle_folders
@@ -65,7 +66,7 @@ def write_bundle(run: Path, path: Path, text: str, record: Mapping[str, Any]) ->
     try:
         durable.write_whole(path.absolute(), buffer.getvalue(), mode=0o600)
     except OSError as error:
-        raise RunError("the bundle cannot be written", where=str(path), why=error.strerror or str(error)) from error
+        raise RunError("the bundle cannot be written", where=str(path), why=write_fault(path, error)) from error
     return left_out
 
 

@@ -7,7 +7,6 @@ NaN is written as null, since JSON has no NaN.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import math
@@ -24,6 +23,7 @@ from pydantic import ValidationError
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Moment, Step, first_fault
 from rlinf_core.foreign.files import open_below, open_regular
+from rlinf_core.foreign.write_fault import NO_ROOM, write_fault
 from rlinf_core.process.tracing import TraceSpan
 from rlinf_core.runners.exporters.metrics_backend import MetricsBackend
 
@@ -35,8 +35,6 @@ _LONGEST_LINE: Final = 16 << 20
 _LOOK_LINES: Final = 256
 # Lines that are kept while there is no room for them; of a step each.
 _MOST_UNWRITTEN: Final = 10_000
-# Errors of a file system without room: a full disk, a quota, a limit on files.
-NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 class Metrics(NamedTuple):
@@ -202,7 +200,8 @@ class MetricsWriter:
                     raise
                 if not self._warned:
                     self._warned = True
-                    LOGGER.warning("metrics cannot be written (%s), and are kept in memory: %s", error, self.path)
+                    why = write_fault(self.path, error)
+                    LOGGER.warning("metrics cannot be written to %s, and are kept in memory: %s", self.path, why)
                 return
         self._start += len(text) - len(_encode(self._unwritten[-1]))
         self._unwritten.clear()
@@ -216,7 +215,7 @@ class MetricsWriter:
             raise RunError(
                 "metrics cannot be written",
                 where=str(self.path),
-                why=error.strerror or str(error),
+                why=write_fault(self.path, error),
                 help="free some space, or fix its permissions",
             ) from error
 

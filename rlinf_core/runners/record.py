@@ -16,6 +16,7 @@ from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.config.tree import to_data
 from rlinf_core.errors import CheckpointError, CommunicationTimeoutError, RLinfError, RunError
 from rlinf_core.failures import WorkerGroupError
+from rlinf_core.foreign.write_fault import lacks_room, write_fault
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.evidence.keeping import keep_evidence
@@ -344,14 +345,14 @@ class RunRecord:
         try:
             write(work)
             path = store.commit(step, manifest._replace(in_flight=in_flight()))
-        except OSError as error:
+        except Exception as error:
+            unwritten = not isinstance(error, CheckpointError) and (isinstance(error, OSError) or lacks_room(error))
+            # What was written fills the disk until it is removed.
+            why = write_fault(work, error) if unwritten else None
             store.abandon(step)
-            raise CheckpointError(
-                "the checkpoint cannot be written", where=str(work.parent), why=error.strerror or str(error)
-            ) from error
-        except Exception:
-            store.abandon(step)
-            raise
+            if not unwritten:
+                raise
+            raise CheckpointError("the checkpoint cannot be written", where=str(work.parent), why=why) from error
         self._saved = step
         self._worked()
         self.emit(events.CheckpointSaved(step, path, snapshot))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeAlias
 
 from rlinf_core.errors import RLinfError, RunError
+from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.process import tracing
 from rlinf_core.process.tracing import Taken, TraceSpan
 from rlinf_core.runners import events
@@ -76,7 +77,7 @@ class TraceWriter:
             # The format does not require the closing bracket, so a killed run leaves a valid trace, too.
             self._file.write("[\n")
         except OSError as error:
-            raise RunError("the trace cannot be written", where=str(path), why=error.strerror or str(error)) from error
+            raise RunError("the trace cannot be written", where=str(path), why=write_fault(path, error)) from error
 
     def __enter__(self) -> Self:
         return self

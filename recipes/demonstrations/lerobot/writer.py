@@ -32,6 +32,7 @@ from recipes.demonstrations.lerobot.set_info import (
 )
 from recipes.demonstrations.pictures import encoded, write_video
 from recipes.training.arrays import Array
+from rlinf_core.foreign.write_fault import write_fault
 
 _FILE_BYTES: Final = 100 * 2**20
 
@@ -77,7 +78,9 @@ class DatasetWriter:
             shutil.rmtree(self._folder, ignore_errors=True)
             (self._folder / "meta").mkdir(parents=True)
         except OSError as error:
-            raise DatasetError("the data set cannot be written", where=str(folder), why=str(error)) from error
+            raise DatasetError(
+                "the data set cannot be written", where=str(folder), why=write_fault(folder, error)
+            ) from error
 
     def add(self, columns: Mapping[str, Array], tasks: Sequence[str] | str) -> None:
         """Write an episode.
@@ -154,7 +157,8 @@ class DatasetWriter:
             self._write_meta()
             self._folder.rename(self._target)
         except OSError as error:
-            raise DatasetError("the data set cannot be written", where=str(self._target), why=str(error)) from error
+            why = write_fault(self._folder, error)
+            raise DatasetError("the data set cannot be written", where=str(self._target), why=why) from error
 
     def __enter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from recipes.embodied.replay.replay_types import ReplayError
+from rlinf_core.foreign.write_fault import write_fault
 
 
 def take_room(file: int, size: int) -> None:
@@ -26,4 +27,4 @@ def take_room(file: int, size: int) -> None:
 
 def disk_error(message: str, folder: Path, error: OSError, help: str) -> ReplayError:
     """Return the error of a folder that cannot be written."""
-    return ReplayError(message, where=str(folder), why=error.strerror or str(error), help=help)
+    return ReplayError(message, where=str(folder), why=write_fault(folder, error), help=help)

@@ -14,6 +14,7 @@ from recipes.embodied.config.camera_config import RobotEnvOptions
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.robot_session import ArmCheck
 from rlinf_core import ConfigError, RLinfError, RobotUnit
+from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.hardware.robots.franka import Franka
 from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
 
@@ -106,6 +107,6 @@ def save_pictures(folder: Path, views: Sequence[CameraView]) -> list[Path]:
             files.append(file)
     except OSError as error:
         raise RLinfError(
-            "a picture cannot be written", where=str(folder), why=str(error), help="name another folder"
+            "a picture cannot be written", where=str(folder), why=write_fault(folder, error), help="name another folder"
         ) from error
     return files

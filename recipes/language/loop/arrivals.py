@@ -14,6 +14,7 @@ from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core import RunError
 from rlinf_core.config.secrets import environment_secrets
 from rlinf_core.foreign.files import make_folder
+from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.process.known_secrets import hidden, remember
 from rlinf_core.runners.storage import durable
 
@@ -91,7 +92,7 @@ def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, An
         make_folder(folder)
         durable.write_whole(folder / f"step_{step}.jsonl", "".join(lines))
     except OSError as error:
-        raise RunError("samples cannot be written", where=str(folder), why=error.strerror or str(error)) from None
+        raise RunError("samples cannot be written", where=str(folder), why=write_fault(folder, error)) from None
 
 
 def _masked(sample: Mapping[str, Any]) -> dict[str, Any]:

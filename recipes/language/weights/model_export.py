@@ -26,6 +26,8 @@ from recipes.training.typed_tensors import DTYPES
 from recipes.training.weights.sent_weights import own_weights
 from recipes.training.weights.tensor_writer import Described, TensorWriter
 from recipes.training.without_memory import without_memory
+from rlinf_core import CheckpointError
+from rlinf_core.foreign.write_fault import lacks_room, write_fault
 from rlinf_core.runners.storage.first_contact import Difference, FirstContact
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def export_state(
         writes: whether this rank writes.
 
     Raises:
-        RLinfError: transformers makes another model of the folder.
+        RLinfError: transformers makes another model of the folder, or its disk has no room.
     """
     with state.onloaded():
         expected = expected_logprobs(cast("AnswerModel", state.policy), DTYPES[config.model.precision])
@@ -98,9 +100,12 @@ def export(
         fingerprints = _write(weights, config, tokenizer, aside)
         tokenizer.save_pretrained(str(aside))
         check(aside, fingerprints)
-    except BaseException:
+    except BaseException as error:
+        why = write_fault(aside, error) if lacks_room(error) else None
         shutil.rmtree(aside, ignore_errors=True)
-        raise
+        if why is None:
+            raise
+        raise CheckpointError("the model cannot be written", where=str(folder), why=why) from error
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
 

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_core import RunError
 from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
+from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.runners.storage.durable import remove_tree, write_whole
 
 LOGGER: Final = logging.getLogger("rlinf")
@@ -81,7 +82,9 @@ class Journal:
             with (folder / JOURNAL).open("ab", buffering=0) as file:
                 file.write(frame)
         except OSError as error:
-            raise RunError(f"the sessions in `{self._root}` cannot be written", why=error.strerror) from error
+            raise RunError(
+                f"the sessions in `{self._root}` cannot be written", why=write_fault(self._root, error)
+            ) from error
         self._sizes[session_id] += len(frame)
 
     def sessions(self) -> Iterator[tuple[str, list[JournalEntry]]]:
@@ -95,7 +98,9 @@ class Journal:
                 if _SESSION.fullmatch(folder.name):
                     yield folder.name, self._opened(folder)
         except OSError as error:
-            raise RunError(f"the sessions in `{self._root}` cannot be read", why=error.strerror) from error
+            raise RunError(
+                f"the sessions in `{self._root}` cannot be read", why=write_fault(self._root, error)
+            ) from error
 
     def _opened(self, folder: Path) -> list[JournalEntry]:
         file = folder / JOURNAL
@@ -124,7 +129,9 @@ class Journal:
             frames = b"".join(_frame(entry) for entry in map(kept, entries) if entry is not None)
             write_whole(file, frames)
         except OSError as error:
-            raise RunError(f"the sessions in `{self._root}` cannot be written", why=error.strerror) from error
+            raise RunError(
+                f"the sessions in `{self._root}` cannot be written", why=write_fault(self._root, error)
+            ) from error
         self._sizes[session_id] = self._compacted[session_id] = len(frames)
 
     def end(self, session_id: str) -> None:

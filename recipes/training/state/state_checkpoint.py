@@ -20,6 +20,7 @@ from torch import nn
 from recipes.training.reading.adapter_names import beneath_adapters, new_adapters
 from recipes.training.small_moments import SmallStateAdamW
 from rlinf_core import CheckpointError
+from rlinf_core.foreign.write_fault import lacks_room, write_fault
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.state_dict import StateDictOptions
@@ -185,7 +186,7 @@ def _explained(what: str, folder: Path, remedy: str) -> Generator[None, None, No
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             yield
     except (Exception, CheckpointException) as error:
-        raise CheckpointError(what, where=str(folder), why=_first_line(_cause(error)), help=remedy) from error
+        raise CheckpointError(what, where=str(folder), why=_why(folder, _cause(error)), help=remedy) from error
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -197,5 +198,7 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def _first_line(error: BaseException) -> str:
+def _why(folder: Path, error: BaseException) -> str:
+    if lacks_room(error):
+        return write_fault(folder, error)
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

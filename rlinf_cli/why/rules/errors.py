@@ -198,7 +198,7 @@ def checkpoint(incident: Incident) -> RunFinding | None:
     return _finding(
         incident,
         "checkpoint",
-        f"a checkpoint cannot be used: {_first_line(incident)}",
+        _first_line(incident),
         _quoted(incident),
         *_help(incident, "`runner.resume_dir=auto` takes the newest one that is whole"),
     )

@@ -27,6 +27,7 @@ from pydantic import AfterValidator, Field
 from rlinf_core.errors import CheckpointError
 from rlinf_core.foreign.file_models import Bytes, FileModel, Moment, Name, Rank, Step, read_model
 from rlinf_core.foreign.files import read_fault
+from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.runners.storage import durable, written_files
 from rlinf_core.version import __version__
 
@@ -399,6 +400,6 @@ def _unwritable(folder: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
         "a checkpoint cannot be written",
         where=str(folder),
-        why=error.strerror or str(error),
+        why=write_fault(folder, error),
         help="free some space or fix its permissions; earlier checkpoints are intact",
     )

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from rlinf_core.foreign.files import create_aside, open_below
+from rlinf_core.foreign.write_fault import NO_ROOM
 
 # Errors of file systems without locks.
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -59,7 +59,7 @@ def write_short(path: Path, text: str) -> None:
     try:
         write_whole(path, text)
     except OSError as error:
-        if error.errno not in _FULL or not os.path.exists(path):
+        if error.errno not in NO_ROOM or not os.path.exists(path):
             raise
         content = text.encode("utf-8", "backslashreplace")
         descriptor = open_below(path.parent, path.name, os.O_WRONLY)

@@ -33,6 +33,7 @@ from rlinf_core.config.secrets import mask
 from rlinf_core.config.sections.runner import RunnerConfig, RunSettings
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import read_text
+from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.node.process_identity import Presence, own_identity
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.storage import durable
@@ -368,6 +369,6 @@ def _unwritable(folder: Path, error: OSError) -> RunError:
     return RunError(
         "the run folder cannot be written",
         where=str(folder),
-        why=error.strerror or str(error),
+        why=write_fault(folder, error),
         help="free some space or fix its permissions, or choose another folder with `runner.logger.log_path`",
     )

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.node.stacks.process_stacks import install_spy, py_spy
 
 LOGGER = logging.getLogger("rlinf")
@@ -58,7 +59,7 @@ class _Operators(Profile):
             self._profile.stop()
             self._profile.export_chrome_trace(str(self._path))
         except (OSError, RuntimeError) as error:
-            LOGGER.warning("the profile of this worker cannot be written: %s", error)
+            LOGGER.warning("the profile of this worker cannot be written: %s", write_fault(self._path, error))
 
 
 class _Sampled(Profile):

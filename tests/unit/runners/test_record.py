@@ -33,14 +33,23 @@ def run(tmp_path: Path, emitted: list[Event]) -> RunRecord:
     return RunRecord(folder, MetricsWriter(folder.metrics_file), emitted.append, trace=trace)
 
 
-def test_half_a_checkpoint_is_not_left_on_a_full_disk(run: RunRecord) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        ExceptionGroup(
+            "two ranks failed", [OSError("8000 requested and 16 written"), ValueError("No space left on device")]
+        ),
+    ],
+)
+def test_half_a_checkpoint_is_not_left_on_a_full_disk(run: RunRecord, error: Exception) -> None:
     def write(path: Path) -> None:
         (path / "weights").write_text("half")
-        raise OSError(28, "No space left on device")
+        raise error
 
     with pytest.raises(CheckpointError, match="cannot be written") as caught:
         run.save(1, write, weight_version=1, world_sizes={})
-    assert caught.value.why == "No space left on device"
+    assert str(caught.value.why).startswith("No space left on device: the disk has ")
     assert list(run.folder.checkpoints.folder.iterdir()) == []
 
 

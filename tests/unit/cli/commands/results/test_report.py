@@ -231,7 +231,11 @@ class TestAtTheEndOfARun:
         run = empty_run("runs")
         monkeypatch.setenv("RLINF_REPORT", "1")
         output: list[str] = []
-        failing = (sys.executable, "-c", "import sys; print('error: the disk is full', file=sys.stderr); sys.exit(1)")
+        failing = (
+            sys.executable,
+            "-c",
+            "import sys; sys.exit('error: cannot write `r`\\n    why: a reason\\n    help: a remedy')",
+        )
         monkeypatch.setattr(report_writing, "COMMAND", failing)
         assert report_writing.write_report_at_end(run.path, output.append, lambda: False) is None
         monkeypatch.setattr(report_writing, "COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
@@ -239,7 +243,7 @@ class TestAtTheEndOfARun:
         monkeypatch.setattr(report_writing, "missing_modules", lambda _: ["jinja2"])
         assert report_writing.write_report_at_end(run.path, output.append, lambda: False) is None
         assert len(output) == 3
-        assert output[0].startswith("no report: the disk is full; `rlinf report ")
+        assert output[0].startswith("no report: cannot write `r`: a reason; `rlinf report ")
         assert output[1].startswith("no report: interrupted")
         assert "jinja2" in output[2]
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,13 +83,28 @@ def test_what_cannot_be_written_names_its_cause(tmp_path: Path) -> None:
     assert "Traceback" not in str(caught.value)
 
 
-def test_a_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+class _FullFile(io.FileIO):
+    """A file on a disk with room for some hundred bytes more."""
 
-    monkeypatch.setattr("torch.distributed.checkpoint.filesystem._write_item", full)
-    with pytest.raises(CheckpointError, match="No space left on device"):
+    def write(self, data: Any, /) -> int:
+        if self.tell() + len(data) > 700:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(data)
+
+
+def test_a_disk_that_is_full_is_named_with_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def stream(_: object, path: str, mode: str) -> Generator[_FullFile, None, None]:
+        with _FullFile(path, mode) as file:
+            yield file
+
+    # torch's archive hides the error of the file behind one of its own.
+    monkeypatch.setattr("torch.distributed.checkpoint.filesystem.FileSystem.create_stream", stream)
+    with pytest.raises(CheckpointError, match="weights cannot be written") as caught:
         state_checkpoint.save(tmp_path, *trained(3), version=1)
+    assert re.fullmatch(
+        r"No space left on device: the disk has [\d.]+ (MiB )?of \d+ [MG]iB free", caught.value.why or ""
+    )
 
 
 @pytest.mark.parametrize("there", [False, True])
