@@ -17,15 +17,34 @@ from rlinf_core.hardware.accelerators.registry import accelerator_names, get_acc
 PROCESS_VARIABLES: Final = frozenset(
     ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 ) | {"NODE_RANK", "NODE_LOCAL_RANK", "RLINF_NODE_RANK"}
+# Paths of programs: an interpreter by its name, whatever else is in a folder of programs, and scripts.
+_PROGRAM: Final = re.compile(r"/(python|pypy)[0-9.]*[a-z]?$|/bin/[^/]+$|\.(sh|exe)$")
+_BIN: Final = re.compile(r"/bin/?$")
 _SHELL: Final = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*|^~/|:~/")
 
 
 def check(site: Site) -> None:
     taken = PROCESS_VARIABLES | _visibility_variables()
+    _interpreter(site, (*CLUSTER, "python_interpreter_path"), site.cluster.python_interpreter_path)
     for path, group in site.groups():
         for index, config in enumerate(group.env_configs):
-            _contents(site, (*path, "env_configs", index), config, taken)
+            at = (*path, "env_configs", index)
+            _interpreter(site, (*at, "python_interpreter_path"), config.python_interpreter_path)
+            _contents(site, at, config, taken)
     _forwarded(site, taken)
+
+
+def _interpreter(site: Site, path: Path, value: str | None) -> None:
+    """Warn of a path that seems to be the folder of an environment: the nodes' own files cannot be seen here."""
+    if value is None or site.damaged(path) or _PROGRAM.search(value):
+        return
+    site.report(
+        "interpreter-path",
+        f"`{value}` does not look like the path of a Python interpreter",
+        path,
+        help=f"a folder? Its interpreter is `{value.rstrip('/')}/{'' if _BIN.search(value) else 'bin/'}python`",
+        severity=Severity.WARNING,
+    )
 
 
 def _contents(site: Site, at: Path, config: EnvConfig, taken: frozenset[str]) -> None:

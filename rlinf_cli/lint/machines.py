@@ -9,7 +9,7 @@ from typing import Final
 
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.hosts import expand_hosts
-from rlinf_core.config.ranks import format_range, merge_ranges, subtract
+from rlinf_core.config.ranks import format_range, intersect, merge_ranges, subtract
 from rlinf_core.config.rules.groups import group_ranges
 from rlinf_core.config.rules.site import CLUSTER, Site
 from rlinf_core.config.source import Span
@@ -70,7 +70,8 @@ def _hosts(site: Site) -> None:
             continue
         size = sum(map(len, nodes))
         if len(group.hosts) != size:
-            _count(site, hosts, len(group.hosts), size, f"the number of node_ranks of group `{group.label}` is")
+            subject = f"the number of node_ranks of group `{group.label}` is"
+            _count(site, hosts, len(group.hosts), size, subject, _shared(site, path, nodes))
         else:
             claims.append((hosts, group.hosts, nodes))
     _assign(site, claims)
@@ -79,12 +80,23 @@ def _hosts(site: Site) -> None:
         _without_host(site, [piece for _, _, nodes in claims for piece in nodes])
 
 
-def _count(site: Site, path: Path, count: int, wanted: int, subject: str) -> None:
+def _shared(site: Site, path: Path, nodes: Sequence[range]) -> str:
+    """Return which nodes of a group are in other groups, too, as the end of a remedy."""
+    for other, group in site.groups():
+        shared = () if other == path else intersect(merge_ranges(nodes), group_ranges(site, group.node_ranks))
+        if shared:
+            plural, listed = "s" * (sum(map(len, shared)) > 1), ",".join(map(format_range, shared))
+            verb = "overlap" if plural else "overlaps"
+            return f"; node{plural} {listed} of `node_ranks` {verb} with group `{group.label}`"
+    return ""
+
+
+def _count(site: Site, path: Path, count: int, wanted: int, subject: str, more: str = "") -> None:
     site.report(
         "hosts-count",
         f"{count} host{'' if count == 1 else 's'} for {wanted} node{'' if wanted == 1 else 's'}",
         path,
-        help=f"{subject} {wanted}; list one host per node, in rank order",
+        help=f"{subject} {wanted}; list one host per node, in rank order{more}",
     )
 
 

@@ -136,7 +136,7 @@ class _Linter:
             idle = subtract(segments, taken)
             if idle:
                 at: Path = (*self.paths[label], "label") if label in self.paths else ("cluster", "num_nodes")
-                yield self._idle(f"of `{label}`", idle, at)
+                yield self._idle(f"of `{label}`", idle, at, self._meant_range(idle))
         grouped = merge_ranges(nodes for group in groups for nodes in group.node_ranges)
         loose = subtract((range(self.topology.num_nodes),), grouped)
         idle = subtract(merge_ranges(numbers.on(nodes) for nodes in loose), taken)
@@ -191,11 +191,23 @@ class _Linter:
                     f"place the environments with `node_group: {group.label}`, or remove the group",
                 )
 
-    def _idle(self, whose: str, idle: Sequence[range], path: Path) -> Diagnostic:
+    def _meant_range(self, idle: Sequence[range]) -> str:
+        """Return the range that `[0, 15]` was probably meant as, where all accelerators between the two are idle."""
+        for component, covered in self.coverages:
+            parts = self.cluster.component_placement[component.name].rank_map.parts
+            ends = [part.resources for part in parts if part.resources is not None and part.processes is None]
+            first, last = covered.ranges[0].start, covered.ranges[-1].stop - 1
+            between = range(first + 1, last)
+            if len(parts) == 2 and [len(end) for end in ends] == [1, 1] and between and not subtract((between,), idle):
+                meant = format_range(range(ends[0].start, ends[1].stop))
+                return f"`{component.name}` is placed on two accelerators: did you mean `{meant}`? Otherwise "
+        return ""
+
+    def _idle(self, whose: str, idle: Sequence[range], path: Path, meant: str = "") -> Diagnostic:
         count = sum(map(len, idle))
         what = f"1 accelerator {whose} is" if count == 1 else f"{count} accelerators {whose} are"
         message = f"{what} used by no component: {self._listed(idle)}"
-        return self._warn("idle-accelerators", message, path, "place a component on them, or remove the nodes")
+        return self._warn("idle-accelerators", message, path, f"{meant}place a component on them, or remove the nodes")
 
     def _listed(self, units: Iterable[range]) -> str:
         """Return accelerators by node, as in `4-7 on nodes 0-3, 0 on node 5`."""

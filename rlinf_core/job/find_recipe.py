@@ -16,6 +16,7 @@ from rlinf_core.job.recipe import Recipe
 from rlinf_core.process.entry_points import offered
 
 ENTRY_POINT_GROUP: Final = "rlinf.recipes"
+_YAML: Final = (".yaml", ".yml")
 
 
 def recipe_names() -> list[str]:
@@ -84,9 +85,22 @@ def recipe_of(config: Any) -> Recipe:
 
 
 def started_recipe(name: str, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe whose default config `recipe=NAME` starts from, with these `key=value` arguments."""
+    """Return the recipe whose default config `recipe=NAME` starts from, with these `key=value` arguments.
+
+    Raises:
+        ConfigError: see `find_recipe`; or its config is a file that its package was installed without.
+    """
     values = dict(override.split("=", 1) for override in overrides if "=" in override)
-    return find_variant(name, lambda key: re.findall(r"[^\[\]\s,]+", values.get(key, "")))
+    recipe = find_variant(name, lambda key: re.findall(r"[^\[\]\s,]+", values.get(key, "")))
+    file = Path(recipe.default_config)
+    if file.is_absolute() and file.suffix in _YAML and not file.exists():
+        package = file.parent.name
+        raise ConfigError(
+            f"recipe `{name}` starts from `{file.name}`, which is not in `{file.parent}`",
+            why="a package is installed with its Python files; others are named in its pyproject.toml",
+            help=f'add `{package} = ["*.yaml"]` under `[tool.setuptools.package-data]`, and install the package again',
+        )
+    return recipe
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -111,8 +125,9 @@ def _own_recipe(target: str) -> Recipe:
 
 
 def _with_own_config(recipe: Recipe, module: str) -> Recipe:
-    """Return a recipe with the path of a config that is beside its module; other names stay."""
-    if not recipe.default_config.endswith((".yaml", ".yml")):
+    """Return a recipe with the path of its config file beside its module, or from the working folder if only there."""
+    if not recipe.default_config.endswith(_YAML):
         return recipe
     own = Path(str(sys.modules[module].__file__)).parent / recipe.default_config
-    return recipe._replace(default_config=str(own)) if own.exists() else recipe
+    only_here = not own.exists() and Path(recipe.default_config).exists()
+    return recipe if only_here else recipe._replace(default_config=str(own))

@@ -193,6 +193,8 @@ class _Parts:
         else:
             meant = format_range(range(size))
         why = "" if resources.start < selection.count or plural else "; ranks count within the group, from 0"
+        if resources == range(1, selection.count + 1):
+            meant, why = format_range(range(selection.count)), "; ranks begin at 0"
         if selection.lacks_accelerators:
             why = "; no accelerator found, so ranks count nodes (`rlinf doctor` shows each node's accelerators)"
         help = f"{selection.describe()}{why}; did you mean {meant}?"

@@ -219,6 +219,10 @@ def _check_made(
     config: PolicyJob, section: str, environments: EnvironmentConfig, report: Report, *, here: bool
 ) -> None:
     """Report a task that the simulator does not know, or options that it does not take."""
+    made = (environments.env_type, environments.task, environments.options)
+    train: EnvironmentConfig | None = getattr(config.env, "train", None)
+    if section == "eval" and train is not None and (train.env_type, train.task, train.options) == made:
+        return  # reported at `env.train`
     at = blame(config, ("env", section, "task"), ("env", section, "env_type"))
     if not here:
         message = f"`{environments.task}` cannot be checked here: `env` runs in another interpreter"

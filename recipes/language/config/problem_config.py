@@ -79,7 +79,7 @@ class LanguageDataConfig(ConfigModel):
             ("val_size",),
             lambda data, sizes: data.source == "files",
             "problems come from files",
-            "remove it, or write `type: reasoning_gym`",
+            "name the file of the held-out problems in `val_data_paths`, and remove it",
             because=("train_data_paths",),
         ),
         NoEffect(

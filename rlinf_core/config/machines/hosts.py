@@ -71,7 +71,7 @@ def check_destination(name: str, start: int = 0, end: int | None = None) -> None
         message = f"`{name}` is not a host" if name else "a host is missing here"
         raise HostSyntaxError(message, start, stop, "write `trainer3`, `me@10.0.0.3` or `trainer[00-07]`")
     if host.count(":") == 1:
-        bare, _, port = host.partition(":")
+        bare, _, port = name.rpartition(":")
         help = f"remove it: `{bare}`; set the port of sshd with `port` of `ssh`" if port.isdecimal() else None
         raise HostSyntaxError(f"`{name}` has a port, which a host cannot have", start, stop, help)
     wrong = impossible_address(host) if _ADDRESS.match(host) else None

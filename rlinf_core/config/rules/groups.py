@@ -11,6 +11,7 @@ from rlinf_core.config.tree import Path
 
 def check(site: Site) -> None:
     _labels(site)
+    _from_one(site)
     for path, group in site.groups():
         node_ranks = (*path, "node_ranks")
         if not site.damaged(node_ranks):
@@ -69,6 +70,8 @@ def bounds(site: Site, path: Path, ranks: NodeRanks) -> bool:
 def out_of_range(site: Site, path: Path, piece: range, span: Span) -> None:
     """Report a range of node ranks beyond the last node."""
     count = site.cluster.num_nodes
+    if counts_from_one(site):
+        return  # told once, at the first group
     beyond = range(max(piece.start, count), piece.stop)
     help_text = (
         f"{count} nodes have the ranks {format_range(range(count))}" if count > 1 else "the only node has rank 0"
@@ -82,6 +85,28 @@ def out_of_range(site: Site, path: Path, piece: range, span: Span) -> None:
         path,
         span=span,
         help=help_text,
+        related=[(site.place((*CLUSTER, "num_nodes")), "`num_nodes` is set at")],
+    )
+
+
+def counts_from_one(site: Site) -> bool:
+    """Return whether the groups have the nodes 1 to `num_nodes`, which are 0 to `num_nodes` - 1."""
+    named = merge_ranges(piece for _, group in site.groups() for piece in ranges_of(group.node_ranks))
+    count = site.num_nodes
+    return count is not None and count > 1 and named == (range(1, count + 1),)
+
+
+def _from_one(site: Site) -> None:
+    if not counts_from_one(site):
+        return
+    count = site.cluster.num_nodes
+    path, group = min(site.groups(), key=lambda pair: min(piece.start for piece in ranges_of(pair[1].node_ranks)))
+    less = ",".join(format_range(range(piece.start - 1, piece.stop - 1)) for piece in ranges_of(group.node_ranks))
+    site.report(
+        "node-rank-out-of-range",
+        f"ranks begin at 0: {count} nodes have the ranks {format_range(range(count))}, and the groups name 1-{count}",
+        (*path, "node_ranks"),
+        help=f"write each rank one lower, here `{less}`",
         related=[(site.place((*CLUSTER, "num_nodes")), "`num_nodes` is set at")],
     )
 

@@ -37,6 +37,12 @@ _SYNONYMS = {
     "user": ("login", "name"),
     "connect_timeout": ("timeout",),
     "hosts": ("host", "ip", "ips", "addresses", "nodes"),
+    "python_interpreter_path": ("python", "interpreter", "python_path", "conda_env", "conda", "venv", "virtualenv"),
+}
+# Those of them that a section further down may have, with an example.
+_DEEPER = {
+    ("gpus", "gpu", "num_gpus", "gpus_per_node"): ("per_node", "8"),
+    _SYNONYMS["python_interpreter_path"]: ("python_interpreter_path", "/opt/venv/bin/python"),
 }
 
 
@@ -70,6 +76,8 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
         hint = f"`{name}` is `{known}` here"
     elif meant:
         hint = f"did you mean `{meant}`?"
+    elif deeper := _further_down(model, tree, path):
+        hint = deeper
     elif torn := _torn_value(tree, path):
         hint = f"inside braces a comma ends a value: write {torn}"
     elif elsewhere:
@@ -89,6 +97,24 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
         path,
         hint,
     )
+
+
+def _further_down(model: type[BaseModel], tree: MappingNode, path: Path) -> str | None:
+    """Return where a section below has what a key means, written out; None for any other key."""
+    names = next((names for names in _DEEPER if str(path[-1]).lower() in names), None)
+    if names is None:
+        return None
+    key, example = _DEEPER[names]
+    here = _pattern(path[:-1])
+    below = [place.removeprefix(here).lstrip(".") for place in places_of(model, key) if place.startswith(here)]
+    value = find(tree, path)
+    if key == "per_node" and isinstance(value, ScalarNode) and value.raw.isdecimal():
+        example = value.raw
+    if not below:
+        return None
+    section, entry = below[0], f"{key}: {example}"
+    text = f"[{{node_ranks: all, {entry}}}]" if section.endswith("[]") else f"{{{entry}}}"
+    return f"write `{section.removesuffix('[]')}: {text}`" if "." not in section else f"`{key}` of `{section}` sets it"
 
 
 def _other_places(model: type[BaseModel], path: Path) -> list[str]:

@@ -83,6 +83,21 @@ def test_recipe_of_a_package_has_its_config_beside_it(write: Write) -> None:
     assert find_recipe("own_three:x").default_config == str(file)
 
 
+@pytest.mark.parametrize("module", ["own_bare/__init__.py", "own_bare/inner.py"])
+def test_package_installed_without_its_config_says_what_to_add(write: Write, module: str) -> None:
+    write("own_bare/__init__.py", "")
+    file = write(module, f"{IMPORT}x = Recipe('o', 'O.', 'rlinf_core:JobConfig', 'job.yaml')\n")
+    target = f"{module.removesuffix('/__init__.py').removesuffix('.py').replace('/', '.')}:x"
+    with pytest.raises(ConfigError) as caught:
+        load_job(f"recipe={target}", [], environ={})
+    assert caught.value.message == f"recipe `{target}` starts from `job.yaml`, which is not in `{file.parent}`"
+    assert caught.value.help == (
+        'add `own_bare = ["*.yaml"]` under `[tool.setuptools.package-data]`, and install the package again'
+    )
+    # A file that names the recipe needs no other.
+    assert load(f"recipe: {target}\ncluster: {{num_nodes: 1}}\n").recipe is not None
+
+
 @pytest.mark.parametrize(
     ("target", "reason"),
     [

@@ -49,3 +49,27 @@ def test_head_that_nobody_reaches(address: str) -> None:
     text = f"cluster:\n  num_nodes: 2\n  head_address: {address}\n"
     assert faults_of(text) == [("head-address-local", 3, address)]
     assert faults_of(text.replace("2", "1", 1)) == []
+
+
+def test_a_count_that_is_wrong_by_an_overlap_names_it() -> None:
+    text = groups("label: train, node_ranks: 0-1, hosts: [x, y]", "label: sim, node_ranks: 1-3, hosts: [z, w]")
+    (count,) = [finding for finding in check(text) if finding.code == "hosts-count"]
+    assert (count.help or "").endswith("; node 1 of `node_ranks` overlaps with group `train`")
+    (count,) = [finding for finding in check(text.replace("1-3", "0-3")) if finding.code == "hosts-count"]
+    assert (count.help or "").endswith("; nodes 0-1 of `node_ranks` overlap with group `train`")
+    (count,) = [finding for finding in check(text.replace("1-3", "2-4")) if finding.code == "hosts-count"]
+    assert "overlap" not in (count.help or "")
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("root@sim1:2222", "root@sim1"),
+        ("me@10.0.0.3:22", "me@10.0.0.3"),
+        ("me@[2001:db8::7]:22", "me@2001:db8::7"),
+        ("sim1:2222", "sim1"),
+    ],
+)
+def test_a_host_loses_its_port_and_keeps_its_user(written: str, kept: str) -> None:
+    (finding,) = check(f"cluster:\n  num_nodes: 1\n  hosts: ['{written}']\n")
+    assert finding.help == f"remove it: `{kept}`; set the port of sshd with `port` of `ssh`"

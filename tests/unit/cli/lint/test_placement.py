@@ -135,3 +135,19 @@ def test_overlapping(lists: list[tuple[range, ...]]) -> None:
     sets = [{number for piece in pieces for number in piece} for pieces in lists]
     expected = [(i, j) for j in range(len(sets)) for i in range(j) if sets[i] & sets[j]]
     assert overlapping(lists) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("placement", "meant"),
+    [("[0, 63]", "0-63"), ("'0,63'", "0-63"), ("[8, 15]", "8-15"), ("[0, 1]", None), ("[0, 7, 63]", None)],
+)
+def test_two_ends_of_a_range_suggest_the_range(placement: str, meant: str | None) -> None:
+    (idle,) = findings(EIGHT_NODES.format(map=placement))
+    assert idle.code == "idle-accelerators"
+    begins = f"`actor` is placed on two accelerators: did you mean `{meant}`? Otherwise " if meant else ""
+    assert idle.help == f"{begins}place a component on them, or remove the nodes"
+
+
+def test_resources_counted_from_one_are_shifted() -> None:
+    finding = next(finding for finding in findings(EIGHT_NODES.format(map="1-64")) if finding.help)
+    assert (finding.help or "").endswith("; ranks begin at 0; did you mean 0-63?")

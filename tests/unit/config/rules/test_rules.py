@@ -141,7 +141,10 @@ def test_same_variable_twice_in_one_entry() -> None:
 
 
 def test_two_groups_on_a_node_may_differ() -> None:
-    first, second = "env_vars: [A: 1], python_interpreter_path: /a", "env_vars: [A: 2], python_interpreter_path: /b"
+    first, second = (
+        "env_vars: [A: 1], python_interpreter_path: /a/python",
+        "env_vars: [A: 2], python_interpreter_path: /b/python",
+    )
     assert (
         faults_of(
             groups(
@@ -292,3 +295,38 @@ def test_thousands_of_groups_are_no_burden(same: bool) -> None:
     check_cluster(view.model.cluster, view, diagnostics)
     assert time.process_time() - start < 2
     assert len(diagnostics) == 0
+
+
+def test_ranks_counted_from_one_are_one_mistake() -> None:
+    text = groups(
+        "label: sim, node_ranks: 3-4, hardware: {type: Franka, configs: [{node_rank: 4, robot_ip: 10.0.0.1}]}",
+        "label: train, node_ranks: 1-2, env_configs: [{node_ranks: 1, env_vars: {A: 1}}]",
+        num_nodes=4,
+    )
+    (finding,) = check(text)
+    assert (finding.code, finding.span.text) == ("node-rank-out-of-range", "1-2")
+    assert finding.message == "ranks begin at 0: 4 nodes have the ranks 0-3, and the groups name 1-4"
+    assert finding.help == "write each rank one lower, here `0-1`"
+    (pieces,) = check(groups("label: a, node_ranks: [1, 2-3]", num_nodes=3))
+    assert pieces.help == "write each rank one lower, here `0,1-2`"
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("gpus: 4", "write `accelerators: {per_node: 4}`"),
+        ("num_gpus: 8", "write `accelerators: {per_node: 8}`"),
+        ("gpus_per_node: 2", "write `accelerators: {per_node: 2}`"),
+        ("conda_env: sim", "write `env_configs: [{node_ranks: all, python_interpreter_path: /opt/venv/bin/python}]`"),
+        ("venv: /opt/v", "write `env_configs: [{node_ranks: all, python_interpreter_path: /opt/venv/bin/python}]`"),
+        ("env_configs: [{node_ranks: 0, conda_env: sim}]", "did you mean `python_interpreter_path`?"),
+    ],
+)
+def test_words_of_other_systems_in_a_group_name_its_own(key: str, hint: str) -> None:
+    assert hint in [finding.help for finding in check(groups(f"label: a, node_ranks: 0, {key}", num_nodes=1))]
+
+
+def test_words_of_other_systems_in_the_cluster_name_its_own() -> None:
+    text = "cluster:\n  num_nodes: 1\n  conda_env: sim\n  gpus: 8\n"
+    helps = [finding.help for finding in check(text)]
+    assert helps == ["did you mean `python_interpreter_path`?", "`per_node` of `node_groups[].accelerators` sets it"]

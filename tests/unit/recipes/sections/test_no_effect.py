@@ -169,6 +169,12 @@ def _written(tree: dict[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}{key}: {value}"
 
 
+def test_a_size_of_held_out_problems_beside_files_names_their_key(tmp_path: Path) -> None:
+    output, _ = diagnostics_of((*MATH, *FILES), "data.val_size=9", tmp_path)
+    (finding,) = [message for message in output if message.path == ("data", "val_size")]
+    assert finding.help == "name the file of the held-out problems in `val_data_paths`, and remove it"
+
+
 @pytest.mark.parametrize(("settings", "injected"), INJECTED, ids=[f"{s[0][7:]}-{item}" for s, item in INJECTED])
 def test_a_key_without_effect_is_found_with_its_line(settings: tuple[str, ...], injected: str, tmp_path: Path) -> None:
     output, line = diagnostics_of(settings, injected, tmp_path)

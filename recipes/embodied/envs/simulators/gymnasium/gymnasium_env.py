@@ -155,7 +155,18 @@ def cannot_be_made(task: str, error: Exception) -> ConfigError:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     extra = next((extra for word, extra in _EXTRAS.items() if word in text.lower()), None)
     remedy = None
-    if "have been moved" in text:
+    own = task.rpartition(":")[0]
+    if missing and own:
+        # A name of the user's own: the package index may have another one of that name.
+        named = f"`PYTHONPATH=FOLDER rlinf ...` names the folder that holds `{missing}`"
+        if own == missing or own.startswith(f"{missing}."):
+            return ConfigError(
+                f"`{task}` cannot be made: there is no module `{missing}` here or on PYTHONPATH",
+                where="env.task",
+                help=f"{named}, or install your package that has it",
+            )
+        remedy = f"`{own}` imports it: {named}, or install it in this interpreter"
+    elif "have been moved" in text:
         remedy = "write a newer version of its id, as in `Hopper-v5`"
     elif "`mujoco<3`" in text:
         remedy = "write a newer version of its id, or run `pip install 'mujoco<3'` in an interpreter of its own"

@@ -209,6 +209,24 @@ def test_a_module_before_the_id_is_imported_for_it(
     del gymnasium.registry[f"{module}-v0"]
 
 
+def test_a_module_of_ones_own_is_not_sought_on_the_package_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def advice(task: str) -> tuple[str, str]:
+        with pytest.raises(ConfigError) as caught:
+            make_env("gymnasium", EnvSettings(num_envs=1, task=task))
+        return caught.value.message, caught.value.help or ""
+
+    message, help = advice("nosuch:Bed-v0")
+    assert message == "`nosuch:Bed-v0` cannot be made: there is no module `nosuch` here or on PYTHONPATH"
+    assert help.startswith("`PYTHONPATH=FOLDER rlinf ...` names the folder that holds `nosuch`")
+    (tmp_path / "bed_of_mine.py").write_text("import helper_of_mine\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert advice("bed_of_mine.inner:Bed-v0")[1].startswith("`bed_of_mine.inner` imports it: `PYTHONPATH=FOLDER")
+    for task in ("nosuch:Bed-v0", "nosuch.beds:Bed-v0", "bed_of_mine:Bed-v0", "bed_of_mine.inner:Bed-v0"):
+        assert "pip" not in advice(task)[1]
+
+
 def test_spaces_that_are_not_understood_are_refused() -> None:
     class Sentence(Toy):
         observation_space = gymnasium.spaces.Text(5)
