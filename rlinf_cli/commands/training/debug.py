@@ -49,15 +49,14 @@ def debug(
     """Show the stacks of an active run's processes, or attach to a breakpoint.
 
     RUN is a run folder or its name in the folder of runs; by default the active run. COMPONENT[:RANK] names processes
-    of it, as `env` or `EnvGroup:0`; by default all. Run it on the machine of the run's driver.
+    of it, as `env` or `EnvGroup:0`, also without RUN; by default all. Run it on the machine of the run's driver.
 
     A process that does not answer, as its native code holds the interpreter's lock, is read from outside, within 2 s;
     so are the processes that workers started, as simulators. Where a worker's code has reached `breakpoint()`, naming
     that worker attaches this terminal to Python's debugger. The exit code is 1 where a process has no stacks.
     """
     from rlinf_cli.bootstrap.inspection import Inspector, find_job, job_of
-    from rlinf_cli.debug.attaching import chosen_processes, components_of
-    from rlinf_cli.runs.run_lookup import find_run
+    from rlinf_cli.debug.attaching import chosen_processes, components_of, run_and_processes
     from rlinf_core.manager.inspection.job_stacks import answers_of_both, waits_at_breakpoint
 
     _check_native(native)
@@ -66,7 +65,7 @@ def debug(
     if job is not None:
         record, words = find_job(job), [*([run] if run is not None else []), *words]
     else:
-        folder = find_run(run, log_path)
+        folder, words = run_and_processes(run, words, log_path)
         record, groups = job_of(folder), components_of(folder.config_file)
     with Inspector(record) as inspector:
         snapshot = inspector.snapshot(stacks=True)
@@ -87,6 +86,7 @@ app = command(
     debug,
     examples=(
         "rlinf debug",
+        "rlinf debug env:0",
         "rlinf debug runs/embodied-20260314-101502 EnvGroup:0",
         "rlinf debug --native --output json",
     ),
