@@ -91,12 +91,12 @@ def _shared(site: Site, path: Path, nodes: Sequence[range]) -> str:
     return ""
 
 
-def _count(site: Site, path: Path, count: int, wanted: int, subject: str, more: str = "") -> None:
+def _count(site: Site, path: Path, count: int, wanted: int, subject: str, overlap: str = "") -> None:
     site.report(
         "hosts-count",
         f"{count} host{'' if count == 1 else 's'} for {wanted} node{'' if wanted == 1 else 's'}",
         path,
-        help=f"{subject} {wanted}; list one host per node, in rank order{more}",
+        help=f"{subject} {wanted}; list one host per node, in rank order{overlap}",
     )
 
 

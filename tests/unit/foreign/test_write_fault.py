@@ -59,9 +59,7 @@ def test_errors_that_lost_their_number_are_of_a_full_disk(tmp_path: Path, monkey
         assert write_fault(tmp_path, error) == "No space left on device: the disk has 0.3 of 9 MiB free"
 
 
-def test_a_write_that_ends_early_on_a_disk_with_room_is_not_called_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_write_on_a_disk_with_room_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of_disk(monkeypatch, 700 * MIB, 900 * MIB)
     short = OSError("8000 requested and 512 written")
     assert write_fault(tmp_path, short) == "a write ended early: the disk has 700.0 of 900 MiB free"

@@ -169,7 +169,7 @@ def _written(tree: dict[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}{key}: {value}"
 
 
-def test_a_size_of_held_out_problems_beside_files_names_their_key(tmp_path: Path) -> None:
+def test_size_of_held_out_problems_beside_files_names_a_key(tmp_path: Path) -> None:
     output, _ = diagnostics_of((*MATH, *FILES), "data.val_size=9", tmp_path)
     (finding,) = [message for message in output if message.path == ("data", "val_size")]
     assert finding.help == "name the file of the held-out problems in `val_data_paths`, and remove it"
