@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 from recipes.language.answers.sequences import FinishReason, Sequence
@@ -24,6 +25,33 @@ _REASONS: Final[dict[str, FinishReason]] = {
 
 class EngineAnswerError(RLinfError):
     """An answer of an engine that cannot be trained on; `help` is set where a setting is wrong."""
+
+
+def checked_together(
+    checks: Iterable[tuple[Answer, Callable[[], Sequence]]], *, worked: bool = False
+) -> list[Sequence]:
+    """Return answers that came together; one that cannot be trained on is failed, and leaves the others alone.
+
+    Args:
+        checks: what was asked for, each with a call that validates its answer.
+        worked: whether the engine has given good answers before.
+
+    Raises:
+        EngineAnswerError: a setting is to blame, or no answer is good, and none has been.
+    """
+    sequences: list[Sequence] = []
+    wrong: EngineAnswerError | None = None
+    for answer, check in checks:
+        try:
+            sequences.append(check())
+        except EngineAnswerError as error:
+            if error.help:
+                raise
+            wrong = error
+            sequences.append(answer.sequence(failure=f"{error.message}: {error.why}"))
+    if wrong is not None and not worked and all(sequence.failed for sequence in sequences):
+        raise wrong
+    return sequences
 
 
 def checked_sequence(

@@ -8,9 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from recipes.language.answers.sequences import ExpertRecord, FinishReason, Request, Sequence
+
+# Failure of an answer whose next token has no probability.
+NOT_FINITE: Final = "the model's weights or the temperature give probabilities that are not finite numbers"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceABC
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.engines.engine import Engine, EngineStats, PauseMode
-from recipes.language.engines.foreign_answers import EngineAnswerError, checked_sequence
+from recipes.language.engines.foreign_answers import EngineAnswerError, checked_sequence, checked_together
 from recipes.language.engines.http_json import JsonServer, ServerUnavailableError
 from recipes.language.engines.model_folder import ModelFolder
 from recipes.language.engines.request_queue import Answer, RequestQueue
@@ -244,7 +245,8 @@ class ServerEngine(Engine):
         if not all(type(choice.get("index", 0)) is int for choice in choices):
             raise EngineAnswerError(f"{where} returned an answer whose `index` is not an integer")
         ordered = sorted(choices, key=lambda choice: choice.get("index", 0))
-        return [self._sequence(answer, choice, where) for answer, choice in zip(answers, ordered, strict=True)]
+        pairs = zip(answers, ordered, strict=True)
+        return checked_together((answer, partial(self._sequence, answer, choice, where)) for answer, choice in pairs)
 
     def _sequence(self, answer: Answer, choice: Mapping[str, Any], where: str) -> Sequence:
         logprobs = _fields(choice.get("logprobs"))

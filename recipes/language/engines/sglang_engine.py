@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceABC
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.config.engine_facts import last_line, missing_package
 from recipes.language.engines.engine import Engine, EngineStats, PauseMode
-from recipes.language.engines.foreign_answers import checked_sequence
+from recipes.language.engines.foreign_answers import checked_sequence, checked_together
 from recipes.language.engines.model_folder import ModelFolder
 from recipes.language.engines.request_queue import Answer, RequestQueue
 from recipes.language.engines.sampling import prompt_key, stream_key
@@ -117,7 +118,10 @@ class SglangEngine(Engine):
             sampling_params=[self._params(answer) for answer in taken],
             return_logprob=True,
         )
-        answers = [self._sequence(answer, output) for answer, output in zip(taken, outputs, strict=True)]
+        pairs = zip(taken, outputs, strict=True)
+        answers = checked_together(
+            ((answer, partial(self._sequence, answer, output)) for answer, output in pairs), worked=self._generated > 0
+        )
         self._prompted += sum(len(answer.prompt) for answer in answers)
         self._generated += sum(len(answer.tokens) for answer in answers)
         return answers

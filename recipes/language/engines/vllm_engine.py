@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceABC
@@ -16,7 +17,7 @@ from recipes.language.answers.sequences import FinishReason, Request, Sequence
 from recipes.language.config.engine_facts import last_line, missing_package
 from recipes.language.engines.engine import ArrivingTensors, Engine, EngineStats, PauseMode
 from recipes.language.engines.model_folder import ModelFolder
-from recipes.language.engines.request_queue import Answer, RequestQueue
+from recipes.language.engines.request_queue import NOT_FINITE, Answer, RequestQueue
 from recipes.language.engines.sampling import prompt_key, stream_key
 from recipes.language.engines.stop_texts import StopTexts
 from recipes.language.engines.vllm_adapter import VllmAdapter
@@ -231,7 +232,10 @@ class VllmEngine(Engine):
             if not completion.finish_reason:
                 self._llm.llm_engine.abort_request([output.request_id])
             del self._running[output.request_id]
-            ended.append(running.sequence(reason or _reason(completion.finish_reason), completion.finish_reason))
+            if reason == "aborted":
+                ended.append(running.answer.sequence(failure=NOT_FINITE))
+            else:
+                ended.append(running.sequence(reason or _reason(completion.finish_reason), completion.finish_reason))
             self._prefilled += len(running.answer.request.context) - (output.num_cached_tokens or 0)
         return ended
 
@@ -252,9 +256,14 @@ class VllmEngine(Engine):
         return [one.answer.sequence(failure=why) for one in running]
 
     def _append(self, running: _Running, completion: Any) -> FinishReason | None:
-        """Append sampled tokens, and return `stop` if they complete a stop text; the rest is cut off."""
+        """Append sampled tokens, and return `stop` if they complete a stop text; the rest is cut off.
+
+        Of weights that are not finite, vLLM draws any token: `aborted` then.
+        """
         params = running.answer.request.params
         for token, entry in zip(completion.token_ids, completion.logprobs, strict=True):
+            if not math.isfinite(entry[token].logprob):
+                return "aborted"
             running.tokens.append(token)
             running.logprobs.append(entry[token].logprob)
             running.versions.append(self._version)

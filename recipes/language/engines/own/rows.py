@@ -12,14 +12,13 @@ from torch import Tensor
 
 from recipes.language.answers.sequences import ExpertRecord, FinishReason, SamplingParams, Sequence
 from recipes.language.engines.own.row_choices import RowChoices
-from recipes.language.engines.request_queue import Answer
+from recipes.language.engines.request_queue import NOT_FINITE, Answer
 from recipes.language.engines.sampling import prompt_key, stream_key, uniforms
 from recipes.language.engines.stop_texts import StopTexts
 from recipes.training.typed_tensors import integers
 
 # Tokens whose random numbers are drawn together.
 _AHEAD = 16
-_NOT_FINITE = "the model's weights or the temperature give probabilities that are not finite numbers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +222,7 @@ class Rows:
         ended = self._ended([first + index for index in candidates if first + index not in lost])
         self._alive[[*ended, *lost]] = False
         self._running -= len(ended) + len(lost)
-        return self._sequences(ended) + [self._rows[row].answer.sequence(failure=_NOT_FINITE) for row in lost]
+        return self._sequences(ended) + [self._rows[row].answer.sequence(failure=NOT_FINITE) for row in lost]
 
     def _ended(self, candidates: list[int]) -> dict[int, FinishReason]:
         """Return the finish reason of each row that has ended, by row number."""

@@ -122,6 +122,22 @@ def test_unlearnable_answer_is_one_clear_error(server: FakeServer, engine: Engin
         ask(engine)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        changed(logprobs={"token_logprobs": [float("nan")] * 6}),
+        changed(logprobs={"token_logprobs": [float("-inf")] * 6}),
+        changed(logprobs={"token_logprobs": [3.0] * 6}),
+        changed(finish_reason="content_filter"),
+    ],
+)
+def test_an_unlearnable_answer_fails_without_those_beside_it(server: FakeServer, engine: Engine, change: Any) -> None:
+    server.change = change
+    params = SamplingParams(max_new_tokens=6)
+    answers = run(engine, [Request(request_id="a", prompt=(9, 17, 4), params=params, group_size=3)])
+    assert [answers["a", sample].failed for sample in range(3)] == [True, False, False]
+
+
 @pytest.mark.parametrize(("seed", "replies"), [(0, 40), pytest.param(1, 1000, marks=pytest.mark.nightly)])
 def test_replies_with_mistakes_are_answers_or_errors(server: FakeServer, folder: str, seed: int, replies: int) -> None:
     draw, refused = random.Random(seed), 0

@@ -160,3 +160,27 @@ def test_an_answer_with_too_few_tokens_is_an_error(sglang: Any, folder: str, mon
     with pytest.raises(RLinfError, match="unusable answer") as raised:
         run(make(folder), [Request(request_id="a", prompt=(5, 6), params=greedy(6))])
     assert "after 4 tokens; at least 6 were requested" in str(raised.value)
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), 3.0])
+def test_an_answer_without_probabilities_fails_alone(
+    sglang: Any, folder: str, monkeypatch: pytest.MonkeyPatch, logprob: float
+) -> None:
+    generate = StandIn.generate
+
+    def spoiled(self: StandIn, **arguments: Any) -> list[dict[str, Any]]:
+        results = generate(self, **arguments)
+        for place, tokens in enumerate(arguments["input_ids"]):
+            if tokens[0] == 13:
+                drawn = results[place]["meta_info"]["output_token_logprobs"]
+                drawn[0] = (logprob, *drawn[0][1:])
+        return results
+
+    monkeypatch.setattr(StandIn, "generate", spoiled)
+    engine = make(folder)
+    prompts = {"good": (3, 4), "bad": (13, 4), "other": (5,)}
+    requests = [Request(request_id=name, prompt=prompt, params=greedy(4)) for name, prompt in prompts.items()]
+    answers = run(engine, requests)
+    assert {name for (name, _), answer in answers.items() if answer.failed} == {"bad"}
+    # Asked again by itself.
+    assert run(engine, requests[1:2])["bad", 0].failed

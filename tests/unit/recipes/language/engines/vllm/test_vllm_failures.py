@@ -89,3 +89,25 @@ def test_other_errors_of_vllm_end_the_run(engine: VllmEngine) -> None:
     engine._llm.llm_engine.raises = [ValueError("priority")]
     with pytest.raises(ValueError, match="priority"):
         engine.step()
+
+
+@pytest.mark.parametrize("reason", ["length", None])
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
+def test_an_answer_without_probabilities_fails_alone(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, reason: str | None, logprob: float
+) -> None:
+    step = Core.step
+
+    def spoiled(self: Core) -> list[Any]:
+        outputs = step(self)
+        for output in outputs[:1]:
+            output.outputs[0] = SimpleNamespace(
+                token_ids=[5], logprobs=[{5: SimpleNamespace(logprob=logprob)}], finish_reason=reason
+            )
+        return outputs
+
+    monkeypatch.setattr(Core, "step", spoiled)
+    failed, whole = engine.step()
+    assert failed.failed
+    assert (failed.tokens, whole.tokens, whole.failed) == ((), (5,), False)
+    assert engine.unfinished == 0
