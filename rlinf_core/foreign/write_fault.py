@@ -66,4 +66,4 @@ def _room(path: str | os.PathLike[str]) -> tuple[str, bool]:
     size, unit = (_GIB, "GiB") if total >= 10 * _GIB else (_MIB, "MiB")
     if size == _GIB and free < _GIB:
         return f"the disk has {free / _MIB:.1f} MiB of {total / _GIB:.0f} GiB free", free < _MIB
-    return f"the disk has {free / size:.1f} of {total / size:.0f} {unit} free", free < _MIB
+    return f"the disk has {free / size:.1f} of {total / size:.{0 if total >= size else 1}f} {unit} free", free < _MIB

@@ -346,7 +346,9 @@ class RunRecord:
             write(work)
             path = store.commit(step, manifest._replace(in_flight=in_flight()))
         except Exception as error:
-            unwritten = not isinstance(error, CheckpointError) and (isinstance(error, OSError) or lacks_room(error))
+            errors = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
+            worded = any(isinstance(single, CheckpointError) for single in errors)
+            unwritten = not worded and (isinstance(error, OSError) or lacks_room(error))
             # What was written fills the disk until it is removed.
             why = write_fault(work, error) if unwritten else None
             store.abandon(step)

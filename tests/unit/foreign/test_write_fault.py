@@ -19,7 +19,11 @@ GIB = 1 << 30
 
 def of_disk(monkeypatch: pytest.MonkeyPatch, free: float, total: float, files: int = 100) -> None:
     disk = SimpleNamespace(f_frsize=1, f_bavail=free, f_blocks=total, f_files=1000, f_favail=files)
-    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+
+    def statvfs(_: object) -> SimpleNamespace:
+        return disk
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
 
 
 def full(number: int = errno.ENOSPC) -> OSError:
@@ -30,6 +34,7 @@ def full(number: int = errno.ENOSPC) -> OSError:
     ("free", "total", "words"),
     [
         (0.3 * MIB, 9 * MIB, "the disk has 0.3 of 9 MiB free"),
+        (0, 0.5 * MIB, "the disk has 0.0 of 0.5 MiB free"),
         (3 * MIB, 252 * GIB, "the disk has 3.0 MiB of 252 GiB free"),
         (41.5 * GIB, 1000 * GIB, "the disk has 41.5 of 1000 GiB free"),
     ],

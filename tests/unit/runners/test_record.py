@@ -53,6 +53,20 @@ def test_half_a_checkpoint_is_not_left_on_a_full_disk(run: RunRecord, error: Exc
     assert list(run.folder.checkpoints.folder.iterdir()) == []
 
 
+def test_what_a_worker_says_of_a_full_disk_is_not_said_again(run: RunRecord) -> None:
+    theirs = ExceptionGroup(
+        "one failed", [CheckpointError("the weights cannot be written", why="No space left on device")]
+    )
+
+    def write(path: Path) -> None:
+        raise theirs
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run.save(1, write, weight_version=1, world_sizes={})
+    assert caught.value is theirs
+    assert list(run.folder.checkpoints.folder.iterdir()) == []
+
+
 def test_ending_the_workers_is_not_counted(
     run: RunRecord, emitted: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +20,7 @@ from recipes.language.models.load_model import load_model, make_tokenizer
 from recipes.language.models.policy import LanguagePolicy
 from recipes.language.weights.model_export import export
 from recipes.training.huggingface import with_lora
-from rlinf_core import RLinfError, load_job
+from rlinf_core import CheckpointError, RLinfError, load_job
 from tests.unit.recipes.language.learning.test_initial_weights import saved
 
 
@@ -104,3 +105,17 @@ def test_a_folder_that_does_not_pass_is_not_kept(tmp_path: Path) -> None:
         export(iter(policy.state_dict().items()), actor, make_tokenizer(actor), out, refuse)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["first", "out"]
     assert load_model(str(out)).state_dict().keys() == before.keys()
+
+
+def test_a_model_on_a_full_disk_says_so_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = changed(load_model(saved("tied Qwen2", tmp_path / "first")))
+    actor = actor_of(str(tmp_path / "first"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("recipes.training.weights.tensor_writer.TensorWriter.write", full)
+    with pytest.raises(CheckpointError, match="the model cannot be written") as caught:
+        export(iter(policy.state_dict().items()), actor, make_tokenizer(actor), tmp_path / "out", lambda *_: None)
+    assert str(caught.value.why).startswith("No space left on device: the disk has ")
+    assert [file.name for file in tmp_path.iterdir()] == ["first"]
