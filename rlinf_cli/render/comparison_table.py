@@ -10,6 +10,7 @@ from rlinf_cli.live import labels
 from rlinf_cli.live.run_summary import shown
 from rlinf_cli.runs.metric_comparison import ConfigDifference, ResultGap, RunResult
 from rlinf_cli.runs.run_comparison import Comparison
+from rlinf_cli.runs.run_lookup import damaged_checkpoints
 
 SCHEMA = "rlinf.compare/1"
 # Differences in more packages than this are summarised.
@@ -108,7 +109,12 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
             {
                 "label": run_set.label,
                 "runs": [
-                    {"folder": str(run.path), "status": run.state.status, **_result_record(result)}
+                    {
+                        "folder": str(run.path),
+                        "status": run.state.status,
+                        "damaged_checkpoints": damaged_checkpoints(run),
+                        **_result_record(result),
+                    }
                     for run, result in zip(run_set.runs, run_set.results, strict=True)
                 ],
             }

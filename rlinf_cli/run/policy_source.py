@@ -102,10 +102,10 @@ def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:
         run: see above.
 
     Raises:
-        CheckpointError: it does not exist, or it is incomplete.
+        CheckpointError: it does not exist, or it is damaged.
     """
     from rlinf_core.errors import CheckpointError
-    from rlinf_core.runners.storage.checkpoint import CheckpointStore, open_checkpoint
+    from rlinf_core.runners.storage.checkpoint import CheckpointStore, sound_checkpoint
     from rlinf_core.runners.storage.run_folder import RunFolder
     from rlinf_core.runners.storage.run_state import STATE
 
@@ -117,14 +117,14 @@ def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:
             path = run.checkpoints.folder / f"global_step_{checkpoint}"
         if os.path.lexists(path / STATE):
             run = RunFolder.open(path)
-        elif (newest := CheckpointStore(path).latest()) is not None:
+        elif (newest := CheckpointStore(path).latest_sound()) is not None:
             return newest.path
         else:
-            return open_checkpoint(path).path
-    latest = run.checkpoints.latest() if run is not None else None
+            return sound_checkpoint(path).path
+    latest = run.checkpoints.latest_sound() if run is not None else None
     if latest is None:
         raise CheckpointError(
-            "the run has no checkpoint",
+            "the run has no sound checkpoint",
             where=str(run.path if run is not None else checkpoint),
             help="name one with `--checkpoint`",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -102,6 +103,23 @@ def warn_of_unreadable(log_path: Path) -> None:
         console.warn(f"{shown(folder.path)} is skipped: {folder.why}")
     if len(broken) > _MOST_UNREADABLE:
         console.warn(f"{len(broken) - _MOST_UNREADABLE} more folders cannot be read")
+
+
+def damaged_checkpoints(run: RunFolder) -> list[str]:
+    """Return in words which checkpoints of a run are damaged, as far as their sizes show."""
+    try:
+        return run.checkpoints.damaged()
+    except OSError as error:
+        return [f"its checkpoints cannot be read: {error.strerror}"]
+
+
+def warn_of_damaged(runs: Iterable[RunFolder]) -> None:
+    """Name the damaged checkpoints of runs, each with what is used instead."""
+    from rlinf_cli.live.run_summary import shown
+
+    for run in runs:
+        for words in damaged_checkpoints(run):
+            console.warn(f"{shown(run.path)}: {words}")
 
 
 def _asked(running: list[RunFolder]) -> RunFolder:

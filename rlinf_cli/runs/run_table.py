@@ -13,7 +13,7 @@ from typing import Any
 
 from rlinf_cli.console import console
 from rlinf_cli.live import labels
-from rlinf_cli.runs.run_lookup import all_runs
+from rlinf_cli.runs.run_lookup import all_runs, damaged_checkpoints
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.runners.metrics import Metrics, decode
 from rlinf_core.runners.storage.ownership import outside, why_not_own
@@ -36,6 +36,7 @@ class RunRow:
         elsewhere: the folder of its checkpoints, if outside of the run folder.
         elsewhere_size: bytes in `elsewhere`; 0 if it is not the run's own.
         foreign: why `elsewhere` is not the run's to delete; None if it is.
+        damaged: its damaged checkpoints, in words.
         created: seconds since 1970.
         ended: likewise, or None.
     """
@@ -56,6 +57,7 @@ class RunRow:
     elsewhere: Path | None
     elsewhere_size: int
     foreign: str | None
+    damaged: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record of the run."""
@@ -79,6 +81,7 @@ class RunRow:
             "created": self.created,
             "ended": self.ended,
             "bytes": self.size,
+            "damaged_checkpoints": list(self.damaged),
             "checkpoints_elsewhere": None
             if self.elsewhere is None
             else {
@@ -137,6 +140,7 @@ def _row(run: RunFolder) -> RunRow:
         created=state.created,
         ended=state.ended,
         size=_size(run.path) + elsewhere_size,
+        damaged=tuple(damaged_checkpoints(run)),
         elsewhere=elsewhere,
         elsewhere_size=elsewhere_size,
         foreign=foreign,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, cast
 from rlinf_cli.live.driver_log import DRIVER
 from rlinf_cli.live.labels import phase_words
 from rlinf_cli.runs.log_files import last_lines
+from rlinf_cli.runs.run_lookup import damaged_checkpoints
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.tree import to_data
 from rlinf_core.config.yaml.reader import load_source, read
@@ -139,7 +140,7 @@ def read_facts(folder: RunFolder, lines: Sequence[Metrics] | None = None) -> Run
     status, reason = folder.state.outcome
     story, notes = story_with_faults(folder.path)
     bundles, faults = read_bundles(folder.path)
-    notes += faults
+    notes += [*faults, *damaged_checkpoints(folder)]
     state = folder.state
     lines = _metrics(folder.metrics_file, notes) if lines is None else lines
     driver_log = last_lines(folder.log_file(DRIVER, 0), _TAIL_LINES)

@@ -44,7 +44,7 @@ def why_text(diagnosis: Diagnosis, name: str) -> str:
         lines += ["", "no cause of trouble is found: it did not fail, and its metrics show nothing that keeps it from"]
         lines += ["learning. `rlinf compare` shows how another run differs"]
     if facts.notes:
-        lines += ["", "what could not be read", *(f"  {note}" for note in facts.notes)]
+        lines += ["", "what could not be read or used", *(f"  {note}" for note in facts.notes)]
     return "\n".join(lines)
 
 

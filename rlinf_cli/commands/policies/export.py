@@ -55,6 +55,8 @@ def export(
     from rlinf_cli.run.policy_source import checkpoint_of, find_run_folder
     from rlinf_core.errors import RLinfError, RunError
     from rlinf_core.job.load import load_job
+    from rlinf_core.runners.storage.checkpoint import load_manifest
+    from rlinf_core.runners.storage.saved_policies import note_step
 
     run_folder = find_run_folder(run, log_path)
     if run_folder is None:
@@ -69,7 +71,9 @@ def export(
     weights = checkpoint_of(checkpoint, run_folder)
     assert weights is not None
     folder = out or run_folder.path / "exports" / f"{weights.name}-{kind.value}"
-    record = function(job.config, weights, folder, kind.value)
+    step = load_manifest(weights).step
+    record = {**function(job.config, weights, folder, kind.value), "step": step}
+    note_step(folder, step)
     if output is Output.JSON:
         console.result_json({"schema": "rlinf.export/1", **record})
         return
@@ -77,7 +81,7 @@ def export(
 
 
 def _text(record: Mapping[str, Any]) -> str:
-    lines = [f"{record['folder']}: {', '.join(record['files'])}"]
+    lines = [f"{record['folder']}: {', '.join(record['files'])}", f"  step    {record['step']}"]
     for side in ("inputs", "outputs"):
         for name, tensor in record[side].items():
             shape = ", ".join(map(str, tensor["shape"]))

@@ -55,11 +55,12 @@ def compare(
         require_modules("no page was written")
     from rlinf_cli.render.comparison_table import comparison_record, comparison_text
     from rlinf_cli.runs.run_comparison import compare_runs
-    from rlinf_cli.runs.run_lookup import find_runs
+    from rlinf_cli.runs.run_lookup import find_runs, warn_of_damaged
 
     folders = [folder for run in runs for folder in find_runs(run, log_path)]
     if len({folder.path for folder in folders}) < len(folders) or len(folders) < 2:
         raise typer.BadParameter("name two or more different runs", param_hint="'RUN...'")
+    warn_of_damaged(folders)
     comparison = compare_runs(folders, metrics[0] if metrics else None)
     if output is Output.JSON:
         console.result_json(comparison_record(comparison))

@@ -222,22 +222,33 @@ class CheckpointStore:
         durable.remove_tree(self.folder / f"{_WRITING}{_name(step)}")
 
     def latest(self) -> Checkpoint | None:
-        """Return the complete checkpoint of the highest step, or None.
+        """Return the complete checkpoint of the highest step, or None; for use, take `latest_sound`.
 
         Determined from the folders, not from the file `latest`: a run can be killed between the two.
         """
-        return next((checkpoint for checkpoint in map(_look, self._folders()) if checkpoint is not None), None)
+        return next(iter(reversed(self.complete())), None)
 
     def latest_sound(self) -> Checkpoint | None:
-        """Return the undamaged complete checkpoint of the highest step, or None.
-
-        Damaged ones are skipped with a warning. All files of the checkpoint are read.
-        """
-        return first_sound(reversed(self.complete()))
+        """Return the undamaged checkpoint of the highest step, or None; see `first_sound`."""
+        return first_sound(self.folders())
 
     def complete(self) -> list[Checkpoint]:
         """Return all complete checkpoints, lowest step first."""
-        return [checkpoint for checkpoint in map(_look, reversed(self._folders())) if checkpoint is not None]
+        return [look for look in map(_look, reversed(self.folders())) if isinstance(look, Checkpoint)]
+
+    def damaged(self) -> list[str]:
+        """Return in words which checkpoints lack files or have cut ones, and which is used. No file is read."""
+        looks = [(path, _look(path)) for path in self.folders()]
+        complete = [f"that of step {look.step} is used instead" for _, look in looks if isinstance(look, Checkpoint)]
+        instead = next(iter(complete), "no other one is left")
+        return [
+            f"checkpoint {path.name} is damaged: {look}; {instead}" for path, look in looks if isinstance(look, str)
+        ]
+
+    def folders(self) -> list[Path]:
+        """Return the folders of checkpoints, damaged ones included, highest step first."""
+        folders = [(int(match[1]), path) for path in self._entries() if (match := _NAME.fullmatch(path.name))]
+        return [path for _, path in sorted(folders, reverse=True)]
 
     def recover(self) -> None:
         """Clean up after a killed process. Only the writing process may call this."""
@@ -268,11 +279,6 @@ class CheckpointStore:
     def _entries(self) -> list[Path]:
         return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
 
-    def _folders(self) -> list[Path]:
-        """Return the folders named like checkpoints, complete or not, highest step first."""
-        folders = [(int(match[1]), path) for path in self._entries() if (match := _NAME.fullmatch(path.name))]
-        return [path for _, path in sorted(folders, reverse=True)]
-
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Return the complete checkpoint in a folder `global_step_N`.
@@ -285,6 +291,22 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if damage:
         raise CheckpointError("the checkpoint is not complete", where=str(path), why=damage, help=_ANOTHER)
     return Checkpoint(manifest.step, path, manifest)
+
+
+def sound_checkpoint(path: Path) -> Checkpoint:
+    """Return the undamaged checkpoint in a folder `global_step_N`, all of whose files are read.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    checkpoint = open_checkpoint(path)
+    checkpoint.verify()
+    return checkpoint
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a folder is named like a checkpoint, damaged or not."""
+    return _NAME.fullmatch(path.name) is not None
 
 
 def verify_files(path: Path, manifest: Manifest | None = None, within: Sequence[str] = ("",)) -> None:
@@ -315,16 +337,26 @@ def verify_files(path: Path, manifest: Manifest | None = None, within: Sequence[
         raise CheckpointError("the checkpoint is damaged", where=str(path), why=damage, help=_ANOTHER)
 
 
-def first_sound(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
-    """Return the first undamaged one, or None; warn about damaged ones."""
-    for checkpoint in checkpoints:
+def first_sound(folders: Iterable[Path]) -> Checkpoint | None:
+    """Return the first undamaged checkpoint, or None; warn about each damaged one, with what is used instead.
+
+    All files of the checkpoints are read.
+    """
+    damaged: list[str] = []
+    sound = None
+    for folder in folders:
         try:
+            checkpoint = open_checkpoint(folder)
             checkpoint.verify()
         except CheckpointError as error:
-            _LOGGER.warning("%s is damaged and is skipped: %s", checkpoint.path, error.why)
+            damaged.append(f"{folder} is damaged: {error.why}")
         else:
-            return checkpoint
-    return None
+            sound = checkpoint
+            break
+    instead = "no other one is left" if sound is None else f"the checkpoint of step {sound.step} is used instead"
+    for words in damaged:
+        _LOGGER.warning("%s; %s", words, instead)
+    return sound
 
 
 def load_manifest(path: Path) -> Manifest:
@@ -365,11 +397,12 @@ def _name(step: int) -> str:
     return f"global_step_{step}"
 
 
-def _look(path: Path) -> Checkpoint | None:
+def _look(path: Path) -> Checkpoint | str:
+    """Return the checkpoint in a folder, or why it is not complete."""
     try:
         return open_checkpoint(path)
-    except CheckpointError:
-        return None
+    except CheckpointError as error:
+        return error.why or error.message
 
 
 def _damage(path: Path, manifest: Manifest) -> str | None:

@@ -16,7 +16,14 @@ from typing import Any, Final, NamedTuple, cast
 from rlinf_core.config.sections.runner import RESUME_NEWEST
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.foreign.files import read_text
-from rlinf_core.runners.storage.checkpoint import Checkpoint, CheckpointStore, first_sound, open_checkpoint
+from rlinf_core.runners.storage.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    first_sound,
+    load_manifest,
+    open_checkpoint,
+    sound_checkpoint,
+)
 from rlinf_core.runners.storage.run_state import STATE, RunState, read_state, runs_in
 
 # Keys that may differ between a run and its resumption; a key covers everything below it.
@@ -100,11 +107,11 @@ def find_source(
         values = values_of(config_text) if config_text is not None else None
         if values is not None:
             candidates = _of_configuration(candidates, values)
-        complete = [checkpoint for run in candidates for checkpoint in run.store.complete()]
-        return first_sound(sorted(complete, key=lambda checkpoint: checkpoint.manifest.time, reverse=True))
-    checkpoint = named_source(Path(resume_dir))
-    checkpoint.verify()
-    return checkpoint
+        folders = [folder for run in candidates for folder in run.store.folders()]
+        return first_sound(sorted(folders, key=_written, reverse=True))
+    path = Path(resume_dir).absolute()
+    store = _store_in(path)
+    return sound_checkpoint(path) if store is None else _existing(store.latest_sound(), path)
 
 
 def named_source(path: Path) -> Checkpoint:
@@ -115,16 +122,28 @@ def named_source(path: Path) -> Checkpoint:
         RunError: run.json of the run is invalid.
     """
     path = path.absolute()
+    store = _store_in(path)
+    return open_checkpoint(path) if store is None else _existing(store.latest(), path)
+
+
+def _store_in(path: Path) -> CheckpointStore | None:
     if (path / STATE).is_file():
-        store = CheckpointStore(path / read_state(path).checkpoints)
-    elif (path / "latest").is_file():
-        store = CheckpointStore(path)
-    else:
-        return open_checkpoint(path)
-    latest = store.latest()
-    if latest is None:
+        return CheckpointStore(path / read_state(path).checkpoints)
+    return CheckpointStore(path) if (path / "latest").is_file() else None
+
+
+def _existing(checkpoint: Checkpoint | None, path: Path) -> Checkpoint:
+    if checkpoint is None:
         raise CheckpointError("there is no complete checkpoint to resume from", where=str(path))
-    return latest
+    return checkpoint
+
+
+def _written(folder: Path) -> float:
+    """Return when a checkpoint was written, damaged or not."""
+    try:
+        return load_manifest(folder).time
+    except CheckpointError:
+        return folder.stat().st_mtime
 
 
 def run_of(checkpoint: Path, log_path: Path) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from rlinf_core.errors import CheckpointError, ConfigError
@@ -10,7 +11,8 @@ from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import Job, load_job
 from rlinf_core.job.recipe import Policy, Recipe
-from rlinf_core.runners.storage.checkpoint import CheckpointStore, open_checkpoint
+from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.checkpoint import CheckpointStore, is_checkpoint, sound_checkpoint
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE
 
@@ -38,20 +40,28 @@ def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, devic
         # Findings about this machine, such as a missing simulator, do not matter here.
         job = load_job(str(run.config_file))
         recipe = job.recipe
-    if (folder / STATE).is_file() and run is not None:
-        latest = run.checkpoints.latest()
-        if checkpoint is None and latest is None:
-            raise CheckpointError("the run has no checkpoint", where=str(run.path))
-        folder = Path(checkpoint) if checkpoint is not None else latest.path if latest is not None else folder
-        folder = open_checkpoint(folder).path
-    elif (newest := CheckpointStore(folder).latest()) is not None:
-        folder = newest.path
+    if checkpoint is not None or is_checkpoint(folder):
+        folder = sound_checkpoint(Path(checkpoint or folder)).path
+    else:
+        store = run.checkpoints if run is not None and (folder / STATE).is_file() else CheckpointStore(folder)
+        newest = store.latest_sound()
+        if newest is None and store.folder != folder:
+            raise CheckpointError("the run has no sound checkpoint", where=str(folder))
+        folder = newest.path if newest is not None else folder
     if recipe is None:
         recipe = find_recipe(_recipe_of(folder))
     function = recipe.load(recipe.policy)
     if function is None:
         raise ConfigError(f"recipe `{recipe.name}` does not support `load_policy`")
     return function(folder, job.config if job is not None else None, device)
+
+
+def note_step(folder: Path, step: int) -> None:
+    """Add the training step of the weights to the description of an exported policy, if it has one."""
+    file = folder / _DESCRIPTION
+    if file.is_file():
+        about = {**load_json_object(read_bounded(file)), "step": step}
+        durable.write_whole(file, json.dumps(about, indent=1) + "\n")
 
 
 def _run_of(folder: Path) -> RunFolder | None:

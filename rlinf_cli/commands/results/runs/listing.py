@@ -86,6 +86,9 @@ def runs(
         console.message(f"no such runs in {log_path}" if status or recipe else f"no runs in {log_path}")
         return
     console.result(runs_text(rows))
+    for row in rows:
+        for words in row.damaged:
+            console.warn(f"{shown(row.folder)}: {words}")
     failed = [row for row in rows if row.status == RunStatus.FAILED]
     if failed:
         console.message(f"`rlinf logs {shown(failed[0].folder)}` shows the log of a failed run")

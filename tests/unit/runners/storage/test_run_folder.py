@@ -388,17 +388,17 @@ def test_the_examples_of_the_page_run(
 
 
 def test_a_damaged_checkpoint_is_resumed_from_by_nobody(tmp_path: Path) -> None:
-    """`auto` takes the one before it; where a run or a checkpoint is named, its file is."""
+    """The one before it is taken; where the checkpoint itself is named, its file is."""
     run = RunFolder.create(RunnerConfig.model_validate({"logger": {"log_path": str(tmp_path)}}), "one")
     for step in (1, 2):
         (run.checkpoints.begin(step) / "weights").write_bytes(b"abc")
         run.checkpoints.commit(step, Manifest(step))
     newest = run.path / "checkpoints" / "global_step_2"
     (newest / "weights").write_bytes(b"abd")
-    source = find_source("auto", tmp_path, "one")
-    assert source is not None
-    assert source.step == 1
-    for name in (run.path, run.path / "checkpoints", newest):
-        with pytest.raises(CheckpointError, match="damaged") as caught:
-            find_source(str(name), tmp_path, "one")
-        assert "`weights`" in str(caught.value)
+    for name in ("auto", run.path, run.path / "checkpoints"):
+        source = find_source(str(name), tmp_path, "one")
+        assert source is not None
+        assert source.step == 1
+    with pytest.raises(CheckpointError, match="damaged") as caught:
+        find_source(str(newest), tmp_path, "one")
+    assert "`weights`" in str(caught.value)

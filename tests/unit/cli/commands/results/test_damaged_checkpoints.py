@@ -1,0 +1,158 @@
+"""A run whose newest checkpoint is damaged: each command names it, and the step that it uses instead."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.models.policy_folder import write_description
+from recipes.embodied.models.registry import make_model
+from recipes.training.state import state_checkpoint
+from rlinf_cli.run.policy_source import checkpoint_of
+from rlinf_core import RLinfError, load_policy
+from rlinf_core.config.composing.origins import resolved_text
+from rlinf_core.job.load import load_job
+from rlinf_core.runners.storage.checkpoint import CheckpointStore, Manifest
+from rlinf_core.runners.storage.resuming import find_source
+from rlinf_core.runners.storage.run_folder import RunFolder
+from tests.unit.cli.conftest import Cli
+from tests.unit.cli.report_runs import full_run
+from tests.unit.recipes.embodied.using.test_trained_policy import normalization
+
+SPEC = EnvSpec(21, 8, has_instructions=True)
+WEIGHTS = "actor/__0_0.distcp"
+MANIFEST = "manifest.json"
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "cut": (WEIGHTS, lambda path: os.truncate(path, 1000)),
+    "missing": (WEIGHTS, Path.unlink),
+    "empty": (MANIFEST, lambda path: path.write_text("")),
+    "altered": (WEIGHTS, flip),
+    "no manifest": (MANIFEST, Path.unlink),
+    "altered manifest": (MANIFEST, lambda path: path.write_text('{"schema": "rlinf.checkpoint/1", "step": "2"}')),
+}
+# What sizes show, without reading gigabytes.
+SEEN = [name for name in DAMAGES if name != "altered"]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints of the steps 1 and 2."""
+    run = full_run(str(tmp_path_factory.mktemp("sound")))
+    job = load_job("laptop", ("actor.model.hidden_dim=8",), environ={})
+    assert job.tree is not None
+    run.write_config_text(resolved_text(job.tree, job.config))
+    model = EmbodiedModelConfig.model_validate({"hidden_dim": 8})
+    store = CheckpointStore(run.path / "checkpoints")
+    for step in (1, 2):
+        folder, policy = store.begin(step), make_model(model, SPEC)
+        policy.normalization = normalization(SPEC)
+        state_checkpoint.save(folder, policy, torch.optim.AdamW(policy.parameters()), 1)
+        write_description(folder, model, SPEC, policy.normalization)
+        policy.normalization.save(folder)
+        store.commit(step, Manifest(step))
+    return run.path
+
+
+@pytest.fixture
+def run(sound: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A copy of the run whose checkpoint of step 2 has the damage of the parameter."""
+    copy = tmp_path / "runs" / "damaged"
+    shutil.copytree(sound, copy)
+    file, damage = DAMAGES[request.param]
+    damage(copy / "checkpoints" / "global_step_2" / file)
+    return copy
+
+
+def is_named(text: str) -> bool:
+    words = " ".join(text.split())
+    return words.count("is damaged") == 1 and "global_step_2" in words and "step 1 is used instead" in words
+
+
+@pytest.mark.parametrize("run", DAMAGES, indirect=True)
+def test_export_says_what_it_writes(cli: Cli, run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out = tmp_path / "out"
+    done = cli("export", run, "--out", out)
+    assert (done.code, is_named(caplog.text)) == (0, True)
+    assert "step    1" in done.out
+    assert json.loads((out / "policy.json").read_text())["step"] == 1
+    assert load_policy(out) is not None
+
+
+@pytest.mark.parametrize("run", DAMAGES, indirect=True)
+def test_each_way_to_weights_takes_the_same_checkpoint(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def resumed() -> Path:
+        source = find_source(str(run), run.parent, "full")
+        assert source is not None
+        return source.path
+
+    def newest() -> Path:
+        source = find_source("auto", run.parent, "full")
+        assert source is not None
+        return source.path
+
+    ways: list[Callable[[], object]] = [
+        resumed,
+        newest,
+        lambda: checkpoint_of(None, RunFolder.open(run)),
+        lambda: checkpoint_of(str(run / "checkpoints"), None),
+        lambda: load_policy(run) and run / "checkpoints" / "global_step_1",
+    ]
+    for way in ways:
+        caplog.clear()
+        assert str(way()).endswith("global_step_1")
+        assert is_named(caplog.text)
+
+
+@pytest.mark.parametrize("run", DAMAGES, indirect=True)
+def test_a_damaged_checkpoint_that_is_named_is_refused(run: Path) -> None:
+    path = str(run / "checkpoints" / "global_step_2")
+    ways: list[Callable[[], object]] = [
+        lambda: find_source(path, run.parent, "full"),
+        lambda: checkpoint_of("2", RunFolder.open(run)),
+        lambda: checkpoint_of(path, None),
+        lambda: load_policy(path),
+        lambda: load_policy(run, checkpoint=path),
+    ]
+    for way in ways:
+        with pytest.raises(RLinfError) as caught:
+            way()
+        assert "global_step_2" in str(caught.value)
+
+
+@pytest.mark.parametrize("run", SEEN, indirect=True)
+def test_tables_and_causes_name_it(cli: Cli, contract: Callable[[str, str], object], run: Path, sound: Path) -> None:
+    listed = cli("runs", "--log-path", run.parent)
+    assert is_named(listed.err)
+    data = json.loads(cli("runs", "--log-path", run.parent, "--output", "json").out)
+    assert is_named(*data["runs"][0]["damaged_checkpoints"])
+    assert is_named(cli("why", run).out)
+    assert is_named(cli("compare", run, sound).err)
+    compared = json.loads(cli("compare", run, sound, "--output", "json").out)
+    assert is_named(
+        "".join(words for one in compared["sets"] for item in one["runs"] for words in item["damaged_checkpoints"])
+    )
+
+
+@pytest.mark.parametrize("run", ["cut"], indirect=True)
+def test_where_no_checkpoint_is_sound(rlinf: Cli, run: Path, tmp_path: Path) -> None:
+    (run / "checkpoints" / "global_step_1" / MANIFEST).unlink()
+    done = rlinf("export", run, "--out", tmp_path / "out")
+    assert done.code != 0
+    assert done.err.count("no other one is left") == 2
+    assert "no sound checkpoint" in done.err
