@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -288,7 +288,8 @@ def _linear_layers(model: nn.Module) -> list[str]:
 
     What peft takes for all of them are also routers and experts, whose adapters no engine takes.
     """
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    output = cast("Callable[[], nn.Module | None] | None", getattr(model, "get_output_embeddings", None))
+    head = None if output is None else output()
     parts = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
     return [name for name, part in parts if isinstance(part, nn.Linear) and part is not head]
 

@@ -365,7 +365,7 @@ def _check_hub_names(config: BaseModel, view: Validated[Any], diagnostics: Diagn
         absent = unfetched(path)
         if absent is not None:
             # Of several machines one may have the commit, without the one that looks.
-            elsewhere = path.commit is not None and view.model.cluster.num_nodes > 1
+            elsewhere = path.commit is not None and view.model is not None and view.model.cluster.num_nodes > 1
             severity = Severity.ERROR if absent.is_fault and not elsewhere else Severity.NOTE
             where = place(view.tree, at)
             diagnostics.add(Diagnostic("hub-name", severity, absent.message, where, view.original(at), absent.help))

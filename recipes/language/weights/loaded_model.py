@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +35,9 @@ def answer(folder: str, tokens: list[int]) -> dict[str, Any]:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    model, report = AutoModelForCausalLM.from_pretrained(
+    # It returns two values where it is asked to report, which its type does not say.
+    load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
+    model, report = load(
         folder,
         dtype="auto",
         local_files_only=True,
