@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor, tensor
 
 pytest.importorskip("transformers")
 
@@ -64,6 +66,20 @@ def failing(monkeypatch: pytest.MonkeyPatch, share: int, tries: int = 2) -> None
     monkeypatch.setattr(TorchEngine, "step", faulty)
 
 
+def spoiling(monkeypatch: pytest.MonkeyPatch, bad: float, samples: set[int]) -> None:
+    """Give the answers of these numbers logits that are not finite."""
+    draw = TorchEngine._draw
+
+    def faulty(engine: TorchEngine, logits: Tensor, first: int) -> list[Sequence]:
+        asked = [row.answer for row in engine._rows._rows[first:]]
+        # The first comparisons of a run have other requests.
+        spoiled = [one.request.request_id.startswith("train:") and one.sample in samples for one in asked]
+        logits = logits.masked_fill(tensor(spoiled)[:, None], bad)
+        return draw(engine, logits, first)
+
+    monkeypatch.setattr(TorchEngine, "_draw", faulty)
+
+
 class TestEngines:
     def test_an_answer_is_drawn_again(
         self, train: LocalTrain, monkeypatch: pytest.MonkeyPatch, learned: list[Sequence]
@@ -83,6 +99,24 @@ class TestEngines:
         shown = [answer for answer in learned if answer.request_id]
         assert {answer.sample for answer in shown} == {1, 2}
         assert len(shown) == 2 * 2 * 5
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    def test_a_row_without_probabilities_is_left_out(
+        self, train: LocalTrain, monkeypatch: pytest.MonkeyPatch, learned: list[Sequence], bad: float
+    ) -> None:
+        spoiling(monkeypatch, bad, {1})
+        metrics = train("runner.max_steps=2").metrics
+        assert [record.metrics["failed/engine"] for record in metrics] == [5.0, 5.0]
+        assert {answer.sample for answer in learned if answer.request_id} == {0, 2}
+        assert all(math.isfinite(value) for record in metrics for value in record.metrics.values())
+
+    def test_a_run_none_of_whose_rows_has_probabilities_ends(
+        self, train: LocalTrain, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spoiling(monkeypatch, math.nan, {0, 1, 2})
+        with pytest.raises(RunError, match="answers of step 1 failed: engine") as caught:
+            train("runner.max_steps=2")
+        assert "not finite numbers" in str(caught.value)
 
     @pytest.mark.parametrize("staleness", [0, 1])
     def test_a_run_whose_answers_all_fail_ends(
