@@ -74,4 +74,4 @@ def test_what_cannot_be_run_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_an_interpreter_lacks_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else object())
-    assert "`embodied` cannot be run: needs `torch`, which this Python does not have\n" in cli("recipes").out
+    assert "`embodied` cannot be run: needs `torch`, not installed in this Python\n" in cli("recipes").out
