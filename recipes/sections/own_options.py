@@ -9,7 +9,6 @@ from pydantic import BaseModel, ValidationError
 
 from recipes.sections.algorithm import AlgorithmConfig
 from recipes.sections.checks import Report
-from recipes.sections.imports import missing_module, missing_name, runs_in_this_interpreter
 from rlinf_core import ConfigError, JobConfig
 from rlinf_core.algorithms.options import option_names, options_for, options_model
 from rlinf_core.config.tree import Path
@@ -18,16 +17,18 @@ from rlinf_core.registry import import_target
 
 def check_algorithm_options(config: JobConfig, algorithm: AlgorithmConfig, report: Report) -> None:
     """Report options of advantage and loss that nothing takes, or that their owner's pydantic model refuses."""
-    names = {"adv_type": algorithm.adv_type, "loss_type": algorithm.loss_type}
-    check_options(config, ("algorithm", "options"), algorithm.options, names, report)
+    check_options(config, ("algorithm", "options"), algorithm.options, own_names(algorithm), report)
+
+
+def own_names(algorithm: AlgorithmConfig) -> Mapping[str, str]:
+    """Return the names that may be components of the user's own with options, by their keys."""
+    return {"adv_type": algorithm.adv_type, "loss_type": algorithm.loss_type}
 
 
 def check_options(
     config: JobConfig, at: Path, written: Mapping[str, Any], names: Mapping[str, str], report: Report
 ) -> None:
-    """Report options that no component of the user's own takes, or that its pydantic model refuses.
-
-    An owner is imported only where a file gives options: importing what a user brings may take seconds.
+    """Report options that no component of the user's own takes; only the workers import it and check them.
 
     Args:
         config: the file.
@@ -36,27 +37,29 @@ def check_options(
         names: the components that may take them, by the key beside the options that names each.
         report: takes findings.
     """
-    if not written:
-        return
-    own = {key: name for key, name in names.items() if ":" in name}
-    if not own:
+    if written and not any(":" in name for name in names.values()):
         keys = " or ".join(f"`{key}`" for key in names)
         message = f"`{at[-1]}` has no effect: {keys} name no component of your own"
         help = "remove it, or name a component as `package.module:name`"
         report(at, "not-available", message, help, about=[(*at[:-1], key) for key in names])
-        return
-    owners: list[object] = []
-    for key, name in own.items():
-        try:
-            owners.append(import_target(name, key))
-        except ConfigError as error:
-            is_importable = (
-                missing_module(name) is None and missing_name(name) is None
-            )  # if not, `check_import` reports it
-            if is_importable and runs_in_this_interpreter(config, "actor"):
-                report((*at[:-1], key), "missing-extra", error.message, error.help or "")
-            return
-    check_values(at, written, owners, report)
+
+
+def refuse_unknown_options(written: Mapping[str, Any], names: Mapping[str, str], section: str) -> None:
+    """Refuse options that none of the user's own components has, in a worker; see `checked_options` for the others.
+
+    Args:
+        written: the options.
+        names: the components that may take them, by the key that names each.
+        section: where the options are written, as in `algorithm.options`.
+
+    Raises:
+        ConfigError: an option is unknown, or a component cannot be imported.
+    """
+    owners = [import_target(name, key) for key, name in names.items() if ":" in name] if written else []
+    unknown = unknown_options(owners, written) if owners else []
+    if unknown:
+        listed = ", ".join(f"`{section}.{name}`" for name in unknown)
+        raise ConfigError(f"unknown options: {listed}", help=f"your own {' and '.join(names)} take no such option")
 
 
 def check_values(at: Path, written: Mapping[str, Any], owners: Sequence[object], report: Report) -> None:

@@ -16,6 +16,7 @@ from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.learning.batch import Samples
 from recipes.embodied.learning.policy_precision import computing, evaluation_in_float32
 from recipes.embodied.learning.reductions import leading, sum_to_level
+from recipes.sections.own_options import own_names, refuse_unknown_options
 from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.optimizer import of_values
 from recipes.training.sharding import ParallelStrategy
@@ -58,6 +59,7 @@ class Learner:
         self._strategy = strategy
         self._device = device
         self._loss = get_policy_loss(config.algorithm.loss_type)
+        refuse_unknown_options(config.algorithm.options, own_names(config.algorithm), "algorithm.options")
         options = checked_options(self._loss, config.algorithm.options, "algorithm.options")
         self._settings = replace(LossSettings.of(config.algorithm), options=options)
         self._skips = config.runner.on_nonfinite == "skip"

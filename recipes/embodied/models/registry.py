@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from recipes.embodied.models.folder_facts import saved_type
 from recipes.embodied.models.policy_folder import is_policy_folder, load_normalization, load_weights
+from recipes.sections.own_options import refuse_unknown_options
 from recipes.training.reading.finite_weights import require_finite
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError, Registry, checked_options
@@ -80,6 +81,7 @@ def built_policy(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
         ConfigError: there is no such model, or it does not fit the environment.
     """
     class_ = _MODELS.get(config.model_type)
+    refuse_unknown_options(config.options, {"model_type": config.model_type}, "actor.model.options")
     options = checked_options(class_, config.options, "actor.model.options")
     return class_(config.model_copy(update={"options": options}), spec)
 

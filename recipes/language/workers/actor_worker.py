@@ -30,6 +30,7 @@ from recipes.language.prompts.prompt_messages import Assignment
 from recipes.language.weights.model_export import export_state
 from recipes.language.weights.weight_transfer import messages
 from recipes.language.workers.token_evaluation import EvaluationClient
+from recipes.sections.own_options import own_names, refuse_unknown_options
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.huggingface import without_adapters
 from recipes.training.seeding import Purpose, derive_seed
@@ -98,6 +99,7 @@ class LanguageActor(ComparingWorker):
     def _make_learner(self, policy: LanguagePolicy) -> LanguageLearner:
         config, algorithm = self._config.actor, self._config.algorithm
         loss = get_policy_loss(algorithm.loss_type)
+        refuse_unknown_options(algorithm.options, own_names(algorithm), "algorithm.options")
         options = checked_options(loss, algorithm.options, "algorithm.options")
         return LanguageLearner(
             policy,
