@@ -113,10 +113,9 @@ class Hostile:
         saved = await self._client.result(answer)
         if "sampling_session_id" in saved:
             self._snapshots = [self._base, saved["sampling_session_id"]]
-        else:
-            # Broken for good: go on with another.
-            self._session = await self._client.session()
-            self._model, self._sequence = await self._client.model(self._session), 0
+        # Its losses may be NaN for good: go on with another.
+        self._session = await self._client.session()
+        self._model, self._sequence = await self._client.model(self._session), 0
         return answer
 
     def _endless_loss(self) -> Awaitable[Any]:
