@@ -346,8 +346,8 @@ class RunRecord:
             write(work)
             path = store.commit(step, manifest._replace(in_flight=in_flight()))
         except Exception as error:
-            errors = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
-            worded = any(isinstance(single, CheckpointError) for single in errors)
+            singles: Sequence[BaseException] = getattr(error, "exceptions", (error,))
+            worded = any(isinstance(single, CheckpointError) for single in singles)
             unwritten = not worded and (isinstance(error, OSError) or lacks_room(error))
             # What was written fills the disk until it is removed.
             why = write_fault(work, error) if unwritten else None
