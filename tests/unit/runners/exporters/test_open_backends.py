@@ -110,7 +110,7 @@ def test_missing_package_is_named_before_anything_starts(tmp_path: Path, monkeyp
     monkeypatch.setattr("importlib.util.find_spec", lambda name: service.__spec__ if name == "wandb" else None)
     with pytest.raises(ConfigError, match="needs `trackio`") as raised:
         open_backends(["wandb", "trackio"], settings(tmp_path))
-    assert f"{sys.executable} -m pip install trackio" in str(raised.value)
+    assert f"{sys.executable} -m pip install 'trackio>=" in str(raised.value)
     assert service.messages == []
 
 
@@ -209,7 +209,7 @@ def test_tensorboard_hides_what_a_restart_does_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("backend", "module", "packages", "extra"),
     [
-        ("wandb", "wandb", "wandb", "wandb"),
+        ("wandb", "wandb", "'wandb>=0.17'", "wandb"),
         ("otlp", "opentelemetry.sdk", "'opentelemetry-sdk>=1.30,<2'", "telemetry"),
     ],
 )
