@@ -34,8 +34,8 @@ class DataFacts(NamedTuple):
     actions: tuple[tuple[float, float, float, float], ...]
 
 
-class EnvFacts(NamedTuple):
-    """The facts of environments.
+class StartFacts(NamedTuple):
+    """The facts of the first starts of environments.
 
     Attributes:
         control_hz: actions in a second; None: not known.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.data_facts import DataFacts, EnvFacts
+from recipes.demonstrations.data_facts import DataFacts, StartFacts
 from rlinf_core import RunRecord
 from rlinf_core.runners.storage.first_contact import FILE, SKIPPED, ContactCheck, note_comparisons
 
@@ -61,12 +61,12 @@ def check_data_facts(actor: Any, env: Any, record: RunRecord, environments: str,
 _Note = tuple[str, bool, str]
 
 
-def _spoken(seen: Sequence[EnvFacts]) -> list[str]:
+def _spoken(seen: Sequence[StartFacts]) -> list[str]:
     """Return the different instructions of environments; empty: none are known."""
     return list(dict.fromkeys(text for facts in seen for text in facts.instructions or ()))
 
 
-def _instructions(data: DataFacts, seen: Sequence[EnvFacts]) -> list[_Note]:
+def _instructions(data: DataFacts, seen: Sequence[StartFacts]) -> list[_Note]:
     spoken = _spoken(seen)
     if not spoken:
         return [("instructions", True, "not compared: the environments give none before their first episode")]
@@ -78,7 +78,7 @@ def _instructions(data: DataFacts, seen: Sequence[EnvFacts]) -> list[_Note]:
     return [("instructions", not acts, note if acts else f"{note}; the policy acts by none")]
 
 
-def _refuse_other_instructions(data: DataFacts, seen: Sequence[EnvFacts], environments: str) -> None:
+def _refuse_other_instructions(data: DataFacts, seen: Sequence[StartFacts], environments: str) -> None:
     spoken = _spoken(seen)
     if not data.reads_instructions or not spoken or set(spoken) & set(data.instructions):
         return
@@ -105,7 +105,7 @@ def _cameras(data: DataFacts) -> list[_Note]:
     return [("cameras", True, pairs)] if pairs else []
 
 
-def _rate(data: DataFacts, seen: Sequence[EnvFacts]) -> list[_Note]:
+def _rate(data: DataFacts, seen: Sequence[StartFacts]) -> list[_Note]:
     rates = {facts.control_hz for facts in seen if facts.control_hz}
     if data.fps is None or not rates:
         return [("rate", True, "not compared: one side does not say its rate")]

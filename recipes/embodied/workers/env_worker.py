@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.demonstrations.data_facts import EnvFacts
+from recipes.demonstrations.data_facts import StartFacts
 from recipes.demonstrations.orientation import Thumbnails, thumbnails
 from recipes.embodied.config import EmbodiedConfig, PolicyJob, group_size, resets_each_pass
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
@@ -143,14 +143,14 @@ class StagedEnvironments:
             for name, camera in named
         }
 
-    def facts(self, reset: int) -> EnvFacts:
+    def facts(self, reset: int) -> StartFacts:
         """Return what is compared with demonstrations; the next pass begins from the reset, if it is that one's."""
         rate = self.batches[0].control_hz
         if not self.batches[0].spec.has_instructions:
-            return EnvFacts(rate, None)
+            return StartFacts(rate, None)
         begun = self._begins(reset)
         texts = tuple(dict.fromkeys(str(text) for seen in begun for text in seen[INSTRUCTIONS]))
-        return EnvFacts(rate, texts or None)
+        return StartFacts(rate, texts or None)
 
     def _begins(self, reset: int) -> list[Observation]:
         """Return the first observations after a reset, by stage; empty: a real robot is not moved for this."""
@@ -281,7 +281,7 @@ class EnvWorker(ComparingWorker):
         staged, reset = self._first
         return {} if staged is None else staged.first_pictures(reset)
 
-    def env_facts(self) -> EnvFacts | None:
+    def env_facts(self) -> StartFacts | None:
         """Return what is compared with demonstrations before the first episode."""
         staged, reset = self._first
         return None if staged is None else staged.facts(reset)

@@ -16,9 +16,8 @@ from recipes.language.models.policy import AnswerEval, LanguagePolicy
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.typed_tensors import floats, integers
 from recipes.training.updater import Figures, UntrainedError, Updater
-from rlinf_core import Loss, LossInputs, LossSettings
+from rlinf_core import Loss, LossInputs, LossSettings, value_loss
 from rlinf_core.algorithms.aggregation import denominator
-from rlinf_core.algorithms.losses.value_loss import value_loss
 from rlinf_core.config.sections.values import LossAggregation
 
 LossFunction = Callable[[LossInputs, LossSettings], Loss]

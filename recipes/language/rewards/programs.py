@@ -48,7 +48,7 @@ exec(compile(answer, "<answer>", "exec"), {{"__name__": "__main__"}})
 """
 
 
-class Call(NamedTuple):
+class CallTest(NamedTuple):
     """A test of a function by its name: its arguments, and the value that it returns."""
 
     function: str
@@ -67,7 +67,7 @@ class ProgramTests:
     """
 
     statements: tuple[str, ...] = ()
-    calls: tuple[Call, ...] = ()
+    calls: tuple[CallTest, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
 
     @classmethod
@@ -110,7 +110,7 @@ class ProgramTests:
         if not rows or len(rows) != len(results):
             raise ValueError("`inputs` and `outputs` are lists of as many calls and results")
         pairs = zip(rows, results, strict=True)
-        return cls(calls=tuple(Call(function, _arguments(row), _value(expected)) for row, expected in pairs))
+        return cls(calls=tuple(CallTest(function, _arguments(row), _value(expected)) for row, expected in pairs))
 
 
 def fault_of_tests(text: str) -> str:

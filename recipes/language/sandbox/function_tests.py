@@ -59,7 +59,7 @@ class Remote:
 
     __slots__ = ("_link", "_number")
 
-    def __init__(self, link: Link, number: int) -> None:
+    def __init__(self, link: PipeEnd, number: int) -> None:
         object.__setattr__(self, "_link", link)
         object.__setattr__(self, "_number", number)
 
@@ -73,7 +73,7 @@ class Remote:
         _asked(self, "delattr", name)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        link: Link = object.__getattribute__(self, "_link")
+        link: PipeEnd = object.__getattribute__(self, "_link")
         return link.ask("call", [self, *args], kwargs)
 
     def __eq__(self, other: object) -> bool:
@@ -99,7 +99,7 @@ class Remote:
 
 
 def _asked(remote: Remote, name: str, *args: object) -> Any:
-    link: Link = object.__getattribute__(remote, "_link")
+    link: PipeEnd = object.__getattribute__(remote, "_link")
     return link.ask(name, [remote, *args], {})
 
 
@@ -159,7 +159,7 @@ def _load(program: str) -> dict[str, object]:
     return {name: value for name, value in names.items() if not name.startswith("__")}
 
 
-class Link:
+class PipeEnd:
     """An end of the pipe between the two processes, which writes values as messages, and numbers objects.
 
     Args:
@@ -431,7 +431,7 @@ def _listed(value: object) -> object:
     return value
 
 
-def _judge(link: Link, job: Mapping[str, Any]) -> None:
+def _judge(link: PipeEnd, job: Mapping[str, Any]) -> None:
     """Run the tests; raises what a test, or the program, raises."""
     defined: dict[str, object] = link.ask("load", [job["program"]], {})
     names: dict[str, object] = {"__name__": "tests", **_names(job["statements"], defined)}
@@ -451,14 +451,14 @@ def main() -> None:
         os.dup2(2, 1)
         os.close(here[1])
         os.close(there[0])
-        Link(here[0], there[1], serves=True).serve()
+        PipeEnd(here[0], there[1], serves=True).serve()
         os._exit(0)
     os.close(here[0])
     os.close(there[1])
     # Another process of this user may neither trace this one, nor read its memory and files. It waits for a message.
     if ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise OSError("this process cannot be hidden from the program's")
-    link = Link(there[0], here[1], serves=False)
+    link = PipeEnd(there[0], here[1], serves=False)
     with open(0, encoding="utf-8", closefd=False) as file:
         job = json.load(file)
     with suppress(Gone):

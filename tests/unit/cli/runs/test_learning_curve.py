@@ -104,5 +104,5 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch:
     file = write(tmp_path, 3, {"env/return": 1})
     with pytest.raises(RunError, match="no learning curve") as raised:
         draw_curve(file, tmp_path, "run")
-    assert "-m pip install matplotlib" in str(raised.value)
+    assert "-m pip install 'matplotlib>=3.8'" in str(raised.value)
     assert len(read_metrics(file)) == 3

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.data_facts import DataFacts, EnvFacts, facts_of
+from recipes.demonstrations.data_facts import DataFacts, StartFacts, facts_of
 from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.embodied.loop.data_check import check_data_facts
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
@@ -35,14 +35,14 @@ def facts(**changes: Any) -> DataFacts:
     return first._replace(**changes)
 
 
-def compare(folder: Path, data: DataFacts | None, *seen: EnvFacts, **options: Any) -> dict[str, ContactCheck]:
+def compare(folder: Path, data: DataFacts | None, *seen: StartFacts, **options: Any) -> dict[str, ContactCheck]:
     record: Any = SimpleNamespace(step=options.pop("step", 0), folder=SimpleNamespace(path=folder))
     check_data_facts(Group(None, data), Group(*seen), record, "env.eval", **options)
     return {check.what.partition(" of ")[0]: check for check in read_comparisons(folder)}
 
 
 def test_what_agrees_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    noted = compare(tmp_path, facts(), EnvFacts(20.0, (OPEN,)))
+    noted = compare(tmp_path, facts(), StartFacts(20.0, (OPEN,)))
     assert list(noted) == ["instructions", "cameras", "rate", "actions"]
     assert {check.verdict for check in noted.values()} == {"agrees"}
     assert noted["actions"].note.endswith("0: -1 to 1, 0 +- 0.5")
@@ -60,7 +60,7 @@ def test_what_agrees_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 )
 def test_instructions_that_nobody_learned_are_refused(tmp_path: Path, said: tuple[str, ...], remedy: str) -> None:
     with pytest.raises(DatasetError, match=r"env.eval says `open the drawer`, an instruction that no demon") as caught:
-        compare(tmp_path, facts(instructions=said), EnvFacts(20.0, (OPEN,)))
+        compare(tmp_path, facts(instructions=said), StartFacts(20.0, (OPEN,)))
     assert caught.value.where == "set"
     assert f"`{said[0]}`" in str(caught.value.why)
     assert str(caught.value.help).startswith(remedy)
@@ -68,13 +68,13 @@ def test_instructions_that_nobody_learned_are_refused(tmp_path: Path, said: tupl
 
 
 def test_some_other_instructions_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    seen = EnvFacts(20.0, (OPEN,)), EnvFacts(20.0, (OPEN, CLOSE))
+    seen = StartFacts(20.0, (OPEN,)), StartFacts(20.0, (OPEN, CLOSE))
     assert compare(tmp_path, facts(instructions=(OPEN,)), *seen)["instructions"].verdict == "differs"
     assert "the environments say `close the drawer`; the demonstrations say `open the drawer`" in caplog.text
 
 
 def test_a_policy_without_instructions_may_learn_from_others(tmp_path: Path) -> None:
-    noted = compare(tmp_path, facts(reads_instructions=False, instructions=("3",)), EnvFacts(20.0, (OPEN,)))
+    noted = compare(tmp_path, facts(reads_instructions=False, instructions=("3",)), StartFacts(20.0, (OPEN,)))
     assert noted["instructions"].verdict == "agrees"
     assert noted["instructions"].note.endswith("the policy acts by none")
 
@@ -90,24 +90,24 @@ def test_a_policy_without_instructions_may_learn_from_others(tmp_path: Path) -> 
 def test_a_difference_is_told_and_not_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], name: str, note: str
 ) -> None:
-    noted = compare(tmp_path, facts(**changes), EnvFacts(20.0, None))
+    noted = compare(tmp_path, facts(**changes), StartFacts(20.0, None))
     assert [key for key, check in noted.items() if check.verdict == "differs"] == [name]
     assert note in noted[name].note
     assert note in caplog.text
 
 
 def test_rates_of_a_rounded_name_agree(tmp_path: Path) -> None:
-    assert compare(tmp_path, facts(fps=29.97), EnvFacts(30.0, None))["rate"].verdict == "agrees"
+    assert compare(tmp_path, facts(fps=29.97), StartFacts(30.0, None))["rate"].verdict == "agrees"
 
 
 def test_skipped_comparison_refuses_nothing(tmp_path: Path) -> None:
-    (check,) = compare(tmp_path, facts(instructions=("3",)), EnvFacts(20.0, (OPEN,)), skips=True).values()
+    (check,) = compare(tmp_path, facts(instructions=("3",)), StartFacts(20.0, (OPEN,)), skips=True).values()
     assert (check.verdict, check.note) == ("skipped", "left out by `runner.skip_checks`")
 
 
 def test_nothing_is_compared_without_data_or_later_on(tmp_path: Path) -> None:
-    assert compare(tmp_path, None, EnvFacts(20.0, (OPEN,))) == {}
-    assert compare(tmp_path, facts(instructions=("3",)), EnvFacts(20.0, (OPEN,)), step=2) == {}
+    assert compare(tmp_path, None, StartFacts(20.0, (OPEN,))) == {}
+    assert compare(tmp_path, facts(instructions=("3",)), StartFacts(20.0, (OPEN,)), step=2) == {}
 
 
 def test_facts_are_those_of_the_rows_that_are_learned_from() -> None:

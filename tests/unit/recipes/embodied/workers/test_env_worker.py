@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from recipes.demonstrations.data_facts import EnvFacts
+from recipes.demonstrations.data_facts import StartFacts
 from recipes.demonstrations.orientation import thumbnails
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.env_spec import Observation
@@ -84,7 +84,7 @@ def test_a_robot_is_not_moved_for_pictures(monkeypatch: pytest.MonkeyPatch) -> N
     stages = stages_of(of=SEEING)
     monkeypatch.setattr(stages.batches[0], "paces_itself", True)
     assert stages.first_pictures(0) == {}
-    assert stages.facts(0) == EnvFacts(stages.batches[0].control_hz, None)
+    assert stages.facts(0) == StartFacts(stages.batches[0].control_hz, None)
     assert not stages.batches[0].started
 
 
