@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import marshal
 import os
 import re
 import secrets
@@ -171,7 +172,11 @@ def _names_of(program: str) -> tuple[set[str], set[str]] | None:
     defined = {
         node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     }
-    return defined, {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return defined, _used_names(tree)
+
+
+def _used_names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 class _Fault(NamedTuple):
@@ -225,7 +230,14 @@ class ProgramJudge:
         """Return why the program fails tests of its functions; None where it passes."""
         # A program that ends early, whatever its status, has not come to the end.
         end = secrets.token_hex(16)
-        job = {"program": program, "statements": tests.statements, "calls": tests.calls, "end": end}
+        names = sorted(name for statement in tests.statements for name in _used_names(ast.parse(statement)))
+        job = {
+            "program": program,
+            "statements": tests.statements,
+            "names": names,
+            "calls": tests.calls,
+            "end": end,
+        }
         result = await self._run(_function_tests(), [], json.dumps(job))
         if isinstance(result, _Fault):
             return result
@@ -283,8 +295,11 @@ def _exit_of(result: sandbox.ProgramResult) -> str:
 
 @cache
 def _function_tests() -> str:
-    """Return the program that holds tests of functions, and runs the answer in a process of its own."""
-    return Path(function_tests.__file__).read_text(encoding="utf-8")
+    """Return the program that holds tests of functions, and runs the answer in a process of its own: compiled here, for
+    the interpreter of the sandbox is this one's."""
+    text = Path(function_tests.__file__).read_text(encoding="utf-8")
+    code = marshal.dumps(compile(text, "<tests>", "exec", dont_inherit=True, optimize=2))
+    return f"import marshal\nexec(marshal.loads(bytes.fromhex('{code.hex()}')))\n"
 
 
 def _same_output(output: str, expected: str) -> bool:
