@@ -55,6 +55,7 @@ def repositories(folder: Path, commit: str) -> dict[str, tuple[str, Mapping[str,
     return {"models/acme/tiny": (commit, model), "datasets/acme/chats": (commit, chats)}
 
 
+@pytest.mark.nightly
 def test_run_resume_and_evaluation_have_the_commit_of_the_start(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     with served(repositories(tmp_path / "built", OLD)) as hub:
