@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -276,10 +277,20 @@ class VectorEnv(TaskMethods):
             valid[failed] = False
             failed = failed if failed.any() else None
         carried_out = (None, None) if executed is None else (executed.actions, executed.taken)
-        if not np.count_nonzero(fresh):
-            outcome = observations, rewards, terminations, truncations, valid
-            return StepResult(*outcome, None, None, *carried_out, errors=errors)
-        final, ended = observations, np.flatnonzero(fresh)
+        ends = np.count_nonzero(fresh) > 0
+        outcome = observations, rewards, terminations, truncations, valid
+        result = StepResult(*outcome, None, None, *carried_out, failed if ends else None, errors)
+        return self._begun_again(result, fresh) if ends else result
+
+    def _begun_again(self, result: StepResult, fresh: BoolArray) -> StepResult:
+        """Return the result of a chunk with the episodes that ended in it, which begin again or rest.
+
+        Args:
+            result: of the chunk; its observations are the last ones of these episodes.
+            fresh: bool [B], where one ended.
+        """
+        ended, failed = np.flatnonzero(fresh), result.failed
+        observations = result.observations
         knows_success = self.knows_success or self.judge is not None
         whole = ended if failed is None else ended[~failed[ended]]
         episodes = self._episodes.finished(whole, knows_success=knows_success)
@@ -288,10 +299,8 @@ class VectorEnv(TaskMethods):
             self._begin(ended)
             observations = self.observe()
         else:
-            self._episodes.resting[:] = resting
-        return StepResult(
-            observations, rewards, terminations, truncations, valid, final, episodes, *carried_out, failed, errors
-        )
+            self._episodes.resting[:] |= fresh
+        return replace(result, observations=observations, final_observations=result.observations, episodes=episodes)
 
     def _take_errors(
         self, failed: BoolArray | None, terminations: BoolArray, truncations: BoolArray, valid: BoolArray

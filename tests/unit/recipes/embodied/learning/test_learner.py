@@ -223,8 +223,10 @@ def test_a_tensor_that_the_loss_leaves_out_ends_the_first_step(overrides: list[s
     ],
 )
 def test_what_waits_for_its_turn_or_is_not_needed_ends_nothing(overrides: list[str]) -> None:
-    learner, _ = made(*overrides)
+    learner, policy = made(*overrides)
+    before = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
     learner.learn(batch(masked=True), SAMPLES, SAMPLES // 2, 1)
+    assert any(not torch.equal(weight, before[name]) for name, weight in policy.named_parameters())
 
 
 def test_values_that_no_advantage_needs_may_stay_untrained() -> None:

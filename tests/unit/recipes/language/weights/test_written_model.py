@@ -32,7 +32,7 @@ def _loaded_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(written_model, "_answer_of", lambda folder, tokens, _: answer(str(folder), tokens))
 
 
-def judge(case: Case, result: dict[str, Any]) -> None:
+def check_outcome(case: Case, result: dict[str, Any]) -> None:
     """Check that a case was written rightly, or refused where it has to be."""
     shared = case.ties == "tied" and case.kind == "head"
     # Layers of GPT-2 store their weights the other way round; its output layer does not.
@@ -56,7 +56,7 @@ FAST += [Case("Mixtral", "unequal", "all"), Case("Phi3", "tied", "embeddings")]
     [pytest.param(case, id=case.text, marks=() if case in FAST else pytest.mark.nightly) for case in CASES],
 )
 def test_one_rank_writes_what_it_trained(tmp_path: Path, case: Case) -> None:
-    judge(case, outcome(case, tmp_path))
+    check_outcome(case, outcome(case, tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.text) for case in CASES])
 def test_two_ranks_write_what_one_writes(tmp_path: Path, case: Case, two_ranks: dict[str, Any]) -> None:
     result, alone = two_ranks[case.text], outcome(case, tmp_path)
-    judge(case, result)
+    check_outcome(case, result)
     assert result.get("refused") == alone.get("refused")
     if "logprobs" in alone:
         assert result["logprobs"] == pytest.approx(alone["logprobs"], abs=1e-4)
