@@ -286,7 +286,7 @@ class VectorEnv(TaskMethods):
         """Return the result of a chunk with the episodes that ended in it, which begin again or rest.
 
         Args:
-            result: of the chunk; its observations are the last ones of these episodes.
+            result: the result; its observations are the last ones of these episodes.
             fresh: bool [B], where one ended.
         """
         ended, failed = np.flatnonzero(fresh), result.failed

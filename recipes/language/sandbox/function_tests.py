@@ -1,9 +1,9 @@
 """Tests of functions: the tests and the program that they judge, each in a process of its own.
 
-Travels into the sandbox as one file, so it is one file: standard library only. The program's process is forked before the tests are read, and
-a pipe of JSON is all that joins the two. An object that is no plain value stays in its process: the other one holds a
-`Remote`, which equals no plain value and stands for none. So a program reaches neither the tests, nor what they compare
-with, nor the line by which they say that they passed.
+Travels into the sandbox as one file, so it is one file: standard library only. The program's process is forked before
+the tests are read, and a pipe of JSON is all that joins the two. An object that is no plain value stays in its
+process: the other one holds a `Remote`, which equals no plain value and stands for none. So a program reaches neither
+the tests, nor what they compare with, nor the line by which they say that they passed.
 """
 
 # Values of programs have no types here.
