@@ -16,7 +16,6 @@ from pydantic import BaseModel
 from recipes.sections.actor import FsdpConfig
 from rlinf_core import ClusterConfig, JobConfig, Report, RLinfError, RunnerConfig, Severity
 from rlinf_core.config.sections.runner import (
-    LOGGER_EXTRAS,
     LOGGER_MODULES,
     METRICS_PORT_MODULES,
     RESUME_NEWEST,
@@ -223,7 +222,7 @@ def check_loggers(runner: RunSettings, report: Report) -> None:
                 ("runner", "logger", "logger_backends", index),
                 "missing-extra",
                 f"`logger_backends` names `{name}`, which needs {quoted(missing)}, {absence(missing[0])}",
-                f"run `{install_command(*missing)}`, which is the extra `rlinf-cli[{LOGGER_EXTRAS.get(name, name)}]`,"
+                f"run `{install_command(*missing)}`, which is the extra `rlinf-cli[{name}]`,"
                 " or remove it from the list: `metrics.jsonl` is always written",
             )
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Final, NamedTuple, Self, cast
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, Self, cast
 
 from pydantic import ValidationError
 
@@ -24,8 +24,9 @@ from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Moment, Step, first_fault
 from rlinf_core.foreign.files import open_below, open_regular
 from rlinf_core.foreign.write_fault import NO_ROOM, write_fault
-from rlinf_core.process.tracing import TraceSpan
-from rlinf_core.runners.exporters.metrics_backend import MetricsBackend
+
+if TYPE_CHECKING:
+    from rlinf_core.runners.exporters import MetricsBackend
 
 LOGGER = logging.getLogger("rlinf")
 # The seconds that an evaluation took.
@@ -120,10 +121,6 @@ class MetricsWriter:
         self._last = line
         self._write()
         self._forward(lambda backend: backend.log(step, numbers))
-
-    def add_spans(self, process: str, spans: Sequence[TraceSpan]) -> None:
-        """Forward the spans of a process to the backends; the file has numbers only."""
-        self._forward(lambda backend: backend.add_spans(process, spans))
 
     def rewind(self, step: int) -> None:
         """Drop the metrics after `step`, from which the run continues.

@@ -20,8 +20,7 @@ from rlinf_core.foreign.write_fault import lacks_room, write_fault
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.evidence.keeping import keep_evidence
-from rlinf_core.runners.exporters.metrics_backend import BackendSettings
-from rlinf_core.runners.exporters.open_backends import open_backends
+from rlinf_core.runners.exporters import BackendSettings, PrometheusExporter, open_backends
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.recovery.restarts import Restarts
 from rlinf_core.runners.recovery.suspects import Suspects
@@ -146,12 +145,10 @@ class RunRecord:
         settings = BackendSettings(folder.path, project, folder.path.name, plain, resumed, newest_step)
         services = open_backends(runner.logger.logger_backends, settings)
         if runner.metrics_port is not None:
-            from rlinf_core.runners.exporters.prometheus_exporter import PrometheusExporter
-
             services.append(PrometheusExporter(settings, runner.metrics_port))
         metrics = MetricsWriter(folder.metrics_file, services)
         try:
-            trace = TraceWriter(folder.trace_file, forward=metrics.add_spans) if runner.trace else None
+            trace = TraceWriter(folder.trace_file) if runner.trace else None
             return cls(folder, metrics, listener, config_hash=digest, facts=facts_of(recipe, config), trace=trace)
         except BaseException:
             metrics.close()
@@ -163,7 +160,6 @@ class RunRecord:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # The trace forwards its last spans to the services of the metrics.
         try:
             if self._trace is not None:
                 self._trace.close()

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, TypeAlias
+from typing import Any, Final, Protocol, Self
 
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.write_fault import write_fault
@@ -28,9 +28,6 @@ MOST_EVENTS: Final = 2_000_000
 _LAST_WORDS_SECONDS: Final = 5.0
 # After these the workers are new or gone, so the end of the previous phase is unknown.
 _NO_END_OF_A_PHASE: Final = (events.RunStarted, events.RunFinished)
-
-
-Forward: TypeAlias = Callable[[str, Sequence[TraceSpan]], None]
 
 
 class SpansHandle(Protocol):
@@ -54,15 +51,13 @@ class TraceWriter:
     Args:
         path: the file; an existing one is renamed with a number.
         most: the maximum number of events; further ones are only counted.
-        forward: called with the spans of each process, those beyond `most` included.
 
     Raises:
         RunError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, most: int = MOST_EVENTS, *, forward: Forward | None = None) -> None:
+    def __init__(self, path: Path, most: int = MOST_EVENTS) -> None:
         self.path = path
-        self._forward = forward
         self.dropped = 0
         self._left = most
         self._numbers: dict[str, int] = {}
@@ -109,8 +104,6 @@ class TraceWriter:
     def add(self, process: str, recorded: Taken) -> None:
         """Write the spans of one process, named as in `actor:0`."""
         self.dropped += recorded.dropped
-        if self._forward is not None and recorded.spans:
-            self._forward(process, recorded.spans)
         for span in recorded.spans:
             for event in self._events(process, span):
                 self._write(event)

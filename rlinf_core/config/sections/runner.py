@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, cast
 
-from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from rlinf_core.config.diagnostics import Severity
@@ -30,16 +30,26 @@ LOGGER_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "swanlab": ("swanlab",),
     "trackio": ("trackio",),
     "mlflow": ("mlflow",),
-    "otlp": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 # Likewise by `metrics_port`.
 METRICS_PORT_MODULES: Final = ("prometheus_client",)
-# The extra of `pyproject.toml` that has a backend's packages, where it has another name.
-LOGGER_EXTRAS: Final[Mapping[str, str]] = {"otlp": "telemetry"}
-
 
 # The value of `resume_dir` for the newest checkpoint of the experiment.
 RESUME_NEWEST: Final = "auto"
+
+
+def _present(name: Any) -> Any:
+    if name == "otlp":
+        raise problem(
+            "bad-value",
+            "the logger backend `otlp` is no longer part of rlinf",
+            help="remove it, and have the collector's `prometheus` receiver scrape `runner.metrics_port`;"
+            " `runner.trace: true` keeps the spans in `trace.json`",
+        )
+    return name
+
+
+LoggerBackend = Annotated[Literal["tensorboard", "wandb", "swanlab", "trackio", "mlflow"], BeforeValidator(_present)]
 
 
 class LoggerConfig(ConfigModel):
@@ -62,7 +72,7 @@ class LoggerConfig(ConfigModel):
     experiment_name: Text | None = Field(
         default=None, description="Name of the run, part of its folder's name. Default: the recipe's name."
     )
-    logger_backends: tuple[Literal["tensorboard", "wandb", "swanlab", "trackio", "mlflow", "otlp"], ...] = Field(
+    logger_backends: tuple[LoggerBackend, ...] = Field(
         default=(), description="Additional metric services, each imported only if named here. Default: none."
     )
 

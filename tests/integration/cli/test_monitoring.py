@@ -1,4 +1,4 @@
-"""A run watched by others' tools: Debian's Prometheus scrapes it, and an OTLP receiver gets its whole trace."""
+"""A run watched by others' tools: Debian's Prometheus scrapes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.integration.cli.test_train_embodied import SMALL
 from tests.unit.docs.test_grafana import panels
-from tests.unit.runners.exporters.otlp_receiver import Receiver, received_spans, receiving, written_spans
 from tests.waiting import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
@@ -113,27 +112,3 @@ def test_prometheus_has_what_the_dashboard_asks_for(scraped: tuple[Prometheus, s
     assert len(answered) >= 18, answered
     assert {"rlinf_env_return", "rlinf_eval_return", "rlinf_time_step", "rlinf_speed_env_idle"} <= names
     assert last.step >= 2
-
-
-@pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra `telemetry`")
-    with receiving() as server:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.address)
-        yield server
-
-
-def test_otlp_receiver_gets_the_whole_trace(folder: Path, receiver: Receiver) -> None:
-    arguments = (*SMALL, "runner.max_steps=3", "runner.trace=true", "runner.logger.logger_backends=[otlp]")
-    done = subprocess.run([RLINF, "train", *arguments], capture_output=True, text=True, timeout=140, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "OTLP" not in done.stderr
-    run = RunFolder.latest("runs")
-    assert run is not None
-    written = written_spans(run.trace_file)
-    assert len(written) > 100
-    assert received_spans(receiver) == pytest.approx(written, abs=1e-3, rel=0)
-    assert {resource["service.name"] for resource, _ in receiver.spans} > {"driver"}
-    newest = {name: value for name, _, value in receiver.gauges}
-    assert newest["rlinf_step"] == 3
-    assert "rlinf_env_return" in newest

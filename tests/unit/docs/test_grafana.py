@@ -12,8 +12,7 @@ from urllib.request import urlopen
 import pytest
 
 from rlinf_core.runners import events
-from rlinf_core.runners.exporters.metrics_backend import BackendSettings
-from rlinf_core.runners.exporters.prometheus_exporter import PrometheusExporter
+from rlinf_core.runners.exporters import BackendSettings, PrometheusExporter
 
 ROOT: Final = Path(__file__).parents[3]
 DASHBOARD: Final = ROOT / "docs" / "grafana" / "rlinf.json"

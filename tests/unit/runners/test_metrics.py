@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_core.errors import RunError
-from rlinf_core.runners.exporters.metrics_backend import MetricsBackend
+from rlinf_core.runners.exporters import MetricsBackend
 from rlinf_core.runners.metrics import MetricsWriter, metrics_up_to, read_metrics, sampled_metrics
 
 

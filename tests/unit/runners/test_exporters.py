@@ -1,23 +1,26 @@
-"""Logger backends: imported when named, told every step once, and never a reason for a run to end."""
+"""Services for metrics: imported when named, told every step once, and never a reason for a run to end."""
 
 from __future__ import annotations
 
 import logging
+import math
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.sections.runner import LOGGER_MODULES
 from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.exporters import open_backends as opening
-from rlinf_core.runners.exporters.metrics_backend import BackendSettings, MetricsBackend
-from rlinf_core.runners.exporters.open_backends import open_backends
+from rlinf_core.runners.exporters import BACKENDS, BackendSettings, MetricsBackend, PrometheusExporter, open_backends
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 
 TRACKERS = ("wandb", "swanlab", "trackio")
@@ -206,33 +209,87 @@ def test_tensorboard_hides_what_a_restart_does_again(tmp_path: Path) -> None:
     assert [(scalar.step, scalar.value) for scalar in events.Scalars("env/return")] == [(1, 1.0), (2, 20.0)]
 
 
-@pytest.mark.parametrize(
-    ("backend", "module", "packages", "extra"),
-    [
-        ("wandb", "wandb", "'wandb>=0.17'", "wandb"),
-        ("otlp", "opentelemetry.sdk", "'opentelemetry-sdk>=1.30,<2'", "telemetry"),
-    ],
-)
-def test_validate_knows_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, backend: str, module: str, packages: str, extra: str
-) -> None:
+def test_validate_knows_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = _missing(monkeypatch, "wandb", "runner.logger.logger_backends=[wandb]")
+    assert missing.path == ("runner", "logger", "logger_backends", 0)
+    assert missing.help is not None
+    assert f"{sys.executable} -m pip install 'wandb>=0.17'`, which is the extra `rlinf-cli[wandb]`" in missing.help
+
+
+def test_validate_names_the_package_of_the_metrics_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = _missing(monkeypatch, "prometheus_client", "runner.metrics_port=9400")
+    assert missing.path == ("runner", "metrics_port")
+    assert "prometheus-client" in (missing.help or "")
+
+
+def _missing(monkeypatch: pytest.MonkeyPatch, module: str, override: str) -> Diagnostic:
+    """Return the finding about a missing module."""
     import importlib.util
 
     real = importlib.util.find_spec
-    gone = {module}
-    kept = {name for name in LOGGER_MODULES[backend] if name != module}
-    present = real("json")
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *rest: None if name in gone else present if name in kept else real(name, *rest),
-    )
-    job = load_job("laptop", [f"runner.logger.logger_backends=[{backend}]"])
-    (results,) = [diagnostic for diagnostic in job.diagnostics if diagnostic.code == "missing-extra"]
-    assert results.path == ("runner", "logger", "logger_backends", 0)
-    assert results.help is not None
-    assert f"{sys.executable} -m pip install {packages}`, which is the extra `rlinf-cli[{extra}]`" in results.help
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == module else real(name, *rest))
+    job = load_job("laptop", [override])
+    (finding,) = [diagnostic for diagnostic in job.diagnostics if diagnostic.code == "missing-extra"]
+    return finding
+
+
+def test_a_backend_that_is_gone_is_refused_with_what_to_use_instead() -> None:
+    job = load_job("laptop", ["runner.logger.logger_backends=[tensorboard,otlp]"])
+    (finding,) = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is Severity.ERROR]
+    assert finding.path == ("runner", "logger", "logger_backends", 1)
+    assert "`otlp`" in finding.message
+    assert "`runner.metrics_port`" in (finding.help or "")
 
 
 def test_every_backend_has_its_package_and_class() -> None:
-    assert set(LOGGER_MODULES) == set(opening._BACKENDS)
+    assert set(LOGGER_MODULES) == set(BACKENDS)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def exporter(tmp_path: Path) -> Generator[PrometheusExporter]:
+    exporter = PrometheusExporter(BackendSettings(tmp_path, "rlinf", "embodied-1", {}), free_port())
+    yield exporter
+    exporter.close()
+
+
+def scraped(exporter: PrometheusExporter) -> dict[str, float]:
+    with urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=30) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        samples = [sample for family in families for sample in family.samples]
+    assert {sample.labels["run"] for sample in samples} == {"embodied-1"}
+    return {sample.name: sample.value for sample in samples}
+
+
+def test_the_newest_value_of_each_metric_is_served(exporter: PrometheusExporter) -> None:
+    exporter.log(1, {"env/return": 1.5, "eval/pass@1": 0.25})
+    exporter.log(2, {"env/return": 2.5, "train/actor/grad_norm": math.nan})
+    values = scraped(exporter)
+    assert math.isnan(values.pop("rlinf_train_actor_grad_norm"))
+    assert values.pop("rlinf_step_timestamp_seconds") > 1.7e9
+    assert values == {"rlinf_step": 2, "rlinf_env_return": 2.5, "rlinf_eval_pass_at_1": 0.25}
+    exporter.rewind(1)
+    assert scraped(exporter)["rlinf_step"] == 1
+
+
+def test_only_loopback_listens(exporter: PrometheusExporter) -> None:
+    assert exporter._server.server_address[0] == "127.0.0.1"
+
+
+def test_a_taken_port_is_named(exporter: PrometheusExporter, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=f"metrics cannot be served at port {exporter.port}"):
+        PrometheusExporter(BackendSettings(tmp_path, "rlinf", "other", {}), exporter.port)
+
+
+def test_names_are_prometheus_names(exporter: PrometheusExporter) -> None:
+    exporter.log(1, {"env/return": 1.0, "eval/my set/pass@8": 2.0, "1/ü": 3.0})
+    assert {"rlinf_env_return", "rlinf_eval_my_set_pass_at_8", "rlinf_1"} <= set(scraped(exporter))
+
+
+def test_no_step_has_finished_before_the_first_is_logged(exporter: PrometheusExporter) -> None:
+    assert scraped(exporter)["rlinf_step"] == 0
