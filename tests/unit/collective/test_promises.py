@@ -1,0 +1,600 @@
+"""What the users of send, recv, send_tensor, recv_tensor and broadcast may rely on, whatever is inside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.collective_group import CollectiveGroup
+from rlinf_core.collective.connections.handshake import ClusterSecret
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.endpoint_info import StaticResolver
+from rlinf_core.errors import (
+    AuthenticationError,
+    CancelledOperationError,
+    CommunicationTimeoutError,
+    MismatchError,
+    PayloadError,
+    PeerNotFoundError,
+    RuntimeFailure,
+    WorkerDiedError,
+)
+from rlinf_core.waiting import OperationKind
+from tests.unit.collective.conftest import HERE, THERE, Pair
+from tests.waiting import until
+
+MakePair = Callable[..., Pair]
+# Inside a frame, at its limit, in shared memory, in several reads of a socket.
+SIZES = (0, 100, 32 << 10, (32 << 10) + 1, 300_000, 3 << 20)
+
+
+def in_thread(function: Callable[..., object], *args: object) -> tuple[threading.Thread, list[Any]]:
+    """Return a started thread, and the list with the result, or the error, of a call there."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(function(*args))
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, outcome
+
+
+def repeat(times: int, operation: Callable[[], object]) -> None:
+    for _ in range(times):
+        operation()
+
+
+# Order
+
+
+def test_messages_of_every_size_arrive_in_order(pair: Pair) -> None:
+    dice = random.Random(1)
+    sizes = [dice.choice(SIZES) for _ in range(40)]
+    works = [pair.here.send((number, bytes(size)), THERE, async_op=number % 3 > 0) for number, size in enumerate(sizes)]
+    came = [pair.there.recv(HERE) for _ in sizes]
+    assert [(number, len(data)) for number, data in came] == list(enumerate(sizes))
+    for work in works:
+        if work is not None:
+            work.wait()
+
+
+@given(steps=st.lists(st.sampled_from(["send", "post", "give up"]), max_size=40))
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_the_nth_message_meets_the_nth_receive(make_pair: MakePair, steps: list[str]) -> None:
+    pair = make_pair(tcp=False)
+    sent, met = 0, 0
+    posted: list[Any] = []
+    for step in steps:
+        if step == "send":
+            pair.here.send(sent, THERE)
+            sent += 1
+        elif step == "post":
+            posted.append(pair.there.recv(HERE, async_op=True))
+        elif sent <= len(posted):
+            # Nothing is there for it: it takes none of those that come later.
+            with pytest.raises(CommunicationTimeoutError):
+                pair.there.recv(HERE, timeout=0.0)
+    while sent < len(posted):
+        pair.here.send(sent, THERE)
+        sent += 1
+    for work in posted:
+        assert work.wait() == met
+        met += 1
+    for number in range(met, sent):
+        assert pair.there.recv(HERE) == number
+    pair.close()
+
+
+def test_failed_receive_takes_no_message(pair: Pair) -> None:
+    failed, good = (pair.there.recv(HERE, async_op=True) for _ in range(2))
+    failed.fail(ValueError("given up"))
+    pair.here.send("first", THERE)
+    assert good.wait() == "first"
+    with pytest.raises(ValueError, match="given up"):
+        failed.wait()
+
+
+def test_both_directions_are_independent(pair: Pair) -> None:
+    for number in range(50):
+        pair.here.send(number, THERE)
+        pair.there.send(-number, HERE)
+    assert [pair.there.recv(HERE) for _ in range(50)] == list(range(50))
+    assert [pair.here.recv(THERE) for _ in range(50)] == [-number for number in range(50)]
+
+
+def test_threads_of_both_sides_share_a_connection(pair: Pair) -> None:
+    got: list[int] = []
+
+    def echo() -> None:
+        for _ in range(100):
+            pair.there.send(pair.there.recv(HERE), HERE)
+
+    def ask(first: int) -> None:
+        for number in range(first, first + 25):
+            pair.here.send(number, THERE)
+            got.append(pair.here.recv(THERE))
+
+    threads = [in_thread(echo)[0], *(in_thread(ask, 25 * number)[0] for number in range(4))]
+    for thread in threads:
+        thread.join(20)
+    assert sorted(got) == list(range(100))
+
+
+# What travels
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_tensor_is_the_receivers_own(pair: Pair, size: int) -> None:
+    sent = torch.arange(size, dtype=torch.uint8)
+    pair.here.send({"nested": [sent]}, THERE)
+    sent.fill_(9)
+    received = pair.there.recv(HERE)["nested"][0]
+    assert torch.equal(received, torch.arange(size, dtype=torch.uint8))
+    received.fill_(3)
+    assert not sent.numel() or int(sent[0]) == 9
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_tensor_fills_the_buffer_of_its_receiver(pair: Pair, size: int) -> None:
+    for posted_first in (True, False):
+        buffer = np.zeros(size, np.uint8)
+        thread, outcome = in_thread(pair.there.recv_tensor, buffer, HERE) if posted_first else (None, [])
+        pair.here.send_tensor(np.full(size, 7, np.uint8), THERE)
+        if thread is None:
+            outcome.append(pair.there.recv_tensor(buffer, HERE))
+        else:
+            thread.join(20)
+        assert outcome == [buffer] or outcome[0] is buffer
+        assert bool((buffer == 7).all())
+
+
+def test_mismatch_is_raised_on_both_sides_once(pair: Pair) -> None:
+    pair.here.send_tensor(np.zeros(5, np.uint8), THERE)
+    with pytest.raises(MismatchError, match=r"uint8\[5\]"):
+        pair.there.recv_tensor(np.zeros(3, np.uint8), HERE)
+    with pytest.raises(MismatchError, match=r"uint8\[5\].*uint8\[3\]"):
+        pair.here.settle(10)
+    assert pair.here.settle(10)
+    sent = pair.here.send_tensor(np.zeros(5, np.uint8), THERE, async_op=True)
+    pair.here.send("next", THERE)
+    with pytest.raises(MismatchError):
+        pair.there.recv(HERE)
+    with pytest.raises(MismatchError):
+        sent.wait()
+    assert pair.there.recv(HERE) == "next"
+    assert pair.near.take_mismatches() == []
+
+
+def test_untaken_mismatches_are_bounded_and_can_be_disregarded(pair: Pair) -> None:
+    for _ in range(100):
+        pair.here.send_tensor(np.zeros(5, np.uint8), THERE)
+    for _ in range(100):
+        with pytest.raises(MismatchError):
+            pair.there.recv(HERE)
+    pair.there.send("after them", HERE)
+    assert pair.here.recv(THERE) == "after them"
+    kept = pair.near.take_mismatches()
+    assert 0 < len(kept) < 100
+    pair.here.send_tensor(np.zeros(5, np.uint8), THERE)
+    pair.near.disregard_mismatches()
+    with pytest.raises(MismatchError):
+        pair.there.recv(HERE)
+    pair.there.send("after it", HERE)
+    assert pair.here.recv(THERE) == "after it"
+    assert pair.near.take_mismatches() == []
+
+
+def test_what_cannot_be_sent_costs_its_sender_alone(pair: Pair) -> None:
+    for obj in (threading.Lock(), {"deep": [threading.Lock()]}):
+        with pytest.raises(PayloadError, match="cannot be pickled"):
+            pair.here.send(obj, THERE)
+    with pytest.raises(PayloadError, match="use `send`"):
+        pair.here.send_tensor(np.array([object()]), THERE)
+    pair.here.send("fine", THERE)
+    assert pair.there.recv(HERE) == "fine"
+
+
+def test_what_cannot_be_rebuilt_costs_one_receive(pair: Pair) -> None:
+    pair.here.send(Unbuildable(), THERE)
+    pair.here.send("next", THERE)
+    with pytest.raises(PayloadError, match="not today"):
+        pair.there.recv(HERE)
+    assert pair.there.recv(HERE) == "next"
+
+
+class Unbuildable:
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ValueError("not today")
+
+
+def test_a_broadcast_gives_each_member_its_own(make_pair: MakePair) -> None:
+    pair = make_pair(tcp=False)
+    third = WorkerAddress("third", 0)
+    group = pair.join(third)
+    members = (HERE, THERE, third)
+    here = CollectiveGroup(pair.near, HERE, members, pair.resolver)
+    there = CollectiveGroup(pair.endpoints[1], THERE, members, pair.resolver)
+    for size in SIZES:
+        work = here.broadcast(torch.full((size,), 5, dtype=torch.uint8), HERE, async_op=True)
+        received = [there.broadcast(None, HERE), group.broadcast(None, HERE)]
+        work.wait()
+        received[0].fill_(1)
+        assert bool((received[1] == 5).all())
+    pair.endpoints[2].close(linger=0.0)
+    with pytest.raises((WorkerDiedError, PeerNotFoundError)):
+        repeat(20, lambda: here.broadcast("lost", HERE))
+    assert there.recv(HERE) == "lost", "the others got it"
+
+
+# Handles
+
+
+def test_handles_are_waited_for_awaited_and_chained(pair: Pair) -> None:
+    async def exchange() -> list[Any]:
+        receives = [pair.there.recv(HERE, async_op=True) for _ in range(3)]
+        for number in range(3):
+            await pair.here.send(number, THERE, async_op=True)
+        return await asyncio.gather(*(work.async_wait() for work in receives))
+
+    assert asyncio.run(exchange()) == [0, 1, 2]
+    doubled = pair.there.recv(HERE, async_op=True).then(lambda value: value * 2)
+    assert not doubled.done()
+    pair.here.send(21, THERE)
+    assert doubled.wait() == 42
+
+
+def test_a_result_is_decoded_once_and_by_who_asks(pair: Pair) -> None:
+    work = pair.there.recv(HERE, async_op=True)
+    pair.here.send({"a": 1}, THERE)
+    until(work.done)
+    assert work.wait() is work.wait()
+    assert work.exception() is None
+
+
+# Deadlines
+
+
+@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
+def test_a_receive_ends_at_its_deadline_and_says_which(pair: Pair, async_op: bool) -> None:
+    def receive() -> Any:
+        work = pair.there.recv(HERE, async_op=async_op, timeout=0.05)
+        return work.wait() if async_op else work
+
+    with pytest.raises(CommunicationTimeoutError, match=r"`recv from here:0` did not finish in 0\.05 s"):
+        receive()
+
+
+def test_a_wait_may_be_shorter_than_its_operation(pair: Pair) -> None:
+    work = pair.there.recv(HERE, async_op=True)
+    with pytest.raises(CommunicationTimeoutError, match="in 0 s"):
+        work.wait(0)
+    pair.here.send(1, THERE)
+    assert work.wait() == 1
+
+
+def test_send_to_a_peer_that_takes_nothing_ends_at_its_deadline(make_pair: MakePair) -> None:
+    pair = make_pair(tcp=False, inbox_messages=4, arena_bytes=1 << 20)
+    with pytest.raises(CommunicationTimeoutError, match="send to there:0"):
+        repeat(2000, lambda: pair.here.send(bytes(30_000), THERE, timeout=0.1))
+    # Others that wait behind it end at their own deadlines.
+    slow, outcome = in_thread(lambda: pair.here.send(bytes(30_000), THERE, timeout=5))
+    until(lambda: pair.near.waits.waiting() or outcome)
+    with pytest.raises((CommunicationTimeoutError, RuntimeFailure)):
+        pair.here.send(bytes(30_000), THERE, timeout=0.1)
+    pair.near.fail(ValueError("enough"), THERE)
+    slow.join(10)
+    assert outcome
+
+
+def test_second_writer_behind_a_stuck_one_ends_at_its_deadline(make_pair: MakePair) -> None:
+    pair = make_pair(tcp=True, inbox_messages=4, arena_bytes=1 << 20, inbox_bytes=1 << 20)
+    other = CollectiveGroup(pair.near, WorkerAddress("here", 1), (THERE,), pair.resolver)
+    pair.here.send("known", THERE)
+    other.send("known", THERE)
+
+    def flood() -> None:
+        while True:
+            pair.here.send(bytes(16 << 20), THERE)
+
+    thread, outcome = in_thread(flood)
+    with pytest.raises(CommunicationTimeoutError, match="send to there:0"):
+        repeat(100, lambda: other.send(bytes(16 << 20), THERE, timeout=0.3))
+    until(lambda: pair.near.fail(ValueError("enough"), THERE) or outcome)
+    thread.join(10)
+    assert isinstance(outcome[0], Exception)
+
+
+@pytest.mark.parametrize("timeout", [-1, float("inf"), float("nan"), "3", torch.tensor(1.0)], ids=str)
+def test_what_is_no_time_is_refused_before_anything_happens(pair: Pair, timeout: Any) -> None:
+    for operation in (
+        lambda: pair.here.send("lost", THERE, timeout=timeout),
+        lambda: pair.there.recv(HERE, timeout=timeout),
+        lambda: pair.here.broadcast("lost", HERE, timeout=timeout),
+        lambda: pair.here.send_tensor(np.ones(1), THERE, async_op=True, timeout=timeout),
+    ):
+        with pytest.raises(ValueError, match="a timeout is a number of seconds from 0"):
+            operation()
+    pair.here.send("kept", THERE)
+    assert pair.there.recv(HERE) == "kept"
+
+
+# Back-pressure
+
+
+def test_who_floods_is_held_back_until_somebody_takes(make_pair: MakePair) -> None:
+    pair = make_pair(tcp=False, inbox_messages=10)
+    count = 400
+    sent: list[int] = []
+
+    def flood() -> None:
+        for number in range(count):
+            pair.here.send((number, bytes(20_000)), THERE)
+            sent.append(number)
+
+    thread, _ = in_thread(flood)
+    until(lambda: pair.near.waits.waiting())
+    held_at = len(sent)
+    assert held_at < count
+    assert [pair.there.recv(HERE)[0] for _ in range(count)] == list(range(count))
+    thread.join(20)
+    assert len(sent) == count
+
+
+def test_another_stream_is_served_beside_a_full_one(make_pair: MakePair) -> None:
+    pair = make_pair(tcp=False, inbox_messages=10)
+    beside = WorkerAddress("here", 1)
+    pair.resolver.endpoints[beside] = pair.near.info
+    other = CollectiveGroup(pair.near, beside, (THERE,), pair.resolver)
+    there = CollectiveGroup(pair.far, THERE, (HERE, beside), pair.resolver)
+    works = [pair.here.send(bytes(10), THERE, async_op=True) for _ in range(100)]
+    thread, outcome = in_thread(there.recv, beside)
+    until(lambda: pair.far.waits.waiting())
+    other.send("beside", THERE)
+    thread.join(10)
+    assert outcome == ["beside"]
+    for work in works:
+        assert there.recv(HERE) == bytes(10)
+        work.wait()
+
+
+def test_two_that_send_before_they_receive_go_on(make_pair: MakePair) -> None:
+    pair = make_pair(tcp=False, arena_bytes=2 << 20, spill_after=0.02)
+
+    def exchange(group: CollectiveGroup, peer: WorkerAddress) -> int:
+        for _ in range(6):
+            group.send(np.ones(1 << 20, np.uint8), peer)
+        return sum(int(group.recv(peer).sum()) for _ in range(6))
+
+    thread, outcome = in_thread(exchange, pair.there, HERE)
+    assert exchange(pair.here, THERE) == 6 << 20
+    thread.join(20)
+    assert outcome == [6 << 20]
+
+
+def test_memory_is_recycled_when_what_was_received_is_dropped(make_pair: MakePair) -> None:
+    pair = make_pair(tcp=False)
+    for _ in range(40):
+        pair.here.send(np.ones(4 << 20, np.uint8), THERE)
+        assert int(pair.there.recv(HERE)[-1]) == 1
+    until(lambda: pair.near.shared_memory().used == 0)
+    assert pair.near.shared_memory().committed <= 16 << 20
+
+
+# Ends
+
+
+def test_a_peer_that_was_never_there_is_named(make_pair: MakePair) -> None:
+    pair = make_pair(tcp=False)
+    nobody = WorkerAddress("nobody", 3)
+    group = CollectiveGroup(pair.near, HERE, (nobody,), pair.resolver)
+    for operation in (lambda: group.send(1, nobody), lambda: group.recv(nobody)):
+        with pytest.raises(PeerNotFoundError, match="`nobody:3` has no known endpoint") as caught:
+            operation()
+        assert caught.value.address == "nobody:3"
+    with pytest.raises(PeerNotFoundError, match="nobody:3"):
+        group.recv(nobody, async_op=True).wait()
+
+
+def test_a_peer_that_came_to_us_and_is_unknown_is_named(make_pair: MakePair) -> None:
+    pair = make_pair(tcp=False)
+    stream = pair.near.stream(HERE, WorkerAddress("stranger", 0))
+    work = pair.near.work(OperationKind.SEND, "stranger:0")
+    with pytest.raises(PeerNotFoundError, match="`stranger:0` is not connected, and its address is unknown") as caught:
+        pair.near.send(stream, pair.near.message(1), work)
+    assert caught.value.address == "stranger:0"
+
+
+@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
+def test_who_waits_for_a_peer_that_ends_hears_of_it(pair: Pair, async_op: bool) -> None:
+    pair.there.send("once", HERE)
+    assert pair.here.recv(THERE) == "once"
+
+    def receive() -> Any:
+        work = pair.here.recv(THERE, async_op=async_op)
+        return work.wait() if async_op else work
+
+    thread, outcome = in_thread(receive)
+    until(lambda: pair.near.waits.waiting())
+    lost: list[str] = []
+    pair.near.on_peer_lost(lambda peer, reason: lost.append(peer))
+    pair.far.close(linger=0.0)
+    thread.join(10)
+    assert isinstance(outcome[0], WorkerDiedError)
+    assert outcome[0].address == "there:0"
+    assert lost == ["there:0"]
+
+
+def test_what_a_peer_sent_before_its_end_is_received(pair: Pair) -> None:
+    for size in SIZES:
+        pair.there.send(bytes(size), HERE)
+    pair.far.close()
+    assert [len(pair.here.recv(THERE)) for _ in SIZES] == list(SIZES)
+    with pytest.raises((WorkerDiedError, PeerNotFoundError)):
+        pair.here.recv(THERE, timeout=5)
+
+
+def test_who_is_held_back_by_a_peer_that_ends_hears_of_it(make_pair: MakePair) -> None:
+    pair = make_pair(tcp=True, inbox_messages=4, arena_bytes=1 << 20, inbox_bytes=1 << 20)
+
+    def flood() -> None:
+        while True:
+            pair.here.send(bytes(30_000), THERE)
+
+    thread, outcome = in_thread(flood)
+    until(lambda: pair.near.waits.waiting())
+    pair.far.close(linger=0.0)
+    thread.join(10)
+    assert isinstance(outcome[0], WorkerDiedError)
+
+
+def test_a_successor_is_not_taken_for_its_predecessor(pair: Pair) -> None:
+    pair.there.send("of the predecessor", HERE)
+    pair.near.stream(HERE, THERE)
+    until(lambda: any(stream.incarnation for stream in pair.near.streams()))
+    until(lambda: pair.here.recv(THERE, timeout=5) if not pair.far.info else True)
+    pair.far.close()
+    successor = pair.join(THERE)
+    work = None
+    for _ in range(100):
+        try:
+            pair.here.send("to the successor", THERE)
+            break
+        except WorkerDiedError:
+            continue
+    assert successor.recv(HERE) == "to the successor"
+    successor.send("of the successor", HERE)
+    del work
+    assert pair.here.recv(THERE) == "of the successor"
+
+
+def test_operations_can_be_failed_from_outside(pair: Pair) -> None:
+    pair.there.send("once", HERE)
+    pair.here.recv(THERE)
+    thread, outcome = in_thread(pair.here.recv, THERE)
+    until(lambda: [work.title for work in pair.near.waits.waiting()] == ["recv from there:0"])
+    background = pair.here.recv(THERE, async_op=True)
+    error = CancelledOperationError("given up")
+    assert pair.near.fail(error, WorkerAddress("other", 0)) == 0
+    assert pair.near.fail(error, THERE) == 2
+    thread.join(10)
+    assert outcome == [error]
+    with pytest.raises(CancelledOperationError):
+        background.wait()
+    pair.there.send("next", HERE)
+    assert pair.here.recv(THERE) == "next"
+
+
+def test_a_closed_endpoint_says_so(pair: Pair) -> None:
+    waiting = pair.here.recv(THERE, async_op=True)
+    closed: list[Exception] = []
+    pair.near.on_close(closed.append)
+    pair.near.close()
+    with pytest.raises(RuntimeFailure, match="closed"):
+        pair.here.send(1, THERE)
+    with pytest.raises(CancelledOperationError, match="the endpoint was closed"):
+        waiting.wait()
+    assert len(closed) == 1
+    pair.near.close()
+
+
+def test_nothing_of_an_endpoint_is_left_after_it(make_pair: MakePair) -> None:
+    others = set(threading.enumerate())
+    pair = make_pair(tcp=True)
+    for size in SIZES:
+        pair.here.send(bytes(size), THERE, async_op=True)
+        assert len(pair.there.recv(HERE)) == size
+    pair.close()
+
+    def left() -> list[str]:
+        return [one.name for one in threading.enumerate() if one not in others and one.name.startswith("rlinf")]
+
+    until(lambda: not left(), "the end of the threads")
+
+
+# Strangers
+
+
+def test_who_does_not_know_the_secret_is_refused(make_pair: MakePair) -> None:
+    pair = make_pair(tcp=True)
+    stranger = Endpoint(ClusterSecret.generate(), ip="127.0.0.1", settings=pair.settings)
+    group = CollectiveGroup(stranger, HERE, (THERE,), StaticResolver({THERE: pair.resolver.endpoints[THERE]}))
+    with pytest.raises(AuthenticationError):
+        group.send("let me in", THERE)
+    stranger.close()
+    pair.here.send("a member", THERE)
+    assert pair.there.recv(HERE) == "a member"
+
+
+def test_bytes_that_are_no_frame_end_their_connection_alone(make_pair: MakePair) -> None:
+    pair = make_pair(tcp=True)
+    pair.here.send("fine", THERE)
+    assert pair.there.recv(HERE) == "fine"
+    with socket.create_connection((pair.far.info.tcp_host, pair.far.info.tcp_port)) as noise:
+        noise.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+        noise.settimeout(10)
+        with contextlib.suppress(ConnectionResetError):
+            assert noise.recv(1000) == b"", "hung up on"
+    pair.here.send("still fine", THERE)
+    assert pair.there.recv(HERE) == "still fine"
+
+
+# Services
+
+
+def test_a_service_gets_messages_in_order_with_their_words(pair: Pair) -> None:
+    came: list[Any] = []
+    pair.far.serve(7, came.append)
+    stream = pair.near.stream(HERE, THERE, pair.resolver)
+    for number, size in enumerate(SIZES):
+        message = pair.near.message(bytes(size), tag=7, key=b"%d" % number, weight=number / 2)
+        pair.near.send_async(stream, message, pair.near.work(OperationKind.PUT, "c"))
+    until(lambda: len(came) == len(SIZES))
+    assert [(one.key, one.weight, one.stream.peer) for one in came] == [
+        (b"%d" % number, number / 2, "here:0") for number in range(len(SIZES))
+    ]
+    assert [len(one.received.load()) for one in came] == list(SIZES)
+
+
+def test_a_service_that_fails_harms_no_other(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(delivery: object) -> None:
+        raise ValueError("broken service")
+
+    pair.far.serve(7, fail)
+    stream = pair.near.stream(HERE, THERE, pair.resolver)
+    pair.near.send(stream, pair.near.message("x", tag=7), pair.near.work(OperationKind.PUT, "c"))
+    pair.near.send(stream, pair.near.message("x", tag=8), pair.near.work(OperationKind.PUT, "c"))
+    pair.here.send("after", THERE)
+    assert pair.there.recv(HERE) == "after"
+    assert "broken service" in caplog.text
+    assert "a message for service 8, which is not here" in caplog.text
+
+
+def test_a_post_goes_ahead_and_never_blocks(pair: Pair) -> None:
+    came: list[Any] = []
+    pair.far.serve(7, came.append)
+    stream = pair.near.stream(HERE, THERE, pair.resolver)
+    assert not pair.near.post(stream, 7, b"nothing was sent yet")
+    pair.here.send("first", THERE)
+    assert pair.near.post(stream, 7, b"key", b"head", 1.5)
+    until(lambda: came)
+    assert (came[0].key, bytes(came[0].received.frame.head), came[0].weight) == (b"key", b"head", 1.5)
