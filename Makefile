@@ -12,7 +12,7 @@ WHOLE := $(EVERYDAY) tests/cluster tests/gpu
 LONG := --hypothesis-profile=nightly --timeout=3600 --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check lint type format docs gallery media bench gpu nightly nightly-processes nightly-pure conformance release-check clean
+.PHONY: help setup train test check lint type format docs gallery media bench gpu nightly nightly-processes nightly-pure chaos conformance release-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -83,6 +83,9 @@ nightly-processes: setup
 nightly-pure: setup
 	nice -n 10 $(BIN)/pytest -p no:cacheprovider $(LONG) --ignore=tests/cluster --ignore=tests/integration tests \
 	  > nightly-pure.log 2>&1; status=$$?; cat nightly-pure.log; exit $$status
+
+chaos: setup ## inject faults by seed into runs of JOB="FILE [KEY=VALUE...]", and check that each recovers
+	$(BIN)/python -m tests.chaos $(JOB)
 
 conformance: setup ## what others wrote, run against rlinf: DIR=FOLDER holds checkouts RLinf and verl
 	RLINF_CONFORMANCE=$(DIR) $(BIN)/pytest --timeout=3600 --durations=10 tests/conformance

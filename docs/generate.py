@@ -1,7 +1,7 @@
 """Writes the pages of this folder that are made from the code: `make docs`.
 
 docs/commands.md holds the help of every command, docs/diagnostics.md every diagnostic code, docs/reference.md every key
-of a file, docs/faults.md the faults of `rlinf chaos`, docs/placement.svg the picture of the 18-node example. A test
+of a file, docs/faults.md the faults of `make chaos`, docs/placement.svg the picture of the 18-node example. A test
 compares them with what this would write, so they cannot fall behind.
 """
 
@@ -17,7 +17,6 @@ from typing import Any, Final, TypeAlias, cast
 
 from typer.main import get_command
 
-from rlinf_cli.chaos.fault_table import FAULTS, STANDSTILLS
 from rlinf_cli.codes import Code, Example, codes_by_stage
 from rlinf_cli.file.field_docs import FieldDoc, describe
 from rlinf_cli.main import app
@@ -25,6 +24,7 @@ from rlinf_cli.main import main as run_rlinf
 from rlinf_core.job.load import ClusterFile
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.registry import import_target
+from tests.chaos.fault_table import FAULTS, STANDSTILLS
 
 DOCS = Path(__file__).parent
 _HELP_WIDTH = 88
@@ -106,7 +106,7 @@ _FAULT_FIGURES: Final = (
         "bugs that these showed, mended since",
         "the end of a run, not recorded where the disk had no room for two seconds; settings of an optimizer's group"
         " without weights, lost when a run of SAC goes on; a restart whose Ray does not start within Ray's 30 s, which"
-        " ended the run; in `rlinf chaos`, a slow launch judged as hung, a command whose Ray does not start at first"
+        " ended the run; in `make chaos`, a slow launch judged as hung, a command whose Ray does not start at first"
         " judged as wrong, and memory compared; a worker that fails between two looks of an"
         " asynchronous run, taken for one that returned; the death of `gcs_server` in the midst of a checkpoint, taken"
         " for a consequence of the worker that wrote it",
@@ -148,10 +148,10 @@ def _faults() -> str:
     rows = list(dict.fromkeys(fault.target for fault in FAULTS.values()))
     cells = {(fault.target, fault.deed): f"`{name}`: {fault.outcome}" for name, fault in FAULTS.items()}
     parts = [
-        _MADE.format(source="`rlinf_cli/chaos/fault_table.py`"),
+        _MADE.format(source="`tests/chaos/fault_table.py`"),
         "# Faults\n",
         "What becomes of a run where a process is killed or stopped, a checkpoint is damaged, or files have no room."
-        " Each cell has its name for [`rlinf chaos --fault`](bad-day.md#planting-faults), which plants it; the nightly"
+        " Each cell has its name for [`make chaos`](bad-day.md#planting-faults), which plants it; the nightly"
         " test `tests/integration/cli/test_chaos.py` does, by seeds, in small jobs of the recipes embodied (PPO, also"
         " with rollouts ahead, and SAC on an arm in MuJoCo), math (also asynchronous), agent and sft_chat.\n",
         f"| process | {' | '.join(columns)} |",

@@ -23,9 +23,7 @@ class _Commands(LazyGroup):
         CommandFamily(
             "Train", "rlinf_cli.commands.training", ("train", "sweep", "logs", "debug", "stop", "recipes", "init")
         ),
-        CommandFamily(
-            "Check", "rlinf_cli.commands.checking", ("validate", "inspect", "explain", "schema", "import", "chaos")
-        ),
+        CommandFamily("Check", "rlinf_cli.commands.checking", ("validate", "inspect", "explain", "schema", "import")),
         CommandFamily("Cluster", "rlinf_cli.commands.cluster", ("up", "status", "doctor", "down")),
         CommandFamily("Look back", "rlinf_cli.commands.results", ("runs", "why", "replay", "report", "compare")),
         CommandFamily("Use", "rlinf_cli.commands.policies", ("eval", "play", "export")),

@@ -1,4 +1,4 @@
-"""Jobs that `rlinf chaos` disturbs in tests: shipped recipes, so small that a step takes milliseconds."""
+"""Jobs that `make chaos` disturbs in tests: shipped recipes, so small that a step takes milliseconds."""
 
 from __future__ import annotations
 

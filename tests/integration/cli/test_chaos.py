@@ -14,14 +14,13 @@ from tests.integration.cli.chaos_jobs import JOBS
 
 # A seed takes up to two minutes on a busy machine.
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(7200)]
-RLINF = Path(sys.executable).with_name("rlinf")
 _SEEDS = 20
 GOOD = {"equal", "right", "explained", "untouched"}
 
 
 def chaos(job: str, folder: Path, *options: str) -> list[dict[str, Any]]:
     """Return the records of the disturbed runs."""
-    command = [RLINF, "chaos", *JOBS[job], "--folder", str(folder), "--output", "json", *options]
+    command = [sys.executable, "-m", "tests.chaos", *JOBS[job], "--folder", str(folder), "--output", "json", *options]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode in (0, 1), ended.stderr
     return json.loads(ended.stdout)["runs"]

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.chaos.disturbed_run import flip_bit
-from rlinf_cli.chaos.fault_table import Target
-from rlinf_cli.chaos.run_processes import RunProcesses
 from rlinf_cli.why.diagnosis import SET_ASIDE
 from rlinf_core.node.process_identity import identity_here, send
 from rlinf_core.runners.step_clock import NO_STEP
 from rlinf_core.runners.storage.evidence import FOLDER, MOST_BYTES
 from rlinf_core.runners.storage.run_folder import RunFolder
+from tests.chaos.disturbed_run import flip_bit
+from tests.chaos.fault_table import Target
+from tests.chaos.run_processes import RunProcesses
 from tests.integration.cli.planted.planted_causes import CAUSES, EMBODIED, FAULTS, MATH, NO_RESTART, WORKERS, env_job
 from tests.integration.cli.planted.planted_faults import GROUP_BYTES, MEMORY_GROUP
 from tests.kernel import KEEPS_ENDS

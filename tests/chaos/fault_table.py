@@ -1,4 +1,4 @@
-"""The table of faults that `rlinf chaos` plants: one row a fault, read by the planner, the injector, the judge and the
+"""The table of faults that `make chaos` plants: one row a fault, read by the planner, the injector, the judge and the
 docs; and that of standstills and links, which tests plant, for the docs."""
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.chaos.judge import RunVerdict, judge, reference_of
-from rlinf_cli.chaos.outcomes import RunEnding, Struck
-from rlinf_cli.chaos.strike_plan import Strike
+from tests.chaos.judge import RunVerdict, judge, reference_of
+from tests.chaos.outcomes import RunEnding, Struck
+from tests.chaos.strike_plan import Strike
 
 METRICS = ({"loss": 1.0, "time/step": 3.0, "memory/actor_gib": 1.0}, {"loss": math.nan, "time/step": 4.0})
 

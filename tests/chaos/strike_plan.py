@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from rlinf_cli.chaos.fault_table import FAULTS, Deed
+from tests.chaos.fault_table import FAULTS, Deed
 
 MOST_STRIKES: Final = 3
 # Seconds after the end of a step: a thousandth hits the same step's end, a second the work of a later one.

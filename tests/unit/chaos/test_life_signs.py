@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_cli.chaos.life_signs import LifeSigns
+from tests.chaos.life_signs import LifeSigns
 
 
 def test_run_without_any_sign_is_hung() -> None:

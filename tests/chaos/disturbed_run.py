@@ -12,17 +12,17 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final
 
-from rlinf_cli.chaos.fault_table import FAULTS, Deed
-from rlinf_cli.chaos.life_signs import LifeSigns
-from rlinf_cli.chaos.outcomes import RunEnding, Struck, outcome_of
-from rlinf_cli.chaos.run_processes import RunProcess
-from rlinf_cli.chaos.started_run import PAUSE, StartedRun
-from rlinf_cli.chaos.strike_plan import Strike, StrikePlan
 from rlinf_cli.console.subcommands import COMMAND
 from rlinf_cli.why.facts import RunFacts, read_facts
 from rlinf_core.node.process_end import has_ended
 from rlinf_core.node.process_identity import send
 from rlinf_core.runners.storage import run_events
+from tests.chaos.fault_table import FAULTS, Deed
+from tests.chaos.life_signs import LifeSigns
+from tests.chaos.outcomes import RunEnding, Struck, outcome_of
+from tests.chaos.run_processes import RunProcess
+from tests.chaos.started_run import PAUSE, StartedRun
+from tests.chaos.strike_plan import Strike, StrikePlan
 
 STACKS: Final = "stacks.txt"
 _STACK_SECONDS: Final = 30.0

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.chaos.fault_table import Target
-from rlinf_cli.chaos.run_processes import RunProcess, RunProcesses
 from rlinf_core.cluster import driver_folder
 from rlinf_core.node.node_processes import MARK
 from rlinf_core.node.process_identity import identity_here, own_identity, send
+from tests.chaos.fault_table import Target
+from tests.chaos.run_processes import RunProcess, RunProcesses
 
 SLEEP = "import sys, time; print(flush=True); time.sleep(600)"
 

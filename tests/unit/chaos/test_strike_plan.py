@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_cli.chaos.fault_table import FAULTS, Deed, chosen_faults
-from rlinf_cli.chaos.strike_plan import plan_of
 from rlinf_core.errors import ConfigError
+from tests.chaos.fault_table import FAULTS, Deed, chosen_faults
+from tests.chaos.strike_plan import plan_of
 
 names = st.lists(st.sampled_from(list(FAULTS)), min_size=1, unique=True)
 
@@ -39,7 +39,7 @@ def test_plan_is_a_function_of_its_seed(seed: int, steps: int) -> None:
 
 
 def test_plan_is_the_same_in_another_process() -> None:
-    code = "from rlinf_cli.chaos.strike_plan import plan_of; print([plan_of(seed, 30) for seed in range(20)])"
+    code = "from tests.chaos.strike_plan import plan_of; print([plan_of(seed, 30) for seed in range(20)])"
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     there = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert there.stdout.strip() == str([plan_of(seed, 30) for seed in range(20)])

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from rlinf_cli.bootstrap.inspection import Inspector
-from rlinf_cli.chaos.fault_table import Target
 from rlinf_core.cluster.driver_folder import folders_of, running_jobs
 from rlinf_core.errors import RLinfError
 from rlinf_core.manager.manager_messages import DRIVER, INSPECTOR
 from rlinf_core.node.node_processes import processes_of
 from rlinf_core.node.process_identity import ProcessIdentity, UnprovenProcessError, identity_here, opened
+from tests.chaos.fault_table import Target
 
 # A part of the command or the title of processes of Ray.
 _TITLES: Final[tuple[tuple[str, Target], ...]] = (

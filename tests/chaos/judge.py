@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from rlinf_cli.chaos.fault_table import FAULTS, Deed, Target
-from rlinf_cli.chaos.outcomes import RunEnding, Struck
 from rlinf_core.runners.storage.run_status import RunStatus
+from tests.chaos.fault_table import FAULTS, Deed, Target
+from tests.chaos.outcomes import RunEnding, Struck
 
 # Counts of what recovery itself does, which an undisturbed run does not do.
 _OF_RECOVERY: Final = frozenset(

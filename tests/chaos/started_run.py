@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from rlinf_cli.chaos.run_processes import RunProcesses
 from rlinf_cli.console.subcommands import COMMAND
 from rlinf_core.env_vars import ADDRESS
 from rlinf_core.errors import RunError
@@ -23,6 +22,7 @@ from rlinf_core.node.process_identity import identity_here
 from rlinf_core.runners.metrics import MetricsTail
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.run_folder import RunFolder
+from tests.chaos.run_processes import RunProcesses
 
 RESUME: Final = "runner.resume_dir=auto"
 OUTPUT: Final = "output.log"

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rlinf_cli.chaos.disturbed_run import has_ended, without_room
 from rlinf_core.node.process_identity import identity_here, opened
+from tests.chaos.disturbed_run import has_ended, without_room
 
 WRITES = """
 import sys

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rlinf_cli.chaos.started_run import OUTPUT
-from rlinf_cli.chaos.strike_plan import Strike
 from rlinf_cli.why.diagnosis import diagnose
 from rlinf_cli.why.facts import read_facts
 from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.storage.run_folder import RunFolder
+from tests.chaos.started_run import OUTPUT
+from tests.chaos.strike_plan import Strike
 
 # What a process prints when rlinf itself has a fault.
 _BUGS: Final = ("this is a bug in rlinf", "Traceback (most recent call last)", "Fatal Python error")

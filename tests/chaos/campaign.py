@@ -1,4 +1,4 @@
-"""All runs of one `rlinf chaos`: the undisturbed ones, one for each seed, and the table of what came out."""
+"""All runs of one `make chaos`: the undisturbed ones, one for each seed, and the table of what came out."""
 
 from __future__ import annotations
 
@@ -12,12 +12,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from rlinf_cli.chaos.disturbed_run import DisturbedRun
-from rlinf_cli.chaos.fault_table import FAULTS, Deed
-from rlinf_cli.chaos.judge import GOOD, RunVerdict, UndisturbedRuns, judge, reference_of
-from rlinf_cli.chaos.outcomes import RunEnding, Struck, outcome_of
-from rlinf_cli.chaos.started_run import PAUSE, StartedRun
-from rlinf_cli.chaos.strike_plan import StrikePlan, plan_of
 from rlinf_cli.console import console
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import open_log
@@ -25,6 +19,12 @@ from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
+from tests.chaos.disturbed_run import DisturbedRun
+from tests.chaos.fault_table import FAULTS, Deed
+from tests.chaos.judge import GOOD, RunVerdict, UndisturbedRuns, judge, reference_of
+from tests.chaos.outcomes import RunEnding, Struck, outcome_of
+from tests.chaos.started_run import PAUSE, StartedRun
+from tests.chaos.strike_plan import StrikePlan, plan_of
 
 SCHEMA: Final = "rlinf.chaos/1"
 RESULTS: Final = "chaos.jsonl"
@@ -80,7 +80,7 @@ def prepare_folder(folder: Path) -> None:
             raise RunError(
                 "the folder has other files",
                 where=str(folder),
-                why=f"it has no `{RESULTS}`, which `rlinf chaos` writes first",
+                why=f"it has no `{RESULTS}`, which `make chaos` writes first",
                 help="name a new folder, or that of an earlier call",
             )
         os.close(open_log(folder, RESULTS))

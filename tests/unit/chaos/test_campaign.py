@@ -1,32 +1,29 @@
-"""`rlinf chaos` before anything starts: what it lists, and what it refuses."""
+"""`make chaos` before anything starts: the faults that it lists, and the jobs that it refuses."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rlinf_cli.chaos.campaign import prepare_folder
-from rlinf_cli.chaos.disturbed_run import flip_bit
 from rlinf_core.errors import RunError
+from tests.chaos.__main__ import main
+from tests.chaos.campaign import prepare_folder
+from tests.chaos.disturbed_run import flip_bit
 
-Cli = Callable[..., Any]
 
-
-def test_dry_run_lists_the_faults_of_each_seed(cli: Cli) -> None:
-    arguments = ("chaos", "laptop", "runner.max_steps=20", "--seeds", "5", "--fault", "kill", "--dry-run")
-    text = cli(*arguments)
-    assert text.code == 0
-    assert "nothing was started" in text.err
-    record = json.loads(cli(*arguments, "--output", "json").out)
+def test_dry_run_lists_the_faults_of_each_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("laptop", "runner.max_steps=20", "--seeds", "5", "--fault", "kill", "--dry-run")
+    assert main(arguments) == 0
+    assert "nothing was started" in capsys.readouterr().err
+    assert main((*arguments, "--output", "json")) == 0
+    record = json.loads(capsys.readouterr().out)
     assert record["schema"] == "rlinf.chaos_plan/1"
     assert [run["seed"] for run in record["runs"]] == [0, 1, 2, 3, 4]
     assert {strike["fault"].partition("-")[0] for run in record["runs"] for strike in run["strikes"]} == {"kill"}
-    third = json.loads(cli(*arguments[:3], "--fault", "kill", "--first-seed", "3", "--dry-run", "--output", "json").out)
-    assert third["runs"][0] == record["runs"][3]
+    assert main((*arguments[:2], *arguments[4:], "--first-seed", "3", "--output", "json")) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0] == record["runs"][3]
 
 
 @pytest.mark.parametrize(
@@ -38,10 +35,9 @@ def test_dry_run_lists_the_faults_of_each_seed(cli: Cli) -> None:
         (("laptop", "cluster.num_nodes=2"), "planted on this machine only"),
     ],
 )
-def test_job_is_refused(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
-    ended = cli("chaos", *arguments, "--dry-run")
-    assert ended.code == 2
-    assert words in ended.err
+def test_job_is_refused(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str) -> None:
+    assert main((*arguments, "--dry-run")) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_folder_with_other_files_is_refused(tmp_path: Path) -> None:

@@ -1,27 +1,35 @@
-"""`rlinf chaos`: faults by seed in runs of a job, and whether they end right."""
+"""`make chaos`: inject faults by seed into runs of a job, and check that each run recovers."""
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rlinf_cli.arguments import completion
-from rlinf_cli.arguments.options import Output, OutputOption, Quiet, Verbose
+from rlinf_cli.arguments.options import Output, OutputOption
 from rlinf_cli.console import console
+from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.file.job_file import SoundJob, load, sound, split_files
 from rlinf_cli.lazy import command
-
-if TYPE_CHECKING:
-    from rlinf_cli.chaos.campaign import ChaosJob
-    from rlinf_cli.file.job_file import SoundJob
+from rlinf_cli.main import guarded
+from rlinf_cli.run.runnable import check_has_program, check_installed
+from rlinf_core.errors import ConfigError
+from rlinf_core.runners.storage.resuming import config_id, values_of
+from rlinf_core.runners.storage.run_folder import config_text_of
+from tests.chaos.campaign import ChaosJob, line_of, prepare_folder, record_of, table_of, work
+from tests.chaos.fault_table import chosen_faults
+from tests.chaos.judge import GOOD
+from tests.chaos.strike_plan import plan_of
 
 
 def chaos(
     arguments: Annotated[
         list[str],
-        typer.Argument(metavar="FILE|recipe=NAME", hidden=True, autocompletion=completion.training),
+        typer.Argument(metavar="FILE|recipe=NAME", hidden=True),
     ],
     seeds: Annotated[int, typer.Option("--seeds", min=1, metavar="N", help="Number of runs, one for each seed.")] = 3,
     first_seed: Annotated[
@@ -62,10 +70,8 @@ def chaos(
         bool, typer.Option("--dry-run", help="List the faults of each seed, start nothing.", show_default=False)
     ] = False,
     output: OutputOption = Output.TEXT,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
-    """Plant faults into runs of a file, and judge whether each ended right or said why.
+    """Inject faults into runs of a file, and check that each run recovers or names the fault.
 
     FILE and KEY=VALUE are as for `rlinf train`; the file must limit the steps. The job runs twice undisturbed (once
     where rollouts run ahead of training), on this machine alone, then once for each seed: processes of that run are
@@ -73,10 +79,6 @@ def chaos(
     weights, a disturbed one must have them, too. Only processes of runs that this command has started are touched; jobs
     with robots are refused. The exit code is 1 where a run ended wrong, hung, or did not say why; its folder is kept.
     """
-    from rlinf_cli.chaos.campaign import line_of, prepare_folder, record_of, table_of, work
-    from rlinf_cli.chaos.judge import GOOD
-    from rlinf_cli.exit_codes import ExitCode
-
     job, log_path = _job(arguments, faults or [], most, deadline, keep=keep)
     numbers = range(first_seed, first_seed + seeds)
     if dry_run:
@@ -100,9 +102,9 @@ def chaos(
 app = command(
     chaos,
     examples=(
-        "rlinf chaos laptop runner.max_steps=20 runner.save_interval=3",
-        "rlinf chaos math_laptop runner.max_steps=12 --seeds 10 --fault kill",
-        "rlinf chaos laptop runner.max_steps=20 --first-seed 7 --seeds 1 --keep",
+        "python -m tests.chaos laptop runner.max_steps=20 runner.save_interval=3",
+        "python -m tests.chaos math_laptop runner.max_steps=12 --seeds 10 --fault kill",
+        "python -m tests.chaos laptop runner.max_steps=20 --first-seed 7 --seeds 1 --keep",
     ),
     no_args_is_help=True,
 )
@@ -116,17 +118,9 @@ def _job(
     Raises:
         ConfigError: it has robots, several machines, or no end.
     """
-    from rlinf_cli.chaos.campaign import ChaosJob
-    from rlinf_cli.chaos.fault_table import chosen_faults
-    from rlinf_cli.file.job_file import load, sound, split_files
-    from rlinf_cli.run.runnable import check_has_program, check_installed
-    from rlinf_core.errors import ConfigError
-    from rlinf_core.runners.storage.resuming import config_id, values_of
-    from rlinf_core.runners.storage.run_folder import config_text_of
-
     files, overrides = split_files(arguments)
     if len(files) != 1 or files[0] == "-":
-        raise typer.BadParameter("name one file or a recipe, as in `rlinf chaos laptop runner.max_steps=20`")
+        raise typer.BadParameter("name one file or a recipe, as in `python -m tests.chaos laptop runner.max_steps=20`")
     loaded = load(files[0], overrides)
     parts = sound(loaded)
     if loaded.recipe is not None:
@@ -156,8 +150,6 @@ def _job(
 
 def _check_machine(parts: SoundJob) -> None:
     """Refuse a job that is more than processes of this machine."""
-    from rlinf_core.errors import ConfigError
-
     if any(group.hardware is not None for group in parts.cluster.node_groups or ()):
         raise ConfigError("faults are planted into no job with robots", where=parts.name)
     if parts.cluster.num_nodes != 1:
@@ -169,8 +161,6 @@ def _check_machine(parts: SoundJob) -> None:
 
 
 def _list(job: ChaosJob, seeds: range, output: Output) -> None:
-    from rlinf_cli.chaos.strike_plan import plan_of
-
     plans = [plan_of(seed, job.steps, job.faults, job.most) for seed in seeds]
     if output is Output.JSON:
         listed = [
@@ -182,3 +172,12 @@ def _list(job: ChaosJob, seeds: range, output: Output) -> None:
     rows = [(str(plan.seed), str(strike), str(plan.max_restarts)) for plan in plans for strike in plan.strikes]
     console.result(console.table(("seed", "fault", "max_restarts"), rows, right=(0, 2)))
     console.message("\nnothing was started, and nothing written")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the tool on `arguments`, by default the command line's; return the exit code."""
+    return guarded(lambda: app(arguments, prog_name="python -m tests.chaos"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
