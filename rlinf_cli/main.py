@@ -82,7 +82,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _named_user_runs(arguments: Sequence[str] | None) -> int | None:
-    from rlinf_core.node.nameless_user import name_user
+    from rlinf_core.node.own_process import name_user
 
     if (home := name_user()) and "_RLINF_COMPLETE" not in os.environ:
         console.warn(f"HOME is not set, and user {os.getuid()} has no name: `{home}` is used as its home folder")

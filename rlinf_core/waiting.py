@@ -120,7 +120,6 @@ class OperationKind(StrEnum):
     CONNECT = "connect"
     CALL = "call"
     LAUNCH = "launch"
-    DEVICE_LOCK = "device_lock"
     BREAKPOINT = "breakpoint"
 
 
@@ -142,7 +141,6 @@ _WORDS = {
     OperationKind.QUERY: "waits for the state of {channel}",
     OperationKind.CLOSE: "waits until {channel} is closed",
     OperationKind.CALL: "waits for `{target}`",
-    OperationKind.DEVICE_LOCK: "waits for the lock of {target}",
     OperationKind.BREAKPOINT: "waits at a breakpoint, {target}",
 }
 
@@ -181,8 +179,6 @@ class Operation:
             return f"{self.kind} on {self._channel}"
         if self.kind in (OperationKind.METHOD, OperationKind.CALL, OperationKind.LAUNCH):
             return f"{self.kind} `{self.target}`"
-        if self.kind is OperationKind.DEVICE_LOCK:
-            return f"{self.kind} of {self.target}"
         if self.kind is OperationKind.BREAKPOINT:
             return f"{self.kind} at {self.target}"
         return f"{self.kind} {'to' if self.kind in _TOWARDS else 'from'} {self.target}"

@@ -44,7 +44,7 @@ def prepare(asked: Asked) -> startup.UpRequest:
     from rlinf_cli.bootstrap.transports import sync
     from rlinf_cli.file.job_file import load_sound
     from rlinf_core.node.cluster_records import section_digest
-    from rlinf_core.node.python_flags import refuse_stripped_docstrings
+    from rlinf_core.node.own_process import refuse_stripped_docstrings
 
     refuse_stripped_docstrings()
     job = load_sound(asked.file, asked.overrides)

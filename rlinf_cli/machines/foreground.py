@@ -16,7 +16,7 @@ from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.machines.cluster_lifecycle import end, watch
 from rlinf_cli.machines.guardian import Guardian
 from rlinf_core.node.node_facts import folder_of, read_record
-from rlinf_core.node.node_processes import alive
+from rlinf_core.process.proc import alive
 
 if TYPE_CHECKING:
     from rlinf_cli.bootstrap.inventory import NodeTarget

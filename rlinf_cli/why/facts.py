@@ -20,7 +20,7 @@ from rlinf_core.config.tree import to_data
 from rlinf_core.config.yaml.reader import load_source, read
 from rlinf_core.foreign.files import open_regular, read_bounded
 from rlinf_core.node.kernel_log import kernel_lines
-from rlinf_core.node.process_identity import boot_id
+from rlinf_core.process.proc import boot_id
 from rlinf_core.runners.events import EVALUATE
 from rlinf_core.runners.metrics import Metrics, decode
 from rlinf_core.runners.storage.evidence import Bundle, read_bundles

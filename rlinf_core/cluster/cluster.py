@@ -29,7 +29,7 @@ from rlinf_core.failures import raise_unseen
 from rlinf_core.manager.manager_client import ManagerClient
 from rlinf_core.manager.manager_messages import Declare
 from rlinf_core.node import attach
-from rlinf_core.node.nameless_user import name_user
+from rlinf_core.node.own_process import name_user
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.process import tracing
 from rlinf_core.process.known_secrets import known

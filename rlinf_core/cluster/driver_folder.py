@@ -17,8 +17,8 @@ from rlinf_core.errors import ClusterError
 from rlinf_core.foreign.files import read_json_object
 from rlinf_core.node import node_facts
 from rlinf_core.node.node_facts import make_private, private_base
-from rlinf_core.node.node_processes import reap
-from rlinf_core.node.process_identity import Presence, ProcessIdentity, boot_id, look, own_identity
+from rlinf_core.node.process_identity import Presence, ProcessIdentity, look, own_identity
+from rlinf_core.process.proc import boot_id, reap
 
 _OWNER_FILE = "owner"
 _JOB_FILE = "job"

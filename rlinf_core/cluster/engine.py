@@ -1,6 +1,6 @@
 """Starting the embedded Ray of one machine, or joining one that runs.
 
-An embedded Ray is private: its own folder, its own token, loopback only. Its guardian (`node/node_processes.py`) ends
+An embedded Ray is private: its own folder, its own token, loopback only. Its guardian (`node/proc.py`) ends
 and removes what outlives the driver; if the guardian is killed too, the next start cleans up.
 """
 
@@ -35,8 +35,8 @@ from rlinf_core.cluster.ray_api import (
 from rlinf_core.errors import ClusterError, ProcessEnd, RayStartError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.node import attach, node_facts
-from rlinf_core.node.node_processes import MARK, guard
-from rlinf_core.node.python_flags import refuse_stripped_docstrings
+from rlinf_core.node.own_process import refuse_stripped_docstrings
+from rlinf_core.process.proc import MARK, guard
 from rlinf_core.process.signal_mask import warnings_blocked
 
 LOGGER = logging.getLogger("rlinf")

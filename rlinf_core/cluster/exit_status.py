@@ -68,7 +68,7 @@ def kept_handler() -> Generator[Callable[[], None], None, None]:
     """Keep the SIGTERM handler within the block; yield a function that restores it.
 
     Ray's C++ code sets its own handler while it connects, and the default one when it disconnects. Until Python's is
-    restored, a SIGTERM would kill the process, so a thread restores it every millisecond.
+    restored, a SIGTERM would kill the process, so a thread restores it every millisecond: a bug of Ray.
     """
     sigaction = ctypes.CDLL(None, use_errno=True).sigaction
     # Larger than any platform's `struct sigaction`, whose fields are not used.
@@ -107,7 +107,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(_TERMINATED)
 
 
-def _tell_the_truth() -> None:
+def _restore_exit_code() -> None:
     """Correct the exit status, as the last action of this process."""
     status = _TERMINATED if _terminated else _INTERRUPTED if _is_interrupted() else int(_failed)
     if status:
@@ -127,4 +127,4 @@ def _is_interrupted() -> bool:
 
 
 # Handlers run in the reverse order of their registration, so those of the users' code come before this one.
-atexit.register(_tell_the_truth)
+atexit.register(_restore_exit_code)

@@ -12,11 +12,11 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.errors import EnvironmentVariableError, PeerNotFoundError
+from rlinf_core.process.proc import boot_id, namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,23 @@ class EndpointInfo:
 
     def shares_host_with(self, other: EndpointInfo) -> bool:
         """Return whether a unix socket may connect the two; only a connection attempt is certain."""
-        return self.host == other.host and self.network == other.network and bool(self.unix_path and other.unix_path)
+        return self.place == other.place and bool(self.unix_path and other.unix_path)
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The machine and the container: processes of one place see each other's files and pids."""
+        return self.host, self.network
 
     def __str__(self) -> str:
         return f"pid {self.pid} at {self.tcp_host}:{self.tcp_port}"
 
 
 def make_endpoint_info(unix_path: str | None, tcp_host: str, tcp_port: int) -> EndpointInfo:
+    host, network = own_place()
     return EndpointInfo(
         incarnation=secrets.token_hex(8),
-        host=host_identity(),
-        network=network_identity(),
+        host=host,
+        network=network,
         unix_path=unix_path,
         tcp_host=tcp_host,
         tcp_port=tcp_port,
@@ -64,18 +70,9 @@ def make_endpoint_info(unix_path: str | None, tcp_host: str, tcp_port: int) -> E
     )
 
 
-def host_identity() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return f"unknown-{platform.node()}"
-
-
-def network_identity() -> int:
-    try:
-        return os.stat("/proc/self/ns/net").st_ino
-    except OSError:
-        return 0
+def own_place() -> tuple[str, int]:
+    """Return this process's place, as `EndpointInfo.place`."""
+    return boot_id() or f"unknown-{platform.node()}", namespace("net")
 
 
 def _torch_version() -> str | None:

@@ -21,7 +21,7 @@ _PAUSES_KEPT: Final = 256
 
 
 class Pauses:
-    """The times in which any process waits at a breakpoint: clocks of others stand still meanwhile."""
+    """The times in which any process waits at a breakpoint, which extend the deadlines of other processes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

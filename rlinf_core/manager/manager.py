@@ -128,7 +128,7 @@ class Manager:
         if address.ranks and not self._registry.ready(address, hello.incarnation, hello.info, hello.node):
             return  # a late message from an earlier incarnation
         self._peers[stream.peer] = Peer(stream.peer, stream, hello)
-        if address.ranks and _same_place(hello.info, self._info):
+        if address.ranks and hello.info.place == self._info.place:
             self._ends.watch(stream.peer, hello.info.pid)
         self._retry_pending()
 
@@ -296,11 +296,11 @@ class Manager:
             self._conclude(peer, peer.exit_reason)
             return
         self._deaths[peer.name] = _Death(peer, self._clock() + _POSTMORTEM_SECONDS)
-        if _same_place(hello.info, self._info):
+        if hello.info.place == self._info.place:
             # Its connection may end before its parent has collected how it ended.
             self._look_at_end(self._deaths[peer.name], last=not self._ends.is_watched(peer.name))
             return
-        neighbour = next((other for other in self._peers.values() if _same_place(other.hello.info, hello.info)), None)
+        neighbour = next((other for other in self._peers.values() if other.hello.info.place == hello.info.place), None)
         if neighbour is not None:
             self._control.send(neighbour.stream, m.PostmortemQuestion(peer.name, hello))
 
@@ -341,7 +341,7 @@ class Manager:
     def _tick(self) -> None:
         now = self._clock()
         for name, death in list(self._deaths.items()):
-            if _same_place(death.peer.hello.info, self._info):
+            if death.peer.hello.info.place == self._info.place:
                 self._look_at_end(death, last=now >= death.until)
             elif now >= death.until:
                 del self._deaths[name]
@@ -421,11 +421,6 @@ class Manager:
 class _Lost:
     peer: str
     reason: str
-
-
-def _same_place(first: EndpointInfo, second: EndpointInfo) -> bool:
-    """Return whether one process can see another's files: containers share a machine, but not files."""
-    return (first.host, first.network) == (second.host, second.network)
 
 
 def _only_looks(name: str) -> bool:

@@ -21,8 +21,7 @@ from rlinf_core.collective.endpoint_info import (
     EndpointInfo,
     Resolver,
     StaticResolver,
-    host_identity,
-    network_identity,
+    own_place,
 )
 from rlinf_core.collective.messages.codec import FallbackDumps
 from rlinf_core.collective.transfer.peer_stream import PeerStream
@@ -112,7 +111,7 @@ class ManagerClient(Resolver):
         # Why the connection to the manager ended.
         self._manager_lost: str | None = None
         self._ends = EndWatch()
-        if has_main and (info.host, info.network) == (host_identity(), network_identity()):
+        if has_main and info.place == own_place():
             self._ends.watch(m.MANAGER, info.pid)
         self.endpoint = Endpoint(
             ClusterSecret(session.secret),

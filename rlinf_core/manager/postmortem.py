@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+from rlinf_core.process.proc import tail
+
 _TAIL_BYTES = 64 << 10
 _LAST_LINES = 8
 _FRAMES = 6
@@ -19,7 +21,7 @@ _ENGINE = re.compile(r"^(:|\[\d{4}-|\*\*\* SIG|PC: @|    @ )")
 
 def describe_end(log: str | None) -> str | None:
     """Return what a process on this node left in the file of its standard error, `log`, in words, or None."""
-    lines = _tail(log)
+    lines = tail(log, _TAIL_BYTES).splitlines() if log is not None else []
     crash = _crash(lines)
     if crash:
         return crash
@@ -34,17 +36,6 @@ def own_log() -> str | None:
     except OSError:
         return None
     return path if path.startswith("/") and os.path.isfile(path) else None
-
-
-def _tail(log: str | None) -> list[str]:
-    if log is None:
-        return []
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 def _crash(lines: list[str]) -> str | None:

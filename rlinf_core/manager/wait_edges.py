@@ -79,9 +79,6 @@ class JobView:
             # Any running process may still launch it.
             state = "which has not been launched"
             return Wait(operation, age, anyone=True, state=state)
-        if operation.kind is OperationKind.DEVICE_LOCK:
-            # The lock does not show which process of the job holds it.
-            return Wait(operation, age, anyone=True, failing=operation.bounded, state="which another worker holds")
         # A query of a channel is answered by its process alone.
         target = f"{operation.target}:0" if operation.kind in _ANSWERED_BY_CHANNELS else operation.target
         peers = operation.peers or (target,)

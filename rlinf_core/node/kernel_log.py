@@ -8,6 +8,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
 
+from rlinf_core.process.proc import namespace
+
 _FILE: Final = "/dev/kmsg"
 _MOST_LINES: Final = 20_000
 _RECORD: Final = 8192
@@ -25,7 +27,7 @@ def kernel_lines(pids: Collection[int], since: float = 0.0, path: str = _FILE) -
         since: the time in seconds since boot; earlier lines may be about other processes with these pids.
         path: the path of the kernel's log.
     """
-    if not pids or not _sees_first_pids():
+    if not pids or namespace("pid") != _FIRST_NAMESPACE:
         return []
     wanted = {str(pid) for pid in pids}
     return [text for at, text in _lines(path) if at >= since and not wanted.isdisjoint(_NUMBER.findall(text))]
@@ -65,10 +67,3 @@ def _decoded(record: str) -> list[tuple[float, str]]:
     if len(fields) < 3 or not fields[2].isdigit():
         return []
     return [(int(fields[2]) / 1e6, text.splitlines()[0])] if text.strip() else []
-
-
-def _sees_first_pids() -> bool:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino == _FIRST_NAMESPACE
-    except OSError:
-        return False

@@ -15,11 +15,11 @@ from typing import Any
 
 
 def merged(own: Mapping[str, str], variables: Mapping[str, str], prepended: Iterable[str]) -> dict[str, str]:
-    """Return the environment `own` with the variables of `given`, exactly as they are written.
+    """Return the environment `own` with `variables`, exactly as they are written.
 
     Args:
         own: the environment of the starting process.
-        given: the variables of the file.
+        variables: those of the file.
         prepended: the names among them that hold lists of directories: their value is prepended to the existing one.
     """
     lists = set(prepended)

@@ -13,7 +13,7 @@ import stat
 import tempfile
 from typing import Any, Final, cast
 
-from rlinf_core.node.node_processes import MARK, alive
+from rlinf_core.process.proc import MARK, alive, boot_id, namespace
 
 _RECORD = "node.json"
 _TOKEN = "token"
@@ -81,7 +81,7 @@ _STORE_ATTEMPTS: Final = {
 # An idle Ray takes CPU time for as long as a job runs. Its log monitor looks for new files ten times a second, until
 # there are so many; then each half second. Every process times each of its events, for a file that nobody reads.
 # At its end a process reports its tasks to the GCS, for which it waits five seconds where the GCS has died.
-_LESS_IN_VAIN: Final = {
+_IDLE_TUNING: Final = {
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
     "RAY_event_stats": "0",
     "RAY_task_events_shutdown_flush_timeout_ms": "500",
@@ -89,12 +89,12 @@ _LESS_IN_VAIN: Final = {
 
 
 def ray_environment(owner: str, folder: str, token: str | None) -> dict[str, str]:
-    """Return the variables of a Ray of ours; its token is written into its folder. Without one, nobody proves any."""
+    """Return the environment of an embedded Ray; no token disables authentication. It is written into the folder."""
     if token is None:
-        return {MARK: owner, "RAY_AUTH_MODE": "disabled", **_STORE_ATTEMPTS, **_LESS_IN_VAIN}
+        return {MARK: owner, "RAY_AUTH_MODE": "disabled", **_STORE_ATTEMPTS, **_IDLE_TUNING}
     path = os.path.join(folder, _TOKEN)
     write_private(path, token)
-    return {MARK: owner, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path, **_STORE_ATTEMPTS, **_LESS_IN_VAIN}
+    return {MARK: owner, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path, **_STORE_ATTEMPTS, **_IDLE_TUNING}
 
 
 def object_store_bytes() -> int:
@@ -130,11 +130,4 @@ def without_env(record: dict[str, Any]) -> dict[str, Any]:
 
 def machine() -> str:
     """Return what two logins to the same machine have in common, and two machines or containers don't."""
-    parts = [socket.gethostname()]
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            parts.append(file.read().strip())
-        parts += [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "net")]
-    except OSError:
-        pass
-    return "|".join(parts)
+    return "|".join((socket.gethostname(), boot_id(), *(f"{kind}:[{namespace(kind)}]" for kind in ("pid", "net"))))

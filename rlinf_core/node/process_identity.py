@@ -6,7 +6,6 @@ boot of the kernel, the name space of pids and the start go with it. What a file
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import os
@@ -19,14 +18,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rlinf_core.node.node_processes import identity
+from rlinf_core.process.proc import boot_id, identity, namespace, read
 
 # Lower ones are the first process of the machine or container, the caller's group, and everybody.
 _LEAST_PID: Final = 2
 _START: Final = re.compile(r"([1-9]\d*):\d+")
-# Numbers of these system calls on every architecture. Pythons built on old systems lack the functions.
-_PIDFD_SEND_SIGNAL: Final = 424
-_PIDFD_OPEN: Final = 434
 
 
 class Presence(StrEnum):
@@ -67,7 +63,7 @@ def own_identity() -> ProcessIdentity:
     """Return the identity of this process."""
     pid = os.getpid()
     start = (identity(pid) or "") if _counts_in_own_namespace() else ""
-    return ProcessIdentity(pid, start, socket.gethostname(), boot_id(), pid_namespace(), machine_id())
+    return ProcessIdentity(pid, start, socket.gethostname(), boot_id(), namespace("pid"), machine_id())
 
 
 def identity_here(pid: int) -> ProcessIdentity:
@@ -82,23 +78,10 @@ def identity_here(pid: int) -> ProcessIdentity:
     return own_identity()._replace(pid=pid, start=start)
 
 
-def boot_id() -> str:
-    """Return the id of the kernel's present boot; empty where it is hidden."""
-    return _read("/proc/sys/kernel/random/boot_id")
-
-
 def machine_id() -> str:
     """Return a digest of the id of this installation; empty where there is none, as in many containers."""
-    text = _read("/etc/machine-id")
+    text = read("/etc/machine-id").decode("ascii", "replace").strip()
     return hashlib.sha256(f"rlinf {text}".encode()).hexdigest()[:16] if text else ""
-
-
-def pid_namespace() -> int:
-    """Return the inode of the name space that this process's pids count in; 0 where it cannot be seen."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
 
 
 def look(process: ProcessIdentity, written: float = 0.0) -> Presence:
@@ -153,7 +136,7 @@ def opened(process: ProcessIdentity) -> Generator[int, None, None]:
         raise UnprovenProcessError(f"process {process.pid} is never signalled")
     if not process.boot or not process.pid_namespace:
         raise UnprovenProcessError("an earlier rlinf wrote neither the boot nor the name space of its process")
-    handle = _pidfd_open(process.pid)
+    handle = os.pidfd_open(process.pid)
     try:
         # The process that is meant has had its pid since it was written down: alive now, it is what was opened.
         presence = look(process)
@@ -173,10 +156,7 @@ def send(handle: int, number: int) -> None:
         ProcessLookupError: it has ended.
         PermissionError: it is another user's.
     """
-    if hasattr(signal, "pidfd_send_signal"):
-        signal.pidfd_send_signal(handle, number)
-    else:
-        _system_call(_PIDFD_SEND_SIGNAL, handle, int(number), None, 0)
+    signal.pidfd_send_signal(handle, number)
 
 
 def _look_here(process: ProcessIdentity) -> Presence:
@@ -186,7 +166,7 @@ def _look_here(process: ProcessIdentity) -> Presence:
         return Presence.GONE  # a zombie, or a later process
     # /proc may hide what is another user's; a handle shows whether there is such a process.
     try:
-        os.close(_pidfd_open(process.pid))
+        os.close(os.pidfd_open(process.pid))
     except ProcessLookupError:
         return Presence.GONE
     except OSError:
@@ -204,10 +184,8 @@ def _is_earlier_boot(process: ProcessIdentity, own: ProcessIdentity, written: fl
 
 def _booted() -> float | None:
     """Return when this machine started, in seconds since 1970."""
-    for line in _read("/proc/stat").splitlines():
-        if line.startswith("btime "):
-            return float(line.split()[1])
-    return None
+    lines = (line.split() for line in read("/proc/stat").splitlines())
+    return next((float(line[1]) for line in lines if line[:1] == [b"btime"]), None)
 
 
 def _counts_in_own_namespace() -> bool:
@@ -233,25 +211,3 @@ def _has_open(pid: int, folder: Path) -> bool:
         except OSError:
             continue
     return False
-
-
-def _pidfd_open(pid: int) -> int:
-    if hasattr(os, "pidfd_open"):
-        return os.pidfd_open(pid)
-    return _system_call(_PIDFD_OPEN, pid, 0)
-
-
-def _system_call(number: int, *arguments: int | None) -> int:
-    library = ctypes.CDLL(None, use_errno=True)
-    result = int(library.syscall(ctypes.c_long(number), *arguments))
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
+
+from rlinf_core.process.proc import fields
 
 # Calls of a phase that are measured: the first ones, and then every that many.
 _FIRST, _EVERY = 8, 16
-_STATUS: Final = "/proc/self/status"
 
 
 class Peak(NamedTuple):
@@ -48,13 +49,8 @@ class PeakMeter:
 
 def rss_fields() -> dict[str, int]:
     """Return `VmRSS` and its peak `VmHWM` in bytes; empty where the system does not report them."""
-    fields: dict[str, int] = {}
-    with suppress(OSError), open(_STATUS) as file:
-        for line in file:
-            name, _, value = line.partition(":")
-            if name in ("VmRSS", "VmHWM"):
-                fields[name] = int(value.split()[0]) * 1024
-    return fields
+    status = fields("/proc/self/status")
+    return {name: int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM") if name in status}
 
 
 def _forget_peak() -> None:

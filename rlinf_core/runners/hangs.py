@@ -22,7 +22,7 @@ from rlinf_core.worker.group.worker_group import WorkerGroup, end_worker
 LOGGER = logging.getLogger("rlinf")
 # Seconds without a step after which the holder is ended.
 _END_AFTER: Final = 10.0
-# Seconds between two looks, or this share of those without a step.
+# Seconds between two looks, or 5 % of the time since the last step.
 _LOOK_EVERY: Final = 1.0
 _SHARE: Final = 0.05
 _ANSWER_SECONDS: Final = 3.0

@@ -143,7 +143,7 @@ class WorkerProcess:
     def birth(self) -> Birth:
         context = self._context
         if context is None:
-            raise RuntimeError("members() was called before construct()")
+            raise RuntimeError("birth() was called before construct()")
         placement = context.placement
         return Birth(os.getpid(), placement.world_size, placement.cluster_node_rank, context.node_ip)
 

@@ -16,7 +16,6 @@ from rlinf_core.errors import InvalidNameError, RuntimeFailure
 from rlinf_core.hardware.accelerators.registry import get_accelerator
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.worker.communication import Communication
-from rlinf_core.worker.device_lock import DeviceLock
 from rlinf_core.worker.timer import caller_of, timer
 
 if TYPE_CHECKING:
@@ -124,14 +123,6 @@ class Worker(Communication):
     def hardware_infos(self) -> tuple[RobotUnit, ...]:
         """The robots or other declared units that this worker owns, as `worker_info.hardware`."""
         return self._rlinf_context.hardware
-
-    @cached_property
-    def device_lock(self) -> DeviceLock:
-        """The lock of this worker's accelerators: `with self.device_lock: ...` keeps out others that share them."""
-        placement = self._rlinf_context.placement
-        indices = placement.local_hardware_ranks if placement.local_accelerator_rank is not None else ()
-        names = [f"{placement.accelerator_type} {index}" for index in indices]
-        return DeviceLock(self._rlinf_context.session.secret, names, self._rlinf_client.endpoint.waits)
 
     def acquire_free_port(self) -> int:
         """Return a TCP port of this worker's node that is free now."""
@@ -252,7 +243,6 @@ class Worker(Communication):
 _FREE_NAMES = frozenset(
     {
         "acquire_free_port",
-        "device_lock",
         "hardware_infos",
         "has_accelerator",
         "log_on_first_rank",

@@ -11,8 +11,8 @@ from rlinf_cli.bootstrap.inspection import Inspector
 from rlinf_core.cluster.driver_folder import folders_of, running_jobs
 from rlinf_core.errors import RLinfError
 from rlinf_core.manager.manager_messages import DRIVER, INSPECTOR
-from rlinf_core.node.node_processes import processes_of
 from rlinf_core.node.process_identity import ProcessIdentity, UnprovenProcessError, identity_here, opened
+from rlinf_core.process.proc import processes_of, spell_command, stat
 from tests.chaos.fault_table import Target
 
 # A part of the command or the title of processes of Ray.
@@ -93,7 +93,7 @@ class RunProcesses:
             listed = [
                 RunProcess(f"child of {self._names.get(parent, 'a worker')}", Target.CHILD, identity)
                 for pid in pids - known
-                if (parent := _parent(pid)) in workers and (identity := _identity(pid)) is not None
+                if (parent := stat(pid).parent) in workers and (identity := _identity(pid)) is not None
             ]
         if target is Target.ACTOR:
             actors = [process for process in listed if self._component(process.name) == "actor"]
@@ -121,7 +121,7 @@ class RunProcesses:
 
     def _known(self, pid: int) -> RunProcess | None:
         identity = _identity(pid)
-        title = _command(pid)
+        title = spell_command(pid)
         if identity is None or _SPARE in title:
             return None
         name = self._names.get(pid)
@@ -140,18 +140,3 @@ def _identity(pid: int) -> ProcessIdentity | None:
         return identity_here(pid)
     except ProcessLookupError:
         return None
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def _parent(pid: int) -> int:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return int(stat.rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -20,7 +20,7 @@ from recipes.agent.tools.mcp_texts import only_text, result_text, written_schema
 from recipes.agent.tools.tool import CallLost, Tool, ToolError, ToolHealth, ToolUnavailable
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json
-from rlinf_core.node.node_processes import MARK
+from rlinf_core.process.proc import MARK
 from rlinf_core.process.requirements import install_command, missing_modules
 
 # Some servers are downloaded when they are started first.

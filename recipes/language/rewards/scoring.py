@@ -19,6 +19,7 @@ from recipes.language.answers.exits import EXIT_OF_SCORING, Cause
 from recipes.language.rewards.matching.rules import RULES, Verdict
 from rlinf_core import ConfigError
 from rlinf_core.process.import_path import module_command
+from rlinf_core.process.proc import stat
 
 # Loading math-verify or a user's module takes seconds on a busy machine.
 _START_SECONDS: Final = 120.0
@@ -219,7 +220,7 @@ class Scorer:
             while len(scores) < len(items):
                 reply = self._reply(child, began + limit + (_GRACE_SECONDS if self._interrupts else 0.0))
                 if reply is None:
-                    stopped = _is_stopped(child.pid)
+                    stopped = stat(child.pid).is_stopped
                     self._slow_starts += self._is_first
                     self._end()
                     if stopped:
@@ -336,12 +337,3 @@ class Scorer:
     def close(self) -> None:
         """End the child. May be called twice."""
         self._end()
-
-
-def _is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal, if the system reports that."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except (OSError, IndexError):
-        return False

@@ -15,7 +15,8 @@ import time
 from typing import NamedTuple
 
 from rlinf_core.node.node_facts import folder_of, read_record
-from rlinf_core.node.node_processes import MARK, open_files, processes_of
+from rlinf_core.process import proc
+from rlinf_core.process.proc import MARK, command, open_files, pids, processes_of, read
 
 _PAUSE = 0.1
 
@@ -25,11 +26,8 @@ _LISTEN = "0A"
 def command_of(pid: int) -> str | None:
     """Return the command of a process in the form in which Ray records a driver's, or None if there is no such
     process."""
-    try:
-        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
-            return subprocess.list2cmdline(file.read().split("\0")[:-1])
-    except OSError:
-        return None
+    words = command(pid).decode("utf-8", "replace").split("\0")[:-1]
+    return subprocess.list2cmdline(words) if os.path.exists(f"/proc/{pid}") else None
 
 
 def wait_gone(owner: str, folder: str, seconds: float) -> None:
@@ -53,21 +51,21 @@ class Holdings(NamedTuple):
     folders: list[str]
 
 
-def holdings(pids: list[int], since: float) -> Holdings:
+def holdings(processes: list[int], since: float) -> Holdings:
     """Return the current resources of processes; taken before they are ended, to verify afterwards that they are gone.
 
     A shared-memory file older than `since`, or of another user, is not theirs even if they use it.
     """
     prefix = os.path.join(tempfile.gettempdir(), "rlinf-")
     owners = listeners()
-    ports = sorted(port for port, pid in owners.items() if pid in set(pids))
+    ports = sorted(port for port, pid in owners.items() if pid in set(processes))
     shared: set[str] = set()
     folders: set[str] = set()
-    for pid in pids:
+    for pid in processes:
         for path in _mapped(pid):
             if path.startswith("/dev/shm/"):
                 shared.add(path)
-        for target in open_files(pid):
+        for target in open_files(pid).values():
             if target.startswith("/dev/shm/") and not target.endswith(" (deleted)"):
                 shared.add(target)
             elif target.startswith(prefix) and os.path.isdir(target):
@@ -84,11 +82,7 @@ def _is_own(path: str, since: float) -> bool:
 
 
 def _mapped(pid: int) -> list[str]:
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return []
+    lines = read(f"/proc/{pid}/maps").decode("utf-8", "replace").splitlines()
     paths = {line.split(None, 5)[5] for line in lines if "/dev/shm/" in line}
     return [path for path in paths if not path.endswith(" (deleted)")]
 
@@ -97,21 +91,15 @@ def listeners() -> dict[int, int]:
     """Return every listening TCP port of this network namespace, with its pid, or 0 if that is not visible."""
     port_of: dict[str, int] = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table, encoding="ascii", errors="replace") as file:
-                rows = [line.split() for line in file.read().splitlines()[1:]]
-        except OSError:
-            continue
-        for row in rows:
+        for row in (line.split() for line in read(table).decode("ascii", "replace").splitlines()[1:]):
             if len(row) > 9 and row[3] == _LISTEN:
                 port_of[f"socket:[{row[9]}]"] = int(row[1].rpartition(":")[2], 16)
     owner = dict.fromkeys(port_of.values(), 0)
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            for target in open_files(int(name)):
-                port = port_of.get(target)
-                if port is not None:
-                    owner[port] = int(name)
+    for pid in pids():
+        for target in open_files(pid).values():
+            port = port_of.get(target)
+            if port is not None:
+                owner[port] = pid
     return owner
 
 
@@ -119,20 +107,13 @@ def described(pid: int) -> str:
     """Return a process for messages: `pid 123, sshd`."""
     if not pid:
         return "a process of another user"
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return f"pid {pid}, `{file.read().strip()}`"
-    except OSError:
-        return f"pid {pid}"
+    name = read(f"/proc/{pid}/comm").decode("utf-8", "replace").strip()
+    return f"pid {pid}, `{name}`" if name else f"pid {pid}"
 
 
 def cluster_of(pid: int) -> str | None:
     """Return the name of the cluster of `rlinf up` that a process of this user is of, or None."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = file.read().split(b"\0")
-    except OSError:
-        return None
+    variables = read(f"/proc/{pid}/environ").split(b"\0")
     mark = f"{MARK}=".encode()
     owners = [os.fsdecode(variable[len(mark) :]) for variable in variables if variable.startswith(mark)]
     # The value becomes a part of a path: any process may set the variable.
@@ -187,11 +168,5 @@ def reap_sockets() -> None:
 
 def tail(path: str, lines: int = 12, size: int = 16384) -> str:
     """Return the last lines of a log."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - size))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+    text = proc.tail(path, size)
     return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])

@@ -16,7 +16,7 @@ from typing import Any
 from rlinf_cli.bootstrap.node import node_holdings, node_probe
 from rlinf_cli.bootstrap.node.node_ray import NodeError
 from rlinf_core.node import node_facts as facts
-from rlinf_core.node import node_processes as processes
+from rlinf_core.process import proc as processes
 
 _PAUSE = 0.1
 # Run on the head: polls its GCS until the expected nodes are alive, or the time is over.

@@ -17,7 +17,7 @@ from typing import Any
 from rlinf_cli.bootstrap.node.node_holdings import cluster_of, described, listeners
 from rlinf_core.node.node_env import merged
 from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER, folder_of, machine, running
-from rlinf_core.node.node_processes import processes_of
+from rlinf_core.process.proc import processes_of
 
 # Run by the node's interpreter in the node's environment, so that PYTHONPATH applies; imports nothing heavy.
 _SOFTWARE = r"""

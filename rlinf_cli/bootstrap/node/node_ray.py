@@ -22,7 +22,7 @@ from typing import Any
 from rlinf_cli.bootstrap.node import node_holdings as holdings
 from rlinf_cli.bootstrap.node import node_probe
 from rlinf_core.node import node_facts as facts
-from rlinf_core.node import node_processes as processes
+from rlinf_core.process import proc as processes
 
 _PAUSE = 0.1
 _GRACE_SECONDS = 8.0

@@ -17,8 +17,8 @@ from rlinf_core.foreign.strict_json import load_json
 # The modules of the agent, in import order.
 PARTS: Final = (
     "rlinf_core.foreign.strangers",
+    "rlinf_core.process.proc",
     "rlinf_core.node.node_env",
-    "rlinf_core.node.node_processes",
     "rlinf_core.node.node_facts",
     "rlinf_cli.bootstrap.node.node_holdings",
     "rlinf_cli.bootstrap.node.node_probe",
@@ -33,6 +33,7 @@ _PACKAGES: Final = (
     "rlinf_core",
     "rlinf_core.foreign",
     "rlinf_core.node",
+    "rlinf_core.process",
     "rlinf_cli",
     "rlinf_cli.bootstrap",
     "rlinf_cli.bootstrap.node",

@@ -21,13 +21,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rlinf_core.collective.connections.handshake import PeerIdentity
-from rlinf_core.collective.connections.listener import peer_credentials
 from rlinf_core.collective.connections.spin import spin
 from rlinf_core.collective.memory.segment import SharedSegment
 from rlinf_core.collective.messages.frame import Frame, FrameReader
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError, RuntimeFailure
-from rlinf_core.node.node_processes import alive, identity
+from rlinf_core.process.proc import alive, identity, peer_credentials
 
 _SLICE = 0.1
 _BUFFERS_PER_CALL = 512

@@ -15,7 +15,6 @@ import random
 import select
 import shutil
 import socket
-import struct
 import tempfile
 import threading
 import time
@@ -26,6 +25,7 @@ from rlinf_core import env_vars
 from rlinf_core.collective.connections.handshake import Acceptance, ClusterSecret
 from rlinf_core.errors import AuthenticationError, ClusterError
 from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
+from rlinf_core.process.proc import peer_credentials
 
 _PREFIX = "rlinf-"
 # The kernel's limit is 107 bytes; some systems have less.
@@ -89,7 +89,6 @@ def reap(base: Path) -> None:
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 128
-_CREDENTIALS = struct.Struct("3i")
 _OUT_OF_DESCRIPTORS_PAUSE = 0.05
 
 # Decides about an authenticated connection, and owns its socket from then on.
@@ -160,12 +159,6 @@ def tune_tcp(sock: socket.socket, buffer: int) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
-
-
-def peer_credentials(sock: socket.socket) -> tuple[int, int]:
-    """Return the (pid, uid) of the peer of a unix socket."""
-    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, uid
 
 
 class Listener:

@@ -6,7 +6,6 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from rlinf_core.manager.inspection.job_stacks import (
@@ -18,6 +17,7 @@ from rlinf_core.manager.inspection.job_stacks import (
 from rlinf_core.manager.worker_registry import Life
 from rlinf_core.node.process_identity import Presence, look
 from rlinf_core.node.stacks.process_stacks import ProcessStacks, children_of
+from rlinf_core.process.proc import Stat, stat
 from rlinf_core.waiting import RUNNING, OperationKind, spell_seconds
 
 if TYPE_CHECKING:
@@ -31,9 +31,8 @@ _FRAME: Final = re.compile(r'^\s*File "(.+)", (?:line (\d+), )?in (.+)$')
 _LIBRARIES: Final = ("/site-packages/", "/lib/python", "/rlinf_core/", "<frozen ")
 # Calls in which a rank waits for the others.
 _COLLECTIVE: Final = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/")
-# States of proc_pid_stat(5) in which no method of a process goes on, and in which it runs, waits for a processor, as on
-# a busy machine, or for a disk.
-_STOPPED: Final = frozenset("Tt")
+# States of proc_pid_stat(5): of a process whose main thread has ended, and of one that runs, waits for a processor, as
+# on a busy machine, or for a disk.
 _ZOMBIE: Final = "Z"
 _AT_WORK: Final = frozenset("RD")
 
@@ -125,10 +124,10 @@ def _current(answer: ProcessAnswer) -> OperationKind | None:
 
 
 def _no_longer_runs(name: str, pid: int | None) -> Standing | None:
-    state = _state(pid)
-    if state in _STOPPED:
+    shown = Stat() if pid is None else stat(pid)
+    if shown.is_stopped:
         return Standing(name, f"`{name}` (pid {pid}) is stopped, as by SIGSTOP; `kill -CONT {pid}` lets it go on")
-    if state == _ZOMBIE:
+    if shown.state == _ZOMBIE:
         words = "is a zombie: its main thread has ended, so that its methods never end"
         return Standing(name, f"`{name}` (pid {pid}) {words}")
     return None
@@ -230,23 +229,9 @@ def _is_here(job: JobSnapshot, name: str) -> bool:
     return hello is not None and hello.process is not None and look(hello.process) is not Presence.UNKNOWN
 
 
-def _stat(pid: int | None) -> Sequence[str]:
-    """Return the fields of /proc/PID/stat after the command: state, parent, and others."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return ()
-
-
-def _state(pid: int | None) -> str:
-    return next(iter(_stat(pid)), "")
-
-
 def _seconds(pid: int) -> float:
-    fields = _stat(pid)
-    if len(fields) <= 12:
-        return 0.0
-    return float("inf") if fields[0] in _AT_WORK else sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    shown = stat(pid)
+    return float("inf") if shown.state in _AT_WORK else shown.ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _spell(names: Iterable[str]) -> str:

@@ -21,6 +21,7 @@ from rlinf_core.node.process_identity import ProcessIdentity, UnprovenProcessErr
 from rlinf_core.node.stacks import stack_signal
 from rlinf_core.node.stacks.stack_signal import NoAnswerError
 from rlinf_core.node.stacks.stack_text import ThreadStack, of_interest, spell, threads_of_spy
+from rlinf_core.process.proc import command, pids, spell_command, stat
 from rlinf_core.process.requirements import install_command
 
 # How long one process may take.
@@ -95,7 +96,7 @@ def read_stacks(request: StackRequest, seconds: float = SECONDS) -> list[Process
                 wanted.append((identity_here(pid), parent))
             except ProcessLookupError:
                 continue
-            if _parent(pid) != parent:
+            if stat(pid).parent != parent:
                 wanted.pop()  # it has ended, and its pid is another one's
     if not wanted:
         return []
@@ -110,19 +111,13 @@ def children_of(pid: int, others: Collection[int] = ()) -> Iterator[tuple[int, i
     `others` and processes of Ray are left out, with what they started.
     """
     by_parent: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (parent := _parent(int(name))) is not None:
-            by_parent.setdefault(parent, []).append(int(name))
+    for one in pids():
+        by_parent.setdefault(stat(one).parent, []).append(one)
     level, count = [pid], 0
     while level:
         parent = level.pop(0)
         for child in sorted(by_parent.get(parent, ())):
-            if (
-                child in others
-                or child == os.getpid()
-                or _command(child).startswith(_ENGINE)
-                or count >= _MOST_CHILDREN
-            ):
+            if child in others or child == os.getpid() or command(child).startswith(_ENGINE) or count >= _MOST_CHILDREN:
                 continue
             count += 1
             level.append(child)
@@ -131,14 +126,14 @@ def children_of(pid: int, others: Collection[int] = ()) -> Iterator[tuple[int, i
 
 def _read(process: ProcessIdentity, parent: int, native: bool, seconds: float) -> ProcessStacks:
     deadline = time.monotonic() + seconds
-    command = _command(process.pid).replace(b"\0", b" ").decode(errors="replace").strip()[:_MOST_COMMAND]
+    shown = spell_command(process.pid)[:_MOST_COMMAND]
     reasons: list[str] = []
     sources = (("py-spy", _spied), ("signal", _signalled))
     for source, read in sources:
         try:
             threads = read(process, native and source == "py-spy", max(0.1, deadline - time.monotonic()))
         except ProcessLookupError:
-            return ProcessStacks(process.pid, parent, command, "", "", "it has ended")
+            return ProcessStacks(process.pid, parent, shown, "", "", "it has ended")
         except (NoAnswerError, UnprovenProcessError, ValueError) as error:
             reasons.append(str(error))
         except OSError as error:
@@ -146,10 +141,10 @@ def _read(process: ProcessIdentity, parent: int, native: bool, seconds: float) -
         else:
             missing = "; ".join(reasons) if native and source != "py-spy" else ""
             text = spell(threads if native else of_interest(threads))
-            return ProcessStacks(process.pid, parent, command, source, text, missing)
+            return ProcessStacks(process.pid, parent, shown, source, text, missing)
     if not _is_python(process.pid):
         reasons = [NOT_PYTHON]
-    return ProcessStacks(process.pid, parent, command, "", "", "; ".join(reasons))
+    return ProcessStacks(process.pid, parent, shown, "", "", "; ".join(reasons))
 
 
 def _spied(process: ProcessIdentity, native: bool, seconds: float) -> list[ThreadStack]:
@@ -160,10 +155,10 @@ def _spied(process: ProcessIdentity, native: bool, seconds: float) -> list[Threa
     program = py_spy()
     if program is None:
         raise NoAnswerError(f"py-spy is not installed: `{install_spy()}`")
-    command = [program, "dump", "--json", "--pid", str(process.pid), *(["--native"] if native else [])]
+    words = [program, "dump", "--json", "--pid", str(process.pid), *(["--native"] if native else [])]
     with opened(process) as handle:
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+            done = subprocess.run(words, capture_output=True, text=True, timeout=seconds, check=False)
         except subprocess.TimeoutExpired:
             raise NoAnswerError(f"py-spy did not end within {seconds:.1f} s") from None
         if has_ended(handle):
@@ -182,21 +177,6 @@ def _why(printed: str) -> str:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     named = [line.partition(": ")[2] for line in lines if line.startswith(_REASON)]
     return (named or lines or ["it failed without a word"])[-1]
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    return int(text.rpartition(")")[2].split()[1])
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def _is_python(pid: int) -> bool:

@@ -13,12 +13,12 @@ import re
 import signal
 import time
 from contextlib import closing
-from pathlib import Path
 from traceback import FrameSummary
 from typing import Final
 
 from rlinf_core.node.process_identity import ProcessIdentity, opened, send
 from rlinf_core.node.stacks.stack_text import ThreadStack
+from rlinf_core.process.proc import fields, open_files, stat
 
 # Neither a scheduler's warning nor one of the C library's: of the highest real-time signals, which have no meaning.
 STACK_SIGNAL: Final = signal.SIGRTMAX - 6
@@ -57,21 +57,13 @@ def ask(process: ProcessIdentity, seconds: float) -> list[ThreadStack]:
         # By default the signal would end it.
         if path is None or not _catches(process.pid):
             raise NoAnswerError("it has no handler that writes its stacks")
-        if state_of(process.pid) in "Tt":
+        if stat(process.pid).is_stopped:
             raise NoAnswerError(f"it is stopped, as by SIGSTOP; `kill -CONT {process.pid}` continues it")
         with closing(os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC), "rb")) as file:
             _lock(file.fileno(), deadline)
             os.ftruncate(file.fileno(), 0)
             send(handle, STACK_SIGNAL)
             return threads_of(_written(file.fileno(), process.pid, deadline))
-
-
-def state_of(pid: int) -> str:
-    """Return the letter of a process's state as in proc_pid_stat(5); a space if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return " "
 
 
 def threads_of(report: str) -> list[ThreadStack]:
@@ -109,7 +101,7 @@ def _written(file: int, pid: int, deadline: float) -> str:
         if time.monotonic() >= deadline:
             if size:
                 break
-            where = ", blocked in the kernel" if state_of(pid) == "D" else ""
+            where = ", blocked in the kernel" if stat(pid).state == "D" else ""
             raise NoAnswerError(f"it did not take a signal in time{where}")
         time.sleep(_PAUSE)
         now = os.fstat(file).st_size
@@ -119,22 +111,15 @@ def _written(file: int, pid: int, deadline: float) -> str:
 
 def _file_of(pid: int) -> str | None:
     """Return the path of the file that a process writes its stacks to; a forked one may have its parent's too."""
-    folder = f"/proc/{pid}/fd"
-    files: list[tuple[bool, str]] = []
-    for name in os.listdir(folder):
-        try:
-            target = os.readlink(f"{folder}/{name}")
-        except OSError:
-            continue
-        if target.startswith(f"/memfd:{_FILE}-"):
-            files.append((target.startswith(f"/memfd:{_FILE}-{pid} "), f"{folder}/{name}"))
+    files = [
+        (target.startswith(f"/memfd:{_FILE}-{pid} "), path)
+        for path, target in open_files(pid).items()
+        if target.startswith(f"/memfd:{_FILE}-")
+    ]
     return max(files)[1] if files else None
 
 
 def _catches(pid: int) -> bool:
     """Return whether a process has a handler of the signal."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
-        name, _, mask = line.partition(":")
-        if name == "SigCgt":
-            return bool(int(mask, 16) >> (STACK_SIGNAL - 1) & 1)
-    return False
+    mask = fields(f"/proc/{pid}/status").get("SigCgt", "0")
+    return bool(int(mask, 16) >> (STACK_SIGNAL - 1) & 1)

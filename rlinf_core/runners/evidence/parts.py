@@ -14,13 +14,14 @@ from typing import Any, Final, NamedTuple, cast
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.ray_api import session_folder
 from rlinf_core.config.secrets import mask_text
-from rlinf_core.foreign.files import open_regular
+from rlinf_core.foreign.files import check_regular, open_regular
 from rlinf_core.manager.manager_client import current_client
 from rlinf_core.manager.manager_messages import Inspect, JobSnapshot
 from rlinf_core.node.control_group import own_group
 from rlinf_core.node.kernel_log import kernel_lines
-from rlinf_core.node.node_processes import MARK, processes_of
+from rlinf_core.process import proc
 from rlinf_core.process.known_secrets import hidden
+from rlinf_core.process.proc import MARK, processes_of, tail
 from rlinf_core.runners.storage.evidence import FailedProcess
 from rlinf_core.version import __version__
 
@@ -194,11 +195,10 @@ ALL: Final[Sequence[Callable[[FailureScene], Parts]]] = (waits, memory, kernel, 
 
 def _tail(path: Path, name: str) -> Parts:
     try:
-        with open_regular(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
+        check_regular(path)
     except OSError:
         return
+    text = tail(path, _TAIL_BYTES)
     if text.strip():
         yield name, masked(text)
 
@@ -212,23 +212,13 @@ def _local_pids(scene: FailureScene) -> list[int]:
 
 
 def _status(pid: int) -> dict[str, Any]:
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")[:200]
-        waits_in = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii")
-    except OSError:
-        command = waits_in = ""
     return {
         "pid": pid,
-        "command": command,
-        "waits_in": waits_in,
+        "command": proc.spell_command(pid)[:200],
+        "waits_in": proc.read(f"/proc/{pid}/wchan").decode("ascii", "replace"),
         **_fields(f"/proc/{pid}/status", _STATUS_FIELDS),
     }
 
 
 def _fields(path: str, names: Sequence[str]) -> dict[str, str]:
-    try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in lines)
-    return {name: value.strip() for name, _, value in pairs if name in names}
+    return {name: value for name, value in proc.fields(path).items() if name in names}

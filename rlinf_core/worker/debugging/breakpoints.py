@@ -9,7 +9,6 @@ import os
 import pdb  # noqa: T100 - the debugger itself
 import select
 import socket
-import struct
 import sys
 import threading
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import Any, Final
 
 from rlinf_core.manager.manager_client import ManagerClient, current_client
 from rlinf_core.manager.manager_messages import BreakpointWait
+from rlinf_core.process.proc import peer_credentials
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.calls import check_call
 
@@ -28,7 +28,6 @@ _LOOK_EVERY: Final = 0.25
 # Of what is printed at one stop, for whoever attaches later.
 _MOST_KEPT: Final = 8192
 _LINE_BYTES: Final = 65536
-_CREDENTIALS: Final = struct.Struct("3i")
 _PROMPT: Final = "(rlinf) "
 # The last that a terminal gets of a process that continues.
 GOES_ON: Final = "\0"
@@ -42,8 +41,7 @@ def socket_of(unix_path: str) -> str:
 
 def is_own_peer(connection: socket.socket) -> bool:
     """Return whether the process at the other end of a unix socket is this user's."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(data)[1] == os.getuid()
+    return peer_credentials(connection)[1] == os.getuid()
 
 
 def stop_at(frame: FrameType) -> None:

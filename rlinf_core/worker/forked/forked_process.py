@@ -74,7 +74,7 @@ class _ForkedProcess:
         self._sending = threading.Lock()
 
     def serve(self, concurrency: int | None) -> None:
-        """HostedAnswer calls on this thread, or several at once on others, until the host ends this process."""
+        """Serve calls on this thread, or several at once on others, until the host exits."""
         threading.Thread(target=self._receive, name="rlinf-calls", daemon=True).start()
         if concurrency is None:
             while True:

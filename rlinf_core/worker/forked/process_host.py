@@ -19,7 +19,7 @@ from rlinf_core.process.import_path import add_user_folders, add_working_folder
 from rlinf_core.worker.death import GONE, ProcessGone
 from rlinf_core.worker.forked.forked_process import LENGTH, HostedAnswer, HostedCall, main
 
-# After the end of a process is known: what it has sent before may still be read.
+# Grace period for replies of a process that exited.
 _LAST_ANSWERS_SECONDS: Final = 1.0
 # Of the engine's asynchronous actors: calls that are under way at once. More wait.
 CONCURRENCY: Final = 1 << 16

@@ -12,9 +12,9 @@ import pytest
 
 from rlinf_core.channel.broker.broker_clients import LostItem
 from rlinf_core.channel.channel import Channel
-from rlinf_core.collective.connections.listener import peer_credentials
 from rlinf_core.errors import CancelledOperationError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
+from rlinf_core.process.proc import peer_credentials
 
 Until = Callable[[Callable[[], object]], None]
 LARGE = 5 << 20

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rlinf_core.channel.channel import Channel
-from rlinf_core.collective.connections.listener import peer_credentials
 from rlinf_core.errors import ChannelClosed, InvalidNameError
+from rlinf_core.process.proc import peer_credentials
 
 Until = Callable[[Callable[[], object]], None]
 _names = itertools.count()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rlinf_core.channel.channel import Channel
-from rlinf_core.collective.connections.listener import peer_credentials
+from rlinf_core.process.proc import peer_credentials
 
 MB = 1 << 20
 TOTAL = 256 * MB

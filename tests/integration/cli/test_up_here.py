@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.bootstrap import cluster_identity
-from rlinf_core.node import node_processes
+from rlinf_core.process import proc
 from tests.waiting import until
 
 Run = Callable[..., Any]
@@ -85,7 +85,7 @@ def run(tmp_path: Path, base: str, env: dict[str, str]) -> Iterator[Run]:
     yield call
     call("down", "--force")
     cluster = cluster_identity.cluster_id(name)
-    assert not node_processes.processes_of(cluster, f"{base}/rlinf-{os.getuid()}/up-{cluster}")
+    assert not proc.processes_of(cluster, f"{base}/rlinf-{os.getuid()}/up-{cluster}")
 
 
 @pytest.mark.nightly
@@ -108,7 +108,7 @@ def test_up_again_repaired_and_down(run: Run, tmp_path: Path) -> None:
     folder = Path(written["nodes"][0]["folder"])
     assert (folder / "token").stat().st_mode & 0o777 == 0o600
     os.kill(int(process.split(":")[0]), signal.SIGKILL)
-    until(lambda: not node_processes.alive(process), "the death of the node's process", 60)
+    until(lambda: not proc.alive(process), "the death of the node's process", 60)
     assert [node["changed"] for node in run("up", "--timeout", "120")["nodes"]] == [True]
     ended = run("down")
     assert [(node["found"], node["left"]) for node in ended["nodes"]] == [(True, [])]

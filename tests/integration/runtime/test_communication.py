@@ -41,11 +41,6 @@ class Talker(Worker):
             return []
         return [self.recv(group, 0) for _ in range(3)]
 
-    def lock(self) -> tuple[bool, bool]:
-        with self.device_lock as lock:
-            held = lock.held
-        return held, self.device_lock.held
-
     def take(self, group: str, rank: int) -> Any:
         return self.recv(group, rank)
 
@@ -169,10 +164,6 @@ def test_each_rank_its_own(group: WorkerGroup[Talker]) -> None:
 def test_a_payload_travels_with_an_object(group: WorkerGroup[Talker]) -> None:
     received = group.execute_on(0, 1).with_payload("talk").wait(timeout=20)
     assert received == [[], [([1, 2], {"version": 7}), ([3], 0), [4]]]
-
-
-def test_a_worker_without_an_accelerator_shares_none(group: WorkerGroup[Talker]) -> None:
-    assert group.lock().wait(timeout=20) == [(True, False)] * 3
 
 
 def test_broadcast(group: WorkerGroup[Talker]) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.cluster import driver_folder
-from rlinf_core.node.node_processes import MARK
 from rlinf_core.node.process_identity import identity_here, own_identity, send
+from rlinf_core.process.proc import MARK
 from tests.chaos.fault_table import Target
 from tests.chaos.run_processes import RunProcess, RunProcesses
 

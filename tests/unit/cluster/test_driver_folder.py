@@ -15,8 +15,8 @@ import pytest
 
 from rlinf_core.cluster import driver_folder as folders
 from rlinf_core.errors import ClusterError
-from rlinf_core.node import node_processes
 from rlinf_core.node.process_identity import ProcessIdentity, own_identity
+from rlinf_core.process import proc
 from tests.waiting import until
 
 
@@ -32,7 +32,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 
 def ray_processes(folder: Path) -> list[int]:
     """Return the processes of the embedded Ray of a driver's folder."""
-    return node_processes.processes_of(str(folder), str(folder), engine_only=True)
+    return proc.processes_of(str(folder), str(folder), engine_only=True)
 
 
 def own_by(folder: Path, owner: ProcessIdentity) -> None:
@@ -122,12 +122,12 @@ def test_a_sweep_ends_the_engines_processes_and_no_others() -> None:
 
     def start(where: Path, name: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [name, "-c", sleep], executable=sys.executable, env={**os.environ, node_processes.MARK: str(where)}
+            [name, "-c", sleep], executable=sys.executable, env={**os.environ, proc.MARK: str(where)}
         )
 
     ours, users, others = start(folder, "ray::WorkerProcess"), start(folder, "tensorboard"), start(other, "ray::Worker")
     try:
-        node_processes.reap(str(folder))
+        proc.reap(str(folder))
         assert ours.wait(timeout=10) == -9
         assert not folder.exists()
         assert users.poll() is None
@@ -152,9 +152,9 @@ def test_a_guardian_sweeps_when_its_driver_is_killed() -> None:
             sys.executable,
             "-c",
             "import os, subprocess, sys, time\n"
-            "from rlinf_core.node import node_processes\nfrom rlinf_core.cluster import driver_folder as folders\n"
-            "folder = folders.new_folder(); os.environ[node_processes.MARK] = str(folder)\n"
-            "node_processes.guard(str(folder))\n"
+            "from rlinf_core.process import proc\nfrom rlinf_core.cluster import driver_folder as folders\n"
+            "folder = folders.new_folder(); os.environ[proc.MARK] = str(folder)\n"
+            "proc.guard(str(folder))\n"
             "subprocess.Popen(['ray::Agent', '-c', 'import time; time.sleep(600)'], executable=sys.executable)\n"
             "print(folder, flush=True); time.sleep(600)",
         ],
@@ -173,7 +173,7 @@ def test_a_guardian_sweeps_when_its_driver_is_killed() -> None:
 
 def test_unmarked_engine_process_is_known_by_its_files(tmp_path: Path) -> None:
     folder = folders.new_folder()
-    environment = {name: value for name, value in os.environ.items() if name != node_processes.MARK}
+    environment = {name: value for name, value in os.environ.items() if name != proc.MARK}
     command = ["ray::Agent", "-c", "import time; time.sleep(600)"]
     with (folder / "agent.log").open("w") as log, (tmp_path / "other.log").open("w") as other:
         ours, foreign = (
@@ -182,7 +182,7 @@ def test_unmarked_engine_process_is_known_by_its_files(tmp_path: Path) -> None:
         )
     try:
         assert ray_processes(folder) == [ours.pid]
-        node_processes.reap(str(folder))
+        proc.reap(str(folder))
         assert ours.wait(timeout=30) < 0
         assert foreign.poll() is None
     finally:

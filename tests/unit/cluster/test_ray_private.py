@@ -11,7 +11,7 @@ import pytest
 from rlinf_core.cluster import ray_private
 from rlinf_core.cluster.ray_private import PARTS, PrivatePart
 from rlinf_core.node.node_facts import ray_environment
-from rlinf_core.node.node_processes import MARK
+from rlinf_core.process.proc import MARK
 
 ROOT = Path(ray_private.__file__).parents[2]
 # What is run on a node in an interpreter of its own, which has no rlinf, is a text.

@@ -15,7 +15,7 @@ from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint_info import advertised_address, make_endpoint_info
 from rlinf_core.collective.memory import memory_budget
 from rlinf_core.errors import EnvironmentVariableError
-from rlinf_core.node.node_processes import identity
+from rlinf_core.process.proc import identity
 
 MIB = 1 << 20
 

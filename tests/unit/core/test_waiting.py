@@ -56,13 +56,6 @@ def test_a_step_of_a_wait_ends_with_it(clock: Clock) -> None:
             "query on channel `a`, key `k`",
             "waits for the state of channel `a`, key `k` for 12 s",
         ),
-        (
-            OperationKind.DEVICE_LOCK,
-            "NVIDIA 0",
-            None,
-            "device_lock of NVIDIA 0",
-            "waits for the lock of NVIDIA 0 for 12 s",
-        ),
         (OperationKind.CLOSE, "a", "default", "close on channel `a`", "waits until channel `a` is closed for 12 s"),
         (OperationKind.GET, "a", "default", "get on channel `a`", "waits on channel `a` for 12 s"),
         (

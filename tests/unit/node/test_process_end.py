@@ -92,7 +92,7 @@ def test_process_that_is_gone_is_not_watched() -> None:
 def test_kill_for_memory_is_one_of_that_pid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, pid: int, names: bool
 ) -> None:
-    monkeypatch.setattr("rlinf_core.node.kernel_log._sees_first_pids", lambda: True)
+    monkeypatch.setattr("rlinf_core.node.kernel_log.namespace", lambda _: 0xEFFFFFFC)
     log = tmp_path / "kmsg"
     log.write_text(f"4,100,5000000,-;{line}\n")
     assert memory_kill(pid, path=str(log)) == (line if names else None)
@@ -101,7 +101,7 @@ def test_kill_for_memory_is_one_of_that_pid(
 
 
 def test_pids_of_another_name_space_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_core.node.kernel_log._sees_first_pids", lambda: False)
+    monkeypatch.setattr("rlinf_core.node.kernel_log.namespace", lambda _: 0)
     log = tmp_path / "kmsg"
     log.write_text("4,100,5000000,-;Out of memory: Killed process 4711 (python)\n")
     assert memory_kill(4711, path=str(log)) is None

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.placement.flexible import FlexiblePlacementStrategy
 from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.placement.packed import PackedPlacementStrategy
 from rlinf_core.topology import ClusterTopology
@@ -40,20 +39,6 @@ class Seeing(Worker):
         return str(self.torch_device), self.worker_info.gpu_id, self.worker_info.available_gpus
 
 
-class Sharing(Worker):
-    def take_turns(self, folder: str, turns: int) -> list[str]:
-        """Hold the lock so many times, and return whom this worker met inside."""
-        met: list[str] = []
-        for _ in range(turns):
-            with self.device_lock:
-                met += os.listdir(folder)
-                own = Path(folder, str(self.rank))
-                own.touch()
-                time.sleep(0)  # gives others the chance to come in
-                own.unlink()
-        return met
-
-
 @pytest.fixture
 def four_gpus(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """The cluster of the tests, whose only node is said to have four GPUs."""
@@ -70,13 +55,6 @@ def test_worker_keeps_its_nodes_visibility_variable(four_gpus: Cluster) -> None:
         usable = torch.cuda.device_count()
         device = [f"cuda:{rank % usable}" if usable else "cpu" for rank in range(2)]
         assert group.device().wait() == [(item, None, (0, 1, 2, 3)) for item in device]
-
-
-def test_workers_on_one_accelerator_take_turns(four_gpus: Cluster, tmp_path: Path) -> None:
-    strategy = FlexiblePlacementStrategy([[0], [0, 1], [0]])
-    with Sharing.create_group().launch(four_gpus, strategy, name="sharing") as group:
-        assert group.take_turns(str(tmp_path), 100).wait() == [[], [], []]
-    assert not list(tmp_path.iterdir())
 
 
 def test_constructors_may_wait_for_each_other(cluster: Cluster, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from rlinf_cli.bootstrap.cluster_identity import cluster_id
 from rlinf_core.node import cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord
 from rlinf_core.node.node_facts import folder_of
-from rlinf_core.node.node_processes import MARK, alive, identity
+from rlinf_core.process.proc import MARK, alive, identity
 from tests.waiting import until
 
 COMMAND = """\

@@ -16,7 +16,7 @@ from rlinf_cli.why.diagnosis import diagnose
 from rlinf_cli.why.facts import MetricColumn, RunFacts, columns_of, read_facts
 from rlinf_cli.why.finding import FindingKind
 from rlinf_cli.why.why_page import why_text
-from rlinf_core.node.node_processes import identity
+from rlinf_core.process.proc import identity
 from rlinf_core.runners.metrics import EVALUATION_TIME, read_metrics
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.first_contact import ContactCheck, note_comparisons

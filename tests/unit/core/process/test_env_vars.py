@@ -9,7 +9,7 @@ import pytest
 from rlinf_core import env_vars
 from rlinf_core.env_vars import REGISTER, EnvVar
 from rlinf_core.errors import EnvironmentVariableError, RLinfError
-from rlinf_core.node import node_processes
+from rlinf_core.process import proc
 
 
 @pytest.mark.parametrize("variable", REGISTER.values(), ids=REGISTER)
@@ -93,7 +93,7 @@ def test_a_mistyped_one_is_told_with_the_one_that_was_meant() -> None:
 
 
 def test_what_processes_of_rlinf_are_told_by_is_no_mistake() -> None:
-    assert {node_processes.MARK} == env_vars.MARKS
+    assert {proc.MARK} == env_vars.MARKS
     assert env_vars.unknown(dict.fromkeys([*REGISTER, *env_vars.MARKS], "x")) == []
     # Shipped configs read interpreters of simulators from such names.
     assert env_vars.unknown({"RLINF_METAWORLD_PYTHON": "/opt/venv/metaworld/bin/python"}) == []

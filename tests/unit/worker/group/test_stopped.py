@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.cluster import engine
-from rlinf_core.node.node_processes import MARK
+from rlinf_core.process.proc import MARK
 from rlinf_core.worker.group import stopped
 from rlinf_core.worker.group.stopped import StoppedWatch
 
@@ -68,7 +68,7 @@ def test_process_of_a_worker_is_named_with_it(
 ) -> None:
     _, child = family
     os.kill(child, signal.SIGSTOP)
-    while not stopped._is_stopped(child):
+    while not stopped.stat(child).is_stopped:
         time.sleep(0.01)
     (message,) = looked(caplog, monkeypatch)
     assert message.startswith(f"process {child}, which `EnvGroup:0` has started, is stopped, as by SIGSTOP;")

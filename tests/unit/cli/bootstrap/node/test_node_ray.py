@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rlinf_cli.bootstrap.node import node_ray
-from rlinf_core.node import node_facts, node_processes
+from rlinf_core.node import node_facts
+from rlinf_core.process import proc
 
 GIVES_UP = "sys.exit('Exception: The current node timed out during startup. This could happen because of anything.')"
 LISTENS = "open_port = socket.create_server(('127.0.0.1', {port}))"
@@ -54,20 +55,20 @@ def request_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return {**who, "ports": ports, "fixed": [], "spec": {}, "deadline": deadline}
 
     yield make
-    node_processes.kill_all(cluster, str(folder / cluster))
+    proc.kill_all(cluster, str(folder / cluster))
 
 
 def test_ray_that_gives_up_for_being_slow_is_started_again(request_for: Any) -> None:
     record = node_ray.start(request_for(GIVES_UP))
     assert record["started"]
-    assert node_processes.alive(record["process"])
+    assert proc.alive(record["process"])
 
 
 def test_ray_that_gives_up_after_it_listens_is_started_again(request_for: Any, tmp_path: Path) -> None:
     gives_up_late = f"{LISTENS}; open_port.accept(); {GIVES_UP}"
     record = node_ray.start(request_for(gives_up_late))
     assert record["started"]
-    assert node_processes.alive(record["process"])
+    assert proc.alive(record["process"])
     assert "Ray runtime started." in (tmp_path / "up" / record["cluster"] / "up.log").read_text()
 
 

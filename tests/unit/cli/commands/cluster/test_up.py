@@ -18,7 +18,8 @@ from rlinf_cli.bootstrap.node import node_probe
 from rlinf_cli.bootstrap.transports import routes
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome
 from rlinf_cli.machines import foreground
-from rlinf_core.node import attach, cluster_records, node_processes
+from rlinf_core.node import attach, cluster_records
+from rlinf_core.process import proc
 from tests.unit.cli.bootstrap.conftest import CODE, FakeCluster
 from tests.waiting import until
 
@@ -240,7 +241,7 @@ def test_a_signal_ends_it_at_once_with_what_it_had_started(tmp_path: Path, numbe
     assert run.returncode == code
     assert b"Traceback" not in said
     for pid in pids.read_text().split():
-        until(lambda pid=int(pid): node_processes.identity(pid) is None, f"the end of ssh ({pid})")
+        until(lambda pid=int(pid): proc.identity(pid) is None, f"the end of ssh ({pid})")
 
 
 def test_block_takes_the_nodes_down_when_it_is_stopped(

@@ -17,7 +17,7 @@ import pytest
 from rlinf_cli.runs.log_files import ALL, Follower, entries, last_lines, merged, tail
 from rlinf_cli.runs.run_lookup import find_run
 from rlinf_core.config.sections.runner import RunnerConfig
-from rlinf_core.node.node_processes import identity
+from rlinf_core.process.proc import identity
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
 from tests.waiting import until

@@ -21,7 +21,7 @@ from rlinf_cli.run import report_writing
 from rlinf_cli.runs import learning_curve
 from rlinf_cli.runs.provenance import read_provenance
 from rlinf_core.errors import RunError
-from rlinf_core.node.node_processes import identity
+from rlinf_core.process.proc import identity
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_events import story_with_faults
 from rlinf_core.runners.storage.run_folder import RunFolder

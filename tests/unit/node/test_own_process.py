@@ -1,4 +1,4 @@
-"""A user number that the password database does not have."""
+"""A user number that the password database does not have, and settings under which Ray does not start."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import pwd
 import stat
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from rlinf_core.errors import RLinfError
+from rlinf_core.errors import ClusterError, RLinfError
 from rlinf_core.node.cluster_records import folder
-from rlinf_core.node.nameless_user import name_user
+from rlinf_core.node.own_process import name_user, refuse_stripped_docstrings
 
 
 @pytest.fixture
@@ -56,3 +57,15 @@ def test_a_home_that_others_may_enter_is_refused(nameless: Path) -> None:
     base.chmod(0o777)
     with pytest.raises(RLinfError, match="HOME is not set, user"):
         name_user()
+
+
+LEVELS = {"2": True, "3": True, "9" * 5000: True, "": False, "0": False, "1": False, "yes": False}
+
+
+@pytest.mark.parametrize(("level", "stripped"), LEVELS.items())
+def test_stripped_docstrings_alone_are_refused(level: str, stripped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONOPTIMIZE", level)
+    refusal = pytest.raises(ClusterError, match="PYTHONOPTIMIZE") if stripped else nullcontext()
+    with refusal as caught:
+        refuse_stripped_docstrings()
+    assert caught is None or caught.value.help == "unset PYTHONOPTIMIZE"

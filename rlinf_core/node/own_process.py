@@ -1,13 +1,17 @@
-"""A user number without a line in the password database, as `docker run --user 54321` and some sites have it."""
+"""Surroundings of this process under which Python, torch or Ray fail, mended or refused.
+
+A user number without a line in the password database is one, as `docker run --user 54321` and some sites have it.
+"""
 
 from __future__ import annotations
 
 import os
 import pwd
 
-from rlinf_core.errors import RLinfError
+from rlinf_core.errors import ClusterError, RLinfError
 from rlinf_core.node.node_facts import make_private, private_base
 
+_OPTIMIZE = "PYTHONOPTIMIZE"
 # Where `getpass.getuser` looks for a name.
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
@@ -38,3 +42,19 @@ def name_user() -> str | None:
             os.environ["HOME"] = home
             return home
     return None
+
+
+def refuse_stripped_docstrings() -> None:
+    """Refuse to start Ray where the environment strips docstrings, which Ray's agents need.
+
+    Raises:
+        ClusterError: `PYTHONOPTIMIZE` is 2 or more.
+    """
+    level = os.environ.get(_OPTIMIZE, "")
+    # Python takes a word for 1.
+    if level.isdecimal() and int(level[:6]) >= 2:
+        raise ClusterError(
+            f"Ray does not start with {_OPTIMIZE}={level[:6]}",
+            why="it strips docstrings, and Ray's agents add to theirs",
+            help=f"unset {_OPTIMIZE}",
+        )

@@ -1,0 +1,222 @@
+"""Processes of this machine as the kernel shows them (proc(5), namespaces(7), unix(7)), and the end of a Ray of ours.
+
+    python -I -S proc.py FOLDER    waits until its standard input ends, then ends a driver's embedded Ray
+
+Where a process has ended, or is hidden from this user, the answer is empty, not an error.
+
+Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+# Every process that a Ray of ours starts inherits it, which distinguishes it from those of others. Its value is the id
+# of the cluster, or the driver's folder where the Ray is embedded.
+MARK = "RLINF_RAY"
+# In the commands of Ray's own processes.
+_ENGINE = (b"ray::", b"/ray/core/src/ray/", b"/ray/_private/", b"/ray/dashboard/")
+_KILL_SECONDS = 5.0
+_PAUSE = 0.1
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Stat(NamedTuple):
+    """The state of a process.
+
+    Attributes:
+        state: its letter; a space if it has ended.
+        parent: the pid of its parent.
+        ticks: the processor time that it has used, in clock ticks.
+        start: its start, in clock ticks since the boot.
+    """
+
+    state: str = " "
+    parent: int = 0
+    ticks: int = 0
+    start: str = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a tracer has stopped it."""
+        return self.state in "Tt"
+
+
+def stat(pid: int) -> Stat:
+    """Return the state of a process."""
+    # The command, in parentheses, may hold parentheses and blanks itself.
+    fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    if len(fields) < 20:
+        return Stat()
+    return Stat(fields[0].decode(), int(fields[1]), int(fields[11]) + int(fields[12]), fields[19].decode())
+
+
+def identity(pid: int) -> str | None:
+    """Return `PID:START`, unique even if the pid is reused; None if there is no such process."""
+    shown = stat(pid)
+    # One that was killed may wait for its parent to take note of it.
+    return None if shown.state in " ZX" else f"{pid}:{shown.start}"
+
+
+def alive(written: object) -> bool:
+    """Return whether the process of a written identity still lives."""
+    pid = str(written).split(":")[0]
+    return pid.isdigit() and identity(int(pid)) == written
+
+
+def pids() -> list[int]:
+    """Return the processes that this one sees."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def command(pid: int) -> bytes:
+    """Return the command of a process: its arguments, each with a NUL at its end, or the title that it gave itself."""
+    return read(f"/proc/{pid}/cmdline")
+
+
+def spell_command(pid: int) -> str:
+    """Return the command of a process as text, for people."""
+    return command(pid).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+
+
+def fields(path: str) -> dict[str, str]:
+    """Return the fields of a file with lines `NAME: VALUE`, as `/proc/PID/status` or `/proc/meminfo`."""
+    pairs = (line.partition(":") for line in read(path).decode("utf-8", "replace").splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def open_files(pid: int) -> dict[str, str]:
+    """Return what a process has open: what each of its links in `/proc/PID/fd` leads to."""
+    paths: dict[str, str] = {}
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return paths
+    for name in names:
+        try:
+            paths[f"{folder}/{name}"] = os.readlink(f"{folder}/{name}")
+        except OSError:
+            continue
+    return paths
+
+
+def boot_id() -> str:
+    """Return the id of the kernel's present boot; empty where it is hidden."""
+    return read("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()
+
+
+def namespace(kind: str, pid: int | str = "self") -> int:
+    """Return the inode of the name space of a kind that a process is in, as of `pid` or `net`; 0 where it is hidden."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/{kind}").st_ino
+    except OSError:
+        return 0
+
+
+def peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return the pid and the user number of the process at the other end of a unix socket."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return pid, uid
+
+
+def tail(path: str | os.PathLike[str], size: int) -> str:
+    """Return the last `size` bytes of a file, as text."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            return file.read(size).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def read(path: str) -> bytes:
+    """Return the content of a file of the kernel."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def processes_of(owner: str, folder: str, *, engine_only: bool = False) -> list[int]:
+    """Return the living processes of a Ray instance, without this one.
+
+    They carry its mark in their environment. Those of Ray that give themselves a title write over it; they are known by
+    files of its folder that they have open. Those of containers are left out: a cluster in there may have the same
+    name.
+
+    Args:
+        owner: the value of the mark.
+        folder: the folder of Ray's session.
+        engine_only: leave out processes that users' code started.
+    """
+    mark = b"\0" + f"{MARK}={owner}".encode() + b"\0"
+    own_namespace = namespace("pid")
+    living: list[int] = []
+    for pid in pids():
+        title = command(pid)
+        engine = any(part in title for part in _ENGINE)
+        if pid == os.getpid() or (engine_only and not engine) or namespace("pid", pid) != own_namespace:
+            continue
+        ours = mark in b"\0" + read(f"/proc/{pid}/environ")
+        ours = ours or (engine and any(path.startswith(f"{folder}/") for path in open_files(pid).values()))
+        if ours and identity(pid) is not None:
+            living.append(pid)
+    return living
+
+
+def send(pids: list[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            continue
+
+
+def kill_all(owner: str, folder: str, *, engine_only: bool = False) -> list[int]:
+    """Kill every process of a Ray instance, including those started meanwhile; return those that survive."""
+    end = time.monotonic() + _KILL_SECONDS
+    remaining = processes_of(owner, folder, engine_only=engine_only)
+    while remaining and time.monotonic() < end:
+        send(remaining, signal.SIGKILL)
+        time.sleep(_PAUSE)
+        remaining = processes_of(owner, folder, engine_only=engine_only)
+    return remaining
+
+
+def guard(folder: str) -> subprocess.Popen[bytes]:
+    """Start the guardian of this process's embedded Ray; it ends Ray when this process ends or closes its `stdin`.
+
+    Ray's own processes don't always end with their driver: its agents keep trying to reach a head that is gone. The
+    guardian is not a child of Ray. It waits on a pipe whose other end only the driver holds: the kernel closes it
+    however the driver ends.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # Ctrl-C and a hang-up of the terminal are the driver's; the guardian outlives it.
+        start_new_session=True,
+    )
+
+
+def reap(folder: str) -> None:
+    """End the remaining processes of a dead driver's embedded Ray, and remove the driver's folder."""
+    kill_all(folder, folder, engine_only=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()
+    reap(sys.argv[1])
