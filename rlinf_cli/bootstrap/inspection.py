@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 from rlinf_cli.bootstrap.cluster_state import NodeStatus, State, StatusReport
 from rlinf_cli.bootstrap.teardown import RunningJob
@@ -17,19 +17,16 @@ from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.cluster.ray_private import gcs_client
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, RunError, RuntimeFailure
-from rlinf_core.manager.control_rpc import expect
 from rlinf_core.manager.manager_client import ManagerClient
-from rlinf_core.manager.manager_messages import INSPECTOR, MANAGER, Inspect, JobSnapshot, ReadStacks
+from rlinf_core.manager.manager_messages import INSPECTOR, MANAGER, JobSnapshot, ReadStacks
 from rlinf_core.node import attach
-from rlinf_core.node.stacks.process_stacks import SECONDS, ProcessStacks
+from rlinf_core.node.stacks.process_stacks import ProcessStacks
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import NodeInfo
 
 _SECONDS = 10.0
 _HEAD_SECONDS: Final = 5
-# For a question and its answer to be passed on.
-_REPLY_SECONDS: Final = 1.0
 
 
 def find_job(name: str | None = None) -> JobRecord:
@@ -133,7 +130,7 @@ class Inspector:
             ClusterError: the job does not answer.
         """
         try:
-            return expect(self._client.request(Inspect(stacks), _SECONDS), JobSnapshot)
+            return self._client.snapshot(stacks=stacks, seconds=_SECONDS)
         except RuntimeFailure as error:
             raise ClusterError(
                 f"the job `{self._record.job}` does not answer",
@@ -147,7 +144,7 @@ class Inspector:
         Raises:
             RuntimeFailure: the manager or that process does not answer, or cannot read them.
         """
-        return cast("list[ProcessStacks]", expect(self._client.request(question, SECONDS + _REPLY_SECONDS), list))
+        return self._client.read_stacks(question)
 
 
 def cluster_status(address: str, name: str | None = None) -> StatusReport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.arguments import as_index, short_repr
@@ -21,7 +21,7 @@ from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, advertis
 from rlinf_core.context import Session, current_session
 from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
 from rlinf_core.manager.manager_client import ManagerClient, current_client
-from rlinf_core.manager.manager_messages import MANAGER, CloseGroup, Inspect, JobSnapshot
+from rlinf_core.manager.manager_messages import MANAGER
 from rlinf_core.manager.worker_registry import CLOSED
 from rlinf_core.node.stacks import stack_signal
 from rlinf_core.waiting import Deadline, contact_seconds
@@ -143,7 +143,7 @@ def create(name: str, maxsize: int, node: Node | int) -> ChannelClient:
         client.connect()
     except BaseException:
         # Nobody has it: its name becomes free again.
-        manager.tell(CloseGroup(name, incarnation))
+        manager.close_group(name, incarnation)
         raise
     return client
 
@@ -184,9 +184,8 @@ def rank_of(worker: WorkerAddress) -> int:
     manager = _manager()
     seconds = contact_seconds()
     manager.lookup(worker, seconds)
-    snapshot = cast("JobSnapshot", manager.request(Inspect(), seconds))
     name = worker.get_name()
-    hello = snapshot.peers.get(name)
+    hello = manager.snapshot(seconds=seconds).peers.get(name)
     rank = None if hello is None else hello.node_rank
     if rank is None:
         raise PeerNotFoundError(name, f"the node of `{name}` is not known", help="give `node_id`")

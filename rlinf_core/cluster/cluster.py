@@ -27,7 +27,6 @@ from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, ConfigError
 from rlinf_core.failures import raise_unseen
 from rlinf_core.manager.manager_client import ManagerClient
-from rlinf_core.manager.manager_messages import Declare
 from rlinf_core.node import attach
 from rlinf_core.node.own_process import name_user
 from rlinf_core.placement.environment import process_environment
@@ -152,7 +151,7 @@ class Cluster:
         From then on a worker that sends to another group fails at once, instead of waiting for its launch. Declaring
         again adds names.
         """
-        self.client.tell(Declare(names))
+        self.client.declare(names)
 
     def _check_open(self) -> None:
         if engine.current() is not self._engine:

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import cast
@@ -45,6 +45,7 @@ from rlinf_core.manager.wait_edges import ChannelView
 from rlinf_core.manager.watch import LongWaits, is_long_wait
 from rlinf_core.node.process_end import EndWatch
 from rlinf_core.node.process_identity import own_identity
+from rlinf_core.node.stacks.process_stacks import SECONDS, ProcessStacks
 from rlinf_core.node.stacks.stack_text import describe_stacks
 from rlinf_core.process.inflight_ops import InflightOps
 from rlinf_core.waiting import FIRST_WORD_AFTER, Operation, OperationKind, Publication, PublishedOperation
@@ -52,6 +53,8 @@ from rlinf_core.waiting import FIRST_WORD_AFTER, Operation, OperationKind, Publi
 _log = logging.getLogger("rlinf.job")
 _REPORT_EVERY = 1.0
 _PICTURE_SECONDS = 1.5
+# For an answer of the manager, which asks all processes for at most 0.7 s.
+_SNAPSHOT_SECONDS = 3.0
 _SHORTEST_EXTENDED = 1.0
 # Seconds until the parent of an ended process has collected how it ended, and between looks.
 _END_SECONDS, _END_PAUSE = 0.5, 0.02
@@ -212,6 +215,37 @@ class ManagerClient(Resolver):
         """Register that a worker is about to be launched in place of one that has died; return its incarnation."""
         # Not named as a wait for that worker: those end with the news of its death.
         return expect(self.request(m.ReopenWorker(address), timeout, OperationKind.LAUNCH), int)
+
+    def declare(self, groups: Iterable[str]) -> None:
+        """Declare groups that the job will have, so that other names fail at once; declaring again adds names."""
+        self.tell(m.Declare(tuple(groups)))
+
+    def close_group(self, name: str, incarnation: int | None = None) -> None:
+        """Announce a group's shutdown, that of one incarnation if given: later exits of its workers are expected."""
+        self.tell(m.CloseGroup(name, incarnation))
+
+    def cancel(self, calls: Mapping[str, tuple[str, ...]]) -> None:
+        """Cancel calls on workers, by Ray's ids: workers in such a call are woken."""
+        self.tell(m.Cancel(calls))
+
+    def dismiss(self, workers: Mapping[str, int]) -> None:
+        """Interrupt the waits of workers, by their incarnations, for the shutdown of their group."""
+        self.tell(m.Dismiss(workers))
+
+    def snapshot(self, *, stacks: bool = False, seconds: float = _SNAPSHOT_SECONDS) -> m.JobSnapshot:
+        """Return what the processes of the job do, with the stacks of their threads if wanted."""
+        return expect(self.request(m.Inspect(stacks), seconds), m.JobSnapshot)
+
+    def read_stacks(self, question: m.ReadStacks, seconds: float = SECONDS + _SNAPSHOT_SECONDS) -> list[ProcessStacks]:
+        """Return the stacks of a process of the job, which another one of its machine reads."""
+        return cast("list[ProcessStacks]", expect(self.request(question, seconds), list))
+
+    def stops_at(self, place: str | None, *, attached: bool = False) -> None:
+        """Report that this process waits at a breakpoint; at None that it continues.
+
+        `attached`: whether somebody steps through it already.
+        """
+        self.tell(m.BreakpointWait(place, attached))
 
     # Incoming
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from typing import Any, Final, Literal, Self, TypeAlias, cast
+from typing import Any, Final, Literal, Self, TypeAlias
 
 from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.errors import RLinfError
 from rlinf_core.manager.inspection.held_up import JobSource, Standing, held_up
-from rlinf_core.manager.manager_client import ManagerClient, current_client
-from rlinf_core.manager.manager_messages import Inspect, JobSnapshot, ReadStacks
-from rlinf_core.node.stacks.process_stacks import SECONDS, ProcessStacks
+from rlinf_core.manager.manager_client import current_client
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery.restarts import Restarts
 from rlinf_core.runners.step_clock import FIRST_LOOK, GIVEN_UP, NO_STEP, SURE_AFTER, StepClock
@@ -25,7 +23,6 @@ _END_AFTER: Final = 10.0
 # Seconds between two looks, or 5 % of the time since the last step.
 _LOOK_EVERY: Final = 1.0
 _SHARE: Final = 0.05
-_ANSWER_SECONDS: Final = 3.0
 
 OnHang: TypeAlias = Literal["restart", "fail", "wait"]
 
@@ -74,7 +71,7 @@ class HangWatch:
             client, quiet = current_client(), self._clock.quiet()
             if client is not None and quiet >= FIRST_LOOK:
                 try:
-                    self.look(OwnJob(client), quiet)
+                    self.look(client, quiet)
                 except (RLinfError, OSError):
                     continue  # the manager or a process has ended, which others report
 
@@ -104,18 +101,3 @@ class HangWatch:
         LOGGER.warning("`%s` is ended, for %s %s`", standing.name, GIVEN_UP, self._on_hang)
         end_worker(self._groups[name], int(rank), f"{GIVEN_UP} {self._on_hang}` ended it: {words}")
         self._clock.start_again()
-
-
-class OwnJob:
-    """The job of this driver, as `held_up` looks at it."""
-
-    def __init__(self, client: ManagerClient) -> None:
-        self._client = client
-
-    def snapshot(self, *, stacks: bool) -> JobSnapshot:
-        """See `JobSource`."""
-        return cast("JobSnapshot", self._client.request(Inspect(stacks), _ANSWER_SECONDS))
-
-    def read_stacks(self, question: ReadStacks) -> list[ProcessStacks]:
-        """See `JobSource`."""
-        return cast("list[ProcessStacks]", self._client.request(question, SECONDS + _ANSWER_SECONDS))

@@ -16,7 +16,7 @@ from rlinf_core.cluster.ray_api import session_folder
 from rlinf_core.config.secrets import mask_text
 from rlinf_core.foreign.files import check_regular, open_regular
 from rlinf_core.manager.manager_client import current_client
-from rlinf_core.manager.manager_messages import Inspect, JobSnapshot
+from rlinf_core.manager.manager_messages import JobSnapshot
 from rlinf_core.node.control_group import own_group
 from rlinf_core.node.kernel_log import kernel_lines
 from rlinf_core.process import proc
@@ -27,8 +27,6 @@ from rlinf_core.version import __version__
 
 Parts = Iterator[tuple[str, str]]
 
-# The manager asks all processes for at most 0.7 s.
-_SNAPSHOT_SECONDS: Final = 2.0
 _TAIL_BYTES: Final = 64 << 10
 _MOST_FILES: Final = 200
 _MOST_PROCESSES: Final = 500
@@ -65,7 +63,7 @@ def snapshot() -> JobSnapshot | None:
     client = current_client()
     if client is None or client.lost_manager() is not None:
         return None
-    return cast("JobSnapshot", client.request(Inspect(stacks=True), _SNAPSHOT_SECONDS))
+    return client.snapshot(stacks=True)
 
 
 def masked(value: Any) -> Any:

@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any, Final
 
 from rlinf_core.manager.manager_client import ManagerClient, current_client
-from rlinf_core.manager.manager_messages import BreakpointWait
 from rlinf_core.process.proc import peer_credentials
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.calls import check_call
@@ -70,7 +69,7 @@ class Debugger(pdb.Pdb):
         with _lock:
             self._terminal.open()
             serial = self._client.operations.begin(OperationKind.BREAKPOINT, place)
-            self._client.tell(BreakpointWait(place, self._terminal.attached))
+            self._client.stops_at(place, attached=self._terminal.attached)
             try:
                 super().interaction(frame, traceback)
             except BaseException:
@@ -78,7 +77,7 @@ class Debugger(pdb.Pdb):
                 raise
             finally:
                 self._client.operations.end(serial)
-                self._client.tell(BreakpointWait(None))
+                self._client.stops_at(None)
             if self.quitting or (self.stoplineno == -1 and not self.get_all_breaks()):
                 self._terminal.write(GOES_ON)
                 self._terminal.close()

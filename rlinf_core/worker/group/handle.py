@@ -15,7 +15,6 @@ from rlinf_core.cluster.ray_api import gather, no_cluster, ray_api
 from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.manager.manager_client import ManagerClient, current_client
-from rlinf_core.manager.manager_messages import Cancel
 from rlinf_core.process.inflight_ops import InflightOps, current_task_key
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
 from rlinf_core.worker.calls import RemoteFailure, Timed, check_call, unanswered, unpicklable
@@ -211,7 +210,7 @@ class WorkerGroupHandle(Generic[T]):
                 for name, member, reference in zip(self._names, self._members, self._references, strict=True)
                 if member.address in pending
             }
-            client.tell(Cancel(calls))
+            client.cancel(calls)
         cancelled = {
             member.rank: CancelledOperationError(f"`{self._title}` was cancelled", where=str(member))
             for member in pending

@@ -16,7 +16,7 @@ from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import WorkerContext
 from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RuntimeFailure, WorkerDiedError
 from rlinf_core.manager.manager_client import current_client
-from rlinf_core.manager.manager_messages import CloseGroup, GroupLife
+from rlinf_core.manager.manager_messages import GroupLife
 from rlinf_core.placement.placement import Placement
 from rlinf_core.process.import_path import user_folders, working_folder
 from rlinf_core.waiting import Deadline
@@ -253,7 +253,7 @@ def waves(nodes: Sequence[int]) -> list[list[int]]:
 def close_group(name: str, incarnation: int) -> None:
     client = current_client()
     if client is not None:
-        client.tell(CloseGroup(name, incarnation))
+        client.close_group(name, incarnation)
 
 
 def kill(actors: Iterable[Any]) -> None:

@@ -7,18 +7,16 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final, cast
+from typing import Final
 
 from rlinf_core.cluster import engine
 from rlinf_core.collective.endpoint_info import own_place
 from rlinf_core.errors import RLinfError
 from rlinf_core.manager.manager_client import ManagerClient
-from rlinf_core.manager.manager_messages import Inspect, JobSnapshot
 from rlinf_core.process.proc import MARK, processes_of, stat
 
 LOGGER = logging.getLogger("rlinf.job")
 _FIRST_LOOK: Final = 2.0
-_SNAPSHOT_SECONDS: Final = 2.0
 
 
 class StoppedWatch:
@@ -47,8 +45,8 @@ class StoppedWatch:
 def _workers(client: ManagerClient) -> Mapping[int, str]:
     """Return the workers of this machine by their pids; none where the manager does not answer."""
     with suppress(RLinfError):
-        job = cast("JobSnapshot", client.request(Inspect(), _SNAPSHOT_SECONDS))
-        return {peer.info.pid: name for name, peer in job.peers.items() if peer.info.place == own_place()}
+        peers = client.snapshot().peers
+        return {peer.info.pid: name for name, peer in peers.items() if peer.info.place == own_place()}
     return {}
 
 

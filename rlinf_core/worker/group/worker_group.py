@@ -27,7 +27,6 @@ from rlinf_core.context import WorkerInfo, current_session
 from rlinf_core.errors import InvalidNameError, RLinfError, RuntimeFailure
 from rlinf_core.failures import WorkerGroupError, ended_by_shutdown, raise_unseen
 from rlinf_core.manager.manager_client import current_client
-from rlinf_core.manager.manager_messages import Dismiss
 from rlinf_core.placement.packed import default_strategy
 from rlinf_core.placement.strategy import PlacementStrategy, topology_of
 from rlinf_core.process.process_memory import Peak
@@ -345,7 +344,7 @@ class WorkerGroup(Generic[W]):
                 late.append(call)
         client = current_client()
         if client is not None:
-            client.tell(Dismiss({str(member.address): member.incarnation for member in members}))
+            client.dismiss({str(member.address): member.incarnation for member in members})
         close_group(name, self._incarnation)
         closing = [member.actor.close.remote() for member in members]
         ray.wait(closing, num_returns=len(closing), timeout=seconds)

@@ -1,26 +1,19 @@
-"""Pauses at breakpoints, and questions for stacks that a manager passes on."""
+"""Breakpoints, at which the clocks of others stand still, and stacks that another process reads."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
-from rlinf_core.address import WorkerAddress
-from rlinf_core.context import Session
 from rlinf_core.errors import CommunicationTimeoutError, RuntimeFailure
 from rlinf_core.manager.debugging import Pauses, at_breakpoint
-from rlinf_core.manager.manager_client import ManagerClient
-from rlinf_core.manager.manager_messages import AtBreakpoint, BreakpointWait, ReadStacks
-from rlinf_core.manager.manager_process import ManagerProcess
+from rlinf_core.manager.manager_messages import AtBreakpoint, ReadStacks
 from rlinf_core.waiting import OperationKind
+from tests.unit.supervision.rig import Job
 from tests.waiting import until
-
-SECRET = b"0123456789abcdef" * 2
-Join = Callable[[str], ManagerClient]
 
 
 class Clock:
@@ -29,25 +22,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture
-def join() -> Iterator[Join]:
-    manager = ManagerProcess("job", SECRET, "127.0.0.1", None)
-    clients: list[ManagerClient] = []
-
-    def make(name: str) -> ManagerClient:
-        address = WorkerAddress.from_name(name)
-        client = ManagerClient(Session("job", SECRET), manager.info(), address, ip="127.0.0.1")
-        clients.append(client)
-        incarnation = client.open_group(name.partition(":")[0], 1, 5) if address.ranks else 0
-        client.announce(incarnation, "node 0 (127.0.0.1)", 0)
-        return client
-
-    yield make
-    for client in clients:
-        client.close(linger=0.0)
-    manager._endpoint.close(linger=0.0)
 
 
 def test_pauses_of_several_processes_count_once() -> None:
@@ -69,9 +43,9 @@ def test_pauses_of_several_processes_count_once() -> None:
     assert pauses.within(100.0) == 6.0
 
 
-def test_wait_does_not_expire_while_a_breakpoint_is_waited_at(join: Join) -> None:
-    client = join("actor:0")
-    client.tell(BreakpointWait("x.py:3"))
+def test_wait_does_not_expire_while_a_breakpoint_is_waited_at(job: Job) -> None:
+    client = job.worker(job.join("driver"), "actor:0")
+    client.stops_at("x.py:3")
     until(lambda: client.paused("env:0", 1.0) > 0)
     work = client.endpoint.work(OperationKind.RECV, "env:0", 1.0)
     outcome: list[object] = []
@@ -84,27 +58,28 @@ def test_wait_does_not_expire_while_a_breakpoint_is_waited_at(join: Join) -> Non
     assert outcome == [None]
 
 
-def test_wait_expires_after_the_breakpoint_is_left(join: Join) -> None:
-    client = join("actor:0")
-    client.tell(BreakpointWait("x.py:3"))
+def test_wait_expires_after_the_breakpoint_is_left(job: Job) -> None:
+    client = job.worker(job.join("driver"), "actor:0")
+    client.stops_at("x.py:3")
     until(lambda: client.paused("env:0", 1.0) > 0)
     work = client.endpoint.work(OperationKind.RECV, "env:0", 1.0)
-    client.tell(BreakpointWait(None))
+    client.stops_at(None)
     with pytest.raises(CommunicationTimeoutError):
         work.wait()
 
 
-def test_short_waits_are_not_extended(join: Join) -> None:
-    client = join("actor:0")
-    client.tell(BreakpointWait("x.py:3"))
+def test_short_waits_are_not_extended(job: Job) -> None:
+    client = job.worker(job.join("driver"), "actor:0")
+    client.stops_at("x.py:3")
     until(lambda: client.paused("env:0", 1.0) > 0)
     assert client.paused("env:0", 0.5) == 0.0
     assert client.paused("manager", 5.0) == 0.0
 
 
-def test_end_of_a_process_ends_its_pause(join: Join) -> None:
-    client, other = join("actor:0"), join("env:0")
-    client.tell(BreakpointWait("x.py:3"))
+def test_end_of_a_process_ends_its_pause(job: Job) -> None:
+    driver = job.join("driver")
+    client, other = job.worker(driver, "actor:0"), job.worker(driver, "env:0")
+    client.stops_at("x.py:3")
     until(lambda: other.paused("actor:0", 1.0) > 0)
     client.close(linger=0.0)
     # It grows no more.
@@ -112,23 +87,21 @@ def test_end_of_a_process_ends_its_pause(join: Join) -> None:
     assert other.paused("actor:0", 1000.0) > 0
 
 
-def test_helper_reads_a_known_process_alone(join: Join) -> None:
-    join("actor:0")
-    asking = join("inspect-1")
-    stacks = asking.request(ReadStacks("actor:0", "actor:0", own=True, native=False), 20)
-    assert isinstance(stacks, list)
+def test_helper_reads_a_known_process_alone(job: Job) -> None:
+    job.worker(job.join("driver"), "actor:0")
+    asking = job.join("inspect-1")
+    stacks = asking.read_stacks(ReadStacks("actor:0", "actor:0", own=True, native=False), 20)
     assert next(iter(stacks)).pid == os.getpid()
     with pytest.raises(RuntimeFailure, match="`env:0`"):
-        asking.request(ReadStacks("env:0", "actor:0", own=True, native=False), 20)
+        asking.read_stacks(ReadStacks("env:0", "actor:0", own=True, native=False), 20)
 
 
-def test_driver_is_told_the_command(join: Join, caplog: pytest.LogCaptureFixture) -> None:
-    join("driver")
-    worker = join("actor:0")
-    worker.tell(BreakpointWait("x.py:3"))
+def test_driver_is_told_the_command(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    worker = job.worker(job.join("driver"), "actor:0")
+    worker.stops_at("x.py:3")
     until(lambda: "actor:0 waits at a breakpoint, x.py:3; `rlinf debug --job job actor:0`" in caplog.text)
-    worker.tell(BreakpointWait("x.py:4", attached=True))
-    worker.tell(BreakpointWait("x.py:5"))
+    worker.stops_at("x.py:4", attached=True)
+    worker.stops_at("x.py:5")
     until(lambda: "x.py:5" in caplog.text)
     assert "x.py:4" not in caplog.text
 

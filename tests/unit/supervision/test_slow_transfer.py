@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,11 +14,9 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint_info import StaticResolver
-from rlinf_core.context import Session
 from rlinf_core.manager.manager_client import ManagerClient
-from rlinf_core.manager.manager_process import ManagerProcess
+from tests.unit.supervision.rig import Job
 
-SECRET = b"0123456789abcdef" * 2
 SIZE = 12 << 20
 # Longer than a deadlock takes to be told, and in pieces that are further apart than two looks.
 PIECE, PAUSE = 1 << 20, 0.4
@@ -65,23 +62,14 @@ class SlowRoad:
 
 
 @pytest.fixture
-def workers() -> Iterator[tuple[ManagerClient, ManagerClient]]:
+def workers(job: Job) -> tuple[ManagerClient, ManagerClient]:
     """Two workers of a job, as if on two hosts."""
-    manager = ManagerProcess("job", SECRET, "127.0.0.1", None)
-    session = Session("job", SECRET)
-    driver = ManagerClient(session, manager.info(), WorkerAddress("driver"), ip="127.0.0.1")
-    driver.announce(0, "node 0", 0)
-    incarnation = driver.open_group("actor", 2, 10)
+    incarnation = job.join("driver").open_group("actor", 2, 10)
     settings = Settings(timeout=60.0, socket_buffer=1 << 16)
-    made = [
-        ManagerClient(session, manager.info(), address, ip="127.0.0.1", settings=settings) for address in (ONE, OTHER)
-    ]
-    for rank, client in enumerate(made):
-        client.announce(incarnation, f"node {rank}", rank)
-    yield made[0], made[1]
-    for client in (*made, driver):
-        client.close(linger=0.0)
-    manager._endpoint.close(linger=0.0)
+    return (
+        job.join("actor:0", incarnation, settings=settings),
+        job.join("actor:1", incarnation, rank=1, settings=settings),
+    )
 
 
 def test_a_slow_transfer_is_no_deadlock(workers: tuple[ManagerClient, ManagerClient]) -> None:

@@ -1,15 +1,13 @@
-"""The manager and its clients over real endpoints in one process, without Ray."""
+"""The processes of a job: who is found, who has died and why, and what becomes of those who wait."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.context import Session
 from rlinf_core.errors import (
     DeadlockError,
     InvalidNameError,
@@ -19,69 +17,28 @@ from rlinf_core.errors import (
     WorkerDiedError,
 )
 from rlinf_core.manager.inspection.job_workers import views
-from rlinf_core.manager.manager_client import ManagerClient
-from rlinf_core.manager.manager_messages import CloseGroup, Declare, Dismiss, Inspect, JobSnapshot
-from rlinf_core.manager.manager_process import ManagerProcess
 from rlinf_core.waiting import OperationKind
-
-SECRET = b"0123456789abcdef" * 2
-Join = Callable[..., ManagerClient]
-
-
-@pytest.fixture
-def manager() -> Iterator[ManagerProcess]:
-    started = ManagerProcess("job", SECRET, "127.0.0.1", None)
-    yield started
-    started._endpoint.close(linger=0.0)
+from tests.unit.supervision.rig import Job, cause_of_death, die
+from tests.waiting import until
 
 
-@pytest.fixture
-def join(manager: ManagerProcess) -> Iterator[Join]:
-    clients: list[ManagerClient] = []
-
-    def make(name: str, incarnation: int = 0) -> ManagerClient:
-        address = WorkerAddress.from_name(name)
-        client = ManagerClient(
-            Session("job", SECRET), manager.info(), address, ip="127.0.0.1", has_main=not address.ranks
-        )
-        clients.append(client)
-        client.announce(incarnation, "node 0 (127.0.0.1)", 0)
-        return client
-
-    yield make
-    for client in clients:
-        client.close(linger=0.0)
-
-
-def die(client: ManagerClient) -> None:
-    """End a client as a process ends: its connections break without a word."""
-    for connection in client.endpoint._connections.all():
-        connection.shut()
-
-
-def cause_of_death(client: ManagerClient, name: str, incarnation: int) -> str | None:
-    """Why a worker died, as far as a client learns it."""
-    news = client.deaths.wait(name, incarnation)
-    return news.cause if news is not None else None
-
-
-def test_a_lookup_waits_until_the_worker_is_there(join: Join) -> None:
-    driver = join("driver")
+def test_a_lookup_waits_until_the_worker_is_there(job: Job) -> None:
+    driver = job.join("driver")
     incarnation = driver.open_group("actor", 1, 5)
     result: list[str] = []
     looking = threading.Thread(
         target=lambda: result.append(driver.lookup(WorkerAddress("actor", 0), 10).incarnation), daemon=True
     )
     looking.start()
-    worker = join("actor:0", incarnation)
+    worker = job.join("actor:0", incarnation)
     looking.join(10)
     assert result == [worker.endpoint.info.incarnation]
     assert driver.group_size("actor", 5) == 1
     assert driver.group_life("actor", 5).nodes == ("node 0 (127.0.0.1)",)
 
 
-def test_what_cannot_be_found(join: Join) -> None:
-    driver = join("driver")
+def test_what_cannot_be_found(job: Job) -> None:
+    driver = job.join("driver")
     driver.open_group("actor", 1, 5)
     with pytest.raises(PeerNotFoundError, match=r"`actro:0` did not appear within 0\.2 s(.|\n)*did you mean `actor`"):
         driver.lookup(WorkerAddress("actro", 0), 0.2)
@@ -91,37 +48,38 @@ def test_what_cannot_be_found(join: Join) -> None:
         driver.lookup(WorkerAddress("actor", 3), 5)
     with pytest.raises(InvalidNameError, match="a group named `actor` is running"):
         driver.open_group("actor", 1, 5)
-    driver.tell(Declare(("actor",)))
+    driver.declare(["actor"])
     with pytest.raises(UnknownGroupError):
         driver.lookup(WorkerAddress("actro", 0), 5)
 
 
 @pytest.mark.parametrize("launches", [True, False])
 def test_only_a_name_that_stays_unknown_is_warned_of(
-    join: Join, launches: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    job: Job, launches: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    driver, other = join("driver"), join("other")
+    driver, other = job.join("driver"), job.join("other")
     driver.open_group("actor", 1, 5)
     looking = threading.Thread(target=lambda: other.lookup(WorkerAddress("actro", 0), 30), daemon=True)
     looking.start()
-    assert _eventually(lambda: bool(other._notices))
+    until(lambda: other.operations.publication().operations)
     # Groups start in parallel: nothing is said of one whose launch begins a moment later.
-    assert not caplog.records
     incarnation = driver.open_group("actro", 1, 5) if launches else 0
-    assert _eventually(lambda: any(("launching" in notice.message) == launches for notice in other._notices.values()))
+    began = time.monotonic()
     monkeypatch.setattr("rlinf_core.manager.manager_client.FIRST_WORD_AFTER", 0.0)
-    assert _eventually(lambda: bool(other._warned))
-    warnings = [record.getMessage() for record in caplog.records if "may still be launched" in record.getMessage()]
-    assert len(warnings) == (0 if launches else 1)
+    until(lambda: caplog.records or (launches and time.monotonic() - began > 1.5))
     incarnation = incarnation if launches else driver.open_group("actro", 1, 5)
-    join("actro:0", incarnation)
+    job.join("actro:0", incarnation)
     looking.join(10)
     assert not looking.is_alive()
+    warnings = [
+        message for message in caplog.messages if "no group is named `actro`; it may still be launched" in message
+    ]
+    assert len(warnings) == len(caplog.messages) == (0 if launches else 1)
 
 
-def test_name_without_a_possible_launch_is_refused_early(join: Join) -> None:
-    driver = join("driver")
-    worker = join("actor:0", driver.open_group("actor", 1, 5))
+def test_name_without_a_possible_launch_is_refused_early(job: Job) -> None:
+    driver = job.join("driver")
+    worker = job.join("actor:0", driver.open_group("actor", 1, 5))
     errors: list[Exception] = []
 
     def look() -> None:
@@ -141,19 +99,19 @@ def test_name_without_a_possible_launch_is_refused_early(join: Join) -> None:
     assert "did you mean `actor`" in str(error)
 
 
-def test_the_word_of_a_past_life_does_not_count(join: Join) -> None:
-    driver = join("driver")
+def test_the_word_of_a_past_life_does_not_count(job: Job) -> None:
+    driver = job.join("driver")
     first = driver.open_group("actor", 1, 5)
-    driver.tell(CloseGroup("actor"))
+    driver.close_group("actor")
     assert driver.open_group("actor", 1, 5) == first + 1
-    join("actor:0", first)
+    job.join("actor:0", first)
     with pytest.raises(PeerNotFoundError, match="is launching"):
         driver.lookup(WorkerAddress("actor", 0), 0.3)
 
 
-def test_a_death_is_told_with_its_cause(join: Join) -> None:
-    driver = join("driver")
-    worker = join("actor:0", driver.open_group("actor", 1, 5))
+def test_a_death_is_told_with_its_cause(job: Job) -> None:
+    driver = job.join("driver")
+    worker = job.join("actor:0", driver.open_group("actor", 1, 5))
     driver.lookup(WorkerAddress("actor", 0), 5)
     worker.tell_exit_reason("it called `sys.exit(4)`")
     die(worker)
@@ -162,10 +120,10 @@ def test_a_death_is_told_with_its_cause(join: Join) -> None:
         driver.lookup(WorkerAddress("actor", 0), 5)
 
 
-def test_a_knot_is_failed_in_all_its_members(join: Join) -> None:
-    driver = join("driver")
+def test_a_knot_is_failed_in_all_its_members(job: Job) -> None:
+    driver = job.join("driver")
     incarnation = driver.open_group("actor", 2, 5)
-    workers = [join(f"actor:{rank}", incarnation) for rank in range(2)]
+    workers = [job.join(f"actor:{rank}", incarnation) for rank in range(2)]
     errors: list[BaseException | None] = [None, None]
 
     def wait(rank: int) -> None:
@@ -187,18 +145,17 @@ def test_a_knot_is_failed_in_all_its_members(join: Join) -> None:
         assert "actor:1 waits in recv from actor:0" in error.picture
 
 
-def test_the_picture_of_a_job(join: Join) -> None:
-    driver = join("driver")
+def test_the_picture_of_a_job(job: Job) -> None:
+    driver = job.join("driver")
     incarnation = driver.open_group("actor", 3, 5)
-    worker = join("actor:0", incarnation)
-    gone = join("actor:1", incarnation)
+    worker = job.join("actor:0", incarnation)
+    gone = job.join("actor:1", incarnation)
     driver.lookup(WorkerAddress("actor", 1), 5)
     die(gone)
     assert cause_of_death(driver, "actor:1", incarnation) is None
     serial = worker.operations.begin(OperationKind.RECV, "actor:1", task_key="a task")
-    visitor = join("inspect-1")
-    snapshot = visitor.request(Inspect(), 5)
-    assert isinstance(snapshot, JobSnapshot)
+    visitor = job.join("inspect-1")
+    snapshot = visitor.snapshot()
     shown = {view.name: view for view in views(snapshot)}
     assert list(shown) == ["driver", "actor:0", "actor:1", "actor:2"]
     assert shown["driver"].doing == "runs"
@@ -207,62 +164,61 @@ def test_the_picture_of_a_job(join: Join) -> None:
     assert shown["actor:1"].state == "dead"
     assert shown["actor:2"].state == "launching"
     worker.operations.end(serial)
-    with_stacks = visitor.request(Inspect(stacks=True), 5)
-    assert isinstance(with_stacks, JobSnapshot)
+    with_stacks = visitor.snapshot(stacks=True)
     assert snapshot.answers["actor:0"].recent == ""
     assert with_stacks.answers["actor:0"].recent.endswith("recv from actor:1")
 
 
-def test_nothing_is_asked_of_a_manager_that_is_gone(manager: ManagerProcess, join: Join) -> None:
-    driver = join("driver")
+def test_nothing_is_asked_of_a_manager_that_is_gone(job: Job) -> None:
+    driver = job.join("driver")
     driver.open_group("actor", 1, 5)
-    manager._endpoint.close(linger=0.0)
-    assert _eventually(lambda: driver._manager_lost is not None)
+    job.end_manager()
+    until(lambda: driver.lost_manager() is not None)
     with pytest.raises(RuntimeFailure, match="its manager is gone") as caught:
         driver.open_group("rollout", 1, 600)
     assert not isinstance(caught.value, TimeoutError)
 
 
-def test_who_is_dismissed_is_told(join: Join) -> None:
-    driver = join("driver")
-    worker = join("actor:0", driver.open_group("actor", 1, 5))
+def test_who_is_dismissed_is_told(job: Job) -> None:
+    driver = job.join("driver")
+    worker = job.join("actor:0", driver.open_group("actor", 1, 5))
     output: list[object] = []
     worker.on_cancel = output.append
     driver.lookup(WorkerAddress("actor", 0), 5)
-    driver.tell(Dismiss({"actor:0": 1}))
-    assert _eventually(lambda: output == [None])
+    driver.dismiss({"actor:0": 1})
+    until(lambda: output == [None])
 
 
-def test_shutdown_of_an_ended_group_spares_its_successor(join: Join) -> None:
-    driver, other = join("driver"), join("launcher:0")
-    first = join("actor:0", driver.open_group("actor", 1, 5))
+def test_shutdown_of_an_ended_group_spares_its_successor(job: Job) -> None:
+    driver, other = job.join("driver"), job.join("launcher:0")
+    first = job.join("actor:0", driver.open_group("actor", 1, 5))
     driver.lookup(WorkerAddress("actor", 0), 5)
     die(first)
     assert cause_of_death(driver, "actor:0", 1) is None
-    second = join("actor:0", other.open_group("actor", 1, 5))
+    second = job.join("actor:0", other.open_group("actor", 1, 5))
     output: list[object] = []
     second.on_cancel = output.append
     assert driver.lookup(WorkerAddress("actor", 0), 5) == second.endpoint.info
-    driver.tell(Dismiss({"actor:0": 1}))
-    driver.tell(CloseGroup("actor", 1))
+    driver.dismiss({"actor:0": 1})
+    driver.close_group("actor", 1)
     assert driver.group_life("actor", 5).incarnation == 2
-    driver.tell(Dismiss({"actor:0": 2}))
-    assert _eventually(lambda: bool(output))
+    driver.dismiss({"actor:0": 2})
+    until(lambda: bool(output))
     assert output == [None]
 
 
-def test_the_news_of_a_death_is_not_taken_for_the_next_one(join: Join) -> None:
-    driver = join("driver")
+def test_the_news_of_a_death_is_not_taken_for_the_next_one(job: Job) -> None:
+    driver = job.join("driver")
     for incarnation, cause in ((1, "it called `sys.exit(4)`"), (2, "it called `sys.exit(5)`")):
         assert driver.open_group("actor", 1, 5) == incarnation
-        worker = join("actor:0", incarnation)
+        worker = job.join("actor:0", incarnation)
         worker.tell_exit_reason(cause)
         die(worker)
         assert cause_of_death(driver, "actor:0", incarnation) == cause
 
 
-def test_without_a_manager_nothing_waits(manager: ManagerProcess, join: Join) -> None:
-    driver = join("driver")
+def test_without_a_manager_nothing_waits(job: Job) -> None:
+    driver = job.join("driver")
     assert driver.open_group("actor", 1, 5) == 1
     errors: list[BaseException] = []
 
@@ -273,14 +229,7 @@ def test_without_a_manager_nothing_waits(manager: ManagerProcess, join: Join) ->
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    assert _eventually(lambda: bool(driver._requests))
-    manager._endpoint.close(linger=0.0)
+    until(lambda: bool(driver.operations.publication().operations))
+    job.end_manager()
     thread.join(5)
     assert "the job has ended" in str(errors[0])
-
-
-def _eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
