@@ -108,15 +108,6 @@ class TestHeld:
             subject.send(handle, signal.SIGTERM)
         assert child.wait(timeout=30) == -signal.SIGTERM
 
-    def test_without_the_functions_of_newer_pythons(
-        self, child: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delattr(os, "pidfd_open")
-        monkeypatch.delattr(signal, "pidfd_send_signal")
-        with held(of(child.pid), tmp_path) as handle:
-            subject.send(handle, signal.SIGTERM)
-        assert child.wait(timeout=30) == -signal.SIGTERM
-
     def test_any_other_process_is_refused(self, child: subprocess.Popen[str], tmp_path: Path) -> None:
         (tmp_path / "copy").mkdir()
         with (
