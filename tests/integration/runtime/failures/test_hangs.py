@@ -15,7 +15,6 @@ from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.manager.inspection.held_up import held_up
 from rlinf_core.manager.manager_client import current_client
-from rlinf_core.runners.hangs import OwnJob
 from rlinf_core.worker.group.worker_group import WorkerGroup, end_worker
 from rlinf_core.worker.worker import Worker
 from tests.integration.cli.planted.planted_faults import hold_a_lock
@@ -51,8 +50,8 @@ def test_holder_is_named_and_ended(cluster: Cluster, how: str, words: str) -> No
     assert client is not None
     with group:
         held = group.hold(how)
-        until(lambda: held_up(OwnJob(client)), "a holder", 20)
-        (standing,) = held_up(OwnJob(client))
+        until(lambda: held_up(client), "a holder", 20)
+        (standing,) = held_up(client)
         assert (standing.name, words in standing.how) == (f"Holder-{how}:0", True), standing.how
         end_worker(group, 0, f"given up: {standing.how}")
         with pytest.raises(WorkerGroupError) as raised:
