@@ -1,4 +1,4 @@
-"""The report and the live page of a run of 100,000 steps: made by `rlinf report`, and opened in headless Chromium.
+"""The report of a run of 100,000 steps: made by `rlinf report`, and opened in headless Chromium.
 
 python benchmarks/runtime/bench_report.py [--steps 100000]
 """
@@ -15,8 +15,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-import psutil
 
 from benchmarks.table import Result, run_parts
 
@@ -78,42 +76,11 @@ def opened(page: Path) -> tuple[float, float]:
     return shown, drawn
 
 
-def live_results(steps: int) -> Iterator[Result]:
-    """Yield when the live page shows its curve, when its charts are drawn and when all is read, and what that costs."""
-    if CHROMIUM is None:
-        return
-    from playwright.sync_api import sync_playwright
-
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        command = [sys.executable, "-m", "rlinf_cli", "report", str(run_of(steps, Path(folder))), "--live", "--quiet"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        tab = browser.new_page()
-        sent: list[int] = []
-        tab.on("requestfinished", lambda request: sent.append(request.sizes()["responseBodySize"]))
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            address = server.stdout.readline().strip()
-            spent, began = psutil.Process(server.pid).cpu_times(), time.perf_counter()
-            tab.goto(address)
-            tab.wait_for_selector("#curves .chart svg.marks", timeout=120_000)
-            drawn = time.perf_counter() - began
-            shown = tab.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1000
-            tab.wait_for_selector("#freshness:empty", state="attached", timeout=120_000)
-            read, now = time.perf_counter() - began, psutil.Process(server.pid).cpu_times()
-            yield Result("live: curve there to see", "", f"{shown:.1f} s", "< 2 s", shown < MOST_SECONDS)
-            yield Result("live: its chart drawn", "", f"{drawn:.1f} s", "", True)
-            yield Result("live: every step read", "", f"{read:.1f} s", "", True)
-            processor = now.user + now.system - spent.user - spent.system
-            yield Result("live: the server", f"{sum(sent) / 1e3:.0f} kB sent", f"{processor:.1f} CPU s", "", True)
-            server.terminate()
-        browser.close()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100_000, help="steps of the run (default 100000)")
     steps = parser.parse_args().steps
-    return run_parts({"report": lambda: results(steps), "live": lambda: live_results(steps)}, None)
+    return run_parts({"report": lambda: results(steps)}, None)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,9 +34,6 @@ _MOST_FIRST = 4
 _MOST_TEXT = 3000
 _MOST_VIDEOS = 12
 _MOST_BARS = 1500
-# What is shown of an active run is made again and again.
-_FEW_BARS = 300
-_TRACE_TAIL = 1 << 20
 _MIB = 1 << 20
 _MOST_FAULTS = 3
 
@@ -115,7 +112,7 @@ class RunContent:
         videos: files below the run folder, the newest last.
         memory: the most that processes held, by phase.
         comparisons: what was compared before the first step.
-        diagnosis: the causes of failures, or of not learning, as `rlinf why` names them; None: not looked for.
+        diagnosis: the causes of failures, or of not learning, as `rlinf why` names them.
         notes: what could not be read.
     """
 
@@ -137,21 +134,13 @@ class RunContent:
     provenance: Provenance | None
     memory: Sequence[PeakRow]
     comparisons: Sequence[ContactCheck]
-    diagnosis: Diagnosis | None
+    diagnosis: Diagnosis
     notes: Sequence[str]
     made: float
 
-    def with_series(self, series: RunSeries) -> RunContent:
-        """Return this content with newer metrics, and the results that they give."""
-        return replace(self, series=series, result=_result(self.folder.state, series), state=self.folder.state)
 
-
-def gather(folder: RunFolder, series: RunSeries | None = None, *, thorough: bool = True) -> RunContent:
+def gather(folder: RunFolder) -> RunContent:
     """Return the content of a run's report. A part that cannot be read becomes a note.
-
-    Args:
-        series: the metrics, where they were read already.
-        thorough: whether to read all metrics for a diagnosis, and the trace.
 
     Raises:
         OSError: the metrics cannot be read.
@@ -160,16 +149,10 @@ def gather(folder: RunFolder, series: RunSeries | None = None, *, thorough: bool
     state = folder.state
     status, reason = state.outcome
     lines: Sequence[Metrics] | None = None
-    if thorough and _size(folder.metrics_file) <= MOST_METRICS_BYTES:
-        try:
-            lines, line_faults = read_with_faults(folder.metrics_file)
-            notes += line_faults
-        except OSError as error:
-            if series is None:
-                raise
-            notes.append(f"{folder.metrics_file.name} cannot be read: it {error.strerror}")
-    if series is None:
-        series = series_of(stream_metrics(folder.metrics_file) if lines is None else lines)
+    if _size(folder.metrics_file) <= MOST_METRICS_BYTES:
+        lines, line_faults = read_with_faults(folder.metrics_file)
+        notes += line_faults
+    series = series_of(stream_metrics(folder.metrics_file) if lines is None else lines)
     placement = _document(folder.path / PLACEMENT, PlacementFile, notes)
     origins = _document(folder.path / ORIGINS, OriginsFile, notes)
     story, story_faults = story_with_faults(folder.path)
@@ -187,13 +170,13 @@ def gather(folder: RunFolder, series: RunSeries | None = None, *, thorough: bool
         environment=_environment(placement),
         picture=_text(folder.path / PICTURE, []),
         story=story,
-        timelines=_timelines(folder, series, notes) if thorough else [],
+        timelines=_timelines(folder, series, notes),
         samples=_samples(folder.path, notes),
         videos=_videos(folder.path),
         provenance=_provenance(folder.path, notes),
         memory=_memory(folder, notes),
         comparisons=read_comparisons(folder.path),
-        diagnosis=diagnose(read_facts(folder, lines)) if thorough else None,
+        diagnosis=diagnose(read_facts(folder, lines)),
         notes=notes,
         made=time.time(),
     )
@@ -269,42 +252,16 @@ def _timelines(folder: RunFolder, series: RunSeries, notes: list[str]) -> list[S
     roles: dict[int, list[str]] = {}
     for role, step in telling_steps(series.moments).items():
         roles.setdefault(step, []).append(role)
-    return _timelines_of(folder, [moment for moment in series.moments if moment[0] in roles], roles, notes)
-
-
-def newest_timeline(folder: RunFolder, series: RunSeries) -> list[StepTimeline]:
-    """Return the timeline of the last step but one of an active run, if it is traced; reads the trace's end only.
-
-    Workers that are busy send their spans of a step later.
-    """
-    moments = series.moments[-2:-1] or series.moments
-    roles = {moment[0]: ["newest"] for moment in moments}
-    return _timelines_of(folder, moments, roles, [], most=_FEW_BARS, tail=_TRACE_TAIL)
-
-
-def _timelines_of(
-    folder: RunFolder,
-    moments: Sequence[tuple[int, float, float]],
-    roles: Mapping[int, Sequence[str]],
-    notes: list[str],
-    *,
-    most: int = _MOST_BARS,
-    tail: int | None = None,
-) -> list[StepTimeline]:
-    """Return the timelines of steps, given as in `RunSeries.moments`; see `bars_of_steps` for the others."""
-    if not folder.trace_file.exists():
+    if not roles or not folder.trace_file.exists():
         return []
-    windows = {step: (ended - seconds, ended) for step, ended, seconds in moments}
+    shown = sorted(moment for moment in series.moments if moment[0] in roles)
+    windows = {step: (ended - seconds, ended) for step, ended, seconds in shown}
     try:
-        bars = bars_of_steps(folder.trace_file, windows, most, tail=tail)
+        bars = bars_of_steps(folder.trace_file, windows, _MOST_BARS)
     except OSError as error:
         notes.append(f"the trace cannot be read: {error.strerror}")
         return []
-    return [
-        StepTimeline(step, tuple(roles[step]), seconds, *bars[step])
-        for step, _, seconds in sorted(moments)
-        if bars[step][0]
-    ]
+    return [StepTimeline(step, tuple(roles[step]), seconds, *bars[step]) for step, _, seconds in shown if bars[step][0]]
 
 
 def _samples(folder: Path, notes: list[str]) -> list[Sample]:

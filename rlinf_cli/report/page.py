@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -31,7 +31,7 @@ _ALL_VIDEO_BYTES: Final = 900_000
 _POSTER_WIDTH: Final = 480
 _TIME: Final = "time/"
 TEMPLATES: Final = Path(__file__).parent / "templates"
-# Makes the specification of a chart: a live page asks for the visible ones only.
+# Makes the specification of a chart.
 Drawing: TypeAlias = Callable[[], Spec]
 Drawings: TypeAlias = dict[str, Drawing]
 # Lines of a chart by their labels.
@@ -70,19 +70,15 @@ class Table(NamedTuple):
     right: Sequence[int]
 
 
-def report_page(report: RunContent, path: Path) -> str:
+def report_page(report: RunContent, path: Path, *, refresh: int = 0) -> str:
     """Return the page of a run as one file.
 
     Args:
         path: where the page is written; large videos are linked relative to it.
+        refresh: seconds after which a browser loads the page again; 0 for never.
     """
     specs: Drawings = {}
-    return _page("report.html.j2", specs, report_context(report, specs, _videos(report.videos, path)))
-
-
-def report_context(report: RunContent, specs: Drawings, videos: Sequence[Video]) -> dict[str, Any]:
-    """Return what the template of a run's page shows, and add its charts to `specs`."""
-    return {
+    context = {
         "report": report,
         "asked": [setting for setting in report.settings if setting.origin in ("file", "override")],
         "comparisons": _comparisons(report.comparisons),
@@ -93,36 +89,21 @@ def report_context(report: RunContent, specs: Drawings, videos: Sequence[Video])
         "resources": _chosen(report.series, specs, "resources", ("memory/", "speed/", "per_second")),
         "groups": _groups(report.series, specs),
         "picture": _svg_address(report.picture),
-        "videos": videos,
-        "sketches": {},
+        "videos": _videos(report.videos, path),
     }
+    return write_page("report.html.j2", specs, context, refresh=refresh)
 
 
-def comparison_page(context: Mapping[str, Any], specs: Mapping[str, Drawing]) -> str:
-    """Return the page of a comparison of runs."""
-    return _page("compare.html.j2", specs, context)
-
-
-def _page(template: str, specs: Mapping[str, Drawing], context: Mapping[str, Any]) -> str:
-    """Return a page that loads nothing: charts and their code are in it."""
+def write_page(template: str, specs: Mapping[str, Drawing], context: Mapping[str, Any], *, refresh: int = 0) -> str:
+    """Return a template of this package as a page that loads nothing: charts and their code are in it."""
     from rlinf_cli.report.script import chart_script
 
     drawn = {name: draw() for name, draw in specs.items()}
-    return rendered(template, {**context, "specs": drawn, "script": chart_script() if drawn else "", "live": False})
+    script = chart_script() if drawn else ""
+    page: str = _environment().get_template(template).render(**context, specs=drawn, script=script, refresh=refresh)
+    return page
 
 
-def rendered(template: str, context: Mapping[str, Any]) -> str:
-    """Return a template of this package with its variables filled in."""
-    return _environment().get_template(template).render(**context)
-
-
-def compile_templates() -> None:
-    """Compile the templates of live pages, which takes a tenth of a second, before they are needed."""
-    for template in ("report.html.j2", "overview.html.j2"):
-        _environment().get_template(template)
-
-
-@cache
 def _environment() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -169,18 +150,14 @@ def _comparisons(checks: Sequence[ContactCheck]) -> Table | None:
     return Table(heads, list(zip(*(columns[head] for head in heads), strict=True)), right) if heads else None
 
 
-def result_curves(series: RunSeries) -> list[tuple[str, Panel, Curves]]:
-    """Return the curves of results: the identifier of each chart, what it shows, and its lines."""
-    panels = [(f"curve-{number}", panel, _lines(panel, series)) for number, panel in enumerate(PANELS)]
-    return [(name, panel, lines) for name, panel, lines in panels if lines]
-
-
 def _curves(series: RunSeries, specs: Drawings) -> list[tuple[str, str]]:
     """Add the curves of results; return the identifier and the title of each."""
-    curves = result_curves(series)
-    for name, panel, lines in curves:
-        specs[name] = partial(charts.curve, f"{panel.title} over steps", lines, share=panel.share)
-    return [(name, panel.title) for name, panel, _ in curves]
+    curves: list[tuple[str, str]] = []
+    for number, panel in enumerate(PANELS):
+        if lines := _lines(panel, series):
+            curves.append((f"curve-{number}", panel.title))
+            specs[curves[-1][0]] = partial(charts.curve, f"{panel.title} over steps", lines, share=panel.share)
+    return curves
 
 
 def _lines(panel: Panel, series: RunSeries) -> Curves:
@@ -311,11 +288,11 @@ def _videos(paths: Sequence[Path], page: Path) -> list[Video]:
             source = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
         else:
             source = quote(os.path.relpath(path, page.parent))
-        videos.append(Video(f"{path.parent.name}/{path.name}", source, poster(path)))
+        videos.append(Video(f"{path.parent.name}/{path.name}", source, _poster(path)))
     return videos
 
 
-def poster(video: Path) -> str:
+def _poster(video: Path) -> str:
     """Return the frame in the middle of a video as an address."""
     try:
         av: Any = import_module("av")
@@ -354,6 +331,5 @@ def compared_page(comparison: Comparison) -> str:
         "compared": compared(comparison),
         "made": time.time(),
     }
-    return comparison_page(
-        context, {"curve": partial(charts.compared, f"{comparison.metric} of each run over steps", runs)}
-    )
+    curve = partial(charts.compared, f"{comparison.metric} of each run over steps", runs)
+    return write_page("compare.html.j2", {"curve": curve}, context)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from rlinf_cli.run.report_writing import MODULES
 from rlinf_core.errors import RLinfError
 from rlinf_core.process.requirements import install_command, missing_modules
-
-# The modules that pages are made with.
-MODULES: Final = ("jinja2", "vl_convert")
 
 
 def require_modules(what: str) -> None:
@@ -23,21 +20,7 @@ def require_modules(what: str) -> None:
     Raises:
         RLinfError: one is missing.
     """
-    _require(MODULES, what)
-
-
-def require_live_modules() -> None:
-    """Check that the packages for live pages are installed.
-
-    Raises:
-        RLinfError: one is missing.
-    """
-    _require((*MODULES, "starlette", "uvicorn"), "no page can be served")
-
-
-def _require(modules: Sequence[str], what: str) -> None:
-    missing = missing_modules(modules)
-    if missing:
+    if missing := missing_modules(MODULES):
         listed = ", ".join(f"`{name}`" for name in missing)
         raise RLinfError(
             what,

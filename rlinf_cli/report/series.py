@@ -49,7 +49,7 @@ class Column:
         self.count = 0
         self._stride = 1
         self._bands: list[Band] = []
-        # Values after the last band, never none: the last of them may be dropped.
+        # Values after the last band.
         self._steps: list[int] = []
         self._values: list[float] = []
         self._newest: deque[float] = deque(maxlen=NEWEST)
@@ -58,11 +58,6 @@ class Column:
     def last(self) -> float:
         """The value of the last step."""
         return self._newest[-1]
-
-    @property
-    def last_step(self) -> int:
-        """The step of the last value."""
-        return self._steps[-1] if self._steps else self._bands[-1].step
 
     @property
     def newest(self) -> Sequence[float]:
@@ -98,16 +93,6 @@ class Column:
             if whole > room or len(self._bands) == 2 * MOST_POINTS:
                 self._bands = _merged(self._bands, 2, [1] * len(self._bands))
                 self._stride *= 2
-
-    def drop_last(self) -> None:
-        """Drop the last value, which was added after the last call."""
-        self.count -= 1
-        self._newest.pop()
-        if self._values:
-            self._steps.pop()
-            self._values.pop()
-        else:
-            self._bands.pop()
 
     def bands(self, most: int = MOST_POINTS) -> list[Band]:
         """Return at most `most` bands of about equally many values; a short series unchanged."""
@@ -182,18 +167,6 @@ class RunSeries:
         self.steps += len(lines)
         self.first = self.first or (lines[0].step, lines[0].time)
         self.last = lines[-1].step, lines[-1].time
-
-    def drop_step(self, step: int) -> None:
-        """Drop the last step, whose metrics come again."""
-        for name, column in list(self.columns.items()):
-            if column.last_step == step:
-                column.drop_last()
-            if not column.count:
-                del self.columns[name]
-        for rows in (self.evaluations, self.moments):
-            if rows and rows[-1][0] == step:
-                rows.pop()
-        self.steps -= 1
 
 
 def series_of(lines: Iterable[Metrics]) -> RunSeries:

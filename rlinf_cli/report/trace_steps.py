@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from io import TextIOWrapper
@@ -49,7 +48,7 @@ class TraceBar(NamedTuple):
 
 
 def bars_of_steps(
-    path: Path, windows: Mapping[int, tuple[float, float]], most: int = 1500, *, tail: int | None = None
+    path: Path, windows: Mapping[int, tuple[float, float]], most: int = 1500
 ) -> dict[int, tuple[list[TraceBar], int]]:
     """Return the activities of selected steps, by step: the `most` longest bars in order of time, and the number left
     out.
@@ -58,8 +57,6 @@ def bars_of_steps(
         path: the trace, which may still be growing; read once, line by line.
         windows: start and end of each step, in seconds since 1970.
         most: the maximum number of bars in a step.
-        tail: how many bytes at the file's end are read; the names of processes are looked for in as many at its
-            beginning, too. None: the whole file.
 
     Raises:
         OSError: the trace cannot be read.
@@ -67,7 +64,7 @@ def bars_of_steps(
     names: dict[int, str] = {}
     bars_by_step: dict[int, list[TraceBar]] = {step: [] for step in windows}
     open_transfers: dict[int, float] = {}
-    for line in _lines(path, tail):
+    for line in _lines(path):
         moment = _MOMENT.search(line)
         if moment is None:
             _take_name(line, names)
@@ -96,15 +93,8 @@ def bars_of_steps(
     return {step: _longest(bars, most) for step, bars in bars_by_step.items()}
 
 
-def _lines(path: Path, tail: int | None) -> Iterator[str]:
-    """Yield the lines of a trace; with `tail`, those of its first and of its last that many bytes."""
+def _lines(path: Path) -> Iterator[str]:
     with TextIOWrapper(cast("BinaryIO", open_regular(path)), encoding="utf-8", errors="replace") as file:
-        size = os.fstat(file.fileno()).st_size
-        if tail is not None and size > 2 * tail:
-            yield from file.buffer.read(tail).decode(errors="replace").splitlines()
-            file.buffer.seek(size - tail)
-            # The rest of a line whose beginning was not read.
-            file.buffer.readline(_LONGEST_LINE)
         while line := file.readline(_LONGEST_LINE):
             yield line
 

@@ -1,10 +1,11 @@
-"""`rlinf report`: HTML report of a run, and live pages of runs."""
+"""`rlinf report`: HTML pages of runs."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -17,26 +18,28 @@ if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder
 
 SCHEMA = "rlinf.report/1"
+# A long run's page takes seconds to make: it takes at most a tenth of one core.
+_PAUSE_SECONDS: Final = 5.0
+_PAUSES_PER_PAGE: Final = 9.0
+_RELOAD_SECONDS: Final = 10
 
 
 def report(
     run: Runs = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Output file; by default report.html in the run folder."),
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Output file; by default report.html in the run folder, or here for several runs.",
+        ),
     ] = None,
-    live: Annotated[
+    watch: Annotated[
         bool,
         typer.Option(
-            "--live", help="Serve it on this machine, updated while the run lasts, until Ctrl-C.", show_default=False
+            "--watch", help="Write it again every few seconds, until the run ends or Ctrl-C.", show_default=False
         ),
     ] = False,
-    port: Annotated[
-        int,
-        typer.Option(
-            "--port", min=0, max=65535, metavar="N", help="With --live: the port to serve on; 0: any free one."
-        ),
-    ] = 0,
     output: OutputOption = Output.TEXT,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,
@@ -45,38 +48,34 @@ def report(
     """Write an HTML report of a run: result, curves, times, placement, failures, samples, configuration, versions.
 
     RUN is a run folder or its name in the folder of runs; by default the active run, else the last one. The page is one
-    self-contained file. `rlinf train` writes it at the end of a run.
+    self-contained file. `rlinf train` writes it at the end of a run. Several RUNs, or the folder of a sweep, are shown
+    side by side.
 
-    With --live it is served instead, at an address of this machine that holds a secret, and shows each step as it ends.
-    Several RUNs, or the folder of a sweep, are shown side by side. Only their folders are read.
+    With --watch a browser that shows the page loads it again by itself. Only folders of runs are read.
     """
-    from rlinf_cli.report.script import require_live_modules, require_modules
+    from rlinf_cli.report.script import require_modules
+    from rlinf_cli.run.report_writing import NAME
     from rlinf_cli.runs.run_lookup import find_run, find_runs
 
-    if live:
-        if out is not None:
-            raise typer.BadParameter("--live writes no file: leave --out out")
-        require_live_modules()
-        folders = (
-            [folder for name in run for folder in find_runs(name, log_path)] if run else [find_run(None, log_path)]
-        )
-        _serve(folders, port, output)
-        return
-    if run is not None and len(run) > 1:
-        raise typer.BadParameter(
-            "a report covers one run: show several with --live, or compare them with `rlinf compare --html FILE`"
-        )
-    if port:
-        raise typer.BadParameter("--port needs --live")
     require_modules("no report was written")
-    folder = find_run(run[0] if run else None, log_path)
-    path = _write(folder, out)
+    folders = [folder for name in run for folder in find_runs(name, log_path)] if run else [find_run(None, log_path)]
+    path = (out or (folders[0].path / NAME if len(folders) == 1 else Path(NAME))).absolute()
+    began = time.monotonic()
+    active = _write(folders, path, watch=watch)
     if output is Output.JSON:
-        console.result_json({"schema": SCHEMA, "run": str(folder.path), "report": str(path)})
+        paths = [str(folder.path) for folder in folders]
+        shown_runs = {"run": paths[0]} if len(paths) == 1 else {"runs": paths}
+        console.result_json({"schema": SCHEMA, **shown_runs, "report": str(path)})
     else:
         from rlinf_cli.live.run_summary import shown
 
         console.result(shown(path))
+    if watch and active:
+        console.message("written again every few seconds while the run lasts; Ctrl-C ends it")
+    while watch and active:
+        time.sleep(max(_PAUSE_SECONDS, _PAUSES_PER_PAGE * (time.monotonic() - began)))
+        began = time.monotonic()
+        active = _write(folders, path, watch=True)
 
 
 app = command(
@@ -84,51 +83,36 @@ app = command(
     examples=(
         "rlinf report",
         "rlinf report runs/embodied-20260314-101502",
-        "rlinf report --live",
-        "rlinf report runs/sweep-20260314-101502 --live --port 8800",
+        "rlinf report --watch",
+        "rlinf report runs/sweep-20260314-101502 --out sweep.html",
     ),
 )
 
 
-def _write(folder: RunFolder, out: Path | None) -> Path:
+def _write(folders: Sequence[RunFolder], path: Path, *, watch: bool) -> bool:
+    """Write the page; return whether a run that it shows is active.
+
+    Args:
+        watch: whether the page of an active run is to be loaded again by browsers.
+    """
     from rlinf_cli.console.outfile import write_whole
     from rlinf_cli.report.gathering import gather
+    from rlinf_cli.report.overview import overview_page
     from rlinf_cli.report.page import report_page
-    from rlinf_cli.run.report_writing import NAME
     from rlinf_core.errors import RunError
+    from rlinf_core.runners.storage.run_status import RunStatus
 
-    path = (out or folder.path / NAME).absolute()
+    for folder in folders:
+        folder.refresh()
+    active = any(folder.state.outcome[0] == RunStatus.RUNNING for folder in folders)
+    refresh = _RELOAD_SECONDS if watch and active else 0
     try:
-        page = report_page(gather(folder), path)
+        if len(folders) == 1:
+            page = report_page(gather(folders[0]), path, refresh=refresh)
+        else:
+            page = overview_page(folders, path, refresh=refresh)
     except OSError as error:
-        raise RunError(
-            "the report cannot be created", where=str(error.filename or folder.path), why=error.strerror or str(error)
-        ) from error
+        where = str(error.filename or folders[0].path)
+        raise RunError("the report cannot be created", where=where, why=error.strerror or str(error)) from error
     write_whole(path, page)
-    return path
-
-
-def _serve(folders: Sequence[RunFolder], port: int, output: Output) -> None:
-    # The help of `rlinf` imports all commands, and would wait for the hashes of this module.
-    import secrets
-
-    from rlinf_cli.report.serving.followed_run import FollowedRun
-    from rlinf_cli.report.serving.server import HOST, listening, serve
-    from rlinf_core.errors import RunError
-
-    try:
-        listener = listening(port)
-    except OSError as error:
-        raise RunError(
-            f"the page cannot be served at port {port}",
-            why=error.strerror or str(error),
-            help="choose another one with `--port`, or leave it out",
-        ) from error
-    token = secrets.token_urlsafe(24)
-    url = f"http://{HOST}:{listener.getsockname()[1]}/{token}/"
-    if output is Output.JSON:
-        console.result_json({"schema": SCHEMA, "runs": [str(folder.path) for folder in folders], "url": url})
-    else:
-        console.result(url)
-    console.message("open this address in a browser of this machine; Ctrl-C ends it")
-    serve([FollowedRun(folder) for folder in folders], listener, token)
+    return active

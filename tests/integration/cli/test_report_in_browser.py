@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 
 from rlinf_cli.main import main
 from rlinf_core.runners.metrics import MetricsWriter
-from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
 from tests.unit.cli.report_runs import empty_run, full_run
 
@@ -35,13 +32,15 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-@pytest.fixture(scope="module", params=["finished", "failed", "empty", "compared"])
+@pytest.fixture(scope="module", params=["finished", "failed", "empty", "compared", "several"])
 def page_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     path = folder / "page.html"
     if request.param == "compared":
         first, second = full_run(str(folder)), full_run(str(folder))
         code = main(["compare", str(first.path), str(second.path), "--html", str(path), "--metric", "env/return"])
+    elif request.param == "several":
+        code = main(["report", str(full_run(str(folder)).path), str(empty_run(str(folder)).path), "--out", str(path)])
     else:
         made = {
             "finished": full_run,
@@ -83,53 +82,6 @@ def test_a_page_loads_nothing_and_has_no_fault(browser: Any, page_file: Path, wi
     assert [line for line in output if "media" not in line.lower()] == []
     beside = [url for url in asked if not url.startswith(("data:", "blob:")) and not url.endswith((".html", ".mp4"))]
     assert beside == []
-    assert not page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1")
-    context.close()
-
-
-@pytest.fixture
-def live_page(tmp_path: Path) -> Iterator[tuple[str, RunFolder]]:
-    """The address of the live page of a run, and the run."""
-    run = full_run(str(tmp_path), status=RunStatus.FAILED)
-    command = [sys.executable, "-m", "rlinf_cli", "report", str(run.path), "--live", "--quiet"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip(), run
-        process.terminate()
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1024, "dark"), (1600, "light")])
-def test_live_page_shows_a_new_step_without_a_fault(
-    browser: Any, live_page: tuple[str, RunFolder], width: int, scheme: str
-) -> None:
-    import axe_playwright_python
-
-    address, run = live_page
-    axe = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page = context.new_page()
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", lambda dialog: complaints.append("a dialog opened"))
-    page.goto(address)
-    page.locator("#curves .chart").first.scroll_into_view_if_needed()
-    page.wait_for_selector("#curves .chart svg.marks", timeout=60_000)
-    drawing = page.evaluate("document.querySelector('#curves .chart svg.marks').outerHTML")
-    with MetricsWriter(run.metrics_file) as metrics:
-        metrics.log(40, {"env/return": 321.0})
-    page.wait_for_selector("text=return 321", timeout=60_000)
-    # The curve is drawn on in its place.
-    page.wait_for_selector("#curves .chart svg.marks >> text=300", timeout=60_000)
-    assert page.evaluate("document.querySelector('#curves .chart svg.marks').outerHTML") != drawing
-    page.evaluate(axe)
-    faults = [
-        (fault["id"], fault["nodes"][0]["html"])
-        for fault in page.evaluate("axe.run()")["violations"]
-        if fault["impact"] in ("serious", "critical")
-    ]
-    assert faults == []
-    assert [line for line in complaints if "media" not in line.lower()] == []
     assert not page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1")
     context.close()
 

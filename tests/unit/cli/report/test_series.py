@@ -59,18 +59,7 @@ def test_column_of_any_length_is_a_few_bands(part: int) -> None:
         assert min(band.low for band in bands) == lowest[added - 1]
     assert math.isclose(column.mean(), sum(values) / len(values), abs_tol=1e-12)
     assert list(column.newest) == values[-NEWEST:]
-    assert (column.count, column.last, column.last_step) == (2600, values[-1], 2599)
-
-
-@pytest.mark.parametrize("count", [2, 601, 1203])
-def test_dropped_value_comes_again(count: int) -> None:
-    once, twice = Column(), Column()
-    once.extend(range(count), [float(step) for step in range(count)])
-    twice.extend(range(count), [*[float(step) for step in range(count - 1)], -7.0])
-    twice.drop_last()
-    twice.extend([count - 1], [float(count - 1)])
-    assert twice.bands() == once.bands()
-    assert (twice.last, twice.mean()) == (once.last, once.mean())
+    assert (column.count, column.last) == (2600, values[-1])
 
 
 def test_intervals_that_were_written_are_used() -> None:

@@ -43,12 +43,3 @@ def test_only_the_longest_bars_stay_and_a_torn_end_is_no_matter(tmp_path: Path) 
     assert left_out == 7
     assert [bar.name for bar in bars] == ["8", "9"]
     assert isinstance(bars[0], TraceBar)
-
-
-def test_end_of_a_long_trace_is_enough_for_its_newest_step(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    with TraceWriter(path) as trace:
-        trace.add("a:0", Taken([TraceSpan("timer", f"{step}", NOW + step, 0.5, 1) for step in range(500)], 0))
-    (bars, _) = bars_of_steps(path, {499: (NOW + 499, NOW + 500)}, tail=1000)[499]
-    assert [(bar.process, bar.name) for bar in bars] == [("a:0", "499")]
-    assert bars_of_steps(path, {250: (NOW + 250, NOW + 251)}, tail=1000)[250] == ([], 0)

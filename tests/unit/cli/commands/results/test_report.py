@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import sys
+import time
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -191,21 +191,38 @@ def test_a_missing_package_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     assert "vl-convert-python" in ended.err
 
 
-def test_options_of_live_pages_are_checked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = full_run("runs"), full_run("runs")
-    ended = cli("report", first.path, second.path)
-    assert ended.code == 2
-    assert "show several with --live" in " ".join(ended.err.split())
-    assert cli("report", first.path, "--live", "--out", "x.html").code == 2
-    assert cli("report", first.path, "--port", "8000").code == 2
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        ended = cli("report", first.path, "--live", "--port", str(taken.getsockname()[1]))
-    assert ended.code == 1
-    assert "choose another one with `--port`" in ended.err
-    monkeypatch.setattr(script, "missing_modules", lambda _: ["uvicorn"])
-    ended = cli("report", first.path, "--live")
-    assert ended.code == 1
-    assert "rlinf-cli[report]" in ended.err
+def test_several_runs_are_side_by_side(cli: Cli, tmp_path: Path) -> None:
+    runs = [full_run("runs"), full_run("runs"), empty_run("runs")]
+    (runs[1].path / "report.html").write_text("its own")
+    assert cli("report", *(run.path for run in runs)).code == 0
+    page = written(tmp_path / "report.html")
+    assert f'<td><a href="runs/{runs[1].path.name}/report.html">{runs[1].path.name}</a></td>' in page
+    assert f"<td>{runs[2].path.name}</td>" in page
+    curve = json.loads(asset(page, "application/json"))["curve-0"]
+    lines = curve["datasets"]["rows"].splitlines()[1:]
+    assert {line.split(",")[0] for line in lines} == {run.path.name for run in runs[:2]}
+
+
+def test_watched_page_is_written_until_the_run_ends(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = full_run("runs", status=RunStatus.RUNNING)
+    pages: list[str] = []
+
+    def go_on(seconds: float) -> None:
+        assert seconds >= 5
+        pages.append(written(run.path / "report.html"))
+        if len(pages) == 1:
+            with MetricsWriter(run.metrics_file) as metrics:
+                metrics.log(40, {"env/return": 321.0})
+        else:
+            state = json.loads((run.path / "run.json").read_text())
+            (run.path / "run.json").write_text(json.dumps({**state, "status": "finished"}))
+
+    monkeypatch.setattr(time, "sleep", go_on)
+    assert cli("report", run.path, "--watch").code == 0
+    pages.append(written(run.path / "report.html"))
+    # A browser loads the page again while the run lasts.
+    assert ['http-equiv="refresh" content="10"' in page for page in pages] == [True, True, False]
+    assert ["return 321" in page for page in pages] == [False, True, True]
 
 
 def test_a_comparison_is_a_page_too(cli: Cli, tmp_path: Path) -> None:
