@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,8 +11,10 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from recipes.training.template_process import PROCESS, RenderingError
 from rlinf_core import ConfigError
 from rlinf_core.config.tree import Path
+from rlinf_core.suggest import excerpt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,6 +23,8 @@ _PROBE: Final = "rlinfprobe"
 _ASKED: Final[Sequence[Mapping[str, Any]]] = ({"role": "user", "content": _PROBE},)
 _WORDS: Final = "rlinfwords"
 _HELP: Final = "write `data.apply_chat_template: false`, or use a tokenizer with another template"
+# Of these, transformers takes the first.
+_FILES: Final = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -130,11 +135,32 @@ class ChatTemplate:
 
     def _text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, asks: bool) -> str:
         listed = [self._written(message) for message in messages]
-        options = {"tools": list(tools), **self._arguments} if tools else self._arguments
+        functions = list(tools) or None
         try:
-            return self._tokenizer.apply_chat_template(listed, add_generation_prompt=asks, tokenize=False, **options)
-        except Exception as error:  # noqa: BLE001 - of the model's template
-            raise TemplateRefusalError((str(error).strip().splitlines() or [type(error).__name__])[0]) from None
+            # As `apply_chat_template` of transformers does it.
+            return PROCESS.render(
+                {
+                    "template": self._tokenizer.get_chat_template(None, functions),
+                    "messages": [
+                        {key: item for key, item in message.items() if item is not None} for message in listed
+                    ],
+                    "tools": functions,
+                    "asks": asks,
+                    "arguments": {**self._tokenizer.special_tokens_map, **self._arguments},
+                }
+            )
+        except RenderingError as error:
+            place = "" if error.line is None else f" (line {error.line} of {self._file})"
+            raise TemplateRefusalError(error.reason + place) from None
+        except ValueError as error:
+            raise TemplateRefusalError(excerpt(str(error), 300)) from None
+
+    @cached_property
+    def _file(self) -> str:
+        """The file of the template, as messages name it."""
+        folder = str(getattr(self._tokenizer, "name_or_path", ""))
+        name = next((name for name in _FILES if os.path.isfile(os.path.join(folder, name))), None)
+        return "the template" if name is None else f"`{os.path.join(folder, name)}`"
 
     def fault(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
         """Return why a conversation cannot be written with all its texts; None where it can."""

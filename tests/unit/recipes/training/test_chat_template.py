@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -24,15 +25,13 @@ class Tokenizer:
     """What `ChatTemplate` uses of a tokenizer."""
 
     all_special_tokens = ("<|im_start|>", "<|im_end|>")
+    special_tokens_map: Mapping[str, str] = {"eos_token": "<|im_end|>"}
 
     def __init__(self, template: str) -> None:
         self.chat_template = template
 
-    def apply_chat_template(self, messages: Any, *, add_generation_prompt: bool, tokenize: bool) -> str:
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        template = ImmutableSandboxedEnvironment(keep_trailing_newline=True).from_string(self.chat_template)
-        return template.render(messages=messages, add_generation_prompt=add_generation_prompt)
+    def get_chat_template(self, _name: None, _tools: Any) -> str:
+        return self.chat_template
 
 
 def made(template: str) -> ChatTemplate:
@@ -68,7 +67,7 @@ def test_prompt_that_is_written_twice_is_refused() -> None:
         ("{% for m in messages %}{{ m.content }", "unexpected '}'"),
         ("{{ messages | nosuch }}", "No filter named 'nosuch'"),
         ("{% for i in range(10 ** 9) %}x{% endfor %}", "Range too big"),
-        ("{{ raise_exception('no') }}", "'raise_exception' is undefined"),
+        ("{{ raise_exception('no') }}", "no (line 1 of the template)"),
         ("hello", "does not contain the text of the `user` message"),
     ],
 )

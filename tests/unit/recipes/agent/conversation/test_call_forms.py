@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -133,14 +134,13 @@ FAMILIES = {
 class Renders:
     """A tokenizer as far as its chat template goes."""
 
+    special_tokens_map: Mapping[str, str] = {"bos_token": "<s>", "eos_token": "</s>"}
+
     def __init__(self, template: str) -> None:
         self.chat_template = template
 
-    def apply_chat_template(self, messages: Any, *, tokenize: bool, **options: Any) -> str:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        render: Any = render_jinja_template
-        return render([messages], chat_template=self.chat_template, bos_token="<s>", eos_token="</s>", **options)[0][0]
+    def get_chat_template(self, _name: None, _tools: Any) -> str:
+        return self.chat_template
 
 
 def chat_template(text: str) -> ChatTemplate:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -255,13 +256,14 @@ def test_reasoning_gym_scores_and_says_what_it_does_not_know(monkeypatch: pytest
 class Tokenizer:
     """A tokenizer whose tokens are characters; its template writes roles before messages."""
 
-    chat_template = "there is one"
+    chat_template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    special_tokens_map: Mapping[str, str] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [ord(item) for item in text]
 
-    def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> str:
-        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
+    def get_chat_template(self, _name: None, _tools: Any) -> str:
+        return self.chat_template
 
 
 def encoded(encoder: PromptEncoder, problem: Problem) -> str:

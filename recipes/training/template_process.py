@@ -1,0 +1,262 @@
+"""The process that renders chat templates, which are programs of others, within bounds of time, memory and size.
+
+Each process that renders has one, which ends with it. A template that exceeds a bound ends with its process, whatever
+it does there: the next conversation gets another one.
+"""
+
+# Values of templates have no types here.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import json
+import math
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rlinf_core.process.import_path import module_command
+from rlinf_core.suggest import excerpt
+
+# Seconds of processor time that a process has in store, at most, and what each conversation and each MiB of it adds to
+# them: most take less than a thousandth, so thousands are rendered, but none that takes a second each time.
+_SECONDS: Final = 2.0
+_EACH: Final = 0.02
+_EACH_MIB: Final = 1.0
+# Until a process is ended that does not come to its next line.
+_GRACE: Final = 0.2
+# Seconds by the clock, on a machine with much else to do.
+_PATIENCE: Final = 60.0
+_MEMORY: Final = 512 << 20
+# Characters of a rendered text, and how many more for each byte of its conversation.
+_LONGEST: Final = 1 << 20
+_GROWTH: Final = 8
+_MOST_REASON: Final = 300
+_CHUNK: Final = 1 << 16
+
+
+class RenderingError(Exception):
+    """A template that renders nothing: the reason, and the line of the template where it is known."""
+
+    def __init__(self, reason: str, line: int | None = None) -> None:
+        super().__init__(reason, line)
+        self.reason, self.line = reason, line
+
+
+class _BoundReachedError(Exception):
+    """The end of a template's time, raised by a signal, so that the template's line is known."""
+
+
+class TemplateProcess:
+    """The process that renders. It starts with the first conversation.
+
+    Args:
+        seconds: the processor time that it has in store, at most.
+    """
+
+    def __init__(self, seconds: float = _SECONDS) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+
+    def render(self, request: Mapping[str, Any]) -> str:
+        """Return the text of a conversation.
+
+        Args:
+            request: the `template`, the `messages`, the `tools` or None, whether the text `asks` for a turn of the
+                model, and the template's further `arguments`.
+
+        Raises:
+            RenderingError: the template refuses it, has an error, or exceeds a bound.
+        """
+        try:
+            data = json.dumps(request, default=lambda value: f"<{type(value).__name__}>").encode() + b"\n"
+        except RecursionError:
+            raise RenderingError("its values are nested too deeply") from None
+        with self._lock:
+            reply = json.loads(self._exchange(self._started(), data))
+            if "late" in reply:
+                self.close()
+        if "text" in reply:
+            return reply["text"]
+        raise RenderingError(self._too_long if "late" in reply else reply["reason"], reply["line"])
+
+    @property
+    def _too_long(self) -> str:
+        return f"it takes more than {self._seconds:g} s of processor time, with the conversations before this one"
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        # A process that was forked has its parent's, too.
+        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+            # Numbers are no part of it, so it needs no threads for them.
+            self._process = subprocess.Popen(
+                [*module_command(__spec__.name), str(self._seconds)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            )
+            self._owner = os.getpid()
+            if self._process.stdin is not None:
+                os.set_blocking(self._process.stdin.fileno(), False)
+            atexit.unregister(self.close)
+            atexit.register(self.close)
+        return self._process
+
+    def _exchange(self, process: subprocess.Popen[bytes], data: bytes) -> bytes:
+        """Send a line, and return the line that answers it.
+
+        Raises:
+            RenderingError: the process has ended, or is ended because it answers too late.
+        """
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("the process has no pipes")
+        deadline = time.monotonic() + _PATIENCE
+        reader, writer, rest = process.stdout.fileno(), process.stdin.fileno(), memoryview(data)
+        waiting = select.poll()
+        waiting.register(reader, select.POLLIN)
+        waiting.register(writer, select.POLLOUT)
+        reply = bytearray()
+        while not reply.endswith(b"\n"):
+            ready = waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if not ready:
+                self.close()
+                raise RenderingError(f"it takes more than {_PATIENCE:g} s")
+            for descriptor, _ in ready:
+                try:
+                    if descriptor == writer:
+                        rest = rest[os.write(writer, rest[:_CHUNK]) :]
+                        if not rest:
+                            waiting.unregister(writer)
+                        continue
+                    chunk = os.read(reader, _CHUNK)
+                except BrokenPipeError:
+                    chunk = b""
+                if not chunk:
+                    raise RenderingError(self._end_of(process))
+                reply += chunk
+        return bytes(reply)
+
+    def _end_of(self, process: subprocess.Popen[bytes]) -> str:
+        code = process.wait()
+        self.close()
+        if code == -signal.SIGXCPU:
+            return self._too_long
+        return f"its process ended with {signal.Signals(-code).name if code < 0 else f'exit status {code}'}"
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is None or self._owner != os.getpid():
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        process.wait()
+
+
+PROCESS: Final = TemplateProcess()
+
+
+# In the process that renders
+
+
+def _library() -> Any:
+    """Return the module of transformers that renders, without what its packages import first, for over a second."""
+    spec = importlib.util.find_spec("transformers")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for name in ("transformers", "transformers.utils"):
+            package = sys.modules[name] = types.ModuleType(name)
+            package.__path__ = [os.path.join(folder, *name.split(".")[1:])]
+    return importlib.import_module("transformers.utils.chat_template_utils")
+
+
+def _limit_memory() -> None:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _limit_time(left: float) -> None:
+    """Have a signal raised when this process has used so many seconds more, and have it ended soon after that."""
+    signal.setitimer(signal.ITIMER_PROF, max(0.01, left), 0.1)
+    # One call of the interpreter is interrupted by no handler.
+    soft, most = math.ceil(time.process_time() + left + _GRACE), resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if most == resource.RLIM_INFINITY else min(soft, most), most))
+
+
+def _stop(_signal: int, _frame: object) -> None:
+    raise _BoundReachedError
+
+
+def _line_of(error: Exception) -> int | None:
+    """Return the line of the template where an exception was raised."""
+    line: Any = getattr(error, "lineno", None)
+    lines = [number for frame, number in traceback.walk_tb(error.__traceback__) if _is_template(frame)]
+    return line if isinstance(line, int) else lines[-1] if lines else None
+
+
+def _is_template(frame: types.FrameType) -> bool:
+    return frame.f_code.co_filename == "<template>"
+
+
+def _rendered(library: Any, line: bytes, left: float) -> dict[str, Any]:
+    """Return the reply to a line."""
+    request: dict[str, Any] = json.loads(line)
+    try:
+        try:
+            _limit_time(left)
+            [text], _ = library.render_jinja_template(
+                conversations=[request["messages"]],
+                tools=request["tools"],
+                chat_template=request["template"],
+                add_generation_prompt=request["asks"],
+                **request["arguments"],
+            )
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    except _BoundReachedError as error:
+        return {"late": True, "line": _line_of(error)}
+    except MemoryError as error:
+        return {"reason": f"it needs more than {_MEMORY >> 20} MiB of memory", "line": _line_of(error)}
+    except Exception as error:  # noqa: BLE001 - of the model's template
+        words = next(iter(str(error)[: 4 * _MOST_REASON].strip().splitlines()), type(error).__name__)
+        return {"reason": excerpt(words, _MOST_REASON), "line": _line_of(error)}
+    longest = _LONGEST + _GROWTH * len(line)
+    if len(text) > longest:
+        return {"reason": f"it writes {len(text)} characters, more than {longest}", "line": None}
+    return {"text": text}
+
+
+def serve(seconds: float) -> None:
+    """Render the conversations of standard input, a line each, until it ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    library = _library()
+    _limit_memory()
+    signal.signal(signal.SIGPROF, _stop)
+    left = seconds
+    for line in sys.stdin.buffer:
+        began, size = time.process_time(), len(line) / (1 << 20)
+        reply = _rendered(library, line, left + size * _EACH_MIB)
+        answers.write(json.dumps(reply).encode() + b"\n")
+        answers.flush()
+        left = min(seconds, left + _EACH + size * _EACH_MIB - (time.process_time() - began))
+
+
+if __name__ == "__main__":
+    serve(float(sys.argv[1]))
