@@ -93,12 +93,6 @@ def parse_size(text: str) -> int:
     return size
 
 
-def _device_transport(text: str) -> str:
-    if text not in ("auto", "host", "ipc", "nccl"):
-        raise ValueError
-    return text
-
-
 def _switch(text: str) -> bool:
     words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
     if text.lower() not in words:
@@ -196,14 +190,6 @@ SHM_LIMIT: EnvVar[int | None] = EnvVar(
     _A_SIZE,
     parse_size,
 )
-DEVICE_TRANSPORT = EnvVar(
-    "RLINF_DEVICE_TRANSPORT",
-    "auto",
-    "How tensors on GPUs reach other processes: by CUDA IPC on one GPU and NCCL between GPUs once a first message has "
-    "passed unchanged, else through host memory; or only one of these.",
-    "one of auto, host, ipc, nccl",
-    _device_transport,
-)
 LOG_LEVEL = EnvVar(
     "RLINF_LOG_LEVEL",
     "INFO",
@@ -224,6 +210,8 @@ _PREFIX = "RLINF_"
 MARKS = frozenset({"RLINF_RAY"})
 # Names such as RLINF_METAWORLD_PYTHON are free for interpreters: files refer to them as `${env:...}`.
 _INTERPRETER = "_PYTHON"
+# Variables of earlier releases, and what holds in their place.
+_GONE = {"RLINF_DEVICE_TRANSPORT": "tensors on GPUs always go through host memory"}
 
 
 def check(environ: Mapping[str, str] | None = None) -> None:
@@ -253,5 +241,7 @@ def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
         if name.startswith(_PREFIX) and name not in REGISTER and name not in MARKS and not name.endswith(_INTERPRETER):
             hint = did_you_mean(name.removeprefix(_PREFIX), known)
             text = f"`{name}` in the environment is not a variable of rlinf"
-            messages.append(f"{text}; {hint.replace('`', f'`{_PREFIX}', 1)}" if hint else text)
+            if name in _GONE:
+                text = f"`{name}` in the environment is not read any more: {_GONE[name]}"
+            messages.append(f"{text}; {hint.replace('`', f'`{_PREFIX}', 1)}" if hint and name not in _GONE else text)
     return messages

@@ -63,10 +63,8 @@ class CollectiveGroup:
         With `async_op`, returns a handle at once; the object must not change before its `wait`.
         """
         stream = self._stream(dst)
-        # Checked first: encoding the message may start to move tensors between accelerators.
         seconds = self._endpoint.seconds(timeout)
-        message = self._endpoint.message(obj, stream=stream)
-        return self._send(stream, message, OperationKind.SEND, async_op, seconds)
+        return self._send(stream, self._endpoint.message(obj), OperationKind.SEND, async_op, seconds)
 
     def recv(self, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Return the next object that `src` sends here, or with `async_op` a handle for it."""
@@ -89,7 +87,7 @@ class CollectiveGroup:
         """
         stream = self._stream(dst)
         seconds = self._endpoint.seconds(timeout)
-        words, part = tensor_parts(tensor, self._endpoint.device_export(stream))
+        words, part = tensor_parts(tensor)
         message = Message(words, [part], Flag.TENSOR)
         waits = self._endpoint.waits
         fitted: Work[None] = Work(OperationKind.SEND_TENSOR, stream.peer, seconds, waits, detached=async_op)
@@ -195,13 +193,11 @@ class CollectiveGroup:
         timeout: float | None,
         target: TensorTarget | None,
     ) -> AnyReceive:
-        adopt = self._endpoint.devices.adopt_from(self._stream(src))
-
         def open_received(received: ReceivedMessage, filled: bool) -> object:
             if target is None:
-                return received.load(adopt)
+                return received.load()
             if not filled:
-                received.fill(target, adopt)
+                received.fill(target)
             return target.buffer
 
         return PostedReceive(

@@ -20,16 +20,11 @@ from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.connections.listener import Listener, UnixDirectory, listen_tcp, listen_unix
 from rlinf_core.collective.connections.reactor import Reactor
 from rlinf_core.collective.connections.settings import Settings
-from rlinf_core.collective.devices.cuda_ipc import CudaIpcTransport
-from rlinf_core.collective.devices.device_paths import TAG as DEVICE_TAG
-from rlinf_core.collective.devices.device_paths import DevicePaths, DeviceTransport
-from rlinf_core.collective.devices.nccl import NcclTransport
 from rlinf_core.collective.endpoint_info import Resolver, advertised_address, make_endpoint_info
 from rlinf_core.collective.memory.arena import Arena, ArenaUse
 from rlinf_core.collective.messages.codec import Encoded, FallbackDumps, encode
 from rlinf_core.collective.messages.frame import Frame, FrameKind
 from rlinf_core.collective.messages.message import Message
-from rlinf_core.collective.messages.payload import DeviceExport
 from rlinf_core.collective.messages.received_message import ReceivedMessage
 from rlinf_core.collective.transfer.forwarder import Forwarder, ForwardMode
 from rlinf_core.collective.transfer.peer_stream import AnyReceive, Explain, PeerStream, PeerStreams, died
@@ -61,7 +56,6 @@ class Endpoint:
         operations: InflightOps | None = None,
         fallback: FallbackDumps | None = None,
         explain: Explain = died,
-        transports: Sequence[DeviceTransport] | None = None,
     ) -> None:
         """
         Args:
@@ -74,7 +68,6 @@ class Endpoint:
             fallback: pickles what plain pickle cannot, or only by a name in `__main__`.
             explain: makes the error for a lost peer, from its address and what became of the connection; it may block
                 for a moment.
-            transports: the device transports, best first; by default those that the settings choose.
         """
         self.settings = Settings.from_environment() if settings is None else settings
         self.waits = WaitTable(operations)
@@ -94,10 +87,7 @@ class Endpoint:
         tcp = listen_tcp(address, self.settings.socket_buffer, self.settings.ports)
         host, port = tcp.getsockname()[:2]
         self.info = make_endpoint_info(path, host if ip is None else ip, port)
-        chosen = device_transports(self.settings.device_transport) if transports is None else transports
-        self.devices = DevicePaths(chosen, self._tell_path, self._send_probe)
         self._receiver = Receiver(self)
-        self._receiver.serve(DEVICE_TAG, self.devices.handle)
         self._reactor = Reactor(str(self._pid), self._receiver.may_resume, self.settings.reactor_spin)
         self._connections = ConnectionPool(
             self.info, secret, self.settings, self._receiver, lambda connection: self._reactor.add(connection)
@@ -127,26 +117,17 @@ class Endpoint:
 
     # Messages
 
-    def message(
-        self, obj: object, *, stream: PeerStream | None = None, tag: int = 0, key: bytes = b"", weight: float = 0.0
-    ) -> Message:
+    def message(self, obj: object, *, tag: int = 0, key: bytes = b"", weight: float = 0.0) -> Message:
         """Return `obj` ready to be sent.
-
-        With `stream`, it may only be sent there, and tensors on accelerators take the best transport for that peer.
-        Without, everything goes through host memory.
 
         Raises:
             PayloadError: it does not pickle.
         """
-        return Message.of(self.encode(obj, stream), self.settings.inline_limit, tag=tag, key=key, weight=weight)
+        return Message.of(self.encode(obj), self.settings.inline_limit, tag=tag, key=key, weight=weight)
 
-    def encode(self, obj: object, stream: PeerStream | None = None) -> Encoded:
+    def encode(self, obj: object) -> Encoded:
         """Return `obj` as a pickle stream and the parts beside it, see `message`."""
-        return encode(obj, self._fallback, None if stream is None else self.device_export(stream))
-
-    def device_export(self, stream: PeerStream) -> DeviceExport | None:
-        """Return the function that exports tensors for the peer of a stream; None where all go through host memory."""
-        return self.devices.export_to(stream)
+        return encode(obj, self._fallback)
 
     def send(
         self, stream: PeerStream, message: Message, work: Work[object], acknowledgement: Work[None] | None = None
@@ -369,17 +350,6 @@ class Endpoint:
         self._relay.forwards.lost(connection)
         self._reactor.close(connection)
 
-    def announce_device_part(self, kind: int, handle: memoryview) -> None:
-        self.devices.announce(kind, handle)
-
-    def _tell_path(self, stream: PeerStream, words: bytes) -> None:
-        if not self._closed and not self.post(stream, DEVICE_TAG, words):
-            work = self.work(OperationKind.SEND, stream.peer, self.settings.connect_timeout)
-            self.send_async(stream, Message(b"", tag=DEVICE_TAG, key=words), work)
-
-    def _send_probe(self, stream: PeerStream, message: Message) -> None:
-        self.send(stream, message, self.work(OperationKind.SEND, stream.peer, self.settings.connect_timeout))
-
     def hold_back(self, connection: Connection) -> None:
         self._reactor.hold_back(connection)
 
@@ -396,16 +366,6 @@ class Endpoint:
         self._reactor.abandon()
         for connection in self._connections.inherited():
             connection.abandon()
-
-
-def device_transports(choice: str) -> Sequence[DeviceTransport]:
-    """Return the transports that a value of RLINF_DEVICE_TRANSPORT stands for, best first."""
-    transports: list[DeviceTransport] = []
-    if choice in ("auto", "ipc"):
-        transports.append(CudaIpcTransport())
-    if choice in ("auto", "nccl"):
-        transports.append(NcclTransport())
-    return transports
 
 
 _endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()

@@ -25,14 +25,12 @@ class Settings:
         inline_limit: messages up to this size travel inside their frame.
         arena_bytes: the most shared memory that this process holds for messages.
         spill_after: how long a sender waits for room in the arena before it takes memory outside of it.
-        growing_piece: tensors of two pieces of this size, or more, are received while they are still being sent.
         direct_limit: asynchronous sends up to this size are done before the call returns.
         inbox_messages: undelivered messages of one connection before its reading pauses.
         inbox_bytes: undelivered bytes outside the arena, of the whole endpoint, before reading pauses.
         socket_buffer: the kernel's buffer for each direction of a TCP connection.
         ports: the TCP ports to choose the listener's from; None for any.
         spin: how long a blocked receive looks for its message before it sleeps; sleeping costs a wake-up.
-        device_transport: how tensors on accelerators reach their peers: `auto`, `host`, `ipc` or `nccl`.
         reactor_spin: the same for the endpoint's own thread, where a process does nothing but pass messages on.
     """
 
@@ -43,14 +41,12 @@ class Settings:
     inline_limit: int = 32 * KIB
     arena_bytes: int = GIB
     spill_after: float = 0.5
-    growing_piece: int = 8 * MIB
     direct_limit: int = MIB
     inbox_messages: int = 20_000
     inbox_bytes: int = 256 * MIB
     socket_buffer: int = 4 * MIB
     ports: range | None = None
     spin: float = 50e-6
-    device_transport: str = "host"
     reactor_spin: float = 0.0
 
     @classmethod
@@ -63,7 +59,6 @@ class Settings:
         arena = env_vars.SHM_LIMIT.get()
         return cls(
             timeout=env_vars.TIMEOUT.get(),
-            device_transport=env_vars.DEVICE_TRANSPORT.get(),
             connect_timeout=contact_seconds(),
             arena_bytes=arena if arena is not None else memory_budget.default_arena_bytes(),
             ports=env_vars.PORTS.get(),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from rlinf_core.collective.messages.payload import DeviceExport, HostPart, Part
+from rlinf_core.collective.messages.payload import HostPart, Part
 from rlinf_core.errors import PayloadError
 
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
@@ -31,18 +31,18 @@ class Encoded:
         return len(self.head) + sum(part.nbytes for part in self.parts)
 
 
-def encode(obj: object, fallback: FallbackDumps | None = None, export: DeviceExport | None = None) -> Encoded:
+def encode(obj: object, fallback: FallbackDumps | None = None) -> Encoded:
     """Return `obj` as a stream and parts; the parts are the object's own memory, nothing large is copied.
 
     `fallback` pickles what plain pickle cannot, or what it would only name as part of `__main__`, which is another
-    script in another process. `export` may offer another way than host memory to a tensor on an accelerator.
+    script in another process.
 
     Raises:
         PayloadError: the object does not pickle, or holds a tensor whose memory was freed.
     """
     parts: list[Part] = []
     try:
-        head = _dump(obj, parts, export)
+        head = _dump(obj, parts)
     except PayloadError:
         raise
     except Exception as error:
@@ -59,13 +59,13 @@ def encode(obj: object, fallback: FallbackDumps | None = None, export: DeviceExp
     return Encoded(head, parts)
 
 
-def _dump(obj: object, parts: list[Part], export: DeviceExport | None) -> bytes:
+def _dump(obj: object, parts: list[Part]) -> bytes:
     if "torch" not in sys.modules or _is_plain(obj):
         return pickle.dumps(obj, protocol=5, buffer_callback=lambda buffer: parts.append(HostPart(buffer.raw())))
     from rlinf_core.collective.messages.torch_payload import TorchPickler
 
     stream = io.BytesIO()
-    TorchPickler(stream, parts, export).dump(obj)
+    TorchPickler(stream, parts).dump(obj)
     return stream.getvalue()
 
 

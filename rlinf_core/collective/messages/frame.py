@@ -21,7 +21,7 @@ from typing import Final
 
 from rlinf_core.errors import RuntimeFailure
 
-VERSION = 1
+VERSION = 2
 _MAGIC = 0x4672
 # magic, version, kind, flags, tag, route, parts, sequence, weight, key size, head size, body size
 HEADER = struct.Struct("<HBBHHIIQdIIQ")
@@ -30,8 +30,6 @@ _SIZE = struct.Struct("<Q")
 ALIGNMENT = 64
 # Far above what any frame needs: a larger head is not of this protocol.
 _LARGEST_PREFIX = 1 << 30
-_SIZE_BITS = 56
-_SIZE_MASK = (1 << _SIZE_BITS) - 1
 
 
 class FrameKind(IntEnum):
@@ -43,7 +41,6 @@ class FrameKind(IntEnum):
     REFUSED = 4
     GOODBYE = 5
     FORGET = 6  # nothing more will lie in that shared memory, whose owner is gone
-    GROWN = 7  # more of a body is there
 
 
 class Flag:
@@ -56,7 +53,6 @@ class Flag:
     PRIVATE_COPY: Final = 16  # several receivers share the body: map it copy-on-write
     ACKNOWLEDGE: Final = 32  # the sender waits to hear whether it fitted
     ONE_SHOT: Final = 64  # that memory holds this body only
-    GROWING: Final = 128  # the body is still being written; GROWN frames say how far it has come
 
 
 class FrameError(RuntimeFailure):
@@ -83,7 +79,7 @@ class Frame:
         sequence: counts the messages of a route from 1.
         key: the key of the queue, for channels, or words of a service's own.
         head: the pickle stream, or dtype and shape.
-        sizes, kinds: bytes of each part, and its `payload.PartKind`.
+        sizes: bytes of each part.
         body_size: bytes of the body, with the padding between its parts.
     """
 
@@ -96,7 +92,6 @@ class Frame:
     key: bytes = b""
     head: bytes = b""
     sizes: Sequence[int] = ()
-    kinds: Sequence[int] = ()
     place: SharedPlace | None = None
     body_size: int = 0
 
@@ -119,8 +114,7 @@ class Frame:
             )
         ]
         if self.sizes:
-            table = [size | kind << _SIZE_BITS for size, kind in zip(self.sizes, self.kinds, strict=True)]
-            pieces.append(struct.pack(f"<{len(table)}Q", *table))
+            pieces.append(struct.pack(f"<{len(self.sizes)}Q", *self.sizes))
         if self.place is not None:
             place = self.place
             pieces.append(_DESCRIPTOR.pack(place.segment, place.offset, place.size, place.lease))
@@ -160,11 +154,8 @@ def unpack(buffer: memoryview | bytes, start: int, available: int) -> tuple[Fram
         return None, size
     at = start + HEADER.size
     sizes: tuple[int, ...] = ()
-    kinds: tuple[int, ...] = ()
     if parts:
-        table: tuple[int, ...] = struct.unpack_from(f"<{parts}Q", buffer, at)
-        sizes = tuple(entry & _SIZE_MASK for entry in table)
-        kinds = tuple(entry >> _SIZE_BITS for entry in table)
+        sizes = struct.unpack_from(f"<{parts}Q", buffer, at)
         at += parts * _SIZE.size
     place = None
     if flags & Flag.SHARED:
@@ -173,7 +164,7 @@ def unpack(buffer: memoryview | bytes, start: int, available: int) -> tuple[Fram
     key = bytes(buffer[at : at + key_size]) if key_size else b""
     at += key_size
     head = bytes(buffer[at : at + head_size]) if head_size else b""
-    return Frame(kind, flags, tag, route, sequence, weight, key, head, sizes, kinds, place, body), size
+    return Frame(kind, flags, tag, route, sequence, weight, key, head, sizes, place, body), size
 
 
 def layout(sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -62,7 +62,6 @@ class Message:
             self.key,
             self.head,
             self.sizes,
-            [part.kind for part in self.parts],
             body.place,
             body.size,
         )
@@ -94,8 +93,8 @@ class EncodedBody:
 class PlaceholderPart(HostPart):
     """A part whose bytes are in the encoded body already."""
 
-    def __init__(self, nbytes: int, kind: int) -> None:
-        super().__init__(memoryview(b""), kind)
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(memoryview(b""))
         self.nbytes = nbytes
 
 

@@ -5,35 +5,17 @@ from __future__ import annotations
 import ctypes
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from enum import IntEnum
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _CHUNK = 1 << 20
 # Without the interpreter's lock other threads run anyway; taking it back may take milliseconds.
 _UNLOCKED_CHUNK = 64 << 20
 _HUGE_PAGE = 2 << 20
 
-# From a tensor on an accelerator to the part that stands for it, or None: through host memory.
-DeviceExport: TypeAlias = "Callable[[Tensor], Part | None]"
-
-
-class PartKind(IntEnum):
-    """The kind of a part: bytes, or a handle to memory on an accelerator."""
-
-    HOST = 0
-    CUDA_IPC = 1
-    NCCL = 2
-
 
 class Part(ABC):
     """Bytes that are sent beside the pickle stream."""
 
     nbytes: int
-    kind: int = PartKind.HOST
 
     @abstractmethod
     def view(self) -> memoryview | None:
@@ -47,10 +29,9 @@ class Part(ABC):
 class HostPart(Part):
     """Contiguous bytes in this process's memory."""
 
-    def __init__(self, data: memoryview, kind: int = PartKind.HOST) -> None:
+    def __init__(self, data: memoryview) -> None:
         self._data = data
         self.nbytes = data.nbytes
-        self.kind = kind
 
     def view(self) -> memoryview:
         return self._data

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from rlinf_core.collective.decoded_work import DecodedWork
 from rlinf_core.collective.memory.segment import BlockLease
 from rlinf_core.collective.messages.codec import decode
 from rlinf_core.collective.messages.frame import Flag, Frame, layout
-from rlinf_core.collective.messages.payload import PartKind, copy_bytes, private_memory
-from rlinf_core.collective.messages.pipelined_copy import Growth
+from rlinf_core.collective.messages.payload import copy_bytes, private_memory
 from rlinf_core.collective.messages.torch_payload import TensorTarget
 from rlinf_core.collective.work import WaitTable
 from rlinf_core.errors import MismatchError
 from rlinf_core.waiting import OperationKind
-
-# (kind, handle to device memory) -> the flat tensor of bytes that it stands for.
-Adopt = Callable[[int, memoryview], object]
 
 
 class ReceivedMessage:
@@ -27,20 +22,12 @@ class ReceivedMessage:
     Attributes:
         frame: the message's frame.
         nbytes: the bytes that it takes of this process's own memory.
-        growth: the progress of its body, where its sender still writes it.
     """
 
-    __slots__ = ("_body", "_lease", "frame", "growth", "nbytes")
+    __slots__ = ("_body", "_lease", "frame", "nbytes")
 
-    def __init__(
-        self,
-        frame: Frame,
-        body: memoryview | None = None,
-        lease: BlockLease | None = None,
-        growth: Growth | None = None,
-    ) -> None:
+    def __init__(self, frame: Frame, body: memoryview | None = None, lease: BlockLease | None = None) -> None:
         self.frame = frame
-        self.growth = growth
         self._body = body
         self._lease = lease
         self.nbytes = len(frame.head) + (body.nbytes if body is not None else 0)
@@ -65,7 +52,7 @@ class ReceivedMessage:
         body = self._whole(keep)
         return [body[offset : offset + size] for offset, size in zip(offsets, frame.sizes, strict=True)]
 
-    def load(self, adopt: Adopt | None = None) -> object:
+    def load(self) -> object:
         """Return the object that was sent.
 
         Raises:
@@ -77,34 +64,16 @@ class ReceivedMessage:
             if self.frame.flags & Flag.HEAD_IN_BODY:
                 head = buffers[0]
                 buffers = buffers[1:]
-                kinds = self.frame.kinds[1:]
-            else:
-                kinds = self.frame.kinds
-            return decode(head, adopted(kinds, buffers, adopt))
+            return decode(head, buffers)
         finally:
             self._body = self._lease = None
 
-    def fill(self, target: TensorTarget, adopt: Adopt | None = None) -> None:
+    def fill(self, target: TensorTarget) -> None:
         try:
-            if self.growth is not None:
-                self._follow(self.growth, target)
-                return
-            (source,) = adopted(self.frame.kinds, self.parts(keep=False), adopt)
+            (source,) = self.parts(keep=False)
             target.fill(source)
         finally:
             self.release()
-
-    def _follow(self, growth: Growth, target: TensorTarget) -> None:
-        (source,) = self.parts(keep=False)
-        into = target.view()
-        done = 0
-        while done < source.nbytes:
-            available = growth.wait_beyond(done)
-            if into is not None:
-                copy_bytes(into[done:available], source[done:available])
-            done = available
-        if into is None:
-            target.fill(source)
 
     def release(self) -> None:
         """Drop the message undecoded."""
@@ -134,15 +103,6 @@ class ReceivedMessage:
             lease.release()
             return copy
         return lease.view()
-
-
-def adopted(kinds: Sequence[int], buffers: Sequence[memoryview], adopt: Adopt | None) -> Sequence[object]:
-    """Return the buffers, with handles to device memory resolved."""
-    if adopt is None or not any(kinds):
-        return buffers
-    return [
-        buffer if kind == PartKind.HOST else adopt(kind, buffer) for kind, buffer in zip(kinds, buffers, strict=True)
-    ]
 
 
 T = TypeVar("T")
@@ -179,20 +139,8 @@ class PostedReceive(DecodedWork[T], Generic[T]):
         self._opener = opener
 
     def arrive(self, received: ReceivedMessage) -> bool:
-        """Take a message that is here or still being written; return whether this receive still wanted it."""
-        growth = received.growth
-        if growth is not None:
-            growth.expect(self.seconds, self.since)
-            if self.serial is not None and not self._done:
-                # The operation is asynchronous: nothing that is asked of its handle may block.
-                growth.when_ended(lambda: self._complete(received, growth))
-                return True
+        """Take a message that is here; return whether this receive still wanted it."""
         return self._settle(received, None)
-
-    def _complete(self, received: ReceivedMessage, growth: Growth) -> None:
-        settled = self.fail(growth.error) if growth.error is not None else self._settle(received, None)
-        if growth.error is not None or not settled:
-            received.release()
 
     def _decode(self, value: ReceivedMessage) -> T:
         return self._opener(value, self.filled)
@@ -216,15 +164,6 @@ def find_mismatch(posted: PostedReceive[Any], received: ReceivedMessage, where: 
         )
     if not is_tensor:
         return MismatchError(sent, f"{target}: it called `recv_tensor`", where=where, help="pair `send` with `recv`")
-    size = frame.sizes[0]
-    if any(frame.kinds):
-        # A handle has its own size: what it stands for has that of its shape.
-        size = target.nbytes if _elements(sent) == math.prod(target.shape) else -1
-    if fits(target.dtype, target.nbytes, sent, size):
+    if fits(target.dtype, target.nbytes, sent, frame.sizes[0]):
         return None
     return MismatchError(sent, str(target), where=where, help="size and dtype of both buffers must be the same")
-
-
-def _elements(dtype_and_shape: str) -> int:
-    shape = dtype_and_shape.rpartition("[")[2].rstrip("]")
-    return math.prod(map(int, shape.split(","))) if shape else 1

@@ -6,15 +6,13 @@ The one file of the data plane that imports torch, and only when a process holds
 from __future__ import annotations
 
 import ctypes
-import functools
 import io
 import pickle
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from rlinf_core.collective.messages.payload import DeviceExport, HostPart, Part, copy_bytes
-from rlinf_core.collective.messages.pinned import PinnedStager, flat_bytes
+from rlinf_core.collective.messages.payload import HostPart, Part, copy_bytes
 from rlinf_core.collective.messages.tensor_checks import (
     check_array,
     check_memory,
@@ -54,9 +52,7 @@ class TensorPart(Part):
             copy_bytes(target, ready)
             return
         tensor = self._tensor
-        if tensor.device.type == "cuda":
-            _stager().copy_off(flat_bytes(tensor), target)
-            return
+        # From an accelerator, too: this is the one way off it.
         torch.frombuffer(target, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape).copy_(tensor)
 
 
@@ -93,15 +89,10 @@ class _CustomCopyPart(TensorPart):
             self._copy(torch.frombuffer(target, dtype=tensor.dtype).view(tensor.shape))
 
 
-@functools.cache
-def _stager() -> PinnedStager:
-    return PinnedStager()
-
-
 class TorchPickler(pickle.Pickler):
     """Pickles with every dense tensor taken out of band."""
 
-    def __init__(self, stream: io.BytesIO, parts: list[Part], export: DeviceExport | None = None) -> None:
+    def __init__(self, stream: io.BytesIO, parts: list[Part]) -> None:
         # A closure over lists, not a bound method: a cycle through the pickler would keep the tensors alive.
         placeholders: dict[int, Part] = {}
 
@@ -111,7 +102,6 @@ class TorchPickler(pickle.Pickler):
 
         super().__init__(stream, protocol=5, buffer_callback=add)
         self._placeholders = placeholders
-        self._export = export
 
     def reducer_override(self, obj: Any) -> Any:
         import torch
@@ -125,12 +115,9 @@ class TorchPickler(pickle.Pickler):
         dense = obj.layout is torch.strided and not obj.is_quantized and obj.device.type != "meta"
         if not dense or kind not in (torch.Tensor, torch.nn.Parameter):
             return NotImplemented
-        part = self._export(obj) if self._export is not None else None
         # A writable placeholder, so that the stream says no more than "the next buffer": any object may stand there.
         placeholder = pickle.PickleBuffer(bytearray())
-        if part is None:
-            part = TensorPart(obj) if custom is None else _CustomCopyPart(custom)
-        self._placeholders[id(placeholder)] = part
+        self._placeholders[id(placeholder)] = TensorPart(obj) if custom is None else _CustomCopyPart(custom)
         device = (obj.device.type, obj.device.index)
         arguments = (placeholder, str(obj.dtype).removeprefix("torch."), tuple(obj.shape), device)
         if kind is torch.nn.Parameter:
@@ -151,9 +138,7 @@ def rebuild_tensor(
     except ImportError:
         return _rebuild_array(buffer, dtype, shape)
     kind = cast("torch.dtype", getattr(torch, dtype))
-    if isinstance(buffer, torch.Tensor):
-        flat = buffer.view(kind)
-    elif memoryview(buffer).nbytes:
+    if memoryview(buffer).nbytes:
         flat = torch.frombuffer(buffer, dtype=kind)
     else:
         flat = torch.empty(0, dtype=kind)
@@ -260,19 +245,17 @@ class TensorTarget:
             return memoryview((ctypes.c_ubyte * self.nbytes).from_address(self._tensor.data_ptr())).cast("B")
         return _bytes_of(self._array)
 
-    def fill(self, source: Any) -> None:
-        """Copy the bytes `source` (or a flat tensor of bytes on a device) into the buffer."""
+    def fill(self, source: memoryview) -> None:
+        """Copy the bytes `source` into the buffer."""
         if not self.nbytes:
             return
-        on_host = isinstance(source, memoryview)
-        target = self.view() if on_host else None
+        target = self.view()
         if target is not None:
-            copy_bytes(target, cast("memoryview", source))
+            copy_bytes(target, source)
         elif self._tensor is not None:
             import torch
 
-            kind = self._tensor.dtype
-            flat = torch.frombuffer(source, dtype=kind) if on_host else source.view(kind)
+            flat = torch.frombuffer(source, dtype=self._tensor.dtype)
             # A tensor that was made in inference mode can only be changed in it.
             with torch.no_grad(), torch.inference_mode(self._tensor.is_inference()):
                 self._tensor.detach().copy_(flat.view(self.shape))
@@ -280,11 +263,10 @@ class TensorTarget:
             import numpy as np
 
             array = self._array
-            data = cast("Any", source if on_host else source.cpu().numpy())
-            np.copyto(array, np.frombuffer(data, dtype=array.dtype).reshape(self.shape))
+            np.copyto(array, np.frombuffer(source, dtype=array.dtype).reshape(self.shape))
 
 
-def tensor_parts(tensor: torch.Tensor | np.ndarray[Any, Any], export: DeviceExport | None) -> tuple[bytes, Part]:
+def tensor_parts(tensor: torch.Tensor | np.ndarray[Any, Any]) -> tuple[bytes, Part]:
     """Return the words and the bytes of one tensor for `send_tensor`.
 
     Raises:
@@ -293,9 +275,8 @@ def tensor_parts(tensor: torch.Tensor | np.ndarray[Any, Any], export: DeviceExpo
     ours = _as_tensor(tensor)
     if ours is not None:
         check_tensor(ours, "send_tensor")
-        part = export(ours) if export is not None else None
         words = describe(str(ours.dtype).removeprefix("torch."), tuple(ours.shape))
-        return words.encode(), TensorPart(ours) if part is None else part
+        return words.encode(), TensorPart(ours)
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(tensor, numpy.ndarray):
         raise PayloadError(

@@ -160,9 +160,7 @@ class Forwarder:
 
             self._hand_over(received, connection, body, handover, write)
             return
-        message.parts = [
-            HostPart(view, kind) for view, kind in zip(received.parts(keep=False), received.frame.kinds, strict=True)
-        ]
+        message.parts = [HostPart(view) for view in received.parts(keep=False)]
         self._sender.transmit(stream, message, work, None)
         if handover is ForwardMode.MOVE:
             received.release()
@@ -208,5 +206,5 @@ class Forwarder:
 def _outline(received: ReceivedMessage, *, tag: int, key: bytes, weight: float) -> Message:
     """Return a message with the header fields of a received one; its bytes are in the encoded body, or added later."""
     frame = received.frame
-    parts = [PlaceholderPart(size, kind) for size, kind in zip(frame.sizes, frame.kinds, strict=True)]
+    parts = [PlaceholderPart(size) for size in frame.sizes]
     return Message(frame.head, parts, frame.flags & _LASTING, tag, key, weight)

@@ -129,11 +129,7 @@ class ReceiveQueue:
         if mismatch is not None:
             origin.acknowledge(frame, mismatch)
         elif frame.flags & Flag.ACKNOWLEDGE:
-            if received.growth is None:
-                origin.acknowledge(frame, None)
-            else:
-                # Not before: its sender may then change the memory that it still copies from.
-                received.growth.when_ended(lambda: origin.acknowledge(frame, None))
+            origin.acknowledge(frame, None)
 
 
 class SendQueue:

@@ -16,11 +16,10 @@ from rlinf_core.collective.memory.arena import Arena
 from rlinf_core.collective.memory.segment import BlockLease, SharedSegment
 from rlinf_core.collective.messages.frame import Flag, Frame, FrameError, FrameKind
 from rlinf_core.collective.messages.payload import private_memory
-from rlinf_core.collective.messages.pipelined_copy import Growth, read_grown
 from rlinf_core.collective.messages.received_message import ReceivedMessage
 from rlinf_core.collective.transfer.peer_stream import AnyReceive, MessageSource, PeerStream
 from rlinf_core.collective.work import WaitTable
-from rlinf_core.errors import MismatchError, PayloadError
+from rlinf_core.errors import MismatchError
 
 _log = logging.getLogger(__name__)
 _MESSAGE = int(FrameKind.MESSAGE)
@@ -49,7 +48,6 @@ class ReceiverContext(Protocol):
     def waits(self) -> WaitTable: ...
     @property
     def arena(self) -> Arena: ...
-    def announce_device_part(self, kind: int, handle: memoryview) -> None: ...
     def stream_by_names(self, me: str, peer: str) -> PeerStream: ...
     def bind(self, stream: PeerStream, connection: Connection) -> None: ...
     def connection_lost(self, connection: Connection, reason: str) -> None: ...
@@ -78,8 +76,6 @@ class Receiver(ConnectionHandler):
         # By connection: the routes that the other side named, and the body that it is sending.
         self._routes: dict[Connection, dict[int, PeerStream]] = {}
         self._arriving: dict[Connection, _Arriving] = {}
-        # Bodies that their senders still write, by connection, and there by route and number.
-        self._growing: dict[Connection, dict[tuple[int, int], Growth]] = {}
 
     def serve(self, tag: int, handler: Handler) -> None:
         self._handlers[tag] = handler
@@ -94,7 +90,7 @@ class Receiver(ConnectionHandler):
         if size <= self._host.settings.inline_limit:
             return memoryview(bytearray(size))
         stream = self._stream(connection, frame)
-        if frame.flags & Flag.TENSOR and not frame.tag and not any(frame.kinds):
+        if frame.flags & Flag.TENSOR and not frame.tag:
             claim = stream.incoming.claim(size, bytes(frame.head).decode())
             target = claim.buffer.view() if claim is not None and claim.buffer is not None else None
             if target is not None:
@@ -118,8 +114,6 @@ class Receiver(ConnectionHandler):
                     self._serve(stream, ReceivedMessage(frame))
             else:
                 self._message(connection, frame, body)
-        elif frame.kind == FrameKind.GROWN:
-            self._grown(connection, frame)
         elif frame.kind == FrameKind.ROUTE:
             self._name_route(connection, frame)
         elif frame.kind in (FrameKind.ACCEPTED, FrameKind.REFUSED):
@@ -134,16 +128,12 @@ class Receiver(ConnectionHandler):
     def lost(self, connection: Connection, reason: str) -> None:
         arriving = self._arriving.pop(connection, None)
         self._host.connection_lost(connection, reason)
-        # The connection is closed by now: a body that begins at this moment sees that for itself.
-        growing = self._growing.pop(connection, {})
-        routes = self._routes.pop(connection, {})
+        self._routes.pop(connection, None)
         if arriving is not None and arriving.lease is not None:
             arriving.lease.release()
         if arriving is not None and arriving.claim is not None:
             claim = arriving.claim
             self._host.explain_later(self._host.stream_by_names("", claim.target), reason, claim.fail)
-        for (route, _), growth in growing.items():
-            self._host.explain_later(routes[route], reason, growth.fail)
 
     def moved(self) -> None:
         self._host.waits.operations.moved()
@@ -164,8 +154,7 @@ class Receiver(ConnectionHandler):
                 _There(self, connection, stream).acknowledge(frame, None)
             return
         if frame.place is not None:
-            growth = self._begin_growth(connection, stream, frame) if frame.flags & Flag.GROWING else None
-            received = ReceivedMessage(frame, lease=_lease(connection, frame), growth=growth)
+            received = ReceivedMessage(frame, lease=_lease(connection, frame))
         elif arriving is not None and arriving.lease is not None:
             received = ReceivedMessage(frame, lease=arriving.lease)
         else:
@@ -173,34 +162,7 @@ class Receiver(ConnectionHandler):
         if connection.peer.incarnation in stream.former:
             received.release()
             return
-        if any(frame.kinds):
-            for kind, part in zip(frame.kinds, received.parts(keep=False), strict=True):
-                self._host.announce_device_part(kind, part)
         self._deliver(stream, received, _There(self, connection, stream))
-
-    def _begin_growth(self, connection: Connection, stream: PeerStream, frame: Frame) -> Growth:
-        host = self._host
-        growth = Growth(frame.sizes[0], stream.peer, connection, host.waits, host.settings.timeout)
-        growing, key = self._growing.setdefault(connection, {}), (frame.route, frame.sequence)
-        growing[key] = growth
-        if connection.closed:
-            growing.pop(key, None)
-            self._host.explain_later(stream, "the connection was closed", growth.fail)
-        return growth
-
-    def _grown(self, connection: Connection, frame: Frame) -> None:
-        growing, key = self._growing.get(connection, {}), (frame.route, frame.sequence)
-        growth = growing.get(key)
-        if growth is None:
-            raise FrameError("the peer reports progress of a message that it never sent")
-        filled = read_grown(frame)
-        if filled is None:
-            growth.fail(PayloadError("the tensor was not sent to its end", why="its sender was interrupted"))
-        else:
-            growth.grown(filled)
-            self.moved()
-        if growth.error is not None or growth.complete:
-            del growing[key]
 
     def _deliver(self, stream: PeerStream, received: ReceivedMessage, origin: MessageSource) -> None:
         frame = received.frame

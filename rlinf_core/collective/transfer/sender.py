@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rlinf_core.collective.connections.connection import Connection, ConnectionLostError
 from rlinf_core.collective.connections.settings import Settings
-from rlinf_core.collective.memory.arena import LOCAL, Arena, ArenaBlock, spill
+from rlinf_core.collective.memory.arena import Arena, spill
 from rlinf_core.collective.messages.frame import Flag, Frame, FrameKind, pack_message
 from rlinf_core.collective.messages.message import (
     Bytes,
@@ -17,8 +17,7 @@ from rlinf_core.collective.messages.message import (
     inline_body,
     stream_body,
 )
-from rlinf_core.collective.messages.payload import PartKind, private_memory
-from rlinf_core.collective.messages.pipelined_copy import fill_by_pieces, growing_source, grown_frame
+from rlinf_core.collective.messages.payload import private_memory
 from rlinf_core.collective.messages.received_message import ReceivedMessage
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.shared_memory import SharedMemoryWriter, shared_body
@@ -114,7 +113,7 @@ class Sender:
         if connection is None or block is None:
             self.send(stream, message, work, acknowledgement=None)
             return None
-        message.parts = [PlaceholderPart(size, PartKind.HOST)]
+        message.parts = [PlaceholderPart(size)]
         body = shared_body(block, 0, _keep)
         stream.outgoing.run(lambda: self.write(stream, connection, message, body, work, None), work)
         return block.memory()
@@ -135,23 +134,17 @@ class Sender:
             return self.write_now(stream, connection, message, inline_body(message), acknowledgement)
         if not connection.shares_memory:
             return False
-        source = growing_source(message, self._settings.growing_piece)
-        block = self._arena.try_allocate(size, _owners(connection, source))
+        block = self._arena.try_allocate(size, (connection.peer.incarnation,))
         if block is None:
             return False
         body = shared_body(block, 0, lambda: self._arena.cancel(block))
         done = False
         try:
-            if source is None:
-                message.gather(block.memory())
-            else:
-                body.flags |= Flag.GROWING
+            message.gather(block.memory())
             done = self.write_now(stream, connection, message, body, acknowledgement)
         finally:
             if not done:
                 body.undo()
-        if done and source is not None:
-            self._grow(stream, connection, block, source)
         return done
 
     def transmit(
@@ -161,16 +154,8 @@ class Sender:
         if connection is None:
             self._deliver_here(stream, message, acknowledgement)
             return
-        source = growing_source(message, self._settings.growing_piece) if connection.shares_memory else None
-        if source is not None:
-            block = self._writer(_owners(connection, source)).room(message.body_size, work)
-            body = shared_body(block, 0, lambda: self._arena.cancel(block))
-            body.flags |= Flag.GROWING
-            self._write_or_undo(stream, connection, message, body, work, acknowledgement)
-            self._grow(stream, connection, block, source)
-        else:
-            body = self._encode(message, connection, work)
-            self._write_or_undo(stream, connection, message, body, work, acknowledgement)
+        body = self._encode(message, connection, work)
+        self._write_or_undo(stream, connection, message, body, work, acknowledgement)
 
     def _encode(self, message: Message, connection: Connection, work: Work[object]) -> EncodedBody:
         if message.body_size <= self.limit:
@@ -179,24 +164,10 @@ class Sender:
             return stream_body(message)
         # Copying gigabytes takes seconds in which no other progress is visible.
         self._waits.operations.moved()
-        return self._writer(_owners(connection, None)).encode(message, work)
+        return self._writer((connection.peer.incarnation,)).encode(message, work)
 
     def _writer(self, owners: Sequence[str]) -> SharedMemoryWriter:
         return SharedMemoryWriter(self._arena, self._settings.spill_after, owners)
-
-    def _grow(self, stream: PeerStream, connection: Connection, block: ArenaBlock, source: memoryview) -> None:
-        """Fill a body whose frame has left, and announce each piece. The block is held here too until then."""
-        route, sequence = stream.outgoing.route, stream.outgoing.sequence
-        is_complete = False
-        try:
-            for filled in fill_by_pieces(block.memory(), source, self._settings.growing_piece):
-                self._waits.operations.moved()
-                connection.post(grown_frame(route, sequence, filled).pack())
-            is_complete = True
-        finally:
-            self._arena.cancel_lease(block, 1)
-            if not is_complete:
-                connection.post(grown_frame(route, sequence, None).pack())
 
     def ready_connection(self, stream: PeerStream) -> Connection | None:
         connection = stream.outgoing.connection
@@ -351,12 +322,6 @@ class Sender:
 
 def _keep() -> None:
     """Do nothing: its own segment is freed with its last reference."""
-
-
-def _owners(connection: Connection, growing: memoryview | None) -> tuple[str, ...]:
-    """Return the owners of a body: its receiver, and its sender as well while it still writes it."""
-    peer = connection.peer.incarnation
-    return (peer,) if growing is None else (peer, LOCAL)
 
 
 def _segment(body: EncodedBody) -> int:

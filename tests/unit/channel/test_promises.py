@@ -89,7 +89,7 @@ def in_thread(function: Callable[..., object], *args: object, **options: object)
 # Order and contents
 
 
-def test_items_of_every_size_keep_their_order_however_they_are_put(ends: Ends) -> None:
+def test_items_of_every_size_keep_the_order_of_their_puts(ends: Ends) -> None:
     dice = random.Random(2)
     sizes = [dice.choice(SIZES) for _ in range(40)]
     works = []
@@ -237,7 +237,7 @@ def test_an_empty_key_says_so(ends: Ends, kind: str) -> None:
     assert ends.consumer.get_nowait() == "light"
 
 
-def test_an_operation_that_nobody_waits_for_ends_at_its_deadline(ends: Ends) -> None:
+def test_operation_without_a_waiter_ends_at_its_deadline(ends: Ends) -> None:
     handles = [ends.consumer.get(async_op=True, timeout=0.05), ends.consumer.get_batch(9, async_op=True, timeout=0.05)]
     until(lambda: all(handle.done() for handle in handles))
     ends.producer.put("kept")

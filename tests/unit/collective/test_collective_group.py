@@ -28,9 +28,6 @@ class SlowEndpoint:
     def seconds(self, timeout: float | None) -> float:
         return timeout or 5.0
 
-    def device_export(self, _: PeerStream) -> None:
-        return None
-
     def send(self, stream: PeerStream, message: Any, work: Any, acknowledgement: Any) -> None:
         stream.outgoing.unacknowledged[1] = acknowledgement
         stream.outgoing.queue(lambda: stream.outgoing.acknowledged(1, MismatchError("uint8[5]", "uint8[3]")), work)

@@ -7,14 +7,11 @@ import time
 from typing import Any, cast
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.collective.messages.frame import Flag, Frame, FrameKind
-from rlinf_core.collective.messages.payload import PartKind
-from rlinf_core.collective.messages.received_message import PostedReceive, ReceivedMessage, find_mismatch
-from rlinf_core.collective.messages.torch_payload import TensorTarget
+from rlinf_core.collective.messages.frame import Frame, FrameKind
+from rlinf_core.collective.messages.received_message import PostedReceive, ReceivedMessage
 from rlinf_core.collective.transfer.peer_stream import MessageSource, PeerStreams, ReceiveQueue, SendQueue
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import MismatchError, WorkerDiedError
@@ -58,25 +55,6 @@ def test_a_failed_receive_takes_no_message() -> None:
     failed.fail(ValueError())
     incoming.deliver(ReceivedMessage(Frame(FrameKind.MESSAGE, sequence=1)), Silent())
     assert good.wait() == 1
-
-
-@pytest.mark.parametrize(
-    ("sent", "fits"),
-    [
-        ("float32[4]", True),
-        ("float32[2, 2]", True),
-        ("float32[3]", False),
-        ("float32[]", False),
-        ("float32[0, 4]", False),
-        ("int32[4]", False),
-    ],
-)
-def test_what_stays_on_an_accelerator_fits_by_its_shape(sent: str, fits: bool) -> None:
-    handle = Frame(FrameKind.MESSAGE, Flag.TENSOR, head=sent.encode(), sizes=[100], kinds=[PartKind.CUDA_IPC])
-    receipt: PostedReceive[Any] = PostedReceive(
-        OperationKind.RECV_TENSOR, "peer:0", 5.0, lambda received, filled: None, target=TensorTarget(torch.zeros(4))
-    )
-    assert (find_mismatch(receipt, ReceivedMessage(handle), "peer -> me") is None) == fits
 
 
 def test_a_receipt_opens_its_parcel_once() -> None:

@@ -31,7 +31,6 @@ frames = st.builds(
         key=key,
         head=head,
         sizes=tuple(sizes),
-        kinds=tuple(n % 3 for n in range(len(sizes))),
         place=SharedPlace(2**62, 4096, 8192, 7) if shared else None,
         body_size=layout(sizes)[1],
     ),
@@ -107,7 +106,7 @@ def test_a_body_without_a_place_waits() -> None:
     places: list[memoryview | None] = [None, memoryview(bytearray(5))]
     got: list[bytes] = []
     reader = FrameReader(theirs, lambda frame: places.pop(0))
-    body = Frame(FrameKind.MESSAGE, sizes=(5,), kinds=(0,), body_size=5)
+    body = Frame(FrameKind.MESSAGE, sizes=(5,), body_size=5)
     ours.sendall(body.pack() + b"12345" + Frame(FrameKind.GOODBYE).pack())
 
     def deliver(frame: Frame, body: memoryview | None) -> None:

@@ -69,7 +69,7 @@ NEITHER = {
 def test_what_is_more_or_less_than_its_bytes_is_refused(kind: str) -> None:
     make, words = NEITHER[kind]
     with pytest.raises(PayloadError, match=words):
-        tensor_parts(make(), None)
+        tensor_parts(make())
     with pytest.raises(PayloadError, match=words):
         TensorTarget(make())
 
@@ -98,7 +98,7 @@ def test_read_only_array_is_sent_but_refused_as_a_buffer() -> None:
     array = np.frombuffer(b"\1" * 16, np.float32)
     with pytest.raises(PayloadError, match=r"read-only array\n  help: .*array.copy"):
         TensorTarget(array)
-    assert tensor_parts(array, None)[0] == b"float32[4]"
+    assert tensor_parts(array)[0] == b"float32[4]"
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-9, 9)), max_size=4))
@@ -147,7 +147,7 @@ def test_an_unusual_buffer_reads_as_what_was_sent(make: Any) -> None:
     template = buffer.detach() if isinstance(buffer, torch.Tensor) else buffer
     sent = template * 0 + 3 - 1 + (2j if template.dtype == torch.complex64 else 0)
     sent = sent.resolve_conj().contiguous() if isinstance(sent, torch.Tensor) else sent.astype(template.dtype)
-    _, part = tensor_parts(sent, None)
+    _, part = tensor_parts(sent)
     data = memoryview(bytearray(part.nbytes))
     part.copy_into(data)
     TensorTarget(buffer).fill(data)

@@ -92,6 +92,13 @@ def test_a_mistyped_one_is_told_with_the_one_that_was_meant() -> None:
     ]
 
 
+def test_a_variable_of_an_earlier_release_says_what_holds_now() -> None:
+    assert env_vars.unknown({"RLINF_DEVICE_TRANSPORT": "nccl"}) == [
+        "`RLINF_DEVICE_TRANSPORT` in the environment is not read any more: tensors on GPUs always go through host "
+        "memory"
+    ]
+
+
 def test_what_processes_of_rlinf_are_told_by_is_no_mistake() -> None:
     assert {proc.MARK} == env_vars.MARKS
     assert env_vars.unknown(dict.fromkeys([*REGISTER, *env_vars.MARKS], "x")) == []

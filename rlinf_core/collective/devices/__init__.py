@@ -1,1 +1,0 @@
-"""Transfers between accelerators."""
