@@ -73,7 +73,7 @@ PAYLOADS: Final[dict[str, Callable[[Path], bytes]]] = {
 NEIGHBOURS: Final = (
     *("numpy.py", "torch.py", "conftest.py", "sitecustomize.py", "usercustomize.py", "setup.py", "random.py"),
     *("yaml.py", "modeling_x.py", "configuration_x.py", "tokenization_x.py", "processing_x.py", "jinja2.py"),
-    *("custom_generate/generate.py", "pydantic/__init__.py", "recipes/embodied/__init__.py", "matplotlib.py"),
+    *("custom_generate/generate.py", "pydantic/__init__.py", "recipes/embodied/__init__.py", "vl_convert.py"),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from rlinf_cli.report.series import Band, EvaluatedPoint
 from rlinf_cli.report.trace_steps import TraceBar
@@ -19,10 +19,9 @@ _SMALL_HEIGHT: Final = 110
 # Axis and legend of a chart with rows.
 _AROUND: Final = 80
 _SCHEMA: Final = "https://vega.github.io/schema/vega-lite/v6.json"
-_ROWS: Final = "rows"
+ROWS: Final = "rows"
 _AXIS: Final = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor", "gridColor"), "currentColor")
-_CONFIG: Final[Mapping[str, Any]] = {
-    "background": "transparent",
+CONFIG: Final[Mapping[str, Any]] = {
     "font": "system-ui, sans-serif",
     "view": {"stroke": None},
     "axis": {
@@ -176,6 +175,46 @@ def compared(title: str, runs: Sequence[tuple[str, int, Sequence[Band]]]) -> Spe
     return _finished(shape, _data(("run", "step", "value"), rows), title, 300)
 
 
+class SetCurve(NamedTuple):
+    """A curve of a comparison of sets of runs.
+
+    Attributes:
+        label: the legend's text, the same for all curves of a set.
+        run: the name of the run; empty for the mean of several.
+        place: the number of the set, and of its colour.
+        kind: `set` for a strong line with its band, `run` for a thin one.
+    """
+
+    label: str
+    run: str
+    place: int
+    kind: str
+    bands: Sequence[Band]
+
+
+def compared_sets(title: str, curves: Sequence[SetCurve]) -> Spec:
+    """Return one metric of sets of runs: their means within their ranges, and each run as a thin line."""
+    rows = [
+        (curve.label, curve.run, curve.kind, band.step, *map(_number, band[1:]))
+        for curve in curves
+        for band in curve.bands
+    ]
+    places = {curve.label: curve.place for curve in curves}
+    colour = _colour("set", list(places), {"orient": "top", "columns": 1, "labelLimit": 600, "symbolOpacity": 1})
+    colour["scale"]["range"] = [PALETTE[place % len(PALETTE)] for place in places.values()]
+    x, scale = _quantity("step", title="step", axis={"tickMinStep": 1}), {"zero": False}
+    value = {"x": x, "y": _quantity("value", title=None, scale=scale), "color": colour, "detail": _name("run")}
+    between = {**value, "y": _quantity("low", title=None, scale=scale), "y2": {"field": "high"}}
+    strong, thin = ([{"filter": f"datum.kind === '{kind}'"}] for kind in ("set", "run"))
+    layers = [_layer("area", between, strong, opacity=0.18, line=False)]
+    if any(curve.kind == "run" for curve in curves):
+        layers.append(_layer("line", value, thin, strokeWidth=0.6, opacity=0.4))
+    few = max((len(curve.bands) for curve in curves), default=0) < 30
+    layers.append(_layer("line", value, strong, strokeWidth=1.8, point=few))
+    data = _data(("set", "run", "kind", "step", "value", "low", "high"), rows)
+    return _finished({"layer": layers}, data, title, 300)
+
+
 def _quantity(field: str, **options: object) -> Spec:
     return {"field": field, "type": "quantitative", **options}
 
@@ -209,10 +248,10 @@ def _finished(shape: Spec, data: str, title: str, height: int) -> Spec:
     """Return a chart as a specification with the width of its container and the colours of its page."""
     return {
         "$schema": _SCHEMA,
-        "config": _CONFIG,
+        "config": CONFIG,
         **shape,
-        "data": {"name": _ROWS, "format": {"type": "csv"}},
-        "datasets": {_ROWS: data},
+        "data": {"name": ROWS, "format": {"type": "csv"}},
+        "datasets": {ROWS: data},
         "width": "container",
         "height": height,
         "description": title,

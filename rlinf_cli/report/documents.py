@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import Field
 
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Rank, read_model
+
+PLACEMENT: Final = "placement.json"
+PICTURE: Final = "placement.svg"
+ORIGINS: Final = "origins.json"
 
 
 class OriginOfValue(FileModel):

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlinf_cli.live import labels
-from rlinf_cli.report.documents import OriginsFile, PlacedProcess, PlacementFile
+from rlinf_cli.report.documents import ORIGINS, PICTURE, PLACEMENT, OriginsFile, PlacedProcess, PlacementFile
 from rlinf_cli.report.series import RunSeries, series_of, telling_steps
 from rlinf_cli.report.trace_steps import TraceBar, bars_of_steps
-from rlinf_cli.run.run_documents import ORIGINS, PICTURE, PLACEMENT
 from rlinf_cli.runs.answer_samples import read_samples, sampled_steps
 from rlinf_cli.runs.memory_record import read_peaks
 from rlinf_cli.runs.provenance import Provenance, read_provenance

@@ -13,8 +13,8 @@ from urllib.parse import quote
 from rlinf_cli.live import labels
 from rlinf_cli.report import charts
 from rlinf_cli.report.page import Drawings, write_page
+from rlinf_cli.report.report_writing import NAME
 from rlinf_cli.report.series import Band, RunSeries, series_of
-from rlinf_cli.run.report_writing import NAME
 from rlinf_core.runners.metrics import stream_metrics
 from rlinf_core.runners.storage.run_folder import RunFolder
 

@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from rlinf_cli.render.comparison_table import compared, difference_rows, first_difference, run_rows, verdict_lines
 from rlinf_cli.report import charts
 from rlinf_cli.report.charts import Spec
+from rlinf_cli.report.curves import result_curves
 from rlinf_cli.report.gathering import RunContent
-from rlinf_cli.report.series import Band, Column, EvaluatedPoint, RunSeries, banded, evaluated
-from rlinf_cli.runs.learning_curve import PANELS, Panel
+from rlinf_cli.report.series import Band, RunSeries, banded
 from rlinf_cli.runs.run_comparison import Comparison
 from rlinf_core.runners.storage.first_contact import ContactCheck
 
@@ -34,8 +34,6 @@ TEMPLATES: Final = Path(__file__).parent / "templates"
 # Makes the specification of a chart.
 Drawing: TypeAlias = Callable[[], Spec]
 Drawings: TypeAlias = dict[str, Drawing]
-# Lines of a chart by their labels.
-Curves: TypeAlias = dict[str, Sequence[Band] | Sequence[EvaluatedPoint]]
 _IDLE: Final = {"speed/learner_idle": "actor for samples", "speed/env_idle": "env for a rollout to begin"}
 # Phases outside the steps, not part of their time.
 _BESIDE: Final = ("step", "evaluate", "save_checkpoint")
@@ -153,30 +151,10 @@ def _comparisons(checks: Sequence[ContactCheck]) -> Table | None:
 def _curves(series: RunSeries, specs: Drawings) -> list[tuple[str, str]]:
     """Add the curves of results; return the identifier and the title of each."""
     curves: list[tuple[str, str]] = []
-    for number, panel in enumerate(PANELS):
-        if lines := _lines(panel, series):
-            curves.append((f"curve-{number}", panel.title))
-            specs[curves[-1][0]] = partial(charts.curve, f"{panel.title} over steps", lines, share=panel.share)
+    for number, (panel, lines) in enumerate(result_curves(series)):
+        curves.append((f"curve-{number}", panel.title))
+        specs[f"curve-{number}"] = partial(charts.curve, f"{panel.title} over steps", lines, share=panel.share)
     return curves
-
-
-def _lines(panel: Panel, series: RunSeries) -> Curves:
-    lines: Curves = {}
-    columns: list[Column] = []
-    for label, names in panel.series:
-        name = next((name for name in names if name in series.columns), None)
-        if name is None:
-            continue
-        column = series.columns[name]
-        # Show two series with equal values once, as where success ends the episode.
-        if any(column.is_like(other) for other in columns):
-            continue
-        columns.append(column)
-        if name.startswith("eval/"):
-            lines[label] = evaluated(name, series.evaluations)
-        else:
-            lines[label] = column.bands()
-    return lines
 
 
 def _times(series: RunSeries, specs: Drawings) -> dict[str, Any]:

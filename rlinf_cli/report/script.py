@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rlinf_cli.run.report_writing import MODULES
+from rlinf_cli.report.report_writing import MODULES
 from rlinf_core.errors import RLinfError
 from rlinf_core.process.requirements import install_command, missing_modules
 

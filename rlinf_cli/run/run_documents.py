@@ -7,12 +7,13 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from rlinf_cli.file.findings import without_effect
 from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import View, relaunched
+from rlinf_cli.report.documents import ORIGINS, PICTURE, PLACEMENT
 from rlinf_cli.runs.provenance import Provenance, collect, write_provenance
 from rlinf_core.errors import RLinfError
 from rlinf_core.process.known_secrets import hidden
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from rlinf_core.topology import ClusterTopology
 
 LOGGER = logging.getLogger("rlinf")
-PLACEMENT: Final = "placement.json"
-PICTURE: Final = "placement.svg"
-ORIGINS: Final = "origins.json"
 
 
 class DocumentWriter(View):

@@ -299,7 +299,7 @@ class Training:
 
     def _draw_curve(self, log: logging.Logger) -> None:
         """Draw the learning curve, also of a failed or interrupted run: its progress is of interest."""
-        from rlinf_cli.runs.learning_curve import draw_curve
+        from rlinf_cli.report.curves import draw_curve
 
         try:
             drawn = draw_curve(self._folder.metrics_file, self._folder.path, self._folder.path.name)
@@ -310,7 +310,7 @@ class Training:
 
     def _write_report(self) -> None:
         """Write the report of a finished run; a signal aborts it."""
-        from rlinf_cli.run.report_writing import write_report_at_end
+        from rlinf_cli.report.report_writing import write_report_at_end
 
         before = self._interrupts.code
         self._report = write_report_at_end(self._folder.path, console.warn, lambda: self._interrupts.code is not before)

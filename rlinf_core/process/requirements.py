@@ -25,7 +25,6 @@ _REQUIREMENTS: Final = {
     "math_verify": "math-verify>=0.8,<1",
     "mcp": "mcp>=2,<3",
     "mlflow": "mlflow-skinny>=3,<4",
-    "matplotlib": "matplotlib>=3.8",
     "mujoco": "mujoco>=3.3,<5",
     "numpy": "numpy>=1.26",
     "envpool": "envpool>=1.2.5,<2",

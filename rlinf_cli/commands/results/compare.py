@@ -67,9 +67,9 @@ def compare(
     else:
         console.result(comparison_text(comparison))
     if plot is not None:
-        from rlinf_cli.runs.comparison_figure import draw
+        from rlinf_cli.report.curves import draw_comparison
 
-        draw(comparison, plot, metrics or ())
+        draw_comparison(comparison, plot, metrics or ())
         console.message(f"curves: {plot}")
     if html is not None:
         from rlinf_cli.console.outfile import write_whole

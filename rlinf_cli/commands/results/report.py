@@ -53,8 +53,8 @@ def report(
 
     With --watch a browser that shows the page loads it again by itself. Only folders of runs are read.
     """
+    from rlinf_cli.report.report_writing import NAME
     from rlinf_cli.report.script import require_modules
-    from rlinf_cli.run.report_writing import NAME
     from rlinf_cli.runs.run_lookup import find_run, find_runs
 
     require_modules("no report was written")

@@ -45,9 +45,8 @@ def memory(
     from rlinf_cli.file.job_file import load, sound
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.render.memory_table import memory_text
-    from rlinf_cli.report.documents import recorded_places
+    from rlinf_cli.report.documents import PLACEMENT, recorded_places
     from rlinf_cli.run.policy_source import find_run_folder
-    from rlinf_cli.run.run_documents import PLACEMENT
     from rlinf_cli.runs.memory_record import machine_memory, memory_record, node_memory, read_peaks
     from rlinf_core.errors import RLinfError
 

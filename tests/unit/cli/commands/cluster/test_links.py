@@ -15,8 +15,8 @@ import pytest
 from recipes.language.loop.arrivals import write_samples
 from rlinf_cli.console.outfile import write_whole
 from rlinf_cli.live.driver_log import driver_log
+from rlinf_cli.report.curves import draw_curve
 from rlinf_cli.run import detach
-from rlinf_cli.runs.learning_curve import draw_curve
 from rlinf_cli.runs.provenance import Provenance, write_provenance
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import RLinfError

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from recipes.demonstrations.pictures import write_video
-from rlinf_cli.report import script
-from rlinf_cli.run import report_writing
+from rlinf_cli.report import report_writing, script
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.storage.run_status import RunStatus
 from tests.unit.cli.report_runs import NASTY, asset, empty_run, full_run, written

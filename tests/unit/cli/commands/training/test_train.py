@@ -17,8 +17,7 @@ from urllib.parse import quote
 
 import pytest
 
-from rlinf_cli.run import report_writing
-from rlinf_cli.runs import learning_curve
+from rlinf_cli.report import curves, report_writing
 from rlinf_cli.runs.provenance import read_provenance
 from rlinf_core.errors import RunError
 from rlinf_core.process.proc import identity
@@ -71,7 +70,7 @@ def broken_disk_for(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestARun:
     def test_the_summary_is_the_result_and_the_rest_is_not(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(learning_curve, "draw_curve", lambda metrics, folder, title: (folder / "curve.png", None))
+        monkeypatch.setattr(curves, "draw_curve", lambda metrics, folder, title: (folder / "curve.png", None))
         ended = cli("train", "recipe=fake")
         assert ended.code == 0
         lines = ended.out.splitlines()
@@ -97,7 +96,7 @@ class TestARun:
 
     @pytest.mark.parametrize(("fail", "code"), [("", 0), ("bug", 1)])
     def test_curve_is_drawn_however_the_run_ends(self, cli: Cli, fail: str, code: int) -> None:
-        pytest.importorskip("matplotlib")
+        pytest.importorskip("vl_convert")
         ended = cli("train", "recipe=fake", f"fake.fail='{fail}'", "fake.metrics=true")
         assert ended.code == code, ended.err
         assert {path.suffix for path in last_run().path.glob("curve.*")} == {".png", ".svg"}
@@ -106,7 +105,7 @@ class TestARun:
         def fail(*_: Any) -> None:
             raise RunError("the learning curve cannot be drawn")
 
-        monkeypatch.setattr(learning_curve, "draw_curve", fail)
+        monkeypatch.setattr(curves, "draw_curve", fail)
         ended = cli("train", "recipe=fake", "fake.fail=bug")
         assert ended.code == 1
         assert "warning: the learning curve cannot be drawn" in ended.err

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from rlinf_cli.runs import learning_curve
-from rlinf_cli.runs.learning_curve import PANELS, draw_curve, lines, smoothed
-from rlinf_core.errors import RunError
+from rlinf_cli.report import curves
+from rlinf_cli.report.curves import draw_curve, result_curves
+from rlinf_cli.report.series import Band, EvaluatedPoint, series_of
+from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.runners.metrics import Metrics, MetricsWriter, read_metrics
 
-pytest.importorskip("matplotlib")
+pytest.importorskip("vl_convert")
 
 
 def write(path: Path, steps: int, names: dict[str, int]) -> Path:
@@ -39,6 +41,12 @@ def test_both_pictures_are_there(tmp_path: Path, steps: int, names: dict[str, in
     png, svg = drawn
     assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert ElementTree.parse(svg).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    text = svg.read_text()
+    assert "series: train" in text or "series: eval" in text
+    # A long run is a line of a few hundred points.
+    longest = max(path.count("L") for path in re.findall(r' d="([^"]*)"', text))
+    assert longest < 700
+    assert longest > 100 or steps < 100
     assert png.stat().st_size < 1 << 20
     assert svg.stat().st_size < 1 << 20
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.png", "curve.svg", "metrics.jsonl"]
@@ -66,43 +74,30 @@ def test_what_is_drawn() -> None:
         Metrics(2, 0.0, {"env/return": math.nan, "env/success_once": 0.75, "env/success_at_end": 0.75}),
         Metrics(3, 0.0, {"env/return": 3.0, "eval/return": 4.0}),
     ]
-    returns, success = (lines(panel, metrics) for panel in PANELS)
-    assert [(line.label, line.steps, line.values) for line in returns] == [
-        ("train", (1, 3), (1.0, 3.0)),
-        ("eval", (3,), (4.0,)),
-    ]
+    (_, returns), (_, success) = result_curves(series_of(metrics))
+    assert list(returns) == ["train", "eval"]
+    assert returns["train"] == [Band(1, 1.0, 1.0, 1.0), Band(3, 3.0, 3.0, 3.0)]
+    assert returns["eval"] == [EvaluatedPoint(3, 4.0, None, None)]
     # Where an episode ends with its success the two kinds are one line.
-    assert [(line.label, line.values) for line in success] == [("train, at end", (0.5, 0.75))]
+    assert {label: [point[1] for point in points] for label, points in success.items()} == {
+        "train, at end": [0.5, 0.75]
+    }
 
 
-def test_a_smoothed_line_has_the_mean_of_its_neighbours() -> None:
-    assert smoothed([0, 3, 6, 9], 3) == [1.5, 3.0, 6.0, 7.5]
-    assert smoothed([5.0], 201) == [5.0]
-
-
-def test_no_peak_is_lost() -> None:
-    values = [0.0] * 5000
-    values[1234] = 1.0
-    thinned = list(learning_curve.thinned(range(5000), values))
-    assert (1234, 1.0) in thinned
-    assert len(thinned) <= 1100
-    assert thinned == sorted(thinned)
-
-
-def test_whatever_fails_in_matplotlib_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_fails_in_the_library_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("in a later version")
 
-    monkeypatch.setattr(learning_curve, "_figure", fail)
+    monkeypatch.setattr(curves, "save_picture", fail)
     with pytest.raises(RunError, match="cannot be drawn") as raised:
         draw_curve(write(tmp_path, 3, {"env/return": 1}), tmp_path, "run")
     assert "ZeroDivisionError: in a later version" in str(raised.value)
 
 
-def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     file = write(tmp_path, 3, {"env/return": 1})
-    with pytest.raises(RunError, match="no learning curve") as raised:
+    with pytest.raises(RLinfError, match="no learning curve") as raised:
         draw_curve(file, tmp_path, "run")
-    assert "-m pip install 'matplotlib>=3.8'" in str(raised.value)
+    assert "vl-convert-python" in str(raised.value)
     assert len(read_metrics(file)) == 3
