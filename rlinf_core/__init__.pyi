@@ -86,6 +86,7 @@ from rlinf_core.runners import events as events
 from rlinf_core.runners.events import Waiting as Waiting
 from rlinf_core.runners.metrics import read_metrics as read_metrics
 from rlinf_core.runners.opened_run import Run as Run
+from rlinf_core.runners.opened_run import load_policy as load_policy
 from rlinf_core.runners.opened_run import open_run as open_run
 from rlinf_core.runners.record import RunRecord as RunRecord
 from rlinf_core.runners.run_program import loop_program as loop_program
@@ -94,7 +95,6 @@ from rlinf_core.runners.run_program import with_recovery as with_recovery
 from rlinf_core.runners.runner import Runner as Runner
 from rlinf_core.runners.runner import rank_means as rank_means
 from rlinf_core.runners.storage.run_folder import RunFolder as RunFolder
-from rlinf_core.runners.storage.saved_policies import load_policy as load_policy
 from rlinf_core.scalars import Bool as Bool
 from rlinf_core.scalars import Float as Float
 from rlinf_core.scalars import Int as Int

@@ -20,8 +20,8 @@ from rlinf_core.runners.events import (
     StepFinished,
     Waiting,
     WorkersRelaunched,
+    fates_line,
 )
-from rlinf_core.runners.storage.item_fates import fates_line
 
 ENDING = "ending; press Ctrl-C again to end at once"
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rlinf_cli.runs.log_files import last_lines
 from rlinf_core.errors import RLinfError
-from rlinf_core.runners.recovery.failure_list import Failure, failures_of, headline, position
+from rlinf_core.runners.failure_list import Failure, failures_of, headline, position
 
 LOG_LINES = 10
 _MOST_NAMED = 6

@@ -26,9 +26,9 @@ from rlinf_core.runners.events import (
     RunRestarted,
     RunStarted,
     WorkersRelaunched,
+    fates_line,
 )
 from rlinf_core.runners.storage import durable, run_events
-from rlinf_core.runners.storage.item_fates import fates_line
 
 if TYPE_CHECKING:
     from rlinf_core.job.load import Job

@@ -269,8 +269,8 @@ class Training:
 
         from rlinf_cli.live.run_summary import shown
         from rlinf_cli.render.failure_report import failure_block
-        from rlinf_core.runners.evidence.keeping import evidence_line, keep_evidence
-        from rlinf_core.runners.recovery.failure_list import reason_of
+        from rlinf_core.runners.evidence import evidence_line, keep_evidence
+        from rlinf_core.runners.failure_list import reason_of
         from rlinf_core.runners.storage import run_events
 
         reason = reason_of(error)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shutil
 
 from rlinf_core.runners.storage import durable
-from rlinf_core.runners.storage.ownership import outside, why_not_own
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.runners.storage.run_state import STATE
+from rlinf_core.runners.storage.run_state import STATE, outside, why_not_own
 
 
 def delete_run(run: RunFolder) -> None:

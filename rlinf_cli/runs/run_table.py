@@ -16,8 +16,8 @@ from rlinf_cli.live import labels
 from rlinf_cli.runs.run_lookup import all_runs, damaged_checkpoints
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.runners.metrics import Metrics, decode
-from rlinf_core.runners.storage.ownership import outside, why_not_own
 from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_state import outside, why_not_own
 from rlinf_core.runners.storage.run_status import RunStatus
 
 # Block size for reading a metrics file backwards.

@@ -23,9 +23,8 @@ from rlinf_core.node.kernel_log import kernel_lines
 from rlinf_core.process.proc import boot_id
 from rlinf_core.runners.events import EVALUATE
 from rlinf_core.runners.metrics import Metrics, decode
-from rlinf_core.runners.storage.evidence import Bundle, read_bundles
+from rlinf_core.runners.storage.evidence import Bundle, QuarantinedItem, read_bundles, read_quarantine
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
-from rlinf_core.runners.storage.quarantine import QuarantinedItem, read_quarantine
 from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.scalars import plain

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from rlinf_core.runners.storage.item_fates import ItemFates
 from rlinf_core.topology import ClusterTopology
 
 # The phases of a training step, named as in the `time/` metrics.
@@ -18,6 +18,43 @@ ACTOR_TRAINING: Final = "actor_training"
 LAUNCH: Final = "launch"
 EVALUATE: Final = "evaluate"
 SAVE_CHECKPOINT: Final = "save_checkpoint"
+
+
+class ItemFate(StrEnum):
+    """The fate of an item that was buffered or in flight when a checkpoint was written: a prompt, rollout or episode.
+
+    A checkpoint lists them in its manifest, as it can bring them back; a run that goes on from it reports what became
+    of each, which differs where it may use less of what is there.
+    """
+
+    RESTORED = "restored"
+    """It was done, and is used as it is."""
+    CONTINUED = "continued"
+    """It goes on where it was."""
+    AGAIN = "done again"
+    """It begins anew; what there was of it is lost."""
+    WAITING = "not yet asked"
+    """It was set aside, and nobody had begun it."""
+    DROPPED = "left out"
+    """It is neither kept nor done again."""
+
+
+ItemFates: TypeAlias = Mapping[str, Sequence[str]]
+"""The items of each fate, each named as in `prompt 17 for step 5`."""
+
+
+def item_fates(items: Iterable[tuple[ItemFate, str]]) -> ItemFates:
+    """Return items by their fates, in order; fates without an item are left out."""
+    by_fate: dict[str, list[str]] = {}
+    for fate, name in items:
+        by_fate.setdefault(fate.value, []).append(name)
+    return {fate.value: by_fate[fate.value] for fate in ItemFate if fate.value in by_fate}
+
+
+def fates_line(fates: ItemFates) -> str:
+    """Return `in flight at the checkpoint: 4 restored, 2 continued, 1 done again, 3 not yet asked`."""
+    counts = ", ".join(f"{len(items)} {fate}" for fate, items in fates.items())
+    return f"in flight at the checkpoint: {counts}"
 
 
 class RunStarted(NamedTuple):

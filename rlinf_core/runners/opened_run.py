@@ -1,4 +1,4 @@
-"""A run as notebooks, programs and comparisons read it.
+"""A run, and its policy, as notebooks, programs and comparisons read them.
 
 run = open_run("runs/embodied-20260314-101502")
 pandas.DataFrame(run.metrics).plot("step", "env/return")
@@ -6,23 +6,30 @@ pandas.DataFrame(run.metrics).plot("step", "env/return")
 
 from __future__ import annotations
 
+import json
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.tree import to_data
-from rlinf_core.errors import RunError
+from rlinf_core.errors import CheckpointError, ConfigError, RunError
 from rlinf_core.foreign.files import read_bounded
+from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.runners.metrics import Metrics, read_with_faults
-from rlinf_core.runners.storage.checkpoint import Checkpoint
+from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.checkpoint import Checkpoint, CheckpointStore, is_checkpoint, sound_checkpoint
 from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE, runs_in
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.scalars import plain
+
+if TYPE_CHECKING:
+    from rlinf_core.job.load import Job
+    from rlinf_core.job.recipe import Policy, Recipe
 
 # Columns of a record beside its metrics.
 _STEP: Final = "step"
@@ -30,6 +37,7 @@ _TIME: Final = "time"
 _LONGEST_REASON: Final = 120
 # Runs that an error about a folder of runs names.
 _NAMED_RUNS: Final = 2
+_DESCRIPTION: Final = "policy.json"
 
 
 class Run:
@@ -203,3 +211,72 @@ def folder_without_run(folder: Path, otherwise: str = "name a run folder") -> Ru
     newest = [str(path) for path, _ in runs[-_NAMED_RUNS:]]
     help = f"name one of its runs, such as {' or '.join(newest)}" if newest else otherwise
     return RunError("this folder is not a run", where=str(folder), help=help)
+
+
+def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, device: str = "cpu") -> Policy:
+    """Return a trained policy, ready to act. It needs neither a cluster nor the environment.
+
+    Args:
+        path: a run folder, for its newest checkpoint; a checkpoint `global_step_N`; or a folder that `rlinf
+            export --format safetensors` wrote.
+        checkpoint: another checkpoint of the run.
+        device: its torch device.
+
+    Raises:
+        RunError: there is no such folder.
+        CheckpointError: there is no checkpoint, or it cannot be read.
+        ConfigError: the recipe does not support this, or the policy is of another recipe.
+    """
+    from rlinf_core.job.find_recipe import find_recipe
+    from rlinf_core.job.load import load_job
+
+    folder = Path(path)
+    job: Job | None = None
+    recipe: Recipe | None = None
+    if (run := _run_of(folder)) is not None:
+        # Findings about this machine, such as a missing simulator, do not matter here.
+        job = load_job(str(run.config_file))
+        recipe = job.recipe
+    if checkpoint is not None or is_checkpoint(folder):
+        folder = sound_checkpoint(Path(checkpoint or folder)).path
+    else:
+        store = run.checkpoints if run is not None and (folder / STATE).is_file() else CheckpointStore(folder)
+        newest = store.latest_sound()
+        if newest is None and store.folder != folder:
+            raise CheckpointError("the run has no sound checkpoint", where=str(folder))
+        folder = newest.path if newest is not None else folder
+    if recipe is None:
+        recipe = find_recipe(_recipe_of(folder))
+    function = recipe.load(recipe.policy)
+    if function is None:
+        raise ConfigError(f"recipe `{recipe.name}` does not support `load_policy`")
+    return function(folder, job.config if job is not None else None, device)
+
+
+def note_step(folder: Path, step: int) -> None:
+    """Add the training step of the weights to the description of an exported policy, if it has one."""
+    file = folder / _DESCRIPTION
+    if file.is_file():
+        about = {**load_json_object(read_bounded(file)), "step": step}
+        durable.write_whole(file, json.dumps(about, indent=1) + "\n")
+
+
+def _run_of(folder: Path) -> RunFolder | None:
+    """Return the run of a run folder, its `checkpoints` or one of its checkpoints, if it exists."""
+    for path in (folder, folder.absolute().parent, folder.absolute().parent.parent):
+        if (path / STATE).is_file():
+            return RunFolder.open(path)
+    return None
+
+
+def _recipe_of(folder: Path) -> str:
+    """Return the recipe's name of a policy folder outside of a run."""
+    try:
+        return str(load_json_object(read_bounded(folder / _DESCRIPTION))["recipe"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            "there is no policy in the folder",
+            where=str(folder),
+            why=f"`{_DESCRIPTION}` is missing" if isinstance(error, OSError) else f"`{_DESCRIPTION}`: {error}",
+            help="name a run, a checkpoint, or a folder of `rlinf export --format safetensors`",
+        ) from None

@@ -18,16 +18,14 @@ from rlinf_core.errors import CheckpointError, CommunicationTimeoutError, RLinfE
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.foreign.write_fault import lacks_room, write_fault
 from rlinf_core.runners import events
-from rlinf_core.runners.events import Listener
-from rlinf_core.runners.evidence.keeping import keep_evidence
+from rlinf_core.runners.events import ItemFates, Listener
+from rlinf_core.runners.evidence import keep_evidence
 from rlinf_core.runners.exporters import BackendSettings, PrometheusExporter, open_backends
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
-from rlinf_core.runners.recovery.restarts import Restarts
-from rlinf_core.runners.recovery.suspects import Suspects
+from rlinf_core.runners.recovery import Restarts, Suspects
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, Manifest, open_checkpoint
-from rlinf_core.runners.storage.item_fates import ItemFates
-from rlinf_core.runners.storage.quarantine import quarantine
+from rlinf_core.runners.storage.evidence import quarantine
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 

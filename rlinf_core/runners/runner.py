@@ -12,19 +12,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
-from rlinf_core.errors import CheckpointError
+from rlinf_core.config.sections.runner import ProfilerConfig
+from rlinf_core.errors import CheckpointError, ConfigError
 from rlinf_core.runners import events
+from rlinf_core.runners.events import ItemFates
 from rlinf_core.runners.hangs import HangWatch
 from rlinf_core.runners.metrics import EVALUATION_TIME
-from rlinf_core.runners.profiled_steps import ProfiledSteps
 from rlinf_core.runners.record import RunConfig, RunRecord
-from rlinf_core.runners.recovery.restarts import NodesReturned
-from rlinf_core.runners.recovery.snapshots import SnapshotSchedule
+from rlinf_core.runners.recovery import NodesReturned, SnapshotSchedule
 from rlinf_core.runners.standalone import StandaloneRecord
 from rlinf_core.runners.step_clock import StepClock
-from rlinf_core.runners.storage.item_fates import ItemFates
+from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.worker.group.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.group.worker_group import WorkerGroup
 
@@ -312,3 +312,50 @@ class RolloutRunner(Runner):
         """Return the steps whose rollouts may run before `step` is trained: itself, and `max_staleness` more."""
         newest = step + self.config.staleness
         return range(step, 1 + (newest if self.last_step is None else min(newest, self.last_step)))
+
+
+class Profiled(Protocol):
+    """The interface of a group whose workers are profiled, such as `WorkerGroup`."""
+
+    def start_profile(self, kind: str, folder: str, name: str) -> Any: ...
+    def stop_profile(self) -> Any: ...
+
+
+class ProfiledSteps:
+    """The profiles of a run.
+
+    Args:
+        config: `runner.profiler`, or None.
+        folder: where they are written.
+        groups: the worker groups by component.
+
+    Raises:
+        ConfigError: a component to be profiled has no group.
+    """
+
+    def __init__(self, config: ProfilerConfig | None, folder: Path, groups: Mapping[str, Profiled]) -> None:
+        self._config, self._folder = config, folder
+        chosen = config.components if config is not None else ()
+        self._groups = {name: group for name, group in groups.items() if not chosen or name in chosen}
+        self._running = False
+        for name in chosen:
+            if name not in groups:
+                raise ConfigError(
+                    f"`runner.profiler.components` names `{name}`, which this run does not have",
+                    help=did_you_mean(name, groups) or f"its components are {quoted(list(groups))}",
+                )
+
+    def begin(self, step: int) -> None:
+        """Start the profilers before the first of the steps, or of those that are left of them after a restart."""
+        config = self._config
+        if config is not None and not self._running and config.first_step <= step <= config.last_step:
+            self._running = True
+            kind, folder = config.kind, str(self._folder)
+            wait_together(*(group.start_profile(kind, folder, name) for name, group in self._groups.items()))
+
+    def end(self, step: int, *, last: bool) -> None:
+        """Write the profiles after the last of the steps, or of the run."""
+        if self._config is not None and self._running and (last or step >= self._config.last_step):
+            self._running = False
+            wait_together(*(group.stop_profile() for group in self._groups.values()))
+            LOGGER.info("profiles of workers are in %s, on the node of each", self._folder)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from recipes.agent.loop.protocols import AgentGroup
 from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
 from rlinf_core import WorkerDiedError, WorkerGroupError, WorkerGroupHandle
-from rlinf_core.runners.recovery.suspects import Suspects
+from rlinf_core.runners.recovery import Suspects
 
 LOGGER = logging.getLogger("rlinf")
 

@@ -29,9 +29,9 @@ from recipes.embodied.loop.protocols import (
 from recipes.embodied.loop.rollout_recovery import RolloutRecovery
 from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle, events, rank_means, read_metrics
+from rlinf_core.runners.events import ItemFate, ItemFates, item_fates
 from rlinf_core.runners.runner import RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
-from rlinf_core.runners.storage.item_fates import ItemFate, ItemFates, item_fates
 from rlinf_core.worker.group.handle import wait_together
 
 # Folder of a checkpoint that holds the state of the environments, a file for each env worker.

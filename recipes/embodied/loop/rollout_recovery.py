@@ -11,7 +11,7 @@ from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
 from recipes.embodied.loop.protocols import EnvGroup, Layout, RolloutGroup
 from recipes.embodied.loop.suspected_episodes import SuspectedEpisodes
 from rlinf_core import RunRecord, WorkerDiedError, WorkerGroup, WorkerGroupError, WorkerGroupHandle
-from rlinf_core.runners.relaunching import Dead, Relaunching
+from rlinf_core.runners.run_program import Dead, Relaunching
 from rlinf_core.worker.group.handle import wait_together
 
 T = TypeVar("T")

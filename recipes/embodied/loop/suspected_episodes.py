@@ -6,8 +6,7 @@ from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
 from recipes.embodied.envs.processes.simulator import EpisodeAtDeath
 from recipes.embodied.loop.protocols import Layout
 from rlinf_core import RunRecord
-from rlinf_core.runners.recovery.restarts import all_deaths
-from rlinf_core.runners.recovery.suspects import Suspects
+from rlinf_core.runners.recovery import Suspects, all_deaths
 
 
 class SuspectedEpisodes:

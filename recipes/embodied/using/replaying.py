@@ -14,7 +14,7 @@ from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import BatchRequest, Start
 from recipes.embodied.envs.registry import env_class
 from rlinf_core import Job, RLinfError
-from rlinf_core.runners.storage.quarantine import QuarantinedItem
+from rlinf_core.runners.storage.evidence import QuarantinedItem
 
 _Count = Annotated[int, Field(ge=0, lt=2**53)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]

@@ -17,8 +17,8 @@ from rlinf_core import (
     WorkerGroupError,
     WorkerGroupHandle,
 )
-from rlinf_core.runners.recovery.restarts import death
-from rlinf_core.runners.relaunching import Dead, Relaunching
+from rlinf_core.runners.recovery import death
+from rlinf_core.runners.run_program import Dead, Relaunching
 from rlinf_core.worker.group.handle import wait_together
 
 # Key of the channel of answers that nobody reads.

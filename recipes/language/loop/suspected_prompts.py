@@ -9,8 +9,7 @@ from recipes.language.data.problems import training_order
 from recipes.language.prompts.prompt_messages import Prompt
 from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core import RunRecord
-from rlinf_core.runners.recovery.restarts import all_deaths
-from rlinf_core.runners.recovery.suspects import Suspects
+from rlinf_core.runners.recovery import Suspects, all_deaths
 
 
 class SuspectedPrompts:

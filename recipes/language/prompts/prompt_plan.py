@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from recipes.language.prompts.curriculum import Curriculum
 from recipes.language.prompts.prompt_messages import GroupReport, Prompt
-from rlinf_core.runners.storage.item_fates import ItemFate, ItemFates, item_fates
+from rlinf_core.runners.events import ItemFate, ItemFates, item_fates
 
 # Maximum refills of a slot whose group lost too many answers to failed scoring.
 _SPOILED_REFILLS: Final = 4

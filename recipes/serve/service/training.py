@@ -27,7 +27,7 @@ from recipes.serve.service.tenants import ClientSession, Sampler, ServedModel
 from recipes.serve.values import AdapterSettings, FloatArray, PassOutcome
 from recipes.serve.wire.requests_and_results import PassRequest, pass_bytes, read_data
 from rlinf_core import WorkerGroupError
-from rlinf_core.runners.recovery.restarts import death
+from rlinf_core.runners.recovery import death
 
 Act = Callable[[], Awaitable[Any]]
 

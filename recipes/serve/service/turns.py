@@ -14,7 +14,7 @@ from recipes.serve.service.ledger import Call, Promise, RequestFailure, RequestR
 from recipes.serve.service.tenants import Tenants
 from recipes.serve.values import Drawing, SampleOutcome
 from rlinf_core import RLinfError, WorkerGroupError
-from rlinf_core.runners.recovery.restarts import death
+from rlinf_core.runners.recovery import death
 
 LOGGER: Final = logging.getLogger("rlinf")
 # Longest time between two looks for new requests to sample.

@@ -55,8 +55,8 @@ def export(
     from rlinf_cli.run.policy_source import checkpoint_of, find_run_folder
     from rlinf_core.errors import RLinfError, RunError
     from rlinf_core.job.load import load_job
+    from rlinf_core.runners.opened_run import note_step
     from rlinf_core.runners.storage.checkpoint import load_manifest
-    from rlinf_core.runners.storage.saved_policies import note_step
 
     run_folder = find_run_folder(run, log_path)
     if run_folder is None:

@@ -30,7 +30,7 @@ def replay(
     from rlinf_cli.run.policy_source import used_job
     from rlinf_cli.runs.run_lookup import find_run
     from rlinf_core.errors import RLinfError
-    from rlinf_core.runners.storage.quarantine import read_quarantine
+    from rlinf_core.runners.storage.evidence import read_quarantine
     from rlinf_core.suggest import did_you_mean, quoted
 
     folder = find_run(run, log_path)

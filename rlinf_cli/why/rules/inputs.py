@@ -7,8 +7,8 @@ from typing import Final
 
 from rlinf_cli.why.facts import RunFacts
 from rlinf_cli.why.finding import FindingKind, RunFinding
+from rlinf_core.runners.storage.evidence import QUARANTINE
 from rlinf_core.runners.storage.first_contact import ContactCheck
-from rlinf_core.runners.storage.quarantine import FOLDER
 
 _STEPS: Final = 5
 _SKIPPED: Final = "train/actor/skipped_updates"
@@ -132,7 +132,7 @@ def items_are_set_aside(facts: RunFacts) -> RunFinding | None:
         return None
     (name, first), *others = sorted(facts.quarantined.items(), key=lambda named: named[1].time)
     rest = "" if not others else f", and {len(others)} other items"
-    deaths = tuple(f"{FOLDER}/{name}: {death}" for death in dict.fromkeys(first.deaths[:_STEPS]))
+    deaths = tuple(f"{QUARANTINE}/{name}: {death}" for death in dict.fromkeys(first.deaths[:_STEPS]))
     alone = (
         "run that item alone"
         if not first.replay

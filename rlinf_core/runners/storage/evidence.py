@@ -1,22 +1,29 @@
-"""`evidence/TIME/` of a run folder: what could be seen of a failure while its processes still lived.
+"""`evidence/` and `quarantine/` of a run folder: what failed, and the items that processes died of.
 
-evidence/20261126-013742/
-  failure.json            what failed, with the whole error of each process; see `EvidenceFile`
-  waits.json, stacks.txt  who waited for whom, and in which frame
-  memory.json             of processes, control group and /dev/shm
-  logs/, ray/, kernel.txt ends of logs, and the kernel's lines about our processes
+evidence/20261126-013742/   what could be seen of a failure while its processes still lived
+  failure.json              what failed, with the whole error of each process; see `EvidenceFile`
+  waits.json, stacks.txt    who waited for whom, and in which frame
+  memory.json               of processes, control group and /dev/shm
+  logs/, ray/, kernel.txt   ends of logs, and the kernel's lines about our processes
   versions.json, config.yaml, in_flight.json
+quarantine/task-17.json     an item that is no longer processed; see `QuarantinedItem`
 """
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
 from rlinf_core.foreign.file_models import FileModel, Moment, Name, Step, read_model
+from rlinf_core.foreign.files import make_folder
+from rlinf_core.process.known_secrets import hidden
+from rlinf_core.runners.storage import durable
 
 FOLDER: Final = "evidence"
 FAILURE: Final = "failure.json"
@@ -27,6 +34,9 @@ MOST_BUNDLES: Final = 8
 MOST_BYTES: Final = 20 << 20
 MOST_FILE_BYTES: Final = 1 << 20
 _MOST_READ: Final = 64
+QUARANTINE: Final = "quarantine"
+_MOST_ITEM_BYTES: Final = 1 << 20
+_MOST_ITEMS: Final = 1000
 
 Text = Annotated[str, Field(max_length=1 << 20)]
 
@@ -121,3 +131,65 @@ def bundle_folders(run_folder: Path) -> list[Path]:
     except OSError:
         return []
     return [run_folder / FOLDER / name for name in names if not name.startswith(".")]
+
+
+class QuarantinedItem(FileModel):
+    """An item that was set aside.
+
+    Attributes:
+        kind: the kind of the item, as in `task`.
+        item: which one, as in the number of its row in the data.
+        step: the step that it was for; 0: an evaluation.
+        time: when it was set aside, in seconds since 1970.
+        deaths: how the processes died that it was given to, one line each.
+        replay: what `rlinf replay` needs to do it again; empty where that cannot be done alone.
+    """
+
+    schema_: Annotated[Literal["rlinf.quarantine/1"], Field(alias="schema")]
+    kind: Name
+    item: Name
+    step: Step = 0
+    time: Moment
+    deaths: list[Annotated[str, Field(max_length=1 << 16)]] = Field(default_factory=list[str])
+    replay: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+def quarantine(
+    run_folder: Path, kind: str, item: str, step: int, deaths: Sequence[str], replay: Mapping[str, Any] | None = None
+) -> Path:
+    """Keep what is known of an item that is set aside; return the file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    content = QuarantinedItem.model_validate(
+        {
+            "schema": "rlinf.quarantine/1",
+            "kind": kind,
+            "item": item,
+            "step": step,
+            "time": time.time(),
+            "deaths": [hidden(death)[: 1 << 16] for death in deaths],
+            "replay": dict(replay or {}),
+        }
+    )
+    make_folder(run_folder / QUARANTINE)
+    path = run_folder / QUARANTINE / f"{kind}-{item}.json"
+    durable.write_whole(path, content.model_dump_json(by_alias=True, indent=1) + "\n")
+    return path
+
+
+def read_quarantine(run_folder: Path) -> dict[str, QuarantinedItem]:
+    """Return the items that a run set aside, by the name of their file; what cannot be read is left out."""
+    items: dict[str, QuarantinedItem] = {}
+    try:
+        with os.scandir(run_folder / QUARANTINE) as entries:
+            names = sorted(entry.name for entry in islice(entries, _MOST_ITEMS) if entry.name.endswith(".json"))
+    except OSError:
+        return items
+    for name in names:
+        try:
+            items[name] = read_model(run_folder / QUARANTINE / name, QuarantinedItem, _MOST_ITEM_BYTES)
+        except OSError:
+            continue
+    return items

@@ -1,8 +1,10 @@
-"""The state of a run, in `run.json`. Imports nothing heavy, as commands use it, too."""
+"""The state of a run, in `run.json`, and the marks of its checkpoint folders. Imports nothing heavy, for commands."""
 
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
@@ -13,11 +15,15 @@ from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Moment, Name, Step, read_model
 from rlinf_core.foreign.files import read_fault
 from rlinf_core.node.process_identity import Presence, ProcessIdentity, look
+from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_status import RunStatus
 
 SCHEMA: Final = "rlinf.run/1"
 STATE: Final = "run.json"
 _MOST_BYTES: Final = 1 << 20
+MARK: Final = ".rlinf-run.json"
+_MARK_SCHEMA: Final = "rlinf.checkpoints/1"
+_MOST_MARK_BYTES: Final = 1 << 16
 # A reason is one line of limited length; an exception's may contain a whole tensor.
 _MOST_REASON: Final = 4000
 # The process is gone without writing an end status.
@@ -196,3 +202,71 @@ def _look_into(log_path: Path) -> Iterator[tuple[Path, RunState | str]]:
             except OSError:
                 continue
             yield path, error.why or error.message
+
+
+class Mark(FileModel):
+    """The owner of a checkpoint folder outside of its run's folder.
+
+    `run.json` may name any folder, and a copy of a run names the same one as the original. So an outside folder belongs
+    to a run only if its mark has the run's id, and the path and inode of the run's folder.
+
+    Attributes:
+        run_id: the id of the run.
+        folder, inode: the folder and inode of the run's folder, which a copy does not share.
+        place: the path of the checkpoint folder itself, which a copy does not share.
+    """
+
+    run_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    folder: Annotated[str, Field(max_length=4096)]
+    inode: Annotated[int, Field(gt=0)]
+    place: Annotated[str, Field(max_length=4096)]
+
+
+def outside(run: Path, state: RunState) -> Path | None:
+    """Return the folder of a run's checkpoints if it is outside of the run's folder; else None."""
+    path = Path(os.path.normpath(run / state.checkpoints))
+    return None if path.is_relative_to(run) and path != run else path
+
+
+def mark(checkpoints: Path, run: Path, run_id: str) -> None:
+    """Mark a new checkpoint folder as owned by the run in the folder `run`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    owner = Mark(run_id=run_id, folder=str(run.resolve()), inode=run.stat().st_ino, place=str(checkpoints.resolve()))
+    durable.write_whole(checkpoints / MARK, json.dumps({"schema": _MARK_SCHEMA, **owner.model_dump()}, indent=1) + "\n")
+
+
+def why_not_own(run: Path, state: RunState) -> str | None:
+    """Return why a run may not write to or delete its checkpoint folder; None if it may."""
+    path = outside(run, state)
+    if path is None:
+        return _why_linked(run, state)
+    if path.is_symlink():
+        return "it is a link"
+    if not state.run_id:
+        return "the run is from an earlier rlinf, which left no mark there"
+    try:
+        if not stat.S_ISREG((path / MARK).lstat().st_mode):
+            return f"its `{MARK}` is not a file"
+        owner = read_model(path / MARK, Mark, _MOST_MARK_BYTES)
+    except FileNotFoundError:
+        return f"it has no mark of this run, `{MARK}`"
+    except OSError:
+        return f"its `{MARK}` cannot be read"
+    if owner.run_id != state.run_id or owner.place != str(path.resolve()):
+        return "it is marked as owned by another run"
+    if (owner.folder, owner.inode) != (str(run.resolve()), run.stat().st_ino):
+        return f"it is marked as owned by the run in {owner.folder}; this run is a copy, or was moved"
+    return None
+
+
+def _why_linked(run: Path, state: RunState) -> str | None:
+    """Return which part of a path below the run's folder is a link."""
+    path = run
+    for part in Path(os.path.normpath(state.checkpoints)).parts if not os.path.isabs(state.checkpoints) else ():
+        path /= part
+        if path.is_symlink():
+            return f"{path} is a link"
+    return None

@@ -233,7 +233,7 @@ def _missing(monkeypatch: pytest.MonkeyPatch, module: str, override: str) -> Dia
     return finding
 
 
-def test_a_backend_that_is_gone_is_refused_with_what_to_use_instead() -> None:
+def test_a_removed_backend_is_refused_with_a_remedy() -> None:
     job = load_job("laptop", ["runner.logger.logger_backends=[tensorboard,otlp]"])
     (finding,) = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is Severity.ERROR]
     assert finding.path == ("runner", "logger", "logger_backends", 1)

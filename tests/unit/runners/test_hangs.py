@@ -12,7 +12,7 @@ from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.manager.inspection.held_up import Standing
 from rlinf_core.runners import hangs
 from rlinf_core.runners.hangs import HangWatch, OnHang
-from rlinf_core.runners.recovery.restarts import Restarts
+from rlinf_core.runners.recovery import Restarts
 from rlinf_core.runners.step_clock import StepClock
 
 ENV = Standing("EnvGroup:1", "`EnvGroup:1` (pid 7) runs `interact` for 12 s, at env.py:3 in step")

@@ -9,8 +9,8 @@ import pytest
 
 from rlinf_core.config.sections.runner import ProfilerConfig
 from rlinf_core.errors import ConfigError
-from rlinf_core.runners import profiled_steps
-from rlinf_core.runners.profiled_steps import ProfiledSteps
+from rlinf_core.runners import runner
+from rlinf_core.runners.runner import ProfiledSteps
 
 
 class Group:
@@ -33,7 +33,7 @@ def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     def done(*handles: Any) -> None:
         assert all(isinstance(handle, str) for handle in handles)
 
-    monkeypatch.setattr(profiled_steps, "wait_together", done)
+    monkeypatch.setattr(runner, "wait_together", done)
 
 
 def run(config: ProfilerConfig | None, steps: range, last: int) -> dict[str, list[tuple[int, str]]]:

@@ -20,7 +20,7 @@ from rlinf_core.runners import run_program
 from rlinf_core.runners.events import Event, RunFinished, RunRestarted, Waiting
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.recovery.restarts import NodesReturned
+from rlinf_core.runners.recovery import NodesReturned
 from rlinf_core.runners.run_program import death, run_job, with_recovery
 from rlinf_core.runners.storage.checkpoint import Manifest
 from rlinf_core.runners.storage.evidence import read_bundles

@@ -13,8 +13,8 @@ from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners.events import Event, WorkersRelaunched
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.recovery.restarts import Restarts, all_deaths
-from rlinf_core.runners.relaunching import Dead, Relaunching
+from rlinf_core.runners.recovery import Restarts, all_deaths
+from rlinf_core.runners.run_program import Dead, Relaunching
 from rlinf_core.runners.storage.run_folder import RunFolder
 
 
@@ -142,7 +142,7 @@ def test_deaths_of_a_cause_are_found_too() -> None:
 
 def test_nobody_is_started_again_alone_without_a_watcher(healing: Healing, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = WorkerDiedError("raylet", node="this machine", cause="it ended with exit code 0")
-    monkeypatch.setattr("rlinf_core.runners.relaunching.fallen_watcher", lambda: lost)
+    monkeypatch.setattr("rlinf_core.runners.run_program.fallen_watcher", lambda: lost)
 
     with pytest.raises(WorkerGroupError):
         healing.repeat(failing(died("EnvGroup:1")))

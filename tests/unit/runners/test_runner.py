@@ -13,12 +13,11 @@ import pytest
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.errors import CheckpointError
 from rlinf_core.runners import events
-from rlinf_core.runners.events import Event
+from rlinf_core.runners.events import Event, ItemFate, ItemFates, item_fates
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.recovery.restarts import NodesReturned
+from rlinf_core.runners.recovery import NodesReturned
 from rlinf_core.runners.runner import Runner
-from rlinf_core.runners.storage.item_fates import ItemFate, ItemFates, item_fates
 from rlinf_core.runners.storage.run_folder import RunFolder
 
 
@@ -82,7 +81,7 @@ def test_what_is_evaluated_and_kept(
 def test_snapshots_lie_between_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], snapshots: list[int]
 ) -> None:
-    monkeypatch.setattr("rlinf_core.runners.recovery.snapshots._REST", 0.0)
+    monkeypatch.setattr("rlinf_core.runners.recovery._REST", 0.0)
     output = Told()
     loop, folder = made(
         tmp_path, output, **{"max_steps": 5, "save_interval": 3, "snapshot_interval": "0.000001s", **keys}

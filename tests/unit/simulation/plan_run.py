@@ -13,8 +13,7 @@ from typing import Any
 from recipes.language.prompts.prompt_messages import GroupReport, Prompt
 from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core.config.sections.runner import RestartLimit
-from rlinf_core.runners.recovery.restarts import Restarts
-from rlinf_core.runners.recovery.snapshots import SnapshotSchedule
+from rlinf_core.runners.recovery import Restarts, SnapshotSchedule
 from tests.unit.simulation.world import Wire, World
 
 

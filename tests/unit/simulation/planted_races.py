@@ -21,8 +21,7 @@ from rlinf_core.manager.manager_messages import Died
 from rlinf_core.manager.wait_graph import WaitGraph
 from rlinf_core.manager.watch import Watch
 from rlinf_core.manager.worker_registry import WorkerRegistry
-from rlinf_core.runners.recovery.restarts import Restart, Restarts
-from rlinf_core.runners.recovery.snapshots import SnapshotSchedule
+from rlinf_core.runners.recovery import Restart, Restarts, SnapshotSchedule
 from tests.unit.simulation.channel_run import ChannelRun
 from tests.unit.simulation.manager_run import ManagerRun
 from tests.unit.simulation.plan_run import PlanRun

@@ -6,7 +6,7 @@ from typing import Final
 
 from recipes.embodied.envs.env_spec import EnvError
 from recipes.embodied.envs.faults.repeating import SimulatorError
-from rlinf_core.runners.recovery.failure_list import position
+from rlinf_core.runners.failure_list import position
 
 # Starts that are tried in the place of one whose reset raises.
 MOST_STARTS: Final = 6

@@ -16,7 +16,7 @@ import numpy as np
 
 from recipes.embodied.envs.faults.fault_lines import known_fault
 from rlinf_core import RLinfError, RuntimeFailure
-from rlinf_core.runners.recovery.failure_list import position
+from rlinf_core.runners.failure_list import position
 
 _LOGGER: Final = logging.getLogger("rlinf")
 # Actions of an episode up to which it is repeated on a new simulator.

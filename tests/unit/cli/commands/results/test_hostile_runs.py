@@ -20,9 +20,8 @@ from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.node import process_identity
 from rlinf_core.node.process_identity import own_identity
 from rlinf_core.runners.storage.checkpoint import Manifest
-from rlinf_core.runners.storage.ownership import MARK
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.runners.storage.run_state import STATE, RunState
+from rlinf_core.runners.storage.run_state import MARK, STATE, RunState
 from tests.unit.cli.report_runs import full_run
 
 Cli = Callable[..., Any]

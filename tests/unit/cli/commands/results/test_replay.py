@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.runners.storage.quarantine import quarantine
+from rlinf_core.runners.storage.evidence import quarantine
 from tests.unit.cli.why.made_runs import made_run
 
 Run = Callable[..., Any]

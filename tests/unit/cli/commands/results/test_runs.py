@@ -12,9 +12,8 @@ import pytest
 
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.metrics import MetricsWriter
-from rlinf_core.runners.storage.ownership import mark
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.runners.storage.run_state import STATE
+from rlinf_core.runners.storage.run_state import STATE, mark
 from rlinf_core.runners.storage.run_status import RunStatus
 
 Cli = Callable[..., Any]

@@ -11,7 +11,7 @@ from recipes.language.loop.suspected_prompts import SuspectedPrompts
 from recipes.language.prompts.prompt_messages import Prompt
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.runners.recovery.suspects import Suspects
+from rlinf_core.runners.recovery import Suspects
 from tests.unit.recipes.language.prompts.test_prompt_plan import made
 
 PROMPTS = [Prompt(slot, 5 + slot, 2, 0, 4, 1.0) for slot in range(3)]

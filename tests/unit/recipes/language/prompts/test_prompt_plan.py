@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from recipes.language.prompts.curriculum import Curriculum
 from recipes.language.prompts.prompt_messages import GroupReport, Prompt, staleness
 from recipes.language.prompts.prompt_plan import PromptPlan
-from rlinf_core.runners.storage.item_fates import ItemFates
+from rlinf_core.runners.events import ItemFates
 
 
 def made(**options: int) -> PromptPlan:

@@ -20,7 +20,7 @@ from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.failures import PackedError, WorkerGroupError
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.storage.quarantine import QuarantinedItem, quarantine, read_quarantine
+from rlinf_core.runners.storage.evidence import QuarantinedItem, quarantine, read_quarantine
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.unit.recipes.embodied.envs.faults.poisoned_simulator import PoisonedEnv
 

@@ -11,8 +11,8 @@ import pytest
 from rlinf_core.errors import ChannelClosed, ProcessEnd, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.process import known_secrets
-from rlinf_core.runners.evidence import keeping, parts
-from rlinf_core.runners.evidence.keeping import evidence_line, keep_evidence
+from rlinf_core.runners import evidence
+from rlinf_core.runners.evidence import evidence_line, keep_evidence
 from rlinf_core.runners.storage.evidence import FAILURE, FOLDER, MOST_BUNDLES, bundle_folders, read_bundles
 
 END = ProcessEnd("SIGKILL", None, "Out of memory: Killed process 4711 (python)")
@@ -68,14 +68,14 @@ def test_known_secrets_are_masked_everywhere(tmp_path: Path, secret: str) -> Non
 
 
 def test_bundle_is_bounded_and_names_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def large(scene: parts.FailureScene) -> Iterator[tuple[str, str]]:
+    def large(scene: evidence.FailureScene) -> Iterator[tuple[str, str]]:
         yield from ((f"part{number}.txt", "x" * (3 << 20)) for number in range(40))
 
-    def broken(scene: parts.FailureScene) -> Iterator[tuple[str, str]]:
+    def broken(scene: evidence.FailureScene) -> Iterator[tuple[str, str]]:
         yield "begun.txt", "1"
         raise ValueError("no such folder")
 
-    monkeypatch.setattr(parts, "ALL", (broken, large))
+    monkeypatch.setattr(evidence, "PARTS", (broken, large))
     folder = keep_evidence(tmp_path, death(), 1)
     assert folder is not None
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 20 << 20
@@ -103,6 +103,6 @@ def test_partial_bundle_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(keeping.durable, "rename", full)
+    monkeypatch.setattr(evidence.durable, "rename", full)
     assert keep_evidence(tmp_path, death(), 1) is None
     assert list((tmp_path / FOLDER).iterdir()) == []

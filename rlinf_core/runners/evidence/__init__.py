@@ -1,1 +1,0 @@
-"""Evidence of failures: what is collected while the processes of a run still live, and how it is kept."""

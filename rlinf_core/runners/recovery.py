@@ -1,0 +1,171 @@
+"""Decisions of a run's recovery: restarts after deaths, snapshots, and items that processes died of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Final, Generic, NamedTuple, TypeVar, cast
+
+from rlinf_core.config.sections.runner import RestartLimit
+from rlinf_core.errors import WorkerDiedError
+from rlinf_core.failures import WorkerGroupError
+
+_ALL: Final = ""
+
+
+class NodesReturned(Exception):  # noqa: N818 - no failure: the run goes on with them
+    """Nodes that elastic components do without have joined again; the state of the run is saved."""
+
+
+class Restart(NamedTuple):
+    """A restart that is allowed: its number among those that count, from 1."""
+
+    number: int
+    of: int
+
+
+class Restarts:
+    """The restarts of a run so far.
+
+    Args:
+        limit: `runner.max_restarts`.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, limit: RestartLimit, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._times: dict[str, list[float]] = {}
+
+    def allow(self, component: str) -> Restart | None:
+        """Count a restart after the death of a worker of `component`; return None, and count nothing, beyond the
+        limit."""
+        seconds, now = self._limit.seconds, self._clock()
+        key = _ALL if seconds is None else component
+        times = [at for at in self._times.get(key, []) if seconds is None or now - at < seconds]
+        if len(times) >= self._limit.max:
+            return None
+        self._times[key] = [*times, now]
+        return Restart(len(times) + 1, self._limit.max)
+
+
+def death(error: WorkerGroupError | WorkerDiedError) -> WorkerDiedError | None:
+    """Return the death that is the root cause of a failure, or None."""
+    first: BaseException = error.__cause__ if isinstance(error.__cause__, WorkerGroupError) else error
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first if isinstance(first, WorkerDiedError) else None
+
+
+def all_deaths(error: BaseException | None) -> dict[str, WorkerDiedError]:
+    """Return the deaths that a failure and its cause report, by the address of the dead."""
+    if error is None:
+        return {}
+    deaths = all_deaths(error.__cause__)
+    if isinstance(error, WorkerDiedError):
+        deaths.setdefault(error.address, error)
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            deaths = {**all_deaths(inner), **deaths}
+    return deaths
+
+
+# After one that took a second no other is saved for so many seconds.
+_REST: Final = 100.0
+
+
+class SnapshotSchedule:
+    """The moments of a run's snapshots: checkpoints by time, each of which the next one replaces.
+
+    They bound what the death of an actor costs, and what saving costs: at most 1 % of the time, however long one takes.
+
+    Args:
+        seconds: the seconds between two snapshots at least; None: there are none.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._next = clock() + (seconds or 0.0)
+
+    @property
+    def due(self) -> bool:
+        """Whether the state should be saved after this step."""
+        return self._seconds is not None and self._clock() >= self._next
+
+    @contextmanager
+    def saving(self) -> Generator[None, None, None]:
+        """Measure how long it takes to save the state in the block, and set the moment of the next snapshot."""
+        began = self._clock()
+        yield
+        ended = self._clock()
+        self._next = ended + max(self._seconds or 0.0, _REST * (ended - began))
+
+    def stop(self) -> None:
+        """Save no further snapshot."""
+        self._seconds = None
+
+
+T = TypeVar("T")
+# Deaths at which an item was there, after which it is tried alone.
+SUSPECTED: Final = 2
+
+
+class Suspects(Generic[T]):
+    """The deaths of each item's processes so far. Pure.
+
+    A process that works at many items at once does not report which of them ends it. So all that it had are suspected
+    at its second death, and each is tried alone; a further death while a process has one alone is that item's own.
+    Where a process reports which one it was at, its third death is enough.
+    """
+
+    def __init__(self) -> None:
+        self._deaths: dict[str, list[str]] = {}
+        self._items: dict[str, T] = {}
+        self._set_aside: set[str] = set()
+
+    @property
+    def set_aside(self) -> frozenset[str]:
+        """The names of the items that are no longer processed."""
+        return frozenset(self._set_aside)
+
+    def died_of(self, items: Mapping[str, T], reason: str) -> None:
+        """Note the death of a process that had these items, by their names."""
+        for name, item in items.items():
+            if name not in self._set_aside:
+                self._deaths.setdefault(name, []).append(reason)
+                self._items[name] = item
+
+    def due(self) -> dict[str, T]:
+        """Return the items that are to be tried alone, by their names."""
+        return {name: self._items[name] for name, deaths in self._deaths.items() if len(deaths) >= SUSPECTED}
+
+    def died_of_one(self, name: str, item: T, reason: str) -> list[str]:
+        """Note the death of a process that is known to have died of one item.
+
+        Returns:
+            How all its processes died, if the item is set aside now; else nothing.
+        """
+        if name in self._set_aside:
+            return []
+        if len(self._deaths.get(name, ())) >= SUSPECTED:
+            return self.killed(name, reason)
+        self.died_of({name: item}, reason)
+        return []
+
+    def lived(self, name: str) -> None:
+        """Forget the deaths at which an item was there: a process had it alone, and lives."""
+        self._forget(name)
+
+    def killed(self, name: str, reason: str) -> list[str]:
+        """Set an item aside, of which a process died that had it alone; return how all its processes died."""
+        deaths = [*self._deaths.get(name, ()), reason]
+        self._set_aside.add(name)
+        self._forget(name)
+        return deaths
+
+    def _forget(self, name: str) -> None:
+        self._deaths.pop(name, None)
+        self._items.pop(name, None)
