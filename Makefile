@@ -7,12 +7,12 @@ EVERYDAY := -m "not nightly" --durations=10
 # Two processes: pure tests one by one, those of Ray by file, since the tests of a file share a cluster and its groups.
 # Hosts of name spaces and accelerators are there once: one process.
 PURE := --numprocesses=2 --dist=worksteal $(EVERYDAY) tests/unit
-SHARED := --numprocesses=2 --dist=loadfile $(EVERYDAY) tests/integration
+SHARED := --numprocesses=2 --dist=loadfile $(EVERYDAY) tests/golden tests/integration
 WHOLE := $(EVERYDAY) tests/cluster tests/gpu
 LONG := --hypothesis-profile=nightly --timeout=3600 --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check lint type format docs gallery media bench gpu nightly nightly-processes nightly-pure chaos conformance release-check clean
+.PHONY: help setup train test check golden lint type format docs gallery media bench gpu nightly nightly-processes nightly-pure chaos conformance release-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ test: setup ## all tests but the nightly ones
 	$(BIN)/pytest $(WHOLE)
 
 check: setup lint type test ## what CI runs: lint, types, import contracts, tests
+
+golden: setup ## freeze anew what tests/golden compares; read its diff, and commit it with what changed it
+	REWRITE_FROZEN=1 $(BIN)/pytest -q tests/golden
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,0 +1,50 @@
+"""Comparison with what an earlier commit froze: lines of text, a fact each.
+
+`make golden` rewrites the files under `frozen/`; their diff is then read and committed with the change that it shows.
+`pytest tests/golden` compares, and shows the lines that differ.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+FOLDER: Final = Path(__file__).parent / "frozen"
+IS_REWRITING: Final = os.environ.get("REWRITE_FROZEN") == "1"
+_SHOWN: Final = 60
+
+
+def read_frozen(name: str) -> list[str]:
+    """Return the lines that were frozen under `name`; none where nothing was."""
+    path = FOLDER / f"{name}.txt"
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def check_frozen(name: str, lines: Iterable[str]) -> None:
+    """Fail with the lines that differ from those frozen under `name`; under `make golden` write them instead."""
+    new = list(lines)
+    old = read_frozen(name)
+    if IS_REWRITING:
+        path = FOLDER / f"{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in new), encoding="utf-8")
+    elif new != old:
+        changes = list(difflib.unified_diff(old, new, f"frozen {name}", f"now {name}", lineterm="", n=0))
+        rest = [f"... and {len(changes) - _SHOWN} more lines"] if len(changes) > _SHOWN else []
+        shown = "\n".join([*changes[:_SHOWN], *rest])
+        pytest.fail(f"{name} changed; if that is meant, run `make golden` and read its diff\n{shown}", pytrace=False)
+
+
+def check_names(part: str, names: Iterable[str]) -> None:
+    """Fail where files of `part` are frozen for what is no more; under `make golden` delete them instead."""
+    left = sorted(path for path in (FOLDER / part).glob("*.txt") if path.stem not in set(names))
+    if IS_REWRITING:
+        for path in left:
+            path.unlink()
+    elif left:
+        pytest.fail(f"{part} has no {', '.join(path.stem for path in left)} any more", pytrace=False)
