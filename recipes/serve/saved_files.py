@@ -13,7 +13,7 @@ from pydantic import Field
 from recipes.serve.values import AdapterSettings
 from rlinf_core import ConfigError, RunError
 from rlinf_core.foreign.file_models import FileModel, Moment, Name, read_model
-from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
+from rlinf_core.foreign.files import BadFileError, read_json_object
 from rlinf_core.runners.storage.durable import claimed, write_whole
 
 RECORD: Final = "rlinf_saved.json"
@@ -104,9 +104,9 @@ def _check_model(file: Path, model: dict[str, Any]) -> None:
         write_whole(file, json.dumps(model))
         return
     try:
-        before = load_json_object(file.read_bytes())
-    except BadJsonError as error:
-        raise RunError(f"`{file}` {error}", help="write another `server.state_dir`") from None
+        before = read_json_object(file)
+    except BadFileError as error:
+        raise RunError(f"`{file}` {error.strerror}", help="write another `server.state_dir`") from None
     changed = [key for key, value in model.items() if before.get(key) != value]
     if changed:
         key = changed[0]

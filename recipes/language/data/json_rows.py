@@ -6,14 +6,18 @@ import gzip
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, Final, cast
 
 from rlinf_core import ConfigError
+from rlinf_core.foreign.budget import Budget, OverBudgetError, in_words, json_size
 from rlinf_core.foreign.encodings import wide_encoding
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
 _GZIP = b"\x1f\x8b"
+_LONGEST_LINE: Final = 16 << 20
+# Bytes that a row takes besides its values: an object, and its place.
+_ROW: Final = 192
 # Signatures of files that are compressed otherwise.
 _COMPRESSIONS = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 
@@ -45,7 +49,8 @@ def json_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         file: UTF-8, with or without a byte order mark, and compressed by gzip or not.
 
     Raises:
-        ConfigError: the file is compressed otherwise or not UTF-8, or a row is not a JSON object or holds a NaN.
+        ConfigError: the file is compressed otherwise or not UTF-8, claims more than its budget, or a row is not a JSON
+            object, holds a NaN, or has more than 16 MiB.
         OSError: it cannot be read.
     """
     with open_regular(file) as opened:
@@ -64,24 +69,43 @@ def json_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 )
             # A byte order mark is skipped.
             with io.TextIOWrapper(cast("io.BufferedReader", binary), encoding="utf-8-sig") as lines:
-                yield from _rows(file, lines)
+                yield from _rows(file, lines, Budget.of_files(file))
+    except OverBudgetError as error:
+        raise ConfigError(f"the data file `{file}` {error}", help="split it into several files") from None
     except UnicodeDecodeError:
         raise ConfigError(f"the data file `{file}` is not UTF-8 text", help="convert it: `iconv -t UTF-8`") from None
     except (EOFError, gzip.BadGzipFile) as error:
         raise ConfigError(f"the data file `{file}` is damaged", why=str(error), help="copy it again") from None
 
 
-def _rows(file: Path, lines: Iterator[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _rows(file: Path, lines: IO[str], budget: Budget) -> Iterator[tuple[str, Mapping[str, Any]]]:
     first = True
-    for number, line in enumerate(lines, 1):
+    number = 0
+    while line := lines.readline(_LONGEST_LINE + 1):
+        number += 1
         if not line.strip():
             continue
         if first and line.lstrip().startswith("["):
-            yield from _listed(file, line + "".join(lines), number)
+            yield from _listed(file, _whole(line, lines, budget), number)
             return
         first = False
         place = f"{file}:{number}"
+        if len(line) > _LONGEST_LINE:
+            raise ConfigError(
+                f"{place}: the line is longer than {in_words(_LONGEST_LINE)}", help="write one JSON object per line"
+            )
+        budget.take(_ROW + json_size(line), f"line {number}")
         yield place, _object(_parsed(place, line, "line", "one JSON object per line"), place, "line")
+
+
+def _whole(line: str, lines: IO[str], budget: Budget) -> str:
+    """Return all of a file that begins with a line."""
+    parts = [line]
+    while part := lines.read(_LONGEST_LINE):
+        parts.append(part)
+        budget.take(json_size(part))
+    budget.take(json_size(line))
+    return "".join(parts)
 
 
 def _listed(file: Path, text: str, number: int) -> Iterator[tuple[str, Mapping[str, Any]]]:

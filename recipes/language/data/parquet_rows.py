@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
+from recipes.training.reading.parquet_claims import take_parquet
 from rlinf_core import ConfigError
+from rlinf_core.foreign.budget import VALUE, Budget, OverBudgetError
 from rlinf_core.foreign.files import check_regular
 
 # Types of numbers whose decimal forms are shorter than those of the floats that Python makes of them.
@@ -23,7 +25,8 @@ def parquet_rows(file: Path, most: int | None = None) -> list[Mapping[str, Any]]
     Numbers of few bits are as they were written, 0.1 and not 0.10000000149, and maps are mappings, at any depth.
 
     Raises:
-        ConfigError: it is not a Parquet file, a text in it is not UTF-8, or pyarrow is missing.
+        ConfigError: it is not a Parquet file, claims more than its budget, a text in it is not UTF-8, or pyarrow is
+            missing.
         OSError: it cannot be read.
     """
     try:
@@ -35,11 +38,14 @@ def parquet_rows(file: Path, most: int | None = None) -> list[Mapping[str, Any]]
     # Whoever reads a pipe waits.
     check_regular(file)
     try:
+        take_parquet(parquet, file, Budget.of_files(file), VALUE, most=most)
         if most is None:
             table = parquet.read_table(file)
         else:
             with parquet.ParquetFile(file) as opened:
                 table = next(opened.iter_batches(batch_size=most), None)
+    except OverBudgetError as error:
+        raise ConfigError(f"`{file}` {error}", help="split it, or write each text where it belongs") from None
     except Exception as error:  # noqa: BLE001  pyarrow has no common base of its errors
         raise ConfigError(f"`{file}` is not a Parquet file", why=str(error).splitlines()[0]) from None
     return [] if table is None else _rows(table, file)

@@ -11,9 +11,12 @@ from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from recipes.language.listening.request_error import RequestError, bad_request
+from rlinf_core.foreign.budget import Budget, OverBudgetError, json_size
 from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 
 LARGEST_BODY: Final = 16 << 20
+# Of what a body becomes once it is decoded.
+LARGEST_DECODED: Final = 8 * LARGEST_BODY
 LARGEST_HEAD: Final = 64 << 10
 # More than one agent needs; connections beyond it are closed.
 MOST_CONNECTIONS: Final = 512
@@ -33,13 +36,13 @@ def check_length(request: Request) -> None:
         raise too_large()
 
 
-def too_large() -> RequestError:
+def too_large(most: int = LARGEST_BODY) -> RequestError:
     """Return the error of a body beyond the limit."""
-    return RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have at most {LARGEST_BODY} bytes")
+    return RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have at most {most} bytes")
 
 
-async def read_body(request: Request) -> bytes:
-    """Return the body of a request.
+async def read_body(request: Request, most: int = LARGEST_BODY) -> bytes:
+    """Return the body of a request, of at most `most` bytes.
 
     Raises:
         RequestError: it is too large, or does not arrive in time.
@@ -50,25 +53,26 @@ async def read_body(request: Request) -> bytes:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 body += part
-                if len(body) > LARGEST_BODY:
-                    raise too_large()
+                if len(body) > most:
+                    raise too_large(most)
     except TimeoutError:
         message = f"the body did not arrive within {BODY_SECONDS:g} s"
         raise RequestError(HTTPStatus.REQUEST_TIMEOUT, message, {"Connection": "close"}) from None
     return bytes(body)
 
 
-async def json_body(request: Request) -> dict[str, Any]:
-    """Return the JSON object that is the body of a request.
+async def json_body(request: Request, most: int = LARGEST_BODY) -> dict[str, Any]:
+    """Return the JSON object that is the body of a request, of at most `most` bytes, decoded in a thread.
 
     Raises:
         RequestError: it is not a JSON object, is too large, or does not arrive in time.
         ClientDisconnect: the client has gone.
     """
-    body = await read_body(request)
+    body = await read_body(request, most)
     try:
-        return load_json_object(body)
-    except BadJsonError as error:
+        Budget(8 * most, "a body").take(json_size(body))
+        return await asyncio.to_thread(load_json_object, body)
+    except (BadJsonError, OverBudgetError) as error:
         raise bad_request(f"the body {error}") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -13,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from recipes.language.listening.limits import check_length, json_body, read_body, unless_gone
+from recipes.language.listening.limits import LARGEST_BODY, check_length, json_body, read_body, unless_gone
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.ledger import Promise, RequestFailure
 from recipes.serve.service.resuming import resume_sessions
@@ -29,6 +30,8 @@ LOGGER: Final = logging.getLogger("rlinf")
 
 _PROTOBUF: Final = "application/x-protobuf"
 _CLIENT_GONE: Final = 499
+# Bytes of a body without a prompt and without data.
+_LARGEST_FIELDS: Final = 1 << 20
 # Seconds that a request for a result is held, before the client asks again.
 HOLD_SECONDS: Final = 20.0
 # Versions of the SDK whose messages were tried.
@@ -94,7 +97,11 @@ class SdkRoutes:
             "training_runs/{name}": self._run,
         }
         posts = {
-            path: self._posting(lambda tenant, fields, act=act: act(tenant, fields).answer)
+            path: self._posting(
+                lambda tenant, fields, act=act: act(tenant, fields).answer,
+                # A prompt is long; the fields of others are kept until their turn.
+                LARGEST_BODY if path == "asample" else _LARGEST_FIELDS,
+            )
             for path, act in promised.items()
         }
         posts |= {path: self._posting(act) for path, act in answered.items()}
@@ -133,10 +140,10 @@ class SdkRoutes:
             )
         return tenant
 
-    def _posting(self, act: Callable[[str, Fields], Fields]) -> Endpoint:
+    def _posting(self, act: Callable[[str, Fields], Fields], most: int = _LARGEST_FIELDS) -> Endpoint:
         async def answer(request: Request) -> Response:
             tenant = self._tenant(request)
-            return JSONResponse(act(tenant, await json_body(request)))
+            return JSONResponse(act(tenant, await json_body(request, most)))
 
         return answer
 
@@ -150,11 +157,12 @@ class SdkRoutes:
         tenant = self._tenant(request)
         if _PROTOBUF not in request.headers.get("content-type", ""):
             raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body of forward_backward must be {_PROTOBUF}")
-        return JSONResponse(self._training.learn(tenant, read_pass(await read_body(request))).answer)
+        asked = await asyncio.to_thread(read_pass, await read_body(request))
+        return JSONResponse(self._training.learn(tenant, asked).answer)
 
     async def _retrieve(self, request: Request) -> Response:
         tenant = self._tenant(request)
-        request_id = (await json_body(request)).get("request_id")
+        request_id = (await json_body(request, _LARGEST_FIELDS)).get("request_id")
         promise = self._state.ledger.find(tenant, str(request_id))
         outcome = await unless_gone(request, promise.wait(HOLD_SECONDS))
         if outcome is None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlinf_core import RunError
+from rlinf_core.foreign.files import open_regular
 from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.runners.storage.durable import remove_tree, write_whole
@@ -68,14 +69,14 @@ class Journal:
         self._sizes[session_id] = 0
         self.append(session_id, JournalEntry("session", {"tenant": tenant}))
 
-    def append(self, session_id: str, entry: JournalEntry) -> None:
-        """Write an event of a session, unless the session has ended.
+    def append(self, session_id: str, entry: JournalEntry) -> int:
+        """Write an event of a session, unless the session has ended; return its bytes.
 
         Raises:
             RunError: it cannot be written.
         """
         if session_id not in self._sizes:
-            return
+            return 0
         frame, folder = _frame(entry), self.folder(session_id)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -86,6 +87,7 @@ class Journal:
                 f"the sessions in `{self._root}` cannot be written", why=write_fault(self._root, error)
             ) from error
         self._sizes[session_id] += len(frame)
+        return len(frame)
 
     def sessions(self) -> Iterator[tuple[str, list[JournalEntry]]]:
         """Return the sessions of earlier starts with their events, which resume from here.
@@ -104,9 +106,8 @@ class Journal:
 
     def _opened(self, folder: Path) -> list[JournalEntry]:
         file = folder / JOURNAL
-        data = file.read_bytes() if file.exists() else b""
-        entries, whole = _entries(data)
-        if whole < len(data):
+        entries, whole = _entries(file) if file.exists() else ([], 0)
+        if file.exists() and whole < file.stat().st_size:
             LOGGER.warning("the last event of session %s was not written to its end", folder.name)
             with file.open("r+b") as opened:
                 opened.truncate(whole)
@@ -125,7 +126,7 @@ class Journal:
         """
         file = self.folder(session_id) / JOURNAL
         try:
-            entries, _ = _entries(file.read_bytes())
+            entries, _ = _entries(file)
             frames = b"".join(_frame(entry) for entry in map(kept, entries) if entry is not None)
             write_whole(file, frames)
         except OSError as error:
@@ -146,19 +147,28 @@ def _frame(entry: JournalEntry) -> bytes:
     return _HEAD.pack(zlib.crc32(head + entry.body), len(head), len(entry.body)) + head + entry.body
 
 
-def _entries(data: bytes) -> tuple[list[JournalEntry], int]:
-    """Return the events in the bytes of a file, and how many bytes are whole frames."""
+def _entries(file: Path) -> tuple[list[JournalEntry], int]:
+    """Return the events in a file, and how many of its bytes are whole frames. A frame is read once it fits the file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     entries: list[JournalEntry] = []
     at = 0
-    while at + _HEAD.size <= len(data):
-        checksum, size, attached = _HEAD.unpack_from(data, at)
-        start, end = at + _HEAD.size, at + _HEAD.size + size + attached
-        if end > len(data) or zlib.crc32(data[start:end]) != checksum:
-            break
-        try:
-            fields = load_json_object(data[start : start + size])
-        except BadJsonError:
-            break
-        entries.append(JournalEntry(str(fields.pop("kind", "")), fields, data[start + size : end]))
-        at = end
+    with open_regular(file) as opened:
+        end = opened.seek(0, 2)
+        opened.seek(0)
+        while len(head := opened.read(_HEAD.size)) == _HEAD.size:
+            checksum, size, attached = _HEAD.unpack(head)
+            if size + attached > end - opened.tell():
+                break
+            frame = opened.read(size + attached)
+            if zlib.crc32(frame) != checksum:
+                break
+            try:
+                fields = load_json_object(frame[:size])
+            except BadJsonError:
+                break
+            entries.append(JournalEntry(str(fields.pop("kind", "")), fields, frame[size:]))
+            at = opened.tell()
     return entries, at

@@ -69,7 +69,6 @@ class Promise:
         session_id: str,
         answer: dict[str, Any],
         on_settled: Callable[[Promise, bool], None] | None = None,
-        request_size: int = 0,
     ) -> None:
         self.request_id = request_id
         self.tenant = tenant
@@ -77,7 +76,7 @@ class Promise:
         self.answer = {"request_id": request_id, **answer}
         self.outcome: Outcome | None = None
         self.drop_after = math.inf
-        self.request_size = request_size
+        self.request_size = 0
         self._on_settled = on_settled
         self._done = asyncio.Event()
 
@@ -206,7 +205,7 @@ class Ledger:
         if taken is not None:
             return self._again(tenant, session_id, key, digest, taken)
         request_id = f"{self._boot}-{secrets.token_hex(12)}"
-        made = Promise(request_id, tenant, session_id, answer or {}, self._take, len(record.body))
+        made = Promise(request_id, tenant, session_id, answer or {}, self._take)
         written = {
             "request_id": request_id,
             "key": key,
@@ -215,7 +214,7 @@ class Ledger:
             "route": record.route,
             "fields": dict(record.fields),
         }
-        self._journal.append(session_id, JournalEntry("request", written, record.body))
+        made.request_size = self._journal.append(session_id, JournalEntry("request", written, record.body))
         self._claim(made, key, digest)
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import math
@@ -24,7 +25,7 @@ from recipes.serve.service.request_fields import (
 )
 from recipes.serve.service.service_state import ServiceState, StepFigures
 from recipes.serve.service.tenants import ClientSession, Sampler, ServedModel
-from recipes.serve.values import AdapterSettings, FloatArray, PassOutcome
+from recipes.serve.values import AdapterSettings, Datum, FloatArray, PassOutcome
 from recipes.serve.wire.requests_and_results import PassRequest, pass_bytes, read_data
 from rlinf_core import WorkerGroupError
 from rlinf_core.runners.recovery import death
@@ -173,32 +174,42 @@ class TrainingRequests:
         def prepare(model: ServedModel) -> Act:
             try:
                 settings = loss_settings(request.loss, request.settings)
-                data = read_data(request)
-                check_data(data, request.loss, self._state.facts.vocabulary, self._state.limits.context_length)
                 if model.unstepped > _MOST_UNSTEPPED and not request.forward_only:
                     raise invalid(f"the passes since the last step have {model.unstepped >> 30} GiB: take a step first")
             except RequestError as error:
                 return _failing(model, error, counts=not request.forward_only)
             backward = not request.forward_only
 
-            async def act() -> bytes:
+            def data() -> list[Datum]:
+                decoded = read_data(request)
+                check_data(decoded, request.loss, self._state.facts.vocabulary, self._state.limits.context_length)
+                return decoded
+
+            async def outcome() -> PassOutcome:
+                # At its turn, so that those who wait hold no more than their bodies.
+                decoded = await asyncio.to_thread(data)
                 model.unstepped += len(request.digest_bytes) if backward else 0
-                try:
-                    ranks = await self._state.actor.learn(model.model_id, data, request.loss, settings, backward)
-                except BaseException:
-                    model.failed = model.failed or (f"pass {request.seq_id} failed" if backward else "")
-                    raise
+                ranks = await self._state.actor.learn(model.model_id, decoded, request.loss, settings, backward)
                 logprobs: dict[int, FloatArray] = {}
                 for rank in ranks:
                     logprobs.update(rank.logprobs)
                 total = math.fsum(rank.loss for rank in ranks)
                 if not math.isfinite(total):
-                    model.failed = model.failed or (f"pass {request.seq_id} failed" if backward else "")
                     raise invalid(f"the loss is {total}: look at the log-probabilities and advantages of the batch")
-                metrics = {"loss:sum": total, "tokens:sum": float(sum(len(datum.tokens) for datum in data))}
+                metrics = {"loss:sum": total, "tokens:sum": float(sum(len(datum.tokens) for datum in decoded))}
                 if backward:
                     self._state.figures.passed(metrics["tokens:sum"], total)
-                return pass_bytes(PassOutcome([logprobs[place] for place in range(len(data))], metrics))
+                return PassOutcome([logprobs[place] for place in range(len(decoded))], metrics)
+
+            async def act() -> bytes:
+                try:
+                    return await asyncio.to_thread(pass_bytes, await outcome())
+                except BaseException as error:
+                    if backward:
+                        refused = f"an earlier pass was refused ({error})"
+                        failed = refused if isinstance(error, RequestError) else f"pass {request.seq_id} failed"
+                        model.failed = model.failed or failed
+                    raise
 
             return act
 

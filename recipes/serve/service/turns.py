@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from recipes.language.listening.request_error import RequestError
@@ -85,6 +85,10 @@ class ActorTurns:
         except OSError as error:
             LOGGER.warning("a request failed: %s", error)
             return RequestFailure(f"the server cannot write or read its files: {error.strerror}", "server")
+        except RLinfError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is this request's, whatever it is
+            return _mistake(error)
         return RequestResult(content)
 
 
@@ -96,9 +100,14 @@ def _failure_of(error: WorkerGroupError) -> RequestFailure:
     if isinstance(first, RLinfError):
         parts = (first.message, first.why, first.help)
         return RequestFailure("; ".join(part for part in parts if part))
-    LOGGER.warning("a request failed in a worker: %s", error)
+    return _mistake(first)
+
+
+def _mistake(error: BaseException) -> RequestFailure:
+    """Return the failure of a request in whose work the server made a mistake."""
+    LOGGER.warning("a request failed", exc_info=error)
     return RequestFailure(
-        f"the server failed: {type(first).__name__}: {str(first).partition(chr(10))[0][:200]}", "server"
+        f"the server failed: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}", "server"
     )
 
 
@@ -170,11 +179,22 @@ class SamplerTurns:
             new, self._new[rank] = self._new[rank], []
             cancelled, self._cancelled[rank] = self._cancelled[rank], []
             (done,) = await self._groups[rank].advance(new, cancelled, _SECONDS)
-            for request_id, outcome in done.items():
+            settled = await asyncio.to_thread(self._encoded, done) if done else {}
+            for request_id, result in settled.items():
                 opened = self._open[rank].pop(request_id, None)
                 if opened is not None:
-                    failed = RequestFailure(outcome.failure) if outcome.failure else None
-                    opened.promise.settle(failed or RequestResult(self._encode(outcome)))
+                    opened.promise.settle(result)
+
+    def _encoded(self, done: Mapping[str, SampleOutcome]) -> dict[str, RequestResult | RequestFailure]:
+        """Return the results of outcomes. It runs in a thread: a result may have many MiB."""
+        results: dict[str, RequestResult | RequestFailure] = {}
+        for request_id, outcome in done.items():
+            try:
+                failed = RequestFailure(outcome.failure) if outcome.failure else None
+                results[request_id] = failed or RequestResult(self._encode(outcome))
+            except Exception as error:  # noqa: BLE001 - one outcome that cannot be written is one request's
+                results[request_id] = _mistake(error)
+        return results
 
     async def _gather(self, rank: int) -> None:
         """Let requests that come together begin together: a pass over many costs hardly more than one over few."""

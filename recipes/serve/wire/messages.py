@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from rlinf_core.foreign.budget import Budget
+
 _FIELD: Final = descriptor_pb2.FieldDescriptorProto
 _PACKAGE: Final = "rlinf_serve"
 # Messages by name: `number name type`; `*` marks a list, `?` a field whose absence is seen, `{}` a map from texts.
@@ -82,3 +84,51 @@ _MADE: Final = _classes()
 PASS_MESSAGE: Final[Any] = _MADE["PassMessage"]
 PASS_RESULT: Final[Any] = _MADE["PassResult"]
 SAMPLE_RESULT: Final[Any] = _MADE["SampleResult"]
+
+# Bytes that a field takes once it is parsed and looked at, and those of a number in a packed list.
+_PART: Final = 256
+_PACKED: Final = 8
+# Bytes after the tag, by its wire type.
+_FIXED: Final = {1: 8, 5: 4}
+_VARINT, _CHUNK = 0, 2
+
+
+def take_parts(body: bytes, descriptor: Any, budget: Budget, at: int = 0, end: int | None = None) -> None:
+    """Draw what the fields of a message take once it is parsed: an empty message of two bytes takes as much as others.
+
+    Args:
+        body: contains the message.
+        descriptor: the descriptor of the message, of protobuf.
+        budget: the budget of the body.
+        at, end: where the message lies; by default it is the whole body.
+
+    Raises:
+        OverBudgetError: there is not enough.
+        IndexError: the body ends within a field.
+    """
+    end = len(body) if end is None else end
+    while at < end:
+        budget.take(_PART)
+        tag, at = _varint(body, at)
+        size, kind = 0, tag & 7
+        if kind == _VARINT:
+            _, at = _varint(body, at)
+        elif kind == _CHUNK:
+            size, at = _varint(body, at)
+        field = descriptor.fields_by_number.get(tag >> 3)
+        if size and field is not None and field.message_type is not None:
+            take_parts(body, field.message_type, budget, at, min(end, at + size))
+        elif size and field is not None and field.type not in (_FIELD.TYPE_BYTES, _FIELD.TYPE_STRING):
+            budget.take(_PACKED * size)
+        at += size + _FIXED.get(kind, 0)
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """Return a number of seven bits a byte, and the place after it."""
+    number = shift = 0
+    while True:
+        byte = body[at]
+        number |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128 or shift > 63:
+            return number, at

@@ -9,16 +9,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from recipes.language.listening.limits import LARGEST_DECODED
 from recipes.language.listening.request_error import bad_request
 from recipes.serve.values import Datum, PassOutcome, SampleOutcome, TopTokens
-from recipes.serve.wire.messages import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
+from recipes.serve.wire.messages import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT, take_parts
 from recipes.training.arrays import Array
+from rlinf_core.foreign.budget import Budget, OverBudgetError
 
 # The types of tensors, by their numbers on the wire.
 _FLOAT, _INT = 1, 2
 _DTYPES: Final = {_FLOAT: np.dtype(np.float32), _INT: np.dtype(np.int64)}
 _TOKEN_BYTES: Final = 4
-_LARGEST_TENSOR: Final = 1 << 22
+_MOST_SETTINGS: Final = 16
+_LARGEST_ITEM: Final = max(dtype.itemsize for dtype in _DTYPES.values())
 _INPUTS: Final = {
     "target_tokens": _INT,
     "weights": _FLOAT,
@@ -39,8 +42,7 @@ class PassRequest(NamedTuple):
         loss: name.
         settings: the settings of the loss.
         forward_only: whether no gradients are computed.
-        message: the parsed message; `read_data` returns its data.
-        digest_bytes: the same bytes for the same request.
+        digest_bytes: the same bytes for the same request; `read_data` returns their data.
         tokens: the tokens of all data together.
     """
 
@@ -49,7 +51,6 @@ class PassRequest(NamedTuple):
     loss: str
     settings: Mapping[str, float | str]
     forward_only: bool
-    message: Any
     digest_bytes: bytes
     tokens: int
 
@@ -60,27 +61,41 @@ def read_pass(body: bytes) -> PassRequest:
     Raises:
         RequestError: the bytes are not that message.
     """
-    message = PASS_MESSAGE()
     try:
-        message.ParseFromString(body)
-    except DecodeError:
+        take_parts(body, PASS_MESSAGE.DESCRIPTOR, Budget(LARGEST_DECODED, "a body"))
+        message = PASS_MESSAGE.FromString(body)
+    except OverBudgetError as error:
+        raise bad_request(f"the body {error}") from None
+    except (DecodeError, IndexError):
         raise bad_request("the body is not a protobuf message of forward_backward") from None
+    if len(message.numbers) + len(message.settings) > _MOST_SETTINGS:
+        raise bad_request(f"a loss has at most {_MOST_SETTINGS} settings")
     settings: dict[str, float | str] = dict(message.numbers)
     for name, setting in message.settings.items():
         settings[name] = setting.text if setting.HasField("text") else setting.number
     digest = message.SerializeToString(deterministic=True)
     tokens = sum(len(chunk.text.tokens) // _TOKEN_BYTES for datum in message.data for chunk in datum.input)
     head = (message.model_id, message.seq_id, message.loss, settings, message.forward_only)
-    return PassRequest(*head, message, digest, tokens)
+    return PassRequest(*head, digest, tokens)
 
 
 def read_data(request: PassRequest) -> list[Datum]:
-    """Return the data of a request for a pass.
+    """Return the data of a request for a pass, once the shapes of all its tensors are added up.
 
     Raises:
-        RequestError: a datum is malformed.
+        RequestError: a datum is malformed, or the tensors are too large together.
     """
-    return [_datum(message, f"datum {number}") for number, message in enumerate(request.message.data)]
+    data = PASS_MESSAGE.FromString(request.digest_bytes).data
+    budget = Budget(LARGEST_DECODED, "a body")
+    for number, message in enumerate(data):
+        for name, tensor in message.values.items():
+            where = f"datum {number}, `{name[:60]}`"
+            shape = _shape(tensor, where)
+            try:
+                budget.take_array(shape or (len(tensor.dense),), 1 if not shape else _LARGEST_ITEM, where)
+            except OverBudgetError as error:
+                raise bad_request(f"the body {error}") from None
+    return [_datum(message, f"datum {number}") for number, message in enumerate(data)]
 
 
 def _datum(message: Any, where: str) -> Datum:
@@ -93,7 +108,8 @@ def _datum(message: Any, where: str) -> Datum:
     values: dict[str, Array] = {}
     for name, tensor in message.values.items():
         if name not in _INPUTS:
-            raise bad_request(f"{where}: `{name}` is not an input of a loss here; there are {', '.join(_INPUTS)}")
+            known = ", ".join(_INPUTS)
+            raise bad_request(f"{where}: `{name[:60]}` is not an input of a loss here; there are {known}")
         values[name] = _tensor(tensor, _INPUTS[name], f"{where}, `{name}`")
     return Datum(tokens, values)
 
@@ -102,9 +118,7 @@ def _tensor(message: Any, kind: int, where: str) -> Array:
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:
         raise bad_request(f"{where} has data type {message.dtype}: send float32 or int64")
-    shape = list(message.shape)
-    if any(size < 0 for size in shape) or math.prod(shape) > _LARGEST_TENSOR:
-        raise bad_request(f"{where} has shape {shape}: at most {_LARGEST_TENSOR} numbers are taken")
+    shape = _shape(message, where)
     if message.HasField("sparse"):
         array = _densified(message.sparse, dtype, shape, where)
     else:
@@ -115,9 +129,17 @@ def _tensor(message: Any, kind: int, where: str) -> Array:
         array = array.reshape(shape)
     if kind == _INT and message.dtype != _INT:
         raise bad_request(f"{where} must be int64")
-    if array.ndim not in (1, 2):
-        raise bad_request(f"{where} has shape {shape}: one or two dimensions are taken")
     return array.astype(_DTYPES[kind])
+
+
+def _shape(message: Any, where: str) -> list[int]:
+    """Return the shape that a tensor claims; empty: as many numbers as it has."""
+    if len(message.shape) > 2:
+        raise bad_request(f"{where} has {len(message.shape)} dimensions: one or two are taken")
+    shape = list(message.shape)
+    if any(size < 0 for size in shape):
+        raise bad_request(f"{where} has shape {shape}: a size cannot be negative")
+    return shape
 
 
 def _densified(message: Any, dtype: np.dtype[Any], shape: list[int], where: str) -> Array:

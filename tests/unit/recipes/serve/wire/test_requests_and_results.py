@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.values import DrawnAnswer, PassOutcome, SampleOutcome
+from recipes.serve.wire import requests_and_results
 from recipes.serve.wire.messages import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
 from recipes.serve.wire.requests_and_results import pass_bytes, read_data, read_pass, sample_bytes
 from tests.unit.recipes.serve.served import datum, logprobs_of, pass_body
@@ -33,6 +36,72 @@ def test_sparse_tensor_is_dense_with_zeros() -> None:
     tensor.sparse.columns = np.asarray([2, 0], np.int64).tobytes()
     (read,) = read_data(read_pass(message.SerializeToString()))
     assert read.values["weights"].tolist() == [[0, 0, 2], [3, 0, 0]]
+
+
+def empty_tensors(name: str, count: int, rows: int, width: int) -> bytes:
+    """Return a body of sparse tensors without an entry, a few bytes each."""
+    message = PASS_MESSAGE(model_id="m", seq_id=1, loss="cross_entropy")
+    for _ in range(count):
+        item = message.data.add()
+        item.input.add().text.tokens = np.asarray([3], np.int32).tobytes()
+        tensor = item.values[name]
+        tensor.dtype = 1
+        tensor.shape.extend([rows, width])
+        tensor.sparse.rows = bytes(8 * (rows + 1))
+    return message.SerializeToString()
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    ("name", "count", "rows", "width", "words"),
+    [
+        ("weights", 64, 1, 1 << 20, "claims 136 MiB up to datum 16, `weights`"),
+        ("target_tokens", 64, 4, 1 << 18, "claims 136 MiB up to datum 16, `target_tokens`"),
+        ("advantages", 1, 2, 1 << 60, "claims 16777216 TiB up to datum 0, `advantages`"),
+    ],
+)
+def test_shapes_are_added_up_before_a_tensor_is_made(name: str, count: int, rows: int, width: int, words: str) -> None:
+    request = read_pass(empty_tensors(name, count, rows, width))
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match=words):
+            read_data(request)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x1a\x00" * 5000,  # data
+        b"\x1a\xd8\x36" + b"\x0a\x00" * 3500,  # chunks of one datum
+        b"\x2a\x00" * 5000,  # settings
+        b"\x78\x00" * 5000,  # fields that nobody knows
+        b"\x1a\xdc\x9c\x01\x12\xd8\x9c\x01\x12\xd4\x9c\x01\x22\xd0\x9c\x01" + b"\x01" * 20048,  # sizes of one tensor
+    ],
+)
+def test_parts_of_a_message_are_counted_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    monkeypatch.setattr(requests_and_results, "LARGEST_DECODED", 1 << 17)
+    with pytest.raises(RequestError, match=r"the body claims .* a body may take 128 KiB"):
+        read_pass(body)
+
+
+def test_tensor_of_many_dimensions_and_many_settings_are_refused() -> None:
+    message = PASS_MESSAGE.FromString(pass_body("m", 1, [datum([3], target_tokens=[4])]))
+    message.data[0].values["target_tokens"].shape.extend([1] * 1000)
+    with pytest.raises(RequestError, match="1001 dimensions"):
+        read_data(read_pass(message.SerializeToString()))
+    settings = {f"s{number}": 1.0 for number in range(17)}
+    with pytest.raises(RequestError, match="at most 16 settings"):
+        read_pass(pass_body("m", 1, [], **settings))
+
+
+@pytest.mark.parametrize("cut", [1, 5, 9])
+def test_body_that_ends_within_a_field_is_refused(cut: int) -> None:
+    with pytest.raises(RequestError, match="not a protobuf message"):
+        read_pass(pass_body("m", 1, [datum([3], target_tokens=[4])])[:-cut])
 
 
 def test_newer_settings_replace_older_ones() -> None:

@@ -1,0 +1,83 @@
+"""Budgets of bytes: what a file or a message claims is added up, and refused before memory is taken for it.
+
+A few bytes can claim gigabytes: a shape, a count, a compressed text, a text that thousands of rows refer to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Final
+
+_KIB, _MIB, _GIB, _TIB = (1 << 10 * power for power in range(1, 5))
+# What people compress shrinks to a tenth, seldom to a thirtieth.
+_TIMES: Final = 128
+_LEAST: Final = 128 * _MIB
+# Bytes of a value as an object of Python's, besides its text.
+VALUE: Final = 64
+
+
+class OverBudgetError(ValueError):
+    """A claim beyond a budget; the message is a sentence without its subject."""
+
+
+class Budget:
+    """The bytes that may be taken for one file or message.
+
+    Args:
+        most: the bytes.
+        of: the owner, as in `a file of 5 KiB`.
+    """
+
+    def __init__(self, most: int, of: str) -> None:
+        self._most = self.left = most
+        self._of = of
+
+    @classmethod
+    def of_files(cls, *files: str | os.PathLike[str]) -> Budget:
+        """Return the budget of files together: 128 times their size, and at least 128 MiB.
+
+        Raises:
+            OSError: one does not exist.
+        """
+        size = sum(os.stat(file).st_size for file in files)
+        what = "a file" if len(files) == 1 else f"{len(files)} files"
+        return cls(max(_LEAST, _TIMES * size), f"{what} of {in_words(size)}")
+
+    def take(self, size: int, up_to: str = "") -> None:
+        """Draw bytes.
+
+        Args:
+            size: the bytes.
+            up_to: the place in the file that needs them, as in `row 12`.
+
+        Raises:
+            OverBudgetError: fewer are left.
+        """
+        self.left -= size
+        if self.left < 0:
+            claimed = in_words(self._most - self.left)
+            place = f" up to {up_to}" if up_to else ""
+            raise OverBudgetError(f"claims {claimed}{place}; {self._of} may take {in_words(self._most)}")
+
+    def take_array(self, shape: Iterable[int], itemsize: int, up_to: str = "") -> None:
+        """Draw the bytes of an array; see `take`."""
+        size = itemsize
+        for length in shape:
+            size *= max(0, length)
+        self.take(size, up_to)
+
+
+def json_size(text: str | bytes) -> int:
+    """Return about the bytes that the value of a JSON text takes, at most."""
+    marks = (",", ":", "[", "{") if isinstance(text, str) else (b",", b":", b"[", b"{")
+    return len(text) + VALUE * sum(text.count(mark) for mark in marks)  # pyright: ignore[reportArgumentType]
+
+
+def in_words(size: int) -> str:
+    """Return a number of bytes in words, as in `1.5 MiB`."""
+    unit, name = next(((unit, name) for unit, name in _UNITS if size >= unit), (1, "bytes"))
+    return f"{size / unit:.1f}".removesuffix(".0") + f" {name}"
+
+
+_UNITS: Final = ((_TIB, "TiB"), (_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB"))
