@@ -15,9 +15,10 @@ from recipes.demonstrations.demonstrations import Camera, Demonstrations, Rows
 from recipes.demonstrations.ends import ends_of
 from recipes.demonstrations.flags import truths
 from recipes.demonstrations.hdf5_attributes import Attributes
-from recipes.demonstrations.hdf5_contents import check_contents, check_numbers
+from recipes.demonstrations.hdf5_contents import check_contents, check_numbers, take_column
 from recipes.demonstrations.names import END_ROLES, Flip, Role, column_of, is_depth
 from recipes.training.arrays import Array
+from rlinf_core.foreign.budget import Budget, OverBudgetError
 
 # What makes up the states where nothing else is said: of LIBERO, of robomimic with a Panda, of Isaac Lab.
 _STATES: Final = (
@@ -49,7 +50,8 @@ def read_hdf5(
         mask: the `NAME` of robomimic's `mask/NAME` whose demonstrations are returned; None: all.
 
     Raises:
-        DatasetError: the file is missing, damaged, contradicts itself, or has another layout.
+        DatasetError: the file is missing, damaged, contradicts itself, claims more than its budget, or has another
+            layout.
     """
     h5py = needed("h5py", "an HDF5 file")
     if not file.is_file():
@@ -60,6 +62,10 @@ def read_hdf5(
         raise DatasetError("the file cannot be read as HDF5", where=str(file), why=str(error)) from error
     try:
         return _File(opened, file, columns or {}).read(state_keys, mask)
+    except OverBudgetError as error:
+        raise DatasetError(
+            f"the file {error}", where=str(file), help="copy or convert the complete file again"
+        ) from error
     except OSError as error:
         raise DatasetError("the file cannot be read as HDF5", where=str(file), why=str(error)) from error
 
@@ -75,7 +81,8 @@ class _File:
 
     def __init__(self, opened: Any, path: Path, columns: Mapping[Role, str]) -> None:
         self._opened, self._where, self._columns = opened, str(path), columns
-        check_contents(opened, self._where)
+        self._budget = Budget.of_files(path)
+        check_contents(opened, self._where, self._budget)
         data: Any = opened.get("data")
         self._demos: dict[str, Any] = {}
         if data is not None and hasattr(data, "keys"):
@@ -116,13 +123,17 @@ class _File:
         notes: list[str] = []
         cameras = self._cameras(first, notes)
         longer = self._check_lengths(names, lengths, [*keys, *cameras])
+        for column in (self._demos[name]["obs"][key] for name in names for key in cameras):
+            # Pictures are read one by one.
+            take_column(column, self._where, self._budget, rows=1)
         if longer:
             notes.append(f"dropped the last observation of {longer} demonstrations, which no action follows")
         if not keys:
             notes.append("there are no states: `data.state_keys` selects their parts from `obs`")
         bounds = np.cumsum([0, *(lengths[name] for name in names)])
         place = _place(self._where, names, bounds)
-        values = np.concatenate([actions[name][()].reshape(lengths[name], -1) for name in names])
+        read = [take_column(actions[name], self._where, self._budget) for name in names]
+        values = np.concatenate([column[()].reshape(len(column), -1) for column in read])
         successes = self._successes(names, lengths, place)
         done, terminated, truncated = (self._truths(role, names, lengths, place) for role in END_ROLES)
         return Demonstrations(
@@ -152,6 +163,9 @@ class _File:
         if mask not in masks:
             known = ", ".join(f"`{mask_name}`" for mask_name in masks) or "none"
             raise DatasetError(f"the file has no `mask/{mask}`", where=self._where, help=f"it has {known}")
+        if len(masks[mask]) > len(self._demos):
+            message = f"`mask/{mask}` lists {len(masks[mask])} demonstrations of {len(self._demos)}"
+            raise DatasetError(message, where=self._where, help="create the mask again")
         listed = {entry.decode() if isinstance(entry, bytes) else str(entry) for entry in masks[mask][()]}
         unknown = next((demo for demo in sorted(listed) if demo not in self._demos), None)
         if unknown is not None or not listed:
@@ -218,7 +232,8 @@ class _File:
         return cameras
 
     def _states(self, name: str, keys: Sequence[str], length: int) -> NDArray[np.float32]:
-        columns = [np.asarray(self._demos[name]["obs"][key][:length], np.float32) for key in keys]
+        read = [take_column(self._demos[name]["obs"][key], self._where, self._budget) for key in keys]
+        columns = [np.asarray(column[:length], np.float32) for column in read]
         return np.concatenate([column.reshape(length, -1) for column in columns], axis=1)
 
     def _column(self, name: str, demo: Any, role: Role) -> Any:
@@ -241,7 +256,7 @@ class _File:
                 has = "nothing" if column is None else f"{column.size} values"
                 message = f"`data/{name}` has {has} for the {role} column of {lengths[name]} actions"
                 raise DatasetError(message, where=self._where, help=_AGREE)
-            parts.append(np.asarray(column[()]).reshape(-1))
+            parts.append(np.asarray(take_column(column, self._where, self._budget)[()]).reshape(-1))
         return np.concatenate(parts)
 
     def _rewards(self, names: Sequence[str], lengths: Mapping[str, int]) -> NDArray[np.float32] | None:

@@ -12,9 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError, needed
+from rlinf_core.foreign.budget import Budget
 from rlinf_core.foreign.write_fault import write_fault
 
 Picture = NDArray[np.uint8]
+
+# Bytes of one picture as RGB: 44 million pixels.
+_LARGEST: Final = 128 << 20
 
 # What Pillow calls pictures that become RGB without loss.
 _LOSSLESS: Final = ("RGB", "RGBA", "L", "LA", "P", "1")
@@ -41,6 +45,7 @@ def decoded(data: bytes) -> Picture:
     image = needed("PIL.Image", "a data set with images")
     try:
         opened = image.open(BytesIO(data))
+        Budget(_LARGEST, "a picture").take_array(opened.size, 3)
         if opened.mode in ("RGBA", "LA") and opened.getchannel("A").getextrema() != (255, 255):
             raise DatasetError(
                 "a picture is transparent in places", help="convert the data set again, with pictures in RGB"
@@ -145,6 +150,8 @@ def read_video(file: Path, begin: float = 0.0, count: int | None = None) -> Iter
     try:
         with av.open(str(file)) as container:
             stream = container.streams.video[0]
+            size = (stream.codec_context.width, stream.codec_context.height)
+            Budget(_LARGEST, "a picture").take_array(size, 3)
             stream.thread_type = "AUTO"
             if begin > 0:
                 container.seek(max(0, round(begin / stream.time_base) - 1), stream=stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core import ConfigError
 from rlinf_core.config.sections.hub_names import ensure_here
-from rlinf_core.foreign.files import open_regular, read_bounded
+from rlinf_core.foreign.files import BadFileError, open_regular, read_bounded
 from rlinf_core.foreign.strict_json import BadJsonError, load_json, load_json_object
 from rlinf_core.suggest import excerpt
 
@@ -17,6 +18,13 @@ SETTINGS = "config.json"
 GENERATION = "generation_config.json"
 # Bytes that safetensors itself allows.
 _MOST_HEADER: Final = 100_000_000
+# Bytes of an element of each type. Others have several elements in a byte.
+_ITEMS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 1),
+}
 
 
 class FolderFault(NamedTuple):
@@ -64,41 +72,47 @@ def fault_of_weights(file: Path) -> FolderFault | None:
     """Return the reason why a file is not a complete safetensors file, by its header; no tensor is read."""
     copy = "copy the file again"
     try:
-        begin, size = _header_of(file)
+        header, begin, size = weights_header(file)
+        last = 0
+        for name, tensor in header.items():
+            first, end = (int(offset) for offset in tensor["data_offsets"])
+            item, shape = _ITEMS.get(tensor["dtype"]), tensor["shape"]
+            if item is not None and math.prod(map(int, shape)) * item != end - first:
+                message = f"`{file}` claims that `{excerpt(name, 60)}` of shape {excerpt(str(shape), 60)} has"
+                return FolderFault(f"{message} {end - first} bytes", copy)
+            last = max(last, end)
     except OSError as error:
         return FolderFault(f"the weights `{file}` cannot be read: {error.strerror}", copy)
-    if not size:
-        return FolderFault(f"the weights `{file}` are empty", copy)
-    try:
-        header: Any = load_json(begin)
-        ends = [int(tensor["data_offsets"][1]) for name, tensor in header.items() if name != "__metadata__"]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return FolderFault(f"`{file}` is not a safetensors file, or is truncated", copy)
-    whole = 8 + len(begin) + max(ends, default=0)
-    if whole != size:
-        return FolderFault(f"the weights `{file}` are {size} bytes long; their header says {whole}", copy)
+    if begin + last != size:
+        return FolderFault(f"the weights `{file}` are {size} bytes long; their header says {begin + last}", copy)
     return None
 
 
 def weight_names(folder: Path) -> set[str]:
     """Return the names of all tensors in the safetensors files of a folder, which `fault_of_model` accepts."""
-    names: set[str] = set()
-    for file in sorted(folder.glob("*.safetensors")):
-        names |= load_json_object(_header_of(file)[0]).keys() - {"__metadata__"}
-    return names
+    return {name for file in sorted(folder.glob("*.safetensors")) for name in weights_header(file)[0]}
 
 
-def _header_of(file: Path) -> tuple[bytes, int]:
-    """Return the header of a safetensors file, empty where its length is impossible, and the size of the file.
+def weights_header(file: Path) -> tuple[dict[str, Any], int, int]:
+    """Return what a safetensors file says about each of its tensors, the place of the first, and the file's size.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or is empty.
+        ValueError: it is not a safetensors file, or is truncated.
     """
     with open_regular(file) as opened:
         size = opened.seek(0, 2)
         opened.seek(0)
+        if not size:
+            raise BadFileError(file, "it is empty")
         length = int.from_bytes(opened.read(8), "little")
-        return opened.read(length) if length <= min(size, _MOST_HEADER) else b"", size
+        if length > min(size - 8, _MOST_HEADER):
+            raise ValueError("its header is longer than the file")
+        header = load_json_object(opened.read(length))
+    header.pop("__metadata__", None)
+    return header, 8 + length, size
 
 
 def read_object(file: Path) -> Mapping[str, Any]:

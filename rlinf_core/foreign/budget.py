@@ -27,22 +27,29 @@ class Budget:
     Args:
         most: the bytes.
         of: the owner, as in `a file of 5 KiB`.
+
+    Attributes:
+        left: the bytes that are left.
     """
 
     def __init__(self, most: int, of: str) -> None:
         self._most = self.left = most
-        self._of = of
+        self.of = of
+
+    @classmethod
+    def of_size(cls, size: int, what: str = "a file") -> Budget:
+        """Return the budget of something of `size` bytes: 128 times as much, and at least 128 MiB."""
+        return cls(max(_LEAST, _TIMES * size), f"{what} of {in_words(size)}")
 
     @classmethod
     def of_files(cls, *files: str | os.PathLike[str]) -> Budget:
-        """Return the budget of files together: 128 times their size, and at least 128 MiB.
+        """Return the budget of files together; see `of_size`.
 
         Raises:
             OSError: one does not exist.
         """
-        size = sum(os.stat(file).st_size for file in files)
         what = "a file" if len(files) == 1 else f"{len(files)} files"
-        return cls(max(_LEAST, _TIMES * size), f"{what} of {in_words(size)}")
+        return cls.of_size(sum(os.stat(file).st_size for file in files), what)
 
     def take(self, size: int, up_to: str = "") -> None:
         """Draw bytes.
@@ -58,7 +65,7 @@ class Budget:
         if self.left < 0:
             claimed = in_words(self._most - self.left)
             place = f" up to {up_to}" if up_to else ""
-            raise OverBudgetError(f"claims {claimed}{place}; {self._of} may take {in_words(self._most)}")
+            raise OverBudgetError(f"claims {claimed}{place}; {self.of} may take {in_words(self._most)}")
 
     def take_array(self, shape: Iterable[int], itemsize: int, up_to: str = "") -> None:
         """Draw the bytes of an array; see `take`."""

@@ -2,7 +2,8 @@
 
     python -I -S guard.py PID COMMAND...
 
-PID is of the process that asks. The command has standard input and output of this process. Standard library only, and
+PID is of the process that asks. The command has standard input of this process. What it prints is passed on, up to a
+line of more than `LONGEST_LINE` bytes, which ends it: whoever reads lines holds them whole. Standard library only, and
 Linux: on other systems it only runs the command.
 """
 
@@ -13,11 +14,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from types import FrameType
 
 _SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
 _NOT_FOUND = 127
+LONGEST_LINE = 16 << 20
 
 
 def main(arguments: list[str]) -> int:
@@ -30,12 +33,33 @@ def main(arguments: list[str]) -> int:
     if os.getppid() != asked_by:
         return 1  # it has gone before it could be watched
     try:
-        return subprocess.Popen(command, preexec_fn=_dies_with_parent).wait()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=_dies_with_parent)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return _NOT_FOUND
+    relay = threading.Thread(target=_pass_on, args=(process,), daemon=True)
+    relay.start()
+    try:
+        return process.wait()
     finally:
         end_children()
+        relay.join()
+
+
+def _pass_on(process: subprocess.Popen[bytes]) -> None:
+    """Write what a process prints, and kill it where nobody reads or a line is too long."""
+    source, length = process.stdout.fileno(), 0  # pyright: ignore[reportOptionalMemberAccess]
+    try:
+        while part := os.read(source, 1 << 16):
+            length = len(part) - part.rfind(b"\n") - 1 if b"\n" in part else length + len(part)
+            if length > LONGEST_LINE:
+                print(f"a line of more than {LONGEST_LINE} bytes ends the command", file=sys.stderr)
+                process.kill()
+                return
+            while part:
+                part = part[os.write(1, part) :]
+    except OSError:
+        process.kill()  # whoever asked has gone
 
 
 def end_children() -> None:

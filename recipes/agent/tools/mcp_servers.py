@@ -19,6 +19,7 @@ from recipes.agent.tools import guard
 from recipes.agent.tools.mcp_texts import only_text, result_text, written_schema
 from recipes.agent.tools.tool import CallLost, Tool, ToolError, ToolHealth, ToolUnavailable
 from rlinf_core import ConfigError
+from rlinf_core.foreign.budget import Budget, json_size
 from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.process.proc import MARK
 from rlinf_core.process.requirements import install_command, missing_modules
@@ -27,8 +28,9 @@ from rlinf_core.process.requirements import install_command, missing_modules
 _START_SECONDS: Final = 60.0
 # Calls without an answer in a row after which a server is started again.
 _MOST_SILENT: Final = 3
-# Pages of a list of tools.
+# Pages of a list of tools, and bytes of all.
 _MOST_PAGES: Final = 1000
+_LARGEST_LIST: Final = 128 << 20
 # Codes of errors of MCP: the connection is closed; the server took too long, or failed within.
 _CONNECTION_CLOSED: Final = -32000
 _OF_SERVER: Final = frozenset((-32001, -32603))
@@ -250,11 +252,17 @@ class McpServer:
 
 
 async def _listed_tools(client: Any, server: str) -> list[Any]:
-    """Return the tools of all pages of a server's list."""
+    """Return the tools of all pages of a server's list.
+
+    Raises:
+        OverBudgetError: it is too long.
+    """
     tools: list[Any] = []
     cursor, seen = None, set[str]()
+    budget = Budget(_LARGEST_LIST, "the list")
     while True:
         page = await client.list_tools(cursor=cursor)
+        budget.take(sum(json_size(tool.model_dump_json()) for tool in page.tools))
         tools += page.tools
         cursor = page.next_cursor
         if not cursor:

@@ -13,6 +13,7 @@ from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.lerobot.set_files import AGREE, WHOLE
 from recipes.demonstrations.lerobot.set_info import EPISODE_LINES, EPISODES, EPISODES_FILES, DatasetInfo
 from recipes.demonstrations.lerobot.table_files import entry_of, read_json_lines, read_parquet, read_schema
+from rlinf_core.foreign.budget import Budget
 
 # A field of a path pattern, with its width.
 _FIELD = re.compile(r"\{(\w+)(?::(0?\d{0,2}d))?\}")
@@ -180,9 +181,10 @@ def _tabled_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
     if not files:
         raise DatasetError("the list of episodes is missing", where=str(folder / EPISODES), help=WHOLE)
     listed: list[tuple[Path, dict[str, Any]]] = []
+    budget = Budget.of_files(*files)
     for file in files:
         names = [name for name in read_schema(file).names if not name.startswith("stats/")]
-        listed += [(file, row) for row in read_parquet(file, names).to_pylist()]
+        listed += [(file, row) for row in read_parquet(file, names, budget).to_pylist()]
     listed.sort(key=lambda pair: entry_of(pair[1], "episode_index", pair[0]))
     videos = _shown_videos(info)
     episodes: list[Episode] = []

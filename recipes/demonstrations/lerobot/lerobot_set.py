@@ -178,9 +178,13 @@ def _numbers_of(info: DatasetInfo, split: str, where: str) -> list[int]:
         raise DatasetError(f"the data set has no split `{split}`", where=where, help=f"it has {known}")
     first, _, end = info.splits[split].partition(":")
     try:
-        return list(range(int(first or 0), int(end or info.total_episodes)))
+        numbers = range(int(first or 0), int(end or info.total_episodes))
     except ValueError as error:
         raise DatasetError(f"the split `{split}` is invalid", where=where, why=str(error)) from error
+    if numbers and not 0 <= numbers[0] <= numbers[-1] < info.total_episodes:
+        message = f"the split `{split}` is `{info.splits[split]}`, of {info.total_episodes} episodes"
+        raise DatasetError(message, where=where, help="correct `splits` in `meta/info.json`")
+    return list(numbers)
 
 
 def read_statistics(folder: Path) -> dict[str, Statistics] | None:

@@ -16,7 +16,9 @@ from recipes.demonstrations.lerobot.set_files import AGREE, WHOLE
 from recipes.demonstrations.lerobot.set_info import DATA_FILES, TASK_LINES, TASKS, DatasetInfo
 from recipes.demonstrations.lerobot.table_files import entry_of, read_json_lines, read_parquet, read_schema
 from recipes.training.arrays import Array
+from rlinf_core.foreign.budget import Budget
 
+_NUMBER_BYTES = 8
 # Columns that say where a row was read.
 _FILE, _ROW = "__file", "__row"
 
@@ -115,12 +117,14 @@ def read_rows(folder: Path, info: DatasetInfo, episodes: Sequence[Episode], *, p
     hidden = {"video"} if pictures else {"video", "image"}
     names = [name for name, feature in info.features.items() if feature.dtype not in hidden]
     tables: list[Any] = []
+    budget = Budget.of_files(*files)
     for number, file in enumerate(files):
         schema = read_schema(file)
         missing = next((name for name in (*names, "index") if name not in schema.names), None)
         if missing is not None:
             raise DatasetError(f"the rows have no column `{missing}`", where=str(file), help=WHOLE)
-        table = read_parquet(file, [*names, *(name for name in _NUMBERED if name in schema.names)])
+        columns = [*names, *(name for name in _NUMBERED if name in schema.names)]
+        table = read_parquet(file, columns, budget, _NUMBER_BYTES)
         table = table.append_column(_FILE, arrow.array(np.full(len(table), number)))
         tables.append(table.append_column(_ROW, arrow.array(np.arange(len(table)))))
     if not tables:

@@ -35,6 +35,9 @@ VIDEO_PATH: Final = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index
 # Files in one folder, at most.
 CHUNK_SIZE: Final = 1000
 
+# Values in one row of a feature: a picture of 8192 x 8192 is larger than any camera's.
+_LARGEST_ROW: Final = 1 << 27
+
 HDF5_ENDINGS: Final = (".hdf5", ".h5")
 
 # What every row has besides the features of its data set.
@@ -288,7 +291,7 @@ def _about(said: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _feature(said: Mapping[str, Any]) -> Feature:
     shape = tuple(int(size) for size in said["shape"])
-    if any(size < 1 for size in shape):
+    if any(size < 1 for size in shape) or prod(shape) > _LARGEST_ROW:
         raise ValueError(f"a feature has the shape {list(shape)}")
     named = cast("object", said.get("names"))
     names = [str(entry) for entry in cast("list[Any]", named)] if isinstance(named, list) else None

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from recipes.demonstrations.data_errors import DatasetError, needed
 from recipes.demonstrations.lerobot.set_files import WHOLE
+from recipes.training.reading.parquet_claims import take_parquet
+from rlinf_core.foreign.budget import VALUE, Budget, OverBudgetError
 from rlinf_core.foreign.encodings import wide_encoding
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import BadJsonError, load_json
@@ -59,13 +61,24 @@ def read_schema(file: Path) -> Any:
     return _arrow(file, lambda parquet: parquet.read_schema(str(file)))
 
 
-def read_parquet(file: Path, columns: list[str] | None = None) -> Any:
+def read_parquet(file: Path, columns: list[str] | None = None, budget: Budget | None = None, value: int = VALUE) -> Any:
     """Return a Parquet file, or some of its columns, as an Arrow table.
 
+    Args:
+        file: the file.
+        columns: the columns; None: all.
+        budget: the budget of all files of the table; None: the file is all of it.
+        value: the bytes that a value takes, besides those of a text.
+
     Raises:
-        DatasetError: it is missing or damaged.
+        DatasetError: it is missing or damaged, or claims more than the budget.
     """
-    return _arrow(file, lambda parquet: parquet.read_table(str(file), columns=columns, partitioning=None))
+
+    def read(parquet: Any) -> Any:
+        take_parquet(parquet, file, budget or Budget.of_files(file), value, columns=columns)
+        return parquet.read_table(str(file), columns=columns, partitioning=None)
+
+    return _arrow(file, read)
 
 
 def _arrow(file: Path, read: Callable[[Any], Any]) -> Any:
@@ -74,6 +87,8 @@ def _arrow(file: Path, read: Callable[[Any], Any]) -> Any:
         raise DatasetError("a file of the data set is missing", where=str(file), help=WHOLE)
     try:
         return read(parquet)
+    except OverBudgetError as error:
+        raise DatasetError(f"a file of the data set {error}", where=str(file), help=WHOLE) from error
     except Exception as error:  # pyarrow has no common base of its errors
         raise DatasetError(
             "a file of the data set cannot be read",

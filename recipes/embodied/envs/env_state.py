@@ -14,7 +14,8 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.training.arrays import Array
+from recipes.training.arrays import Array, read_arrays
+from rlinf_core.foreign.budget import Budget
 
 # Arrays [B, ...] by name, a row for each environment; `number` int64 [B] is that of the environment among all.
 State: TypeAlias = dict[str, Array]
@@ -50,14 +51,20 @@ def unpack(packs: Iterable[bytes], setup: str, numbers: NDArray[np.int64]) -> St
         ValueError, OSError, zipfile.BadZipFile: the bytes are not those of `pack`.
     """
     states: list[State] = []
+    size = 0
     for content in packs:
-        with np.load(BytesIO(content), allow_pickle=False) as file:
-            arrays: State = {name: file[name] for name in file.files}
+        size += len(content)
+        arrays: State = read_arrays(content)
         if str(arrays.pop(_SETUP)) != setup:
             return None
         states.append(arrays)
     if not states:
         return None
+    budget = Budget.of_size(size, "environments")
+    for name in states[0]:
+        parts = [state[name] for state in states]
+        longest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+        budget.take_array([sum(map(len, parts)), *longest], max(part.itemsize for part in parts), f"`{name}`")
     joined = _joined(states)
     order = {int(number): row for row, number in enumerate(joined["number"])}
     if any(int(number) not in order for number in numbers):

@@ -29,6 +29,7 @@ from recipes.embodied.loop.protocols import (
 from recipes.embodied.loop.rollout_recovery import RolloutRecovery
 from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle, events, rank_means, read_metrics
+from rlinf_core.foreign.files import read_bounded
 from rlinf_core.runners.events import ItemFate, ItemFates, item_fates
 from rlinf_core.runners.runner import RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
@@ -36,6 +37,7 @@ from rlinf_core.worker.group.handle import wait_together
 
 # Folder of a checkpoint that holds the state of the environments, a file for each env worker.
 EPISODES: Final = "env"
+_LARGEST_PACK: Final = 1 << 32
 LOGGER = logging.getLogger("rlinf")
 _OF_ENDED: Final = frozenset(f"env/{name}" for name in OF_ENDED)
 # Distinguishes groups and channels of this process from those of an earlier attempt.
@@ -249,7 +251,7 @@ class EmbodiedRunner(RolloutRunner):
     def read_checkpoint(self, folder: Path) -> None:
         """Load weights and optimizer, and resume unfinished episodes where possible."""
         self.weight_version = self.actor.load_checkpoint(str(folder)).wait()[0]
-        packs = [file.read_bytes() for file in sorted((folder / EPISODES).glob("*.npz")) if file.is_file()]
+        packs = [read_bounded(file, _LARGEST_PACK) for file in sorted((folder / EPISODES).glob("*.npz"))]
         reasons = {reason for reason in self.env.load_state(packs).wait() if reason}
         self._recovery.episodes = packs if packs and not reasons else [b""]
         if packs and not reasons:

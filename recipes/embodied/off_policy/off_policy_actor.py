@@ -59,6 +59,7 @@ from recipes.embodied.replay.observations import spilled_in
 from recipes.embodied.replay.segments import SegmentWriter
 from recipes.embodied.replay.spilling import Spill
 from recipes.embodied.workers.actor_base import BaseActor, memory
+from recipes.training.arrays import read_arrays
 from recipes.training.reading.archives import load_archive
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.updater import SKIPPED, Figures
@@ -340,8 +341,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             critics.load(folder)
         self._learner.normalize(load_normalization(folder, self._spec))
         self._learner.load_state(_read_state(path / _STATE))
-        with np.load(path / REPLAY / f"{self._rank}.npz", allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        arrays = read_arrays(path / REPLAY / f"{self._rank}.npz")
         self._seen = int(arrays.pop("seen"))
         parts = {source: _taken_from(arrays, f"{source}/") for source in (DEMONSTRATIONS, INTERVENTIONS)}
         spilled = path / REPLAY / str(self._rank)

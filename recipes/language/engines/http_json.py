@@ -13,6 +13,7 @@ from typing import Any, Final
 import httpx
 
 from rlinf_core import RLinfError
+from rlinf_core.foreign.budget import Budget, OverBudgetError, json_size
 from rlinf_core.foreign.strict_json import load_json
 
 # Answers of a server that is starting, overloaded or restarted.
@@ -52,7 +53,9 @@ class JsonServer:
         self._url = url.rstrip("/")
         self._token, self._token_env = token, token_env
         self._timeout, self._retries = timeout, retries
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        # A few compressed bytes could become gigabytes.
+        plain = {"Accept-Encoding": "identity"}
+        headers = {"Accept": "application/json", "Content-Type": "application/json", **plain}
         self._client = httpx.AsyncClient(
             headers=headers | ({"Authorization": f"Bearer {token}"} if token else {}),
             # The certificates that the system trusts, and not a list of the library's.
@@ -135,8 +138,11 @@ class JsonServer:
     async def _once(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes, float]:
         """Return status, content, and the retry delay requested by the server, in seconds."""
         async with self._client.stream(method, self._url + path, content=body) as answer:
+            if answer.headers.get("content-encoding", "identity").lower() != "identity":
+                message = "the server's response is compressed, which was not requested"
+                raise ServerError(message, where=f"{self._url}{path}", help="have what is between leave it as it is")
             text = bytearray()
-            async for part in answer.aiter_bytes():
+            async for part in answer.aiter_raw():
                 text += part
                 if len(text) > _MOST_BYTES:
                     raise _TooLong
@@ -161,7 +167,10 @@ class JsonServer:
         if not text.strip():
             return None
         try:
+            Budget(4 * _MOST_BYTES, "a response").take(json_size(text))
             return load_json(text, non_finite=True)
+        except OverBudgetError as error:
+            raise ServerError(f"the server's response {error}", where=where) from None
         except ValueError:
             raise ServerUnavailableError(
                 "the server's response is not JSON", where=where, why=self._shown(text)

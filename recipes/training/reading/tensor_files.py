@@ -14,12 +14,10 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from recipes.sections.model_folders import weight_files
-from rlinf_core.foreign.files import open_regular, read_bounded
+from recipes.sections.model_folders import weight_files, weights_header
+from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
-# Bytes of the longest description that is read, as in the package safetensors.
-_LONGEST: Final = 100_000_000
 _DTYPES: Final[Mapping[str, torch.dtype]] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -116,21 +114,14 @@ def _of_file(path: Path) -> dict[str, StoredTensor]:
     Raises:
         ValueError, KeyError, TypeError: it is no such file, or has tensors of another type.
     """
-    size = path.stat().st_size
-    with open_regular(path) as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(size - 8, _LONGEST):
-            raise ValueError("no safetensors file")
-        header = load_json_object(file.read(length))
+    header, first, size = weights_header(path)
     tensors: dict[str, StoredTensor] = {}
     for name, about in header.items():
-        if name == "__metadata__":
-            continue
         dtype, shape = _DTYPES[about["dtype"]], tuple(map(_count, about["shape"]))
         begin, end = map(_count, about["data_offsets"])
-        if not 0 <= begin <= end <= size - 8 - length or end - begin != math.prod(shape) * dtype.itemsize:
+        if not 0 <= begin <= end <= size - first or end - begin != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"the byte range of `{name}` does not fit the file, its shape or its dtype")
-        tensors[name] = StoredTensor(path, 8 + length + begin, dtype, shape)
+        tensors[name] = StoredTensor(path, first + begin, dtype, shape)
     return tensors
 
 
