@@ -11,7 +11,7 @@ from rlinf_core.foreign.budget import Budget
 # Groups within groups; those of the known layouts are four.
 _DEEPEST: Final = 16
 # Bytes that a path takes while it is looked at, and a number once it is read, at least.
-_PATH: Final = 4 << 10
+_PATH: Final = 16 << 10
 _NUMBER: Final = 4
 
 

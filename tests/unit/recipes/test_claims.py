@@ -173,7 +173,7 @@ def groups_with_many_names(file: Path) -> None:
         group = demo["obs"]
         for _ in range(4):
             below = group.create_group("0")
-            for name in range(1, 14):
+            for name in range(1, 12):
                 group[str(name)] = below
             group = below
 

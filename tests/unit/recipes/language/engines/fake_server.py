@@ -26,6 +26,7 @@ class FakeServer:
         models: which it lists.
         faults: answers that are given instead, one a request to `/v1/completions`.
         change: changes the answers to completion requests.
+        encoding: how answers are said to be compressed.
         cut: bytes after which answers break off, one an answer.
         defaults: fields of requests that leave them out, as of a model's generation_config.json.
         seen: paths and bodies of requests.
@@ -38,6 +39,7 @@ class FakeServer:
         self.faults: list[Answer] = []
         self.change: Callable[[dict[str, Any]], Any] = lambda answer: answer
         self.cut: list[int] = []
+        self.encoding = ""
         self.defaults: dict[str, Any] = {}
         self.seen: list[tuple[str, Any]] = []
         self.hold = threading.Event()
@@ -127,6 +129,8 @@ def fake_server() -> Iterator[FakeServer]:
             try:
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(text)))
+                if fake.encoding:
+                    self.send_header("Content-Encoding", fake.encoding)
                 self.end_headers()
                 self.wfile.write(text[: fake.cut.pop(0)] if fake.cut else text)
             except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -13,8 +14,9 @@ pytest.importorskip("transformers")
 
 from recipes.language.answers.sequences import Request, SamplingParams, Sequence
 from recipes.language.config.rollout_config import ServerSettings
+from recipes.language.engines import http_json
 from recipes.language.engines.engine import Engine
-from recipes.language.engines.http_json import JsonServer
+from recipes.language.engines.http_json import JsonServer, ServerError
 from recipes.language.engines.server_engine import ServerEngine
 from rlinf_core.errors import ConfigError, RLinfError
 from tests.mistakes import mutated
@@ -297,6 +299,28 @@ def test_redirects_and_deep_answers_are_errors(server: FakeServer, engine: Engin
     server.faults = [answer]
     with pytest.raises(RLinfError, match=r"status 302|not JSON"):
         ask(engine)
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    ("encoding", "content", "words"),
+    [
+        ("gzip", gzip.compress(gzip.compress(b"{}" * 1000)), "compressed"),
+        ("gzip, gzip", b"", "compressed"),
+        ("", b"[" + b"[]," * 3_000_000 + b"0]", "claims"),
+    ],
+)
+def test_an_answer_takes_no_more_than_its_bytes(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, encoding: str, content: bytes, words: str
+) -> None:
+    monkeypatch.setattr(http_json, "_MOST_BYTES", 16 << 20)
+    server.encoding, server.models = encoding, content
+    client = JsonServer(server.url, timeout=30, retries=0)
+    try:
+        with pytest.raises(ServerError, match=words):
+            client.get("/v1/models")
+    finally:
+        client.close()
 
 
 def test_an_answer_that_breaks_off_is_asked_for_again(server: FakeServer, folder: str) -> None:

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from recipes.language.engines.own.torch_engine import TorchEngine
+from recipes.serve.service import training
 from recipes.serve.workers.snapshot_engines import TorchSnapshots
 from recipes.serve.workers.snapshot_sampler import SnapshotSampler
 from rlinf_core import WorkerDiedError
 from tests.unit.recipes.language.in_threads import Hub, in_thread
 from tests.unit.recipes.serve.conftest import Start
-from tests.unit.recipes.serve.served import Client, Served, config_of
+from tests.unit.recipes.serve.served import Client, Served, config_of, shifted
 from tests.unit.recipes.serve.workers.snapshot_contract import drawing
 
 # In the prompts of requests that are to fail.
@@ -101,6 +102,53 @@ def test_an_error_in_further_results_fails_one_request(
             )
             assert "not enough memory" in failure["error"]
             assert len(others) == len(PROMPTS)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("too large"), MemoryError(), KeyError(0)], ids=lambda one: type(one).__name__
+)
+def test_an_answer_that_cannot_be_written_fails_one_request(start: Start, error: Exception) -> None:
+    async def work() -> None:
+        async with start() as service:
+            ours, theirs = await samplers(service)
+            encode = service.state.sampler_turns._encode
+
+            def failing(outcome: Any) -> bytes:
+                if len(outcome.answers) == 2:
+                    raise error
+                return encode(outcome)
+
+            service.state.sampler_turns._encode = failing
+            failure, others = await asyncio.gather(
+                service.ann.sample(ours, 0, [3], num_samples=2), drawn(service.ben, theirs, 0)
+            )
+            assert failure["error"].startswith(f"the server failed: {type(error).__name__}")
+            assert failure["category"] == "server"
+            assert len(others) == len(PROMPTS)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("name", ["pass_bytes", "read_data", "check_data"])
+def test_a_mistake_in_a_pass_fails_it_and_the_step_after_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise MemoryError("not enough")
+
+    async def work() -> None:
+        async with start() as service:
+            model, other = await service.ann.model(), await service.ben.model()
+            with monkeypatch.context() as patched:
+                patched.setattr(training, name, failing)
+                failure = await service.ann.learn(model, 1, shifted())
+            assert failure == {"error": "the server failed: MemoryError: not enough", "category": "server"}
+            assert "no step was taken" in (await service.ann.step(model, 2))["error"]
+            for client, trained, seq in ((service.ann, model, 3), (service.ben, other, 1)):
+                assert (await client.learn(trained, seq, shifted())).outputs
+                assert "metrics" in await client.step(trained, seq + 1)
 
     asyncio.run(work())
 
