@@ -20,6 +20,7 @@ from rlinf_cli.report.curves import result_curves
 from rlinf_cli.report.gathering import RunContent
 from rlinf_cli.report.series import Band, RunSeries, banded
 from rlinf_cli.runs.run_comparison import Comparison
+from rlinf_core.foreign.budget import Budget, OverBudgetError
 from rlinf_core.runners.storage.first_contact import ContactCheck
 
 # Keeps a page, most of which is the chart library's code, below 3 MB.
@@ -29,6 +30,8 @@ _TIME_POINTS: Final = 100
 _VIDEO_BYTES: Final = 400_000
 _ALL_VIDEO_BYTES: Final = 900_000
 _POSTER_WIDTH: Final = 480
+# Bytes of one frame of a video, of which a poster is made.
+_LARGEST_FRAME: Final = 128 << 20
 _TIME: Final = "time/"
 TEMPLATES: Final = Path(__file__).parent / "templates"
 # Makes the specification of a chart.
@@ -279,10 +282,12 @@ def _poster(video: Path) -> str:
     picture = io.BytesIO()
     try:
         with av.open(str(video)) as file:
+            context = file.streams.video[0].codec_context
+            Budget(_LARGEST_FRAME, "a picture").take_array((context.width, context.height), 4)
             if file.duration:
                 file.seek(file.duration // 2)
             image: Any = next(file.decode(video=0)).to_image()
-    except (av.FFmpegError, OSError, IndexError, StopIteration):
+    except (av.FFmpegError, OSError, IndexError, StopIteration, OverBudgetError):
         return ""
     image.thumbnail((_POSTER_WIDTH, _POSTER_WIDTH))
     image.save(picture, "JPEG", quality=70)

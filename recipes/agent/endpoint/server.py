@@ -14,7 +14,7 @@ from starlette.requests import Request
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import chat, messages, responses
 from recipes.agent.endpoint.chats import Ask, Chats, SaidTurn
-from recipes.language.listening.limits import check_length
+from recipes.language.listening.limits import check_length, prove
 from recipes.language.listening.request_error import RequestError
 from rlinf_core import ConfigError
 from rlinf_core.process.requirements import install_command, missing_modules
@@ -187,6 +187,7 @@ class TokenGate:
         presented = token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         if not hmac.compare_digest(presented.encode("latin-1", "replace"), self._token):
             raise RequestError(HTTPStatus.UNAUTHORIZED, "the token does not belong to this task")
+        prove(request, "run")
         check_length(request)
         if self._running >= MOST_REQUESTS:
             message = f"{MOST_REQUESTS} requests are in progress: try again"

@@ -8,18 +8,23 @@ from http import HTTPStatus
 from typing import Any, Final, TypeVar, cast
 
 from starlette.requests import ClientDisconnect, Request
+from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from recipes.language.listening.request_error import RequestError, bad_request
 from rlinf_core.foreign.budget import Budget, OverBudgetError, json_size
+from rlinf_core.foreign.strangers import Unproven
 from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 
 LARGEST_BODY: Final = 16 << 20
 # Of what a body becomes once it is decoded.
 LARGEST_DECODED: Final = 8 * LARGEST_BODY
 LARGEST_HEAD: Final = 64 << 10
-# More than one agent needs; connections beyond it are closed.
+# More than one agent needs: of one owner, and of strangers together.
 MOST_CONNECTIONS: Final = 512
+# Key of the connection in the state of a request.
+_CONNECTION: Final = "connection"
 HEAD_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 30.0
 
@@ -33,22 +38,22 @@ def check_length(request: Request) -> None:
         RequestError: it is too large.
     """
     if int(request.headers.get("content-length", "0")) > LARGEST_BODY:
-        raise too_large()
+        raise too_large(LARGEST_BODY)
 
 
-def too_large(most: int = LARGEST_BODY) -> RequestError:
+def too_large(most: int) -> RequestError:
     """Return the error of a body beyond the limit."""
     return RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have at most {most} bytes")
 
 
-async def read_body(request: Request, most: int = LARGEST_BODY) -> bytes:
-    """Return the body of a request, of at most `most` bytes.
+async def read_body(request: Request, most: int | None = None) -> bytes:
+    """Return the body of a request, of at most `most` bytes, by default `LARGEST_BODY`.
 
     Raises:
         RequestError: it is too large, or does not arrive in time.
         ClientDisconnect: the client has gone.
     """
-    body = bytearray()
+    body, most = bytearray(), most or LARGEST_BODY
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
@@ -61,8 +66,8 @@ async def read_body(request: Request, most: int = LARGEST_BODY) -> bytes:
     return bytes(body)
 
 
-async def json_body(request: Request, most: int = LARGEST_BODY) -> dict[str, Any]:
-    """Return the JSON object that is the body of a request, of at most `most` bytes, decoded in a thread.
+async def json_body(request: Request, most: int | None = None) -> dict[str, Any]:
+    """Return the JSON object that is the body of a request, decoded in a thread; see `read_body`.
 
     Raises:
         RequestError: it is not a JSON object, is too large, or does not arrive in time.
@@ -70,7 +75,7 @@ async def json_body(request: Request, most: int = LARGEST_BODY) -> dict[str, Any
     """
     body = await read_body(request, most)
     try:
-        Budget(8 * most, "a body").take(json_size(body))
+        Budget(LARGEST_DECODED, "a body").take(json_size(body))
         return await asyncio.to_thread(load_json_object, body)
     except (BadJsonError, OverBudgetError) as error:
         raise bad_request(f"the body {error}") from None
@@ -99,21 +104,54 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         await asyncio.gather(task, leaving, return_exceptions=True)
 
 
+def prove(request: Request, owner: str) -> None:
+    """Note that a request has proved whose its connection is: one that has proved nothing makes room first."""
+    connection = request.scope.get("state", {}).get(_CONNECTION)
+    if connection is not None:
+        connection.prove(owner)
+
+
 class TimedConnection(H11Protocol):
-    """A connection that is closed when there are too many, or when its request or answer travels too slowly."""
+    """A connection that is closed when there are too many, or when its request or answer travels too slowly.
+
+    Where there is no room, the oldest one makes it, of whoever has the most: strangers together, or an owner.
+
+    Args:
+        config: the configuration of the server.
+        state: what its connections share.
+        owned: all connections, by their owners.
+    """
 
     _began = 0.0
     # Since when the client has not taken all that was sent.
     _sending: float | None = None
+    _owner = ""
+
+    def __init__(self, config: Config, state: ServerState, owned: Unproven[TimedConnection]) -> None:
+        super().__init__(config, state, {_CONNECTION: self})
+        self._owned = owned
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin, or close at once."""
+        """Begin."""
         super().connection_made(transport)
         self._began = self.loop.time()
-        if len(self.connections) > MOST_CONNECTIONS:
-            transport.abort()
-            return
+        self._admit()
         self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._owned.remove(self)
+        super().connection_lost(exc)
+
+    def prove(self, owner: str) -> None:
+        """Note whose connection it is, by what a request proved."""
+        if owner != self._owner and self._owned.remove(self):
+            self._owner = owner
+            self._admit()
+
+    def _admit(self) -> None:
+        for other in self._owned.admit(self, self._owner):
+            other.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of a request."""

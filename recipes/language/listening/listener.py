@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 from uvicorn.server import ServerState
 
-from recipes.language.listening.limits import LARGEST_HEAD, MOST_CONNECTIONS, TimedConnection
+from recipes.language.listening import limits
+from recipes.language.listening.limits import LARGEST_HEAD, TimedConnection
+from rlinf_core.foreign.strangers import Unproven
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -41,11 +43,11 @@ async def listening(app: ASGIApp, port: int = 0) -> AsyncGenerator[int]:
     )
     config.load()
     state = ServerState()
+    most = limits.MOST_CONNECTIONS
+    owned = Unproven[TimedConnection](2 * most, from_one=most)
     # Created here instead of passing a socket: asyncio disables Nagle's algorithm only on its own connections.
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: TimedConnection(config, state, {}), "127.0.0.1", port, backlog=MOST_CONNECTIONS
-    )
+    server = await loop.create_server(lambda: TimedConnection(config, state, owned), "127.0.0.1", port, backlog=most)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from recipes.language.listening.limits import LARGEST_BODY, check_length, json_body, read_body, unless_gone
+from recipes.language.listening.limits import LARGEST_BODY, check_length, json_body, prove, read_body, unless_gone
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.ledger import Promise, RequestFailure
 from recipes.serve.service.resuming import resume_sessions
@@ -133,6 +133,7 @@ class SdkRoutes:
             RequestError: nobody, or with a body that is too large or compressed.
         """
         tenant = self._keys.tenant(request.headers.get("x-api-key", ""))
+        prove(request, tenant)
         check_length(request)
         if request.headers.get("content-encoding", "identity") != "identity":
             raise RequestError(

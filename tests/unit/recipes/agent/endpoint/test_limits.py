@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import Awaitable, Callable
@@ -157,20 +158,28 @@ def test_a_connection_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pyte
     assert exchanged(act) == b""
 
 
-def test_connections_beyond_the_limit_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.security
+def test_the_oldest_stranger_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_CONNECTIONS", 2)
 
     async def act(endpoint: ChatEndpoint) -> bytes:
-        kept = [await connect(endpoint) for _ in range(2)]
-        try:
-            beyond = await said(endpoint)
-        except ConnectionResetError:
-            beyond = b""
-        for _, writer in kept:
+        # One that has shown the token stays, whatever strangers do.
+        reader, known = await connect(endpoint)
+        known.write(head(endpoint, f"Content-Length: {len(BODY)}") + BODY)
+        assert (await asyncio.wait_for(reader.readuntil(b"}}"), 30)).startswith(b"HTTP/1.1 200")
+        strangers = [await connect(endpoint) for _ in range(5)]
+        for first, _ in strangers[:3]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(first.read(), 30) == b""
+        answer = await asyncio.to_thread(post, endpoint, PATH, BODY)
+        assert answer
+        known.write(head(endpoint, "Content-Length: 2", "Connection: close") + b"{}")
+        last = await asyncio.wait_for(reader.read(), 30)
+        for _, writer in (*strangers, (reader, known)):
             writer.close()
-        return beyond
+        return last
 
-    assert exchanged(act) == b""
+    assert exchanged(act, "a", "b").startswith(b"HTTP/1.1 400")
 
 
 class Waits:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from recipes.language.listening import limits
 from recipes.language.listening.limits import MOST_CONNECTIONS
 from recipes.language.listening.listener import listening
 from recipes.serve.wire.messages import SAMPLE_RESULT
@@ -139,5 +140,33 @@ def test_idle_connections_keep_nobody_out(start: Start) -> None:
             assert len(service.steps) == STEPS
             for writer in idle:
                 writer.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.security
+def test_connections_of_a_tenant_keep_no_other_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_CONNECTIONS", 4)
+
+    async def work() -> None:
+        async with start() as service, listening(service.application) as port:
+            url = f"http://127.0.0.1:{port}"
+            async with httpx.AsyncClient(base_url=url) as many, httpx.AsyncClient(base_url=url) as one:
+                ann, ben = (
+                    Client(http, client._headers["X-API-Key"])
+                    for http, client in ((many, service.ann), (one, service.ben))
+                )
+                assert await ben.session()
+                strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
+                sampler = await ann.sampler(await ann.session())
+                held = [
+                    asyncio.create_task(ann.sample(sampler, number, [3], stop=[], max_tokens=50)) for number in range(6)
+                ]
+                assert await ben.session()
+                # Connections of its own that are closed for each other are a matter of this tenant.
+                await asyncio.gather(*held, return_exceptions=True)
+                assert await ben.session()
+                for _, writer in strangers:
+                    writer.close()
 
     asyncio.run(work())
