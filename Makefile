@@ -12,7 +12,7 @@ WHOLE := $(EVERYDAY) tests/cluster tests/gpu
 LONG := --hypothesis-profile=nightly --timeout=3600 --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check golden lint type format docs gallery media bench gpu nightly nightly-processes nightly-pure chaos conformance release-check clean
+.PHONY: help setup train test check golden lint type format docs gallery media bench gpu nightly nightly-processes nightly-pure chaos mutants conformance release-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -86,6 +86,9 @@ nightly-processes: setup
 nightly-pure: setup
 	nice -n 10 $(BIN)/pytest -p no:cacheprovider $(LONG) --ignore=tests/cluster --ignore=tests/integration tests \
 	  > nightly-pure.log 2>&1; status=$$?; cat nightly-pure.log; exit $$status
+
+mutants: setup ## break ROOM=FOLDER in small ways (N=12, SEED=1), and list what its unit tests do not notice
+	$(BIN)/python -m tests.mutants $(ROOM) --n $(or $(N),12) --seed $(or $(SEED),1)
 
 chaos: setup ## inject faults by seed into runs of JOB="FILE [KEY=VALUE...]", and check that each recovers
 	$(BIN)/python -m tests.chaos $(JOB)
