@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from recipes.agent.call_forms import PROBE_FUNCTION, taught_form
-from recipes.agent.config.tool_config import HttpToolConfig, McpServerConfig, TextEnvironmentConfig
+from recipes.agent.config.tool_config import McpServerConfig, TextEnvironmentConfig
 from recipes.language.config import (
     OPTIONAL_COMPONENTS,
     SYMBOLS,
@@ -39,7 +39,9 @@ COMPONENTS: Final = ("actor", "rollout", "reward", "agent")
 # Placed where agents need not hold the index of `search` themselves.
 INDEX: Final = "index"
 AGENTS: Final = ("tool_agent", "env_agent")
-TOOLS: Final = ("calculator", "search", "python", "http")
+TOOLS: Final = ("calculator", "search", "python")
+# Tools of earlier versions, each with what does their work now.
+_GONE: Final = {"http": "let an MCP server fetch pages: `agent.mcp: {fetch: {command: [uvx, mcp-server-fetch]}}`"}
 # Tasks that are made on the spot, and know which calls lead to their answers.
 MADE_TASKS: Final = ("calculations", "lookups")
 # Tasks that are the seeds of an environment.
@@ -114,7 +116,6 @@ class AgentWorkerConfig(ConfigModel):
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         _needs_tool("search", "corpus_path", "search_results"),
         _needs_tool("python", "python_memory_mib"),
-        _needs_tool("http", "http"),
         _needs_run("env_agent", "environment"),
         _needs_run("tool_agent", "tool_format"),
         NoEffect(
@@ -139,9 +140,9 @@ class AgentWorkerConfig(ConfigModel):
         description="Agent: tool_agent, which calls tools until it answers; env_agent, which plays `environment`; or"
         " `package.module:function`, an async function of task, model and tools that returns an outcome.",
     )
-    tools: tuple[Annotated[Text, KnownOrOwn("tool", TOOLS)], ...] = Field(
+    tools: tuple[Annotated[Text, KnownOrOwn("tool", TOOLS, instead=_GONE)], ...] = Field(
         default=("calculator",),
-        description="Tools: calculator, search, python (sandboxed), http (to allowed hosts), or"
+        description="Tools: calculator, search, python (sandboxed), or"
         " `package.module:function`, a sync or async function from text to text.",
     )
     tool_format: Literal["auto", "plain"] = Field(
@@ -160,9 +161,6 @@ class AgentWorkerConfig(ConfigModel):
     search_results: Count = Field(default=1, description="Number of documents that `search` returns.")
     python_memory_mib: Annotated[int, Field(ge=64)] = Field(
         default=256, description="Memory limit of each process of a `python` program, in MiB."
-    )
-    http: HttpToolConfig = Field(
-        default_factory=HttpToolConfig, description="The tool `http`: allowed hosts and limits."
     )
     environment: TextEnvironmentConfig = Field(
         default_factory=TextEnvironmentConfig, description="The environment that `run: env_agent` plays."
@@ -293,16 +291,6 @@ def _check_agent(config: AgentConfig, report: Report) -> None:
             "missing-extra",
             "`python` runs programs in a bubblewrap sandbox, and bubblewrap is not installed",
             "run `apt install bubblewrap`",
-        )
-    if "http" in agent.tools and missing_modules(["httpx"]) and runs_in_this_interpreter(config, "agent"):
-        at = ("agent", "tools", agent.tools.index("http"))
-        report(at, "missing-extra", "`http` needs the package httpx", f"run `{install_command('httpx')}`")
-    if "http" in agent.tools and not agent.http.allow:
-        report(
-            blame(config, ("agent", "http", "allow"), ("agent", "tools")),
-            "conflicting-settings",
-            "`http` may only request hosts in `agent.http.allow`, which is empty",
-            "write `agent.http.allow: [HOST, ...]`",
         )
     if agent.mcp and runs_in_this_interpreter(config, "agent"):
         _check_servers(agent, report)

@@ -1,39 +1,15 @@
-"""Sections for external services of agents: HTTP hosts, MCP servers, and third-party environments."""
+"""Sections for external services of agents: MCP servers and third-party environments."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
-from recipes.agent.config.allow_list import parse_allowed
 from recipes.sections.values import KnownOrOwn, one_or_many
-from rlinf_core import ConfigModel, Count, NoEffect, Text
-from rlinf_core.scalars import problem
+from rlinf_core import ConfigModel, NoEffect, Text
 
 ENVIRONMENTS: Final = ("treasure", "openenv", "verifiers")
-_HOSTS: Final = "write a host, such as `api.example.org`, `*.example.org` or `http://127.0.0.1:8080`"
-
-
-def _allowed(text: str) -> str:
-    """Return an entry of the allow list as written."""
-    try:
-        parse_allowed(text)
-    except ValueError as error:
-        raise problem("bad-value", f"`{text}` is not a valid host: {error}", help=_HOSTS) from None
-    return text.strip()
-
-
-class HttpToolConfig(ConfigModel):
-    """The tool `http`."""
-
-    allow: tuple[Annotated[Text, AfterValidator(_allowed)], ...] = Field(
-        default=(),
-        description="The only hosts that may be requested: `HOST`, `*.HOST` for its subdomains, an address or a"
-        " network; prefix `https://` to allow HTTPS only, append `:PORT` for ports other than 80 and 443."
-        " Private addresses are reached only if listed explicitly.",
-    )
-    max_bytes: Count = Field(default=65536, description="Maximum bytes read from a response.")
 
 
 class McpServerConfig(ConfigModel):

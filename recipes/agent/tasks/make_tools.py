@@ -13,7 +13,6 @@ from recipes.agent.tools.search import Search, read_corpus
 from recipes.agent.tools.tool import FunctionTool, Tool
 from recipes.language.sandbox.sandbox import MIB, SandboxLimits
 from rlinf_core import ConfigError
-from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.registry import import_target
 
 
@@ -73,13 +72,6 @@ def _tool(name: str, config: AgentConfig) -> Tool:
         return Python(SandboxLimits(config.agent.tool_timeout, config.agent.python_memory_mib * MIB))
     if name == "search":
         return make_search(config)
-    if name == "http":
-        if missing_modules(["httpx"]):
-            raise ConfigError("the tool `http` needs the package httpx", help=f"run `{install_command('httpx')}`")
-        # For the processes that reach out: its libraries take memory that others have a use for.
-        from recipes.agent.tools.http import Http
-
-        return Http(config.agent.http.allow, config.agent.tool_timeout, config.agent.http.max_bytes)
     function = import_target(name, "tool")
     if not callable(function):
         raise ConfigError(f"tool `{name}` is not a function", help="name a function from text to text")

@@ -13,27 +13,18 @@ FILE = (
     "recipe: agent\ncluster:\n  num_nodes: 1\n  component_placement:\n"
     "    actor,rollout,reward,agent: {node_group: node, placement: 0}\n"
 )
-HTTP = FILE + "agent:\n  tools: [http]\n  http:\n    allow: "
 
 
 def test_a_cluster_is_enough(findings: Any) -> None:
     assert findings(FILE) == []
 
 
-def test_http_needs_hosts(findings: Any) -> None:
-    diagnostics = findings(FILE + "agent:\n  tools: [http]\n", messages=True)
-    assert [(diagnostic[0], diagnostic[3]) for diagnostic in diagnostics] == [
-        ("conflicting-settings", "write `agent.http.allow: [HOST, ...]`"),
+def test_tool_that_is_gone_names_what_does_its_work(findings: Any) -> None:
+    diagnostics = findings(FILE + "agent:\n  tools: [http]\n  http: {allow: [example.org]}\n", messages=True)
+    assert [(finding[0], "agent.mcp" in finding[3]) for finding in diagnostics] == [
+        ("unknown-choice", True),
+        ("not-available", True),
     ]
-    assert [diagnostic[0] for diagnostic in findings(HTTP + "[]")] == ["conflicting-settings"]
-    assert findings(HTTP + "[api.example.org, https://*.example.org, '10.0.0.0/8']") == []
-
-
-@pytest.mark.parametrize("host", ["ftp://example.org", "https://example.org/path", "example.org:99999", "'*'"])
-def test_hosts_that_are_none(findings: Any, host: str) -> None:
-    diagnostics = findings(HTTP + f"[example.org, {host}]", messages=True)
-    assert [diagnostic[:2] for diagnostic in diagnostics] == [("bad-value", host)]
-    assert "is not a valid host" in diagnostics[0][2]
 
 
 def test_mcp_servers(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
