@@ -12,7 +12,7 @@ WHOLE := $(EVERYDAY) tests/cluster tests/gpu
 LONG := --hypothesis-profile=nightly --timeout=3600 --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check golden lint type format docs gallery media bench gpu nightly nightly-processes nightly-pure chaos mutants conformance release-check clean
+.PHONY: help setup train test test-pure test-processes check golden lint type format docs gallery media bench gpu nightly nightly-processes nightly-pure chaos mutants conformance release-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -29,12 +29,19 @@ $(STAMP): pyproject.toml constraints.txt
 train: setup ## train the embodied recipe on this machine
 	$(BIN)/rlinf train recipe=embodied
 
-test: setup ## all tests but the nightly ones
+test: setup test-pure test-processes ## all tests but the nightly ones
+
+test-pure: setup
 	$(BIN)/pytest $(PURE)
+
+test-processes: setup
 	$(BIN)/pytest $(SHARED)
 	$(BIN)/pytest $(WHOLE)
 
-check: setup lint type test ## what CI runs: lint, types, import contracts, tests
+check: setup ## what CI runs: lint, types, import contracts, tests
+# Lint and types take a core each: pure tests, which bound no time, fill the rest.
+	$(MAKE) --no-print-directory --jobs=3 lint type test-pure
+	$(MAKE) --no-print-directory test-processes
 
 golden: setup ## freeze anew what tests/golden compares; read its diff, and commit it with what changed it
 	REWRITE_FROZEN=1 $(BIN)/pytest -q tests/golden
