@@ -5,7 +5,6 @@ torch's modules of shards take a second to import, so only what shards imports t
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -19,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from recipes.sections.actor import FsdpConfig
 from recipes.training.initial.weight_sources import WeightSource, fill_weights
+from recipes.training.rank_store import bind_gloo, open_rank_store
 from recipes.training.typed_tensors import DTYPES, is_shard
 from recipes.training.without_memory import move_what_has_memory
 from rlinf_core import env_vars
@@ -253,21 +253,24 @@ def _mesh(device: torch.device, world_size: int, *, replicas: bool) -> DeviceMes
 
 
 def join_ranks(rank: int, world_size: int, device: torch.device) -> None:
-    """Join the process group, at the address that the worker group provides."""
+    """Join the process group of all ranks of this worker's group."""
     if dist.is_initialized():
         return
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     if world_size == 1:
-        # Nobody is to be met: no address is needed, and none is listened at.
+        # Nobody is to be met.
         store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage] - public, and left out of a list
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
         return
+    seconds = env_vars.TIMEOUT.get()
+    store = open_rank_store(world_size, seconds)
+    bind_gloo(store, rank, world_size)
     dist.init_process_group(
         backend,
-        init_method=f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
+        store=store,
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=env_vars.TIMEOUT.get()),
+        timeout=timedelta(seconds=seconds),
     )
 
 

@@ -23,6 +23,7 @@ from rlinf_core.manager import manager_messages as m
 from rlinf_core.manager import postmortem
 from rlinf_core.manager.control_rpc import ControlRpc, expect
 from rlinf_core.manager.debugging import Debugging
+from rlinf_core.manager.rank_stores import RankStores
 from rlinf_core.manager.wait_graph import Deadlock
 from rlinf_core.manager.watch import Round, Watch
 from rlinf_core.manager.worker_registry import Life, NotYet, Ownership, WorkerRecord, WorkerRegistry
@@ -89,6 +90,7 @@ class Manager:
         self._deaths: dict[str, _Death] = {}
         self._watch = Watch(clock)
         self._ends = EndWatch()
+        self._stores = RankStores(self._reply)
         self._debugging = Debugging(self._send, self._reply, self._refuse, self._hellos, clock)
         self._handlers: dict[type, Callable[[PeerStream, Any], None]] = {
             m.Hello: self._hello,
@@ -139,6 +141,7 @@ class Manager:
 
     def _open_group(self, stream: PeerStream, message: m.OpenGroup) -> int:
         incarnation = self._registry.open_group(message.name, message.size, channel=message.channel)
+        self._stores.drop(message.name)
         if not message.channel:
             self._ownership.claim(message.name, stream.peer)
         self._retry_pending()
@@ -166,6 +169,7 @@ class Manager:
             self._ends.drop(str(address))
             if peer is not None:
                 self._announce_death(peer, "its group was shut down")
+        self._stores.drop(name)
         self._ownership.release(name)
 
     def _declare(self, stream: PeerStream, declared: m.Declare) -> None:
@@ -200,6 +204,10 @@ class Manager:
                 self._explain(stream, request.serial, body)
             elif isinstance(body, m.Inspect):
                 self._inspect(stream, request.serial, body)
+            elif isinstance(body, m.StoreRead):
+                self._stores.read(stream, request.serial, body)
+            elif isinstance(body, m.StoreWrite):
+                self._stores.write(stream, request.serial, body)
             elif isinstance(body, m.ReadStacks):
                 self._debugging.read_stacks(stream, request.serial, body)
             elif isinstance(body, m.PausedSeconds):
@@ -247,6 +255,7 @@ class Manager:
 
     def _forget(self, stream: PeerStream, request: m.Forget) -> None:
         self._debugging.forget(stream, request.serial)
+        self._stores.forget(stream, request.serial)
         self._pending = [
             lookup for lookup in self._pending if (lookup.stream, lookup.serial) != (stream, request.serial)
         ]

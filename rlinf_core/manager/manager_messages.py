@@ -218,6 +218,30 @@ class PausedSeconds:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreRead:
+    """Answered with the value of each key in the store of the sender's group, or None where it has none.
+
+    Attributes:
+        wait: whether the answer waits until all are there.
+    """
+
+    keys: tuple[str, ...]
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreWrite:
+    """Answered with the new value in the store of the sender's group, or with the removed one.
+
+    Attributes:
+        value: the value; a number to add to the one that is there; None removes it.
+    """
+
+    key: str
+    value: bytes | int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ManagerRequest:
     """A wrapper for requests that are answered."""
 
