@@ -25,6 +25,8 @@ from rlinf_core.manager.manager_messages import StoreRead, StoreWrite
 _GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 _LOOPBACK_INTERFACE: Final = "lo"
 _SIOCGIFADDR: Final = 0x8915
+# Torch's groups hold the C++ half of a store alone, which calls nobody once the Python half is gone.
+_opened: list[Store] = []
 
 
 def open_rank_store(world_size: int, seconds: float) -> Store:
@@ -37,9 +39,11 @@ def open_rank_store(world_size: int, seconds: float) -> Store:
         seconds: time limit of a wait for another rank.
     """
     client = current_client()
-    if client is not None:
-        return RankStore(client, seconds)
-    return FileStore(str(base_folder() / f"ranks-{int(os.environ['MASTER_PORT'])}-{os.getppid()}"), world_size)
+    if client is None:
+        return FileStore(str(base_folder() / f"ranks-{int(os.environ['MASTER_PORT'])}-{os.getppid()}"), world_size)
+    store = RankStore(client, seconds)
+    _opened.append(store)
+    return store
 
 
 def bind_gloo(store: Store, rank: int, world_size: int) -> None:
@@ -51,7 +55,7 @@ def bind_gloo(store: Store, rank: int, world_size: int) -> None:
     interface = _LOOPBACK_INTERFACE
     if client is not None:
         info = client.endpoint.info
-        store.set(f"machine/{rank}", f"{info.host} {info.network}")
+        store.set(f"machine/{rank}", str(info.place))
         machines = {store.get(f"machine/{other}") for other in range(world_size)}
         if len(machines) > 1:
             interface = _interface_of(info.tcp_host)
