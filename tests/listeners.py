@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from rlinf_core.node.node_processes import open_files
+from rlinf_core.process.proc import open_files, pids, stat
+from tests.waiting import until
 
 PAGE = Path(__file__).parents[1] / "docs" / "security.md"
 _LISTENS = "0A"
@@ -17,7 +22,10 @@ _ACCEPTS = "00010000"
 _UNBOUND = "07"
 # A stranger's bytes: the greeting of the data plane, to which nothing else knows an answer.
 _GREETING = b"rlinf data plane 1\n" + bytes(32)
-_SECONDS = 3.0
+_SECONDS = 5.0
+_PLACES = ("loopback", "unix socket", "every address")
+# The rows that each job has sockets of.
+ALWAYS = {"Data plane, one for each process", "Data plane within a node", "Ray", "Ray's agents", "Ray within a node"}
 
 
 class Row(NamedTuple):
@@ -49,11 +57,11 @@ def rows() -> list[Row]:
     return [Row(*(cell.strip() for cell in line.split("|")[1:4])) for line in lines if not line.startswith("| ---")]
 
 
-def listeners_of(pids: Iterable[int]) -> list[Listener]:
+def listeners_of(processes: Iterable[int]) -> list[Listener]:
     """Return the TCP, UDP and Unix sockets on which processes of this network namespace listen."""
     holders: dict[str, set[int]] = {}
-    for pid in pids:
-        for target in open_files(pid):
+    for pid in processes:
+        for target in open_files(pid).values():
             if target.startswith("socket:["):
                 holders.setdefault(target[len("socket:[") : -1], set()).add(pid)
     listeners: list[Listener] = []
@@ -63,10 +71,11 @@ def listeners_of(pids: Iterable[int]) -> list[Listener]:
             if bound and row[9] in holders:
                 host, port = _address(row[1])
                 listeners.append(Listener(frozenset(holders[row[9]]), _place(host), (host, port)))
-    for row in _table("unix"):
-        if row[3] == _ACCEPTS and row[6] in holders:
-            listeners.append(Listener(frozenset(holders[row[6]]), "unix socket", row[7] if len(row) > 7 else ""))
-    return listeners
+    accepting = (row for row in _table("unix") if row[3] == _ACCEPTS and row[6] in holders)
+    return [
+        *listeners,
+        *(Listener(frozenset(holders[row[6]]), "unix socket", "".join(row[7:8])) for row in accepting),
+    ]
 
 
 def protocol_of(listener: Listener) -> str:
@@ -91,7 +100,7 @@ def protocol_of(listener: Listener) -> str:
     # The settings that a server of HTTP/2 sends first: a frame of this type, on no stream.
     if answer[3:4] == b"\x04" and answer[5:9] == bytes(4):
         return "gRPC"
-    return "a line of JSON" if answer.startswith(b"{") else repr(answer)
+    return "lines of JSON" if answer.startswith(b"{") else repr(answer)
 
 
 def _table(name: str) -> list[list[str]]:
@@ -110,3 +119,46 @@ def _place(host: str) -> str:
     if host.startswith("127.") or host == "::1":
         return "loopback"
     return "every address" if host in ("0.0.0.0", "::") else host
+
+
+def compared(processes: Iterable[int]) -> set[str]:
+    """Return the names of the rows that the sockets of processes may be of, once all of them have one."""
+    table, names = rows(), set[str]()
+    listeners = listeners_of(processes)
+    with ThreadPoolExecutor(16) as pool:
+        protocols = list(pool.map(protocol_of, listeners))
+    for listener, protocol in zip(listeners, protocols, strict=True):
+        place = listener.place if listener.place in _PLACES else "the node's address"
+        of_it = {row.name for row in table if row.protocol == protocol and place in row.places}
+        assert of_it, f"no row of {PAGE.name} has {listener}, which speaks {protocol}"
+        names |= of_it
+    return names
+
+
+def family_of(root: int) -> set[int]:
+    """Return a process with all that it has started and those have."""
+    parents = {pid: stat(pid).parent for pid in pids()}
+    family = {root}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family
+
+
+def names_of_job(folder: Path, file: str, *overrides: str) -> set[str]:
+    """Train until the first step has ended; return the rows that the job's sockets are of."""
+    (folder / "output").touch()
+    with (folder / "output").open("w") as output:
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "rlinf_cli", "train", file, "runner.max_steps=100000", *overrides],
+            cwd=folder,
+            env={**os.environ, "RLINF_ADDRESS": "local", "PYTHONPATH": str(PAGE.parents[1])},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        until(lambda: driver.poll() is not None or any(folder.glob("runs/*/metrics.jsonl")), "a step", 240)
+        assert driver.poll() is None, (folder / "output").read_text()
+        return compared(family_of(driver.pid))
+    finally:
+        driver.send_signal(signal.SIGTERM)
+        driver.wait(timeout=120)
