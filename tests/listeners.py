@@ -139,8 +139,8 @@ def family_of(root: int) -> set[int]:
     """Return a process with all that it has started and those have."""
     parents = {pid: stat(pid).parent for pid in pids()}
     family = {root}
-    while more := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= more
+    while children := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= children
     return family
 
 
