@@ -1,6 +1,6 @@
 """Measures channels against `ray.util.queue.Queue` and against memcpy, all in one run on one local Ray.
 
-    python benchmarks/runtime/bench_channel.py [--quick] [--rounds N] [--only PART]
+    python benchmarks/runtime/bench_channel.py [--quick] [--rounds N] [--only PART] [--against COMMIT]
 
 The same two workers put and get through both, in turn. Each line is a ratio of speeds: the median of several rounds,
 with its spread (the quarters). Absolute numbers depend on the machine and on what else runs there; ratios of one run
@@ -22,6 +22,7 @@ import ray
 import torch
 from ray.util.queue import Queue
 
+from benchmarks import against
 from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.placement.node import NodePlacementStrategy
@@ -206,4 +207,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(against.main(main, __file__, ("--quick", "--rounds", "2")))

@@ -1,6 +1,6 @@
 """Measures the data plane against the limits of the machine, all in one run: memcpy, a unix socket, TCP, a Ray call.
 
-    python benchmarks/runtime/bench_data_plane.py [--quick] [--json FILE]
+    python benchmarks/runtime/bench_data_plane.py [--quick] [--json FILE] [--against COMMIT]
 
 Each line is a ratio: the median of several, with its spread (the quarters of the measurements). Absolute numbers
 depend on the machine and on what else runs there; ratios of one run less so. Goals are those of docs/data-plane.md;
@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from benchmarks import against
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.connections.handshake import ClusterSecret
@@ -503,4 +504,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(against.main(main, __file__, ("--quick",)))

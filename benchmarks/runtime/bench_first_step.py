@@ -1,10 +1,9 @@
 """The time from Enter to the first step of `rlinf train recipe=embodied`, against a bare script on Ray.
 
 The bare script starts Ray and as many actors as a run has processes, the manager's and the channel's included, two of
-which import torch, as a policy's do. With `--before FOLDER`, a checkout of an earlier commit with an environment of
-its own in `.venv`, its `rlinf` takes turns with this one. CPU seconds are those of all processes until the first step.
+which import torch, as a policy's do. CPU seconds are those of all processes until the first step.
 
-    python benchmarks/runtime/bench_first_step.py [--rounds 3] [--before FOLDER]
+    python benchmarks/runtime/bench_first_step.py [--rounds 3] [--against COMMIT]
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks import against
 from benchmarks.table import Result, run_parts
 
 # The last line of the bare script, and the line of the first step of a run.
@@ -112,13 +112,10 @@ def kind_of(command: str) -> str:
     return "Ray's helpers" if "Agent" in command or "/ray/" in command else "driver"
 
 
-def measure(rounds: int, before: Path | None) -> dict[str, list[Start]]:
+def measure(rounds: int) -> dict[str, list[Start]]:
     """Return the starts of every program, one of each per round; a first round only fills the caches."""
-    programs = {"bare Ray": ([sys.executable, "-c", BARE], READY)}
-    train = ["train", "recipe=embodied", "runner.max_steps=1"]
-    if before is not None:
-        programs["before"] = ([str(before / ".venv/bin/rlinf"), *train], FIRST_STEP)
-    programs["now"] = ([str(Path(sys.executable).with_name("rlinf")), *train], FIRST_STEP)
+    train = [str(Path(sys.executable).with_name("rlinf")), "train", "recipe=embodied", "runner.max_steps=1"]
+    programs = {"bare Ray": ([sys.executable, "-c", BARE], READY), "now": (train, FIRST_STEP)}
     starts_of: dict[str, list[Start]] = {name: [] for name in programs}
     for number in range(rounds + 1):
         for name, (command, line) in programs.items():
@@ -129,9 +126,9 @@ def measure(rounds: int, before: Path | None) -> dict[str, list[Start]]:
     return starts_of
 
 
-def results(rounds: int, before: Path | None) -> Iterator[Result]:
+def results(rounds: int) -> Iterator[Result]:
     """Yield a line for each program, and the ratios."""
-    starts_of = measure(rounds, before)
+    starts_of = measure(rounds)
     middle = {name: median(start.seconds for start in starts) for name, starts in starts_of.items()}
     for name, starts in starts_of.items():
         cpu = median(start.cpu for start in starts)
@@ -146,18 +143,14 @@ def results(rounds: int, before: Path | None) -> Iterator[Result]:
     yield Result(
         "now against bare Ray", "medians of wall time", f"{ratio:.2f}x", f"<= {GOAL_RATIO:g}x", ratio <= GOAL_RATIO
     )
-    if before is not None:
-        yield Result("now against before", "", f"{middle['now'] / middle['before']:.2f}x", "", True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="starts of each program (default 3)")
-    parser.add_argument("--before", type=Path, help="a checkout of an earlier commit, with its .venv")
-    args = parser.parse_args()
-    before = args.before.absolute() if args.before else None
-    return run_parts({"start": lambda: results(max(1, args.rounds), before)}, None)
+    rounds = max(1, parser.parse_args().rounds)
+    return run_parts({"start": lambda: results(rounds)}, None)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(against.main(main, __file__, ("--rounds", "1")))

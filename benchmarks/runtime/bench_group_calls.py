@@ -1,6 +1,6 @@
 """The cost of groups: calls on 8 workers, the launch of 16, and `Cluster()`, each against plain Ray in the same run.
 
-python -m benchmarks.runtime.bench_group_calls
+python -m benchmarks.runtime.bench_group_calls [--against COMMIT]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks import against
 from rlinf_core import Cluster, NodePlacementStrategy, Worker
 
 ROUNDS = 15
@@ -151,4 +152,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(against.main(main, __file__, ()))

@@ -4,7 +4,7 @@ Workers are killed with -9 in the midst of a step. "One start" is the launch and
 in the same session. The restart is that after the death of an actor, which cannot be started again alone, with a
 checkpoint after every step. What a snapshot costs is measured in a run that takes one as often as it may.
 
-    python benchmarks/runtime/bench_recovery.py [embodied|math|agent] [--rounds 3]
+    python benchmarks/runtime/bench_recovery.py [embodied|math|agent] [--rounds 3] [--against COMMIT]
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks import against
 from benchmarks.table import Result, run_parts
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.job.load import load_job
@@ -226,4 +227,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(against.main(main, __file__, ("math", "--rounds", "1")))

@@ -6,7 +6,7 @@ show the floor: one makes a model with one field, one runs a Typer command that 
 All take turns within one run; what counts is the ratio of the medians of their CPU seconds, which other work moves
 least.
 
-    python benchmarks/runtime/bench_startup.py [--rounds 30]
+    python benchmarks/runtime/bench_startup.py [--rounds 30] [--against COMMIT]
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import median, quantiles
+
+from benchmarks import against
 
 RLINF = Path(sys.executable).with_name("rlinf")
 BASE = "interpreter"
@@ -88,4 +90,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(against.main(main, __file__, ("--rounds", "5")))
