@@ -34,6 +34,11 @@ class _Lines:
         self.source = source
 
     @cached_property
+    def lines(self) -> list[str]:
+        """The lines of the source."""
+        return self.source.text.splitlines()
+
+    @cached_property
     def comments(self) -> dict[int, str]:
         """Return comments by line number, without those inside multi-line texts."""
         text_lines: set[int] = set()
@@ -41,7 +46,7 @@ class _Lines:
         if tree is not None:
             _mark(tree, text_lines)
         comments_by_line: dict[int, str] = {}
-        for number, line in enumerate(self.source.text.splitlines(), 1):
+        for number, line in enumerate(self.lines, 1):
             stripped = line.strip()
             if stripped.startswith("#") and number not in text_lines and not _HYDRA.match(stripped):
                 comments_by_line[number] = stripped
@@ -49,7 +54,7 @@ class _Lines:
 
     def above(self, number: int) -> tuple[str, ...]:
         """Return the comments between a line and the content before it, across blank lines."""
-        lines = self.source.text.splitlines()
+        lines = self.lines
         block: list[str] = []
         number -= 1
         while number >= 1 and (

@@ -36,6 +36,9 @@ _PLACEHOLDER: Final = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 _ENTERED: Final = ("_ip", "_path", "_port", "_serial")
 # What the messages of `foreign_names.toml` begin with where nothing is lost.
 _REMOVED: Final = "remove it: "
+# Sections that are followed: levels of keys, and keys in all. A few lines can refer to each other without end.
+_DEEPEST: Final = 12
+_MOST_KEYS: Final = 5_000
 _SO_ANYWAY: Final = "it says what is so anyway"
 
 
@@ -118,7 +121,8 @@ class Conversion:
 
     def _section_behind(self, node: Node, source: Path) -> Node:
         """Return the section that a value refers to; any other value unchanged."""
-        if not isinstance(node, ScalarNode) or "${" not in node.raw or len(source) > 12:
+        is_reference = isinstance(node, ScalarNode) and "${" in node.raw
+        if not is_reference or len(source) > _DEEPEST or len(self.steps) > _MOST_KEYS:
             return node
         try:
             target = self.references.followed(node, source)

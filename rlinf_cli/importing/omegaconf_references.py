@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from rlinf_core.config.composing.paths import PathSyntaxError, parse_path, to_path
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, child, format_path
 from rlinf_core.config.yaml.reader import resolve_plain
+from rlinf_core.suggest import excerpt
 
 MAX_DEPTH: Final = 40
+# Of one file, counted each time that one is looked at: a few lines can refer to each other without end.
+_MOST_STEPS: Final = 5_000
+_LONGEST: Final = 1 << 16
+_LARGEST: Final = 2**63
 _RESOLVER: Final = re.compile(r"\s*([A-Za-z_][\w.]*):")
 _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*")
 Number = int | float
 
 
 class UnresolvableError(Exception):
-    """A reference whose value is unknown; the message gives the reason."""
+    """A reference whose value is unknown; the message gives the reason, shortened."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(excerpt(message, 300))
 
 
 class Rewritten(NamedTuple):
@@ -83,6 +91,7 @@ class References:
 
     tree: MappingNode
     environ: Mapping[str, str]
+    _steps: int = field(default=0, init=False)
 
     def target(self, body: str, path: Path) -> Path | None:
         """Return the path that `${body}` at `path` refers to; None for a resolver."""
@@ -119,8 +128,7 @@ class References:
         """Return the final target of a value that is a single reference; any other value unchanged."""
         while isinstance(node, ScalarNode) and "${" in node.raw:
             depth += 1
-            if depth > MAX_DEPTH:
-                raise UnresolvableError(f"`{node.raw}` refers back to itself")
+            self._take_step(depth, node.raw)
             pieces = split(node.raw)
             if len(pieces) != 1 or not isinstance(pieces[0], _Interpolation):
                 return node
@@ -148,8 +156,6 @@ class References:
         Raises:
             UnresolvableError: its value is unknown.
         """
-        if depth > MAX_DEPTH:
-            raise UnresolvableError("this reference refers back to itself")
         if not isinstance(node, ScalarNode) or "${" not in node.raw:
             return node
         pieces = split(node.raw)
@@ -164,11 +170,12 @@ class References:
             if value is not None and not isinstance(value, ScalarNode):
                 raise UnresolvableError(f"`{node.raw}` inserts a section or a list into a string")
             text += value.raw if isinstance(value, ScalarNode) else str(piece)
+            if len(text) > _LONGEST:
+                raise UnresolvableError(f"`{node.raw}` is a text of more than {_LONGEST} characters")
         return ScalarNode(node.span, text, text, plain=False)
 
     def _value_of(self, body: str, path: Path, depth: int) -> Node:
-        if depth > MAX_DEPTH:
-            raise UnresolvableError(f"`${{{body}}}` refers back to itself")
+        self._take_step(depth, f"${{{body}}}")
         match = _RESOLVER.match(body)
         if match is not None:
             return self._resolve(match[1], _arguments(body[match.end() :]), path, depth)
@@ -177,6 +184,13 @@ class References:
         if resolved is None or target is None:
             raise UnresolvableError(f"`${{{body}}}` refers to nothing")
         return self.value(resolved, target, depth)
+
+    def _take_step(self, depth: int, text: str) -> None:
+        self._steps += 1
+        if depth > MAX_DEPTH:
+            raise UnresolvableError(f"`{text}` refers back to itself")
+        if self._steps > _MOST_STEPS:
+            raise UnresolvableError("the references of this file are too many to follow")
 
     def _resolve(self, name: str, arguments: list[str], path: Path, depth: int) -> Node:
         if name in ("oc.env", "env"):
@@ -214,6 +228,10 @@ class References:
             result = _ARITHMETIC[name](*numbers)
         except ZeroDivisionError:
             raise UnresolvableError(f"`{name}` divides by 0") from None
+        except OverflowError:
+            result = _LARGEST
+        if not abs(result) < _LARGEST:
+            raise UnresolvableError(f"`{name}` computes a number that is too large")
         return ScalarNode(self.tree.span, f"{result!r}", result)
 
     def rewritten(self, node: ScalarNode, path: Path, names: Mapping[Path, Path]) -> Rewritten:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from rlinf_cli.importing.shell.grammar import ScriptError
+from rlinf_core.suggest import excerpt
 
 _LARGEST: Final = 2**63
 _OPERATIONS: Final[dict[type, Callable[[Any, Any], Any]]] = {
@@ -38,7 +39,7 @@ def computed(expression: str, variable: Callable[[str], str]) -> int:
     try:
         return _value(ast.parse(text.strip() or "0", mode="eval").body, variable, 0)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError) as error:
-        raise ScriptError(f"`{expression.strip()}` cannot be evaluated") from error
+        raise ScriptError(f"`{excerpt(expression)}` cannot be evaluated") from error
 
 
 def _quotient(one: int, other: int) -> int:

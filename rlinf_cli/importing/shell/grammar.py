@@ -83,6 +83,9 @@ class _Lexer:
     at: int = 0
     tokens: list[tuple[str | Array, int]] = field(default_factory=list[tuple[str | Array, int]])
     ends: list[str] = field(default_factory=list[str])
+    # The line that `at` is in, counted up to a place before it.
+    line: int = 1
+    counted: int = 0
 
     def run(self) -> list[tuple[str | Array, int]]:
         while self.at < len(self.text):
@@ -91,7 +94,8 @@ class _Lexer:
 
     def _step(self) -> None:
         text, at = self.text, self.at
-        line = text.count("\n", 0, at) + 1
+        self.line += text.count("\n", self.counted, at)
+        self.counted, line = at, self.line
         if text.startswith("\\\n", at):
             self.at += 2
         elif text[at] in " \t\r":

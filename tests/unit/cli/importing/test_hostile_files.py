@@ -1,0 +1,115 @@
+"""Files of others that a conversion must not believe: they end, take little, and name what is wrong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rlinf_cli.importing.convert import Converted, convert
+from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
+from rlinf_cli.importing.outcomes import Fate
+from rlinf_cli.importing.shell.grammar import ScriptError
+from rlinf_cli.importing.shell.script import find_launch
+from rlinf_cli.importing.sources import job_files, read_job
+from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.source import SourceText
+from rlinf_core.config.tree import MappingNode, ScalarNode
+from rlinf_core.config.yaml.reader import read
+
+pytestmark = pytest.mark.security
+JOB = "actor: {model: {}}\nrollout: {}\nenv: {}\nalgorithm: {adv_type: gae}\ncluster: {num_nodes: 1}\nrunner:\n  task_type: embodied\n"
+
+
+def imported(folder: Path, text: str) -> Converted:
+    file = folder / "job.yaml"
+    file.write_text(JOB + text)
+    job = read_job(str(file), [], [], {})
+    assert job.file is not None
+    return convert(job.file, {})
+
+
+def reason(text: str) -> str:
+    """Return why `${t0}` has no value in a file."""
+    tree = read(SourceText("a.yaml", text), Diagnostics())
+    assert isinstance(tree, MappingNode)
+    with pytest.raises(UnresolvableError) as caught:
+        References(tree, {}).value(ScalarNode(tree.span, "${t0}", "${t0}"), ("a",))
+    return str(caught.value)
+
+
+def chain(written: str, end: str, links: int = 30) -> str:
+    """Return keys that each refer to the next one."""
+    lines = [f"t{link}: {written.replace('NEXT', f't{link + 1}')}\n" for link in range(links)]
+    return "".join([*lines, f"t{links}: {end}\n"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (chain("${NEXT}${NEXT}", "x", 18), "text of more than 65536 characters|too many to follow"),
+        (chain("${NEXT}${NEXT}", "''", 35), "too many to follow"),
+        (
+            chain("'${oc.select:NEXT,${oc.select:NEXT,${nothing}}}'", "${nothing}", 30),
+            "too many to follow|back to itself",
+        ),
+        (chain("'${multiply:${NEXT},${NEXT}}'", "99", 10), "computes a number that is too large"),
+        ("t0: '${multiply:1e308,1e308}'\n", "computes a number that is too large"),
+        (f"t0: '${{divide:{'9' * 400},1}}'\n", "computes a number that is too large"),
+        (f"t0: '${{max:{'9' * 400},1}}'\n", "computes a number that is too large"),
+    ],
+)
+def test_references_end(text: str, words: str) -> None:
+    assert any(part in reason(text) for part in words.split("|"))
+
+
+def test_reasons_are_short() -> None:
+    assert len(reason(f"t0: '${{oc.env:{'A' * 100_000}}}'\n")) <= 300
+    assert len(reason(f"t0: '${{{'a' * 100_000}'\n")) <= 300
+
+
+@pytest.mark.parametrize(
+    "text", [chain("{l: '${NEXT}', r: '${NEXT}'}", "{x: 1}"), chain("[{l: '${NEXT}'}, {r: '${NEXT}'}]", "{x: 1}")]
+)
+def test_sections_that_refer_to_sections_end(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_cli.importing.decisions._MOST_KEYS", 100)
+    outcomes = imported(tmp_path, text).outcomes
+    assert len(outcomes) < 1000
+    assert any(outcome.fate is not Fate.CARRIED for outcome in outcomes)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("A=x\n" + "A=$A$A\n" * 40, "longer than"),
+        ("A=$((9**9**9**9))\n", "cannot be evaluated"),
+        ("A=$((1<<100000000000))\n", "cannot be evaluated"),
+        ("A=$((" + "(" * 1000 + "1" + ")" * 1000 + "))\n", "cannot be evaluated"),
+        ("A=" + "${A:-" * 5000 + "x" + "}" * 5000 + "\n", "nests too deeply"),
+        ("while true; do A=1; done\n", ""),
+        ("for i in " + "a " * 300 + "; do\nfor j in " + "b " * 300 + "; do A=$i; done; done\n", "more steps"),
+    ],
+)
+def test_scripts_end(script: str, words: str) -> None:
+    text = f"{script}python -m a.job x=$A\n"
+    if not words:
+        assert find_launch(text, {}, lambda word: word == "a.job") is not None
+        return
+    with pytest.raises(ScriptError, match=words) as caught:
+        find_launch(text, {}, lambda word: word == "a.job")
+    assert len(str(caught.value)) < 300
+
+
+def test_pipes_and_devices_in_a_folder_are_named(tmp_path: Path) -> None:
+    (tmp_path / "whole.yaml").write_text(JOB)
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    (tmp_path / "round").symlink_to(tmp_path)
+    files, _ = job_files(tmp_path)
+    assert sorted(file.name for file in files) == ["loop.yaml", "pipe.yaml", "whole.yaml", "zero.yaml"]
+    for name in ("pipe", "zero", "loop"):
+        job = read_job(str(tmp_path / f"{name}.yaml"), [], [], {})
+        assert job.file is None
+        assert not job.diagnostics.ok
