@@ -30,6 +30,7 @@ from recipes.embodied.replay.replay_types import ReplayError
 from recipes.training.arrays import Array
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.foreign.strict_json import load_json
+from rlinf_core.runners.storage.durable import write_all
 
 MAGIC: Final = b"RLRSEG\x00\x01"
 SUFFIX: Final = ".rlr"
@@ -223,8 +224,7 @@ class SegmentWriter:
         try:
             take_room(stream.fileno(), self._position + len(record))
             stream.seek(self._position)
-            stream.write(record)
-            stream.flush()
+            write_all(stream.fileno(), record)
             os.fsync(stream.fileno())
         except OSError as error:
             raise self._failed("has no space for a record", error) from error
@@ -248,7 +248,7 @@ class SegmentWriter:
         try:
             self._stream = stream = file.open("xb", buffering=0)
             take_room(stream.fileno(), self._segment_bytes)
-            stream.write(MAGIC)
+            write_all(stream.fileno(), MAGIC)
             os.fsync(stream.fileno())
             directory = os.open(self._folder, os.O_RDONLY)
             try:

@@ -20,7 +20,7 @@ from rlinf_core import RunError
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 from rlinf_core.foreign.write_fault import write_fault
-from rlinf_core.runners.storage.durable import remove_tree, write_whole
+from rlinf_core.runners.storage.durable import append_whole, remove_tree, write_whole
 
 LOGGER: Final = logging.getLogger("rlinf")
 JOURNAL: Final = "journal"
@@ -81,7 +81,7 @@ class Journal:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / JOURNAL).open("ab", buffering=0) as file:
-                file.write(frame)
+                append_whole(file.fileno(), frame)
         except OSError as error:
             raise RunError(
                 f"the sessions in `{self._root}` cannot be written", why=write_fault(self._root, error)

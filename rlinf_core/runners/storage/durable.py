@@ -70,6 +70,33 @@ def write_short(path: Path, text: str) -> None:
             os.close(descriptor)
 
 
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write bytes at the current place of a file: a disk that fills up takes a part of them without an error.
+
+    Raises:
+        OSError: they cannot be written; a part may be.
+    """
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def append_whole(descriptor: int, content: bytes) -> None:
+    """Append bytes to a file that is open with O_APPEND, and that nobody else writes to: all of them or none.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    size = os.fstat(descriptor).st_size
+    try:
+        write_all(descriptor, content)
+    except BaseException:
+        # What follows a part of a record would be read as the rest of it.
+        with suppress(OSError):
+            os.ftruncate(descriptor, size)
+        raise
+
+
 @contextmanager
 def claimed(path: Path) -> Generator[bool, None, None]:
     """Hold an exclusive lock on a file within the block; yield False if another process holds it.

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from rlinf_core.foreign.file_models import FileModel, Moment, Step, first_fault
 from rlinf_core.foreign.files import open_log, read_text
+from rlinf_core.runners.storage.durable import append_whole
 
 FILE: Final = "events.jsonl"
 
@@ -77,7 +78,7 @@ def append_event(folder: Path, kind: str, step: int, text: str, details: Sequenc
     # A single write, so that a reader sees the whole line or nothing.
     descriptor = open_log(folder, FILE)
     try:
-        os.write(descriptor, (json.dumps(event, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
+        append_whole(descriptor, (json.dumps(event, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
     finally:
         os.close(descriptor)
 

@@ -19,7 +19,14 @@ from rlinf_core.config.tree import MappingNode, ScalarNode
 from rlinf_core.config.yaml.reader import read
 
 pytestmark = pytest.mark.security
-JOB = "actor: {model: {}}\nrollout: {}\nenv: {}\nalgorithm: {adv_type: gae}\ncluster: {num_nodes: 1}\nrunner:\n  task_type: embodied\n"
+JOB = """actor: {model: {}}
+rollout: {}
+env: {}
+algorithm: {adv_type: gae}
+cluster: {num_nodes: 1}
+runner:
+  task_type: embodied
+"""
 
 
 def imported(folder: Path, text: str) -> Converted:
