@@ -19,6 +19,7 @@ import pytest
 import torch
 from starlette.requests import Request
 
+from recipes.agent.tools.search import read_corpus
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.hdf5 import read_hdf5
 from recipes.demonstrations.lerobot.set_info import INFO, read_info
@@ -69,9 +70,19 @@ def many_rows(file: Path) -> None:
     file.write_bytes(gzip.compress(b"[" + b"{}," * 3_000_000 + b"{}]", 9))
 
 
+@case("blank.jsonl.gz", read_problems, ConfigError, "blank.jsonl.gz` claims 128 MiB up to line ")
+def many_blank_lines(file: Path) -> None:
+    file.write_bytes(gzip.compress(b"\n" * 9_000_000, 9))
+
+
 @case("numbers.jsonl.gz", read_problems, ConfigError, "numbers.jsonl.gz` claims")
 def many_numbers(file: Path) -> None:
     file.write_bytes(gzip.compress(b'{"prompt": [' + b"1," * 3_000_000 + b"1]}", 9))
+
+
+@case("corpus.txt", lambda file: read_corpus(str(file)), ConfigError, "is larger than 4096 MiB")
+def corpus_of_holes(file: Path) -> None:
+    journal_of_holes(file)
 
 
 def write_parquet(file: Path, columns: dict[str, Any], **options: Any) -> None:
