@@ -390,9 +390,16 @@ def _check_recipe(
 
 @contextmanager
 def rules_of(recipe: Recipe, view: Validated[Any], diagnostics: Diagnostics) -> Generator[None, None, None]:
-    """Report an exception of a recipe's rules, which may be user code."""
+    """Report an exception of a recipe's rules, which may be user code.
+
+    Raises:
+        RLinfError: there is too little memory.
+    """
     try:
         yield
+    except MemoryError:
+        message = "this machine has too little memory for the files that the job names"
+        raise RLinfError(message, help="check the job where it will run") from None
     except Exception as error:  # noqa: BLE001  the finding says how
         message = f"the rules of recipe `{recipe.name}` failed: {type(error).__name__}: {error}"
         span = Span(view.tree.span.source, 0, 0)

@@ -7,16 +7,17 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict
 
 from rlinf_cli.lint.load import load_with_lint
-from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
-from rlinf_core.errors import ConfigError
-from rlinf_core.job.load import Job, load_job
+from rlinf_core.errors import ConfigError, RLinfError
+from rlinf_core.job.load import Job, load_job, rules_of
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.job.report import Report
 from rlinf_core.scalars import Int, Text
@@ -436,3 +437,9 @@ def test_a_folder_does_not_hide_a_shipped_configuration(tmp_path: Path, monkeypa
     beside = [load_job(name, environ={}) for name in ("laptop", "job.yaml")]
     assert all(job.ok for job in (*without, *beside))
     assert [job.config for job in beside] == [job.config for job in without]
+
+
+def test_too_little_memory_is_no_fault_of_a_recipe() -> None:
+    unread: Any = None
+    with pytest.raises(RLinfError, match="too little memory"), rules_of(unread, unread, Diagnostics()):
+        raise MemoryError
