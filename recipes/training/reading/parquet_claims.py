@@ -1,4 +1,4 @@
-"""What the values of a Parquet file take in memory, added up before they are made.
+"""The memory of the values in a Parquet file, added up before they are made.
 
 A column may name a text once and refer to it in any number of rows, and repeat a number without end.
 """
@@ -50,14 +50,14 @@ def take_parquet(
             name = column.path_in_schema
             if columns is not None and name.partition(".")[0] not in columns:
                 continue
-            each = metadata.schema.column(number).length if column.physical_type == _FIXED else 0
-            budget.take(column.num_values * (value + max(0, each)), f"`{name}`")
+            width = metadata.schema.column(number).length if column.physical_type == _FIXED else 0
+            budget.take(column.num_values * (value + max(0, width)), f"`{name}`")
             if column.physical_type == _TEXT:
                 texts[name] = texts.get(name, False) or _PREFIXED in column.encodings
                 longest = max(longest, column.total_uncompressed_size)
     for names, prefixed in (([name for name in texts if texts[name] is kind], kind) for kind in (False, True)):
         if names:
-            # As dictionaries, each text is there once.
+            # As dictionaries, a text is there once.
             with parquet.ParquetFile(file, read_dictionary=[] if prefixed else names) as opened:
                 size = max(1, min(_BATCH, _DECODED // longest)) if prefixed else _BATCH
                 _take_texts(opened.iter_batches(min(size, most or size), columns=names), budget, most)
