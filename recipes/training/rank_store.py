@@ -18,9 +18,7 @@ from torch.distributed import DistStoreError, FileStore, Store  # pyright: ignor
 
 from rlinf_core.cluster.driver_folder import base_folder
 from rlinf_core.errors import CommunicationTimeoutError
-from rlinf_core.manager.control_rpc import expect
-from rlinf_core.manager.manager_client import ManagerClient, current_client
-from rlinf_core.manager.manager_messages import StoreRead, StoreWrite
+from rlinf_core.supervision.client import ManagerClient, current_client
 
 _GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 _LOOPBACK_INTERFACE: Final = "lo"
@@ -104,7 +102,7 @@ class RankStore(Store):
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys have values."""
-        return None not in expect(self._client.request(StoreRead(tuple(keys), wait=False), self._seconds), tuple)
+        return None not in self._client.read_store(keys, self._seconds, wait=False)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Return once all keys have values."""
@@ -121,11 +119,11 @@ class RankStore(Store):
         return self
 
     def _write(self, key: str, value: bytes | int | None) -> bytes | None:
-        return cast("bytes | None", self._client.request(StoreWrite(key, value), self._seconds))
+        return self._client.write_store(key, value, self._seconds)
 
     def _wait_for(self, keys: Sequence[str], seconds: float) -> tuple[bytes, ...]:
         try:
-            values = self._client.request(StoreRead(tuple(keys), wait=True), seconds)
+            values = self._client.read_store(keys, seconds, wait=True)
         except CommunicationTimeoutError:
             # Torch's barriers wait in short steps, and know no other error as the end of one.
             raise DistStoreError(

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 from rlinf_cli.console import console
 from rlinf_cli.runs.run_lookup import find_run
 from rlinf_core.errors import RunError
-from rlinf_core.manager.manager_messages import Hello
 from rlinf_core.node.process_identity import Presence, look
 from rlinf_core.suggest import did_you_mean, quoted
+from rlinf_core.supervision.lives import Hello
 
 if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder

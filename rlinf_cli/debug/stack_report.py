@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rlinf_core.manager.inspection.job_stacks import ITSELF, JobProcess
 from rlinf_core.node.stacks.process_stacks import ProcessStacks
+from rlinf_core.supervision.job_view import ITSELF, JobProcess
 from rlinf_core.waiting import spell_seconds
 
 SCHEMA: Final = "rlinf.debug/1"

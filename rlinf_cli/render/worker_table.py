@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlinf_cli.console import console
-from rlinf_core.manager.inspection.job_workers import WorkerView, views
-from rlinf_core.manager.manager_messages import JobSnapshot
+from rlinf_core.supervision.job_view import JobSnapshot, WorkerView, views
 from rlinf_core.waiting import spell_seconds
 
 SCHEMA = "rlinf.workers/1"

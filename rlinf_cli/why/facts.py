@@ -19,7 +19,7 @@ from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.tree import to_data
 from rlinf_core.config.yaml.reader import load_source, read
 from rlinf_core.foreign.files import open_regular, read_bounded
-from rlinf_core.node.kernel_log import kernel_lines
+from rlinf_core.node.process_end import kernel_lines
 from rlinf_core.process.proc import boot_id
 from rlinf_core.runners.events import EVALUATE
 from rlinf_core.runners.metrics import Metrics, decode
@@ -91,7 +91,7 @@ class RunFacts:
         evaluates: whether the driver was evaluating when it last logged its progress.
         quarantined: the items that were set aside, by file.
         has_checkpoint: whether there is a checkpoint to go on from.
-        held_up: the processes that hold up an active run, see `rlinf_core.manager.inspection`; empty if not asked for.
+        held_up: the processes that hold up an active run, see `rlinf_core.supervision.verdicts`; empty if not asked for.
     """
 
     path: Path

@@ -20,10 +20,9 @@ from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, advertised_on
 from rlinf_core.context import Session, current_session
 from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
-from rlinf_core.manager.manager_client import ManagerClient, current_client
-from rlinf_core.manager.manager_messages import MANAGER
-from rlinf_core.manager.worker_registry import CLOSED
 from rlinf_core.node.stacks import stack_signal
+from rlinf_core.supervision.client import ManagerClient, current_client
+from rlinf_core.supervision.lives import CLOSED, MANAGER
 from rlinf_core.waiting import Deadline, contact_seconds
 
 

@@ -26,12 +26,12 @@ from rlinf_core.config.machines.cluster import CLUSTER_LABEL, ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, ConfigError
 from rlinf_core.failures import raise_unseen
-from rlinf_core.manager.manager_client import ManagerClient
 from rlinf_core.node import attach
 from rlinf_core.node.own_process import name_user
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.process import tracing
 from rlinf_core.process.known_secrets import known
+from rlinf_core.supervision.client import ManagerClient
 from rlinf_core.topology import ClusterTopology, NodeGroupInfo, NodeInfo
 
 _log = logging.getLogger("rlinf")

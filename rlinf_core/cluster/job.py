@@ -15,9 +15,9 @@ from rlinf_core.cluster.ray_api import pickle_by_value, ray_api
 from rlinf_core.collective.endpoint_info import advertised_on
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError
-from rlinf_core.manager.manager_client import ManagerClient, current_client, enter_job
-from rlinf_core.manager.manager_messages import DRIVER, MANAGER
-from rlinf_core.manager.manager_process import ManagerProcess
+from rlinf_core.supervision.client import ManagerClient, current_client, enter_job
+from rlinf_core.supervision.lives import DRIVER, MANAGER
+from rlinf_core.supervision.manager import ManagerProcess
 from rlinf_core.waiting import contact_seconds
 
 # The driver's handle: Ray ends an actor when the last handle of its owner is gone.

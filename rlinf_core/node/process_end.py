@@ -1,4 +1,4 @@
-"""The ends of processes of this machine: by which signal, or with which exit code.
+"""The ends of processes of this machine: by which signal, with which exit code, and whether for lack of memory.
 
 A process learns that of its own children alone; workers are children of Ray. Since Linux 6.15 a descriptor of a process
 keeps how it ended (`PIDFD_GET_INFO`, include/uapi/linux/pidfd.h). Where the kernel is older, nothing is said.
@@ -8,21 +8,32 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import select
 import signal
 import struct
 import time
+from collections.abc import Collection
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from rlinf_core.errors import ProcessEnd
-from rlinf_core.node.control_group import own_group
-from rlinf_core.node.kernel_log import memory_kill
+from rlinf_core.process.proc import namespace
 
 # `struct pidfd_info` of its first version: mask, cgroupid, eleven numbers of 32 bits, exit_code.
 _INFO: Final = struct.Struct("=QQ11Ii")
 _GET_INFO: Final = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 _EXIT: Final = 1 << 3
+_LOG: Final = "/dev/kmsg"
+_MOST_LINES: Final = 20_000
+_RECORD_BYTES: Final = 8192
+# The inode of the first name space of pids, whose pids the kernel writes (include/linux/proc_ns.h).
+_FIRST_NAMESPACE: Final = 0xEFFFFFFC
+_NUMBER: Final = re.compile(r"\d+")
+_KILL: Final = re.compile(r"[Oo]ut of memory.*: Kill(?:ed)? process (\d+)\b")
+_ROOT: Final = Path("/sys/fs/cgroup")
+_CONTROLLER: Final = "memory"
 
 
 class _Watched(NamedTuple):
@@ -96,3 +107,119 @@ def wait_status(descriptor: int) -> int | None:
         return None
     mask, *_, status = _INFO.unpack(info)
     return int(status) if mask & _EXIT else None
+
+
+def kernel_lines(pids: Collection[int], since: float = 0.0, path: str = _LOG) -> list[str]:
+    """Return the kernel's lines that name one of these pids, oldest first; none where they cannot be read.
+
+    Args:
+        pids: pids of this process's name space.
+        since: the time in seconds since boot; earlier lines may be about other processes with these pids.
+        path: the path of the kernel's log.
+    """
+    if not pids or namespace("pid") != _FIRST_NAMESPACE:
+        return []
+    wanted = {str(pid) for pid in pids}
+    return [text for at, text in _lines(path) if at >= since and not wanted.isdisjoint(_NUMBER.findall(text))]
+
+
+def memory_kill(pid: int, since: float = 0.0, path: str = _LOG) -> str | None:
+    """Return the kernel's line of a kill of `pid` for lack of memory, or None."""
+    kills = ((_KILL.search(line), line) for line in kernel_lines([pid], since, path))
+    return next((line for match, line in kills if match is not None and int(match[1]) == pid), None)
+
+
+def _lines(path: str) -> list[tuple[float, str]]:
+    """Return the lines with their seconds since boot (Documentation/ABI/testing/dev-kmsg)."""
+    lines: list[tuple[float, str]] = []
+    try:
+        log = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return lines
+    with suppress(OSError):  # no line is left
+        try:
+            while len(lines) < _MOST_LINES:
+                try:
+                    record = os.read(log, _RECORD_BYTES)
+                except BrokenPipeError:
+                    continue  # a line was overwritten meanwhile
+                if not record:
+                    break
+                lines += _decoded(record.decode("utf-8", "replace"))
+        finally:
+            os.close(log)
+    return lines
+
+
+def _decoded(record: str) -> list[tuple[float, str]]:
+    head, _, text = record.partition(";")
+    fields = head.split(",")
+    if len(fields) < 3 or not fields[2].isdigit():
+        return []
+    return [(int(fields[2]) / 1e6, text.splitlines()[0])] if text.strip() else []
+
+
+class GroupMemory(NamedTuple):
+    """The memory of a control group.
+
+    Attributes:
+        path: its folder.
+        used, limit, most: bytes now, allowed, and held at most; None where the kernel does not report it.
+        kills: how many of its own processes, without groups below it, were killed for memory; None likewise.
+    """
+
+    path: str
+    used: int | None
+    limit: int | None
+    most: int | None
+    kills: int | None
+
+
+def own_group(root: Path = _ROOT, membership: Path = Path("/proc/self/cgroup")) -> GroupMemory | None:
+    """Return the memory of this process's control group; None where there is none but that of the whole machine."""
+    try:
+        lines = [line.split(":", 2) for line in membership.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return None
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if _CONTROLLER in controllers.split(","):
+            # Version 1. In its root group the machine's own processes count.
+            folder = root / _CONTROLLER / path.lstrip("/")
+            if path != "/" and folder.is_dir():
+                return GroupMemory(
+                    str(folder),
+                    _number(folder / "memory.usage_in_bytes"),
+                    _number(folder / "memory.limit_in_bytes"),
+                    _number(folder / "memory.max_usage_in_bytes"),
+                    _field(folder / "memory.oom_control"),
+                )
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        folder = root / path.lstrip("/")
+        # Version 2. The root group of the machine lacks this file; that of a container has it.
+        if not controllers and (folder / "memory.events").is_file():
+            kills = _field(folder / "memory.events.local")
+            return GroupMemory(
+                str(folder),
+                _number(folder / "memory.current"),
+                _number(folder / "memory.max"),
+                _number(folder / "memory.peak"),
+                kills,
+            )
+    return None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _field(path: Path, name: str = "oom_kill") -> int | None:
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    words = (text.split() for text in lines)
+    return next((int(line[1]) for line in words if line[:1] == [name] and line[-1].isdigit()), None)

@@ -19,10 +19,7 @@ from rlinf_core.cluster.ray_api import session_folder
 from rlinf_core.config.secrets import environment_secrets, mask_text
 from rlinf_core.errors import RLinfError, WorkerDiedError
 from rlinf_core.foreign.files import check_regular, make_folder, open_regular
-from rlinf_core.manager.manager_client import current_client
-from rlinf_core.manager.manager_messages import JobSnapshot
-from rlinf_core.node.control_group import own_group
-from rlinf_core.node.kernel_log import kernel_lines
+from rlinf_core.node.process_end import kernel_lines, own_group
 from rlinf_core.process import proc
 from rlinf_core.process.known_secrets import hidden, remember
 from rlinf_core.process.proc import MARK, processes_of, tail
@@ -39,6 +36,8 @@ from rlinf_core.runners.storage.evidence import (
     FailedProcess,
     bundle_folders,
 )
+from rlinf_core.supervision.client import current_client
+from rlinf_core.supervision.job_view import JobSnapshot
 from rlinf_core.version import __version__
 
 Parts = Iterator[tuple[str, str]]

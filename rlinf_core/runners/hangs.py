@@ -9,11 +9,11 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.errors import RLinfError
-from rlinf_core.manager.inspection.held_up import JobSource, Standing, held_up
-from rlinf_core.manager.manager_client import current_client
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import Restarts
 from rlinf_core.runners.step_clock import FIRST_LOOK, GIVEN_UP, NO_STEP, SURE_AFTER, StepClock
+from rlinf_core.supervision.client import current_client
+from rlinf_core.supervision.verdicts import JobSource, Standing, held_up
 from rlinf_core.waiting import spell_seconds
 from rlinf_core.worker.group.worker_group import WorkerGroup, end_worker
 

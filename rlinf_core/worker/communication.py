@@ -9,7 +9,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import InvalidNameError, RuntimeFailure
-from rlinf_core.manager.manager_client import ManagerClient, current_client
+from rlinf_core.supervision.client import ManagerClient, current_client
 from rlinf_core.worker.calls import check_call
 
 if TYPE_CHECKING:

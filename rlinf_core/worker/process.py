@@ -29,11 +29,11 @@ from rlinf_core.context import WorkerContext, enter_session
 from rlinf_core.errors import CancelledOperationError, MismatchError, PayloadError
 from rlinf_core.failures import PackedError
 from rlinf_core.hardware.accelerators.registry import get_accelerator
-from rlinf_core.manager.manager_client import ManagerClient, enter_job
 from rlinf_core.node.stacks import stack_signal
 from rlinf_core.process import tracing
 from rlinf_core.process.import_path import add_user_folders, add_working_folder
 from rlinf_core.process.process_memory import Peak, PeakMeter
+from rlinf_core.supervision.client import ManagerClient, enter_job
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.calls import MethodCall, RemoteFailure, Timed, check_call, enter_call, leave_call, unanswered
 from rlinf_core.worker.debugging.entering import enter_breakpoints

@@ -119,7 +119,7 @@ class Standstill(NamedTuple):
 
 _WHY: Final = "integration/cli/planted/test_why_causes.py::test_process_that_holds_a_run_up_is_named"
 _ENDED: Final = "integration/runtime/failures/test_hangs.py::test_holder_is_named_and_ended"
-_REPLY: Final = "unit/manager/inspection/test_held_up.py::test_lost_reply_is_that_of_an_idle_worker"
+_REPLY: Final = "unit/supervision/test_verdicts.py::test_lost_reply_is_that_of_an_idle_worker"
 _HOLDS: Final = "nothing if it goes on; `runner.on_hang: restart` ends it, which costs what its death costs"
 STANDSTILLS: Final[Sequence[Standstill]] = (
     Standstill("a worker is stopped (SIGSTOP)", "its name", "3.0", _HOLDS, _WHY),

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 from rlinf_cli.bootstrap.inspection import Inspector
 from rlinf_core.cluster.driver_folder import folders_of, running_jobs
 from rlinf_core.errors import RLinfError
-from rlinf_core.manager.manager_messages import DRIVER, INSPECTOR
 from rlinf_core.node.process_identity import ProcessIdentity, UnprovenProcessError, identity_here, opened
 from rlinf_core.process.proc import processes_of, spell_command, stat
+from rlinf_core.supervision.lives import DRIVER, INSPECTOR
 from tests.chaos.fault_table import Target
 
 # A part of the command or the title of processes of Ray.

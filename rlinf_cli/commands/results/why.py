@@ -81,7 +81,7 @@ def _held_up(folder: RunFolder, *, certain_only: bool) -> list[str]:
     does not answer."""
     from rlinf_cli.bootstrap.inspection import Inspector, job_of
     from rlinf_core.errors import RLinfError
-    from rlinf_core.manager.inspection.held_up import held_up
+    from rlinf_core.supervision.verdicts import held_up
 
     try:
         with Inspector(job_of(folder)) as inspector:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rlinf_cli.bootstrap.inspection import Inspector
-    from rlinf_core.manager.manager_messages import JobSnapshot
+    from rlinf_core.supervision.job_view import JobSnapshot
 
 
 def debug(
@@ -57,7 +57,7 @@ def debug(
     """
     from rlinf_cli.bootstrap.inspection import Inspector, find_job, job_of
     from rlinf_cli.debug.attaching import chosen_processes, components_of, run_and_processes
-    from rlinf_core.manager.inspection.job_stacks import answers_of_both, waits_at_breakpoint
+    from rlinf_core.supervision.job_view import answers_of_both, waits_at_breakpoint
 
     _check_native(native)
     words = list(processes or [])
@@ -100,7 +100,7 @@ def _names(snapshot: JobSnapshot) -> list[str]:
 def _show(inspector: Inspector, snapshot: JobSnapshot, names: list[str], native: bool, output: Output) -> None:
     from rlinf_cli.debug.stack_report import stacks_record, stacks_text
     from rlinf_cli.exit_codes import ExitCode
-    from rlinf_core.manager.inspection.job_stacks import job_processes
+    from rlinf_core.supervision.job_view import job_processes
 
     shown = job_processes(snapshot, names, native=native, remotely=inspector.read_stacks)
     if output is Output.JSON:

@@ -29,7 +29,7 @@ from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.receiver import ServiceMessage
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import PackedError
-from rlinf_core.manager.wait_edges import ChannelView
+from rlinf_core.supervision.waits import ChannelView
 
 _log = logging.getLogger(__name__)
 _PLACES = {reason: place for place, reason in enumerate(wire.REASONS)}

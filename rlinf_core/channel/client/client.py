@@ -23,7 +23,7 @@ from rlinf_core.collective.messages.codec import Encoded
 from rlinf_core.collective.messages.message import Message
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, WorkerDiedError
-from rlinf_core.manager.worker_registry import CLOSED
+from rlinf_core.supervision.lives import CLOSED
 from rlinf_core.waiting import OperationKind
 
 # Puts of this size or more are announced, so that their loss is reported if the producer dies while sending.

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from rlinf_core.manager.manager_client import ManagerClient, current_client
 from rlinf_core.process.proc import peer_credentials
+from rlinf_core.supervision.client import ManagerClient, current_client
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.calls import check_call
 

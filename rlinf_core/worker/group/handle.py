@@ -14,13 +14,12 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster.ray_api import gather, no_cluster, ray_api
 from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError
 from rlinf_core.failures import WorkerGroupError, followed
-from rlinf_core.manager.manager_client import ManagerClient, current_client
 from rlinf_core.process.inflight_ops import InflightOps, current_task_key
+from rlinf_core.supervision.client import ManagerClient, current_client
+from rlinf_core.supervision.deaths import ProcessGone, describe_death
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
 from rlinf_core.worker.calls import RemoteFailure, Timed, check_call, unanswered, unpicklable
-from rlinf_core.worker.death import ProcessGone, describe_death
-from rlinf_core.worker.group.stopped import StoppedWatch
-from rlinf_core.worker.group.watchers import check_watchers
+from rlinf_core.worker.group.watchers import WaitWatch
 from rlinf_core.worker.timer import Reduction, reduce_durations
 
 T = TypeVar("T")
@@ -119,18 +118,17 @@ class WorkerGroupHandle(Generic[T]):
 
     def _wait(self, deadline: Deadline, client: ManagerClient | None, serial: int) -> None:
         ray = ray_api()
-        started, word_after, stopped = time.monotonic(), _FIRST_WORD_SECONDS, StoppedWatch()
+        started, word_after, watch = time.monotonic(), _FIRST_WORD_SECONDS, WaitWatch()
         first = deadline
         while not self._settled:
             try:
                 self._settle(ray.get(self._references, timeout=deadline.sooner(_SLICE_SECONDS).remaining()))
             except ray.exceptions.GetTimeoutError:
-                self._look_up(client, serial)
+                self._look_up(client, serial, watch)
                 if self._settled:
                     return
                 if deadline.expired and (deadline := _extended(first, client)).expired:
                     raise self._timeout(deadline.seconds, client, serial) from None
-                stopped.look(client)
                 waited = time.monotonic() - started
                 if waited >= word_after:
                     pending = _spell(self.pending())
@@ -139,7 +137,7 @@ class WorkerGroupHandle(Generic[T]):
             except ray.exceptions.RayError:
                 self._fail()
 
-    def _look_up(self, client: ManagerClient | None, serial: int) -> None:
+    def _look_up(self, client: ManagerClient | None, serial: int, watch: WaitWatch) -> None:
         """Between two slices of a wait, raise the error that ends it, and settle the call if Ray will not do so
         soon."""
         failure = client.failure(serial) if client else None
@@ -150,7 +148,7 @@ class WorkerGroupHandle(Generic[T]):
                 return
             raise failure from None
         check_call()
-        check_watchers()
+        watch.look()
         if self._vanished():
             self._fail()
 
@@ -171,6 +169,7 @@ class WorkerGroupHandle(Generic[T]):
     async def _async_wait(self, answers: asyncio.Future[list[Any]], client: ManagerClient | None, serial: int) -> None:
         ray = ray_api()
         first = deadline = Deadline.after(env_vars.CALL_TIMEOUT.get())
+        watch = WaitWatch()
         while not self._settled:
             done, _ = await asyncio.wait([answers], timeout=deadline.sooner(_SLICE_SECONDS).remaining())
             if done:
@@ -180,7 +179,7 @@ class WorkerGroupHandle(Generic[T]):
                     await asyncio.to_thread(self._fail)
                 continue
             # It may briefly wait for Ray or the manager, which must not block the loop.
-            await asyncio.to_thread(self._look_up, client, serial)
+            await asyncio.to_thread(self._look_up, client, serial, watch)
             if deadline.expired and not self._settled:
                 deadline = await asyncio.to_thread(_extended, first, client)
                 if deadline.expired:
@@ -338,7 +337,9 @@ class WorkerGroupHandle(Generic[T]):
         if isinstance(cause, RemoteFailure):
             return cause.error.unpack()
         if isinstance(error, ray.exceptions.RayActorError) or isinstance(cause, ProcessGone):
-            return describe_death(cause or error, str(member.address), member.node, member.incarnation)
+            client = current_client()
+            deaths = client.deaths if client is not None else None
+            return describe_death(deaths, cause or error, str(member.address), member.node, member.incarnation)
         if isinstance(cause, Exception):
             # The method's own errors arrive as `RemoteFailure`: here Ray failed to pickle its result.
             return unpicklable(f"the result of `{self.method}`", cause, where=str(member.address))
@@ -389,11 +390,10 @@ def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
     ray = ray_api()
     references = [reference for handle in handles for reference in handle.references]
     deadline = Deadline.after(env_vars.CALL_TIMEOUT.get())
-    pending, stopped = references, StoppedWatch()
+    pending, watch = references, WaitWatch()
     while pending and not deadline.expired:
         check_call()
-        check_watchers()
-        stopped.look(current_client())
+        watch.look()
         # Many at once, to avoid a wake-up for each; a failure is then noticed after one slice at the latest.
         wanted = 1 if len(pending) <= _FEW_RESULTS else len(pending)
         seconds = deadline.sooner(_SLICE_SECONDS).remaining()

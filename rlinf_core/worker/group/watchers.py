@@ -1,25 +1,31 @@
-"""The processes that all workers of a job depend on: gcs_server, raylet, and the manager.
+"""The looks of a process that waits for workers: at the processes that all of them depend on, and for stopped ones.
 
-No other process would report their death to the driver soon.
+No other process would report the death of gcs_server, raylet or the manager to the driver soon.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from rlinf_core.cluster import engine
-from rlinf_core.errors import WorkerDiedError
-from rlinf_core.manager.manager_client import current_client
-from rlinf_core.worker.group.stopped import StoppedWatch
+from rlinf_core.collective.endpoint_info import own_place
+from rlinf_core.errors import RLinfError, WorkerDiedError
+from rlinf_core.process.proc import MARK, processes_of, stat
+from rlinf_core.supervision.client import ManagerClient, current_client
 
 LOGGER = logging.getLogger("rlinf")
+_JOB_LOGGER = logging.getLogger("rlinf.job")
 # Seconds that an ending raylet lives on after the processes below it, and between two looks.
 _ENGINE_SECONDS: Final = 0.5
 _ENGINE_PAUSE: Final = 0.01
-# Seconds between two looks of a loop that polls.
-_LOOK_SECONDS: Final = 0.25
+# Seconds between two looks for the dead, and until the first one for stopped processes.
+_LOOK_SECONDS: Final = 0.2
+_FIRST_LOOK: Final = 2.0
 
 
 def fallen_watcher() -> WorkerDiedError | None:
@@ -37,35 +43,63 @@ def fallen_watcher() -> WorkerDiedError | None:
     return died or lost
 
 
-def check_watchers() -> None:
-    """Raise if one of them has died.
-
-    Raises:
-        WorkerDiedError: one has died; the error names it.
-    """
-    died = fallen_watcher()
-    if died is not None:
-        # At once: the run hears of it only when all its processes have ended.
-        LOGGER.warning("%s: %s", died.message, died.cause)
-        raise died
-
-
 class WaitWatch:
-    """The looks of a loop that polls calls, as those of a handle that is waited for."""
+    """The looks during one wait for workers, of a handle or of a loop that polls calls."""
 
     def __init__(self) -> None:
-        self._stopped = StoppedWatch()
+        self._began = time.monotonic()
         self._next = 0.0
+        self._next_stopped = _FIRST_LOOK
 
     def look(self) -> None:
-        """Warn of processes that are stopped, where a look is due.
+        """Warn of processes of the driver's own Ray that are stopped: after 2 s, and then at growing intervals.
 
         Raises:
-            WorkerDiedError: a process that all workers depend on has died.
+            WorkerDiedError: a process that all workers depend on has died; the error names it.
         """
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + _LOOK_SECONDS
-        check_watchers()
-        self._stopped.look(current_client())
+        died = fallen_watcher()
+        if died is not None:
+            # At once: the run hears of it only when all its processes have ended.
+            LOGGER.warning("%s: %s", died.message, died.cause)
+            raise died
+        client = current_client()
+        if client is not None and now - self._began >= self._next_stopped:
+            self._next_stopped *= 2
+            _warn_of_stopped(client)
+
+
+def _warn_of_stopped(client: ManagerClient) -> None:
+    running = engine.current()
+    if running is None or running.folder is None or MARK not in os.environ:
+        return
+    pids = [pid for pid in processes_of(os.environ[MARK], str(running.folder)) if stat(pid).is_stopped]
+    if not pids:
+        return
+    workers = _workers(client)
+    for pid in pids:
+        name = _named(pid, workers)
+        _JOB_LOGGER.warning("%s is stopped, as by SIGSTOP; `kill -CONT %d` continues it", name, pid)
+
+
+def _workers(client: ManagerClient) -> Mapping[int, str]:
+    """Return the workers of this machine by their pids; none where the manager does not answer."""
+    with suppress(RLinfError):
+        peers = client.snapshot().peers
+        return {peer.info.pid: name for name, peer in peers.items() if peer.info.place == own_place()}
+    return {}
+
+
+def _named(pid: int, workers: Mapping[int, str]) -> str:
+    """Return `` `EnvGroup:0` (pid 7) ``, or a process that a worker has started."""
+    if pid in workers:
+        return f"`{workers[pid]}` (pid {pid})"
+    parent = stat(pid).parent
+    while parent > 1:
+        if parent in workers:
+            return f"process {pid}, which `{workers[parent]}` has started,"
+        parent = stat(parent).parent
+    return f"process {pid}"

@@ -1,7 +1,7 @@
 """Workers of one class, launched and called as a group.
 
 Its one reason to change is what a program may do with a group. What a launch starts, how workers start, are called,
-are waited for and end is elsewhere (`launch_plan`, `launch`, `handle`, `watchers`, `worker.death`). Functions over
+are waited for and end is elsewhere (`launch`, `handle`, `watchers`, `supervision.deaths`). Functions over
 several groups are here because they use what is private to a group.
 """
 
@@ -26,18 +26,17 @@ from rlinf_core.config.ranks import format_ranks
 from rlinf_core.context import WorkerInfo, current_session
 from rlinf_core.errors import InvalidNameError, RLinfError, RuntimeFailure
 from rlinf_core.failures import WorkerGroupError, ended_by_shutdown, raise_unseen
-from rlinf_core.manager.manager_client import current_client
 from rlinf_core.placement.packed import default_strategy
 from rlinf_core.placement.strategy import PlacementStrategy, topology_of
 from rlinf_core.process.process_memory import Peak
 from rlinf_core.process.tracing import Taken
 from rlinf_core.suggest import did_you_mean
+from rlinf_core.supervision.client import current_client
 from rlinf_core.worker.calls import CallHandle, unanswered
 from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.group.group_view import GroupMethod, GroupView
 from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle, wait_together
-from rlinf_core.worker.group.launch import Launch, close_group, kill, release_name, running_members
-from rlinf_core.worker.group.launch_plan import LaunchPlan
+from rlinf_core.worker.group.launch import Launch, LaunchPlan, close_group, kill, release_name, running_members
 
 # Covariant, so that a loop can declare the methods it calls by a protocol.
 W = TypeVar("W", covariant=True)

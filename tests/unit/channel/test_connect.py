@@ -16,7 +16,7 @@ from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver
 from rlinf_core.errors import ChannelError, CommunicationTimeoutError, UnknownGroupError
-from rlinf_core.manager.manager_messages import GroupLife
+from rlinf_core.supervision.lives import GroupLife
 from rlinf_core.waiting import OperationKind
 from tests.unit.channel.conftest import SETTINGS, Stage, greeted
 from tests.waiting import until

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.errors import ProcessEnd
-from rlinf_core.node.control_group import own_group
-from rlinf_core.node.kernel_log import memory_kill
-from rlinf_core.node.process_end import EndWatch, has_ended
+from rlinf_core.node.process_end import EndWatch, has_ended, memory_kill, own_group
 from tests.kernel import KEEPS_ENDS
 
 KEPT = pytest.mark.skipif(not KEEPS_ENDS, reason="the kernel does not keep how a process ended")
@@ -92,7 +90,7 @@ def test_process_that_is_gone_is_not_watched() -> None:
 def test_kill_for_memory_is_one_of_that_pid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, pid: int, names: bool
 ) -> None:
-    monkeypatch.setattr("rlinf_core.node.kernel_log.namespace", lambda _: 0xEFFFFFFC)
+    monkeypatch.setattr("rlinf_core.node.process_end.namespace", lambda _: 0xEFFFFFFC)
     log = tmp_path / "kmsg"
     log.write_text(f"4,100,5000000,-;{line}\n")
     assert memory_kill(pid, path=str(log)) == (line if names else None)
@@ -101,7 +99,7 @@ def test_kill_for_memory_is_one_of_that_pid(
 
 
 def test_pids_of_another_name_space_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_core.node.kernel_log.namespace", lambda _: 0)
+    monkeypatch.setattr("rlinf_core.node.process_end.namespace", lambda _: 0)
     log = tmp_path / "kmsg"
     log.write_text("4,100,5000000,-;Out of memory: Killed process 4711 (python)\n")
     assert memory_kill(4711, path=str(log)) is None

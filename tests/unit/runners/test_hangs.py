@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from rlinf_core.config.sections.runner import RestartLimit
-from rlinf_core.manager.inspection.held_up import Standing
 from rlinf_core.runners import hangs
 from rlinf_core.runners.hangs import HangWatch, OnHang
 from rlinf_core.runners.recovery import Restarts
 from rlinf_core.runners.step_clock import StepClock
+from rlinf_core.supervision.verdicts import Standing
 
 ENV = Standing("EnvGroup:1", "`EnvGroup:1` (pid 7) runs `interact` for 12 s, at env.py:3 in step")
 JOB: Any = object()

@@ -10,44 +10,41 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_core.collective.endpoint_info import EndpointInfo
-from rlinf_core.manager import manager_messages as m
-from rlinf_core.manager.manager import Manager
-from rlinf_core.manager.wait_graph import knots
+from rlinf_core.supervision.deaths import Died
+from rlinf_core.supervision.lives import Hello
+from rlinf_core.supervision.manager import Manager
+from rlinf_core.supervision.rpc import Call, Reply, Rpc
+from rlinf_core.supervision.wait_graph import knots
+from rlinf_core.supervision.waits import ProcessAnswer
 from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
 from tests.unit.simulation.world import Wire, World
 
 _PLACE = EndpointInfo("manager", "here", 0, None, "", 0, 1, "", "", None)
 
 
-class Control:
-    """Stands for `ControlRpc`: messages are handled one by one, a moment after they arrived."""
+class Control(Rpc):
+    """The calls of the manager: they are run one by one, a moment after they arrived."""
 
-    def __init__(
-        self,
-        endpoint: Any,
-        handle: Callable[[Any, object], None],
-        tick: Callable[[], None],
-        every: Callable[[], float],
-    ) -> None:
+    def __init__(self, endpoint: Any, *arguments: Any) -> None:
         self._world: World = endpoint.world
-        self._told: Callable[[tuple[str, ...]], None] = endpoint.judge_verdict
-        self._handle, self._tick, self._every = handle, tick, every
-        self._inbox = Wire(self._world, self._next)
+        self._judge: Callable[[tuple[str, ...]], None] = endpoint.judge_verdict
+        self._wire = Wire(self._world, self._step)
         self._ticking = False
+        super().__init__(endpoint, *arguments)
 
-    def put(self, message: object) -> None:
-        self._inbox.send((None, message))
+    def start(self) -> None:
+        """Start no thread."""
 
-    def deliver(self, stream: Stream, message: object) -> None:
-        self._inbox.send((stream, message))
+    def soon(self, function: Callable[[], object]) -> None:
+        self._wire.send(function)
 
-    def send(self, stream: Stream, message: object) -> None:
-        if isinstance(message, m.Stuck):
-            self._told(message.members)
+    def send(self, stream: Any, message: Call | Reply) -> None:
+        if isinstance(message, Call) and message.name == "stuck":
+            self._judge(message.args[1])
         stream.wire.send(message)
 
-    def _next(self, item: tuple[Any, object]) -> None:
-        self._handle(*item)
+    def _step(self, function: Callable[[], object]) -> None:
+        function()
         self._tick()
         self._plan_tick()
 
@@ -81,17 +78,20 @@ class Member:
         self.since = self.progress = self.serial = 0.0
         self.lookups: dict[int, str] = {}
         self.reopened: dict[int, str] = {}
-        self.reports: list[m.Died] = []
+        self.reports: list[Died] = []
         info = EndpointInfo(f"{name}/{incarnation}", f"host of {name}", 0, None, "", 0, 1, "", "", None)
-        self.say(m.Hello(incarnation, info, "node 1"))
+        self.tell("hello", Hello(incarnation, info, "node 1"))
 
     def say(self, message: object) -> None:
         if self.alive:
             self._there.send(message)
 
-    def ask(self, body: object) -> int:
+    def tell(self, name: str, *args: object) -> None:
+        self.say(Call(name, args))
+
+    def ask(self, name: str, *args: object) -> int:
         self.serial += 1
-        self.say(m.ManagerRequest(int(self.serial), body))
+        self.say(Call(name, args, int(self.serial)))
         return int(self.serial)
 
     def wait(self, peer: Member) -> None:
@@ -107,7 +107,7 @@ class Member:
 
     def _report(self) -> None:
         if self.alive and self.waits_for is not None:
-            self.say(m.WaitReport(self.publication()))
+            self.tell("waits_long")
             self.run.world.after(2.0, self._report)
 
     def publication(self) -> Publication:
@@ -121,24 +121,28 @@ class Member:
         self.run.world.note(self.name, self.incarnation, "dies")
         self._there.send(None)
 
-    def _receive(self, message: object) -> None:
+    def _receive(self, message: Call | Reply) -> None:
         if not self.alive:
             return
-        if isinstance(message, m.Question):
-            self.say(m.ProcessAnswer(message.round, self.publication()))
-        elif isinstance(message, m.Died):
-            self.run.world.note(self.name, "hears of", message.address, message.incarnation)
-            self.reports.append(message)
-            if self.waits_for is not None and self.waits_for.name == message.address:
-                self.go_on()
-        elif isinstance(message, m.PostmortemQuestion):
-            self.say(m.Postmortem(message.name, "its log ends"))
-        elif isinstance(message, m.Stuck):
-            self.run.stuck(self, message)
-        elif isinstance(message, m.Reply):
+        if isinstance(message, Reply):
             self._answered(message)
+            return
+        match message.name, message.args:
+            case "observe", _:
+                self.say(Reply(message.serial, ProcessAnswer(self.publication())))
+            case "died", (Died() as died,):
+                self.run.world.note(self.name, "hears of", died.address, died.incarnation)
+                self.reports.append(died)
+                if self.waits_for is not None and self.waits_for.name == died.address:
+                    self.go_on()
+            case "last_words", _:
+                self.say(Reply(message.serial, "its log ends"))
+            case "stuck", (serials, members, _):
+                self.run.stuck(self, serials, members)
+            case _:
+                pass
 
-    def _answered(self, reply: m.Reply) -> None:
+    def _answered(self, reply: Reply) -> None:
         name = self.lookups.pop(reply.serial, None)
         reopened = self.reopened.pop(reply.serial, None)
         if reopened is not None:
@@ -169,6 +173,9 @@ class ManagerRun:
         self.control = Control(*arguments)
         return self.control
 
+    def serve(self, tag: int, handler: object) -> None:
+        """Messages arrive by `arrived`."""
+
     def on_peer_lost(self, callback: Callable[[str, str], None]) -> None:
         self._lost = callback
 
@@ -178,18 +185,18 @@ class ManagerRun:
             if self._present.get(stream.peer) is stream:
                 self._lost(stream.peer, "its connection ended")
             return
-        if isinstance(message, m.Hello):
+        if isinstance(message, Call) and message.name == "hello":
             self._present[stream.peer] = stream
         # What a dead process said is dropped once its successor has spoken, see `PeerStreams.bind`.
         if self._present[stream.peer] is stream:
-            self.control.deliver(stream, message)
+            self.control.received(stream, message)
 
     def play(self) -> None:
         world = self.world
         driver = self.members["driver"] = Member(self, "driver", 0)
         sizes = {"a": world.random.randint(1, 3), "b": world.random.randint(1, 3)}
         for group, size in sizes.items():
-            driver.ask(m.OpenGroup(group, size))
+            driver.ask("open_group", group, size, False)
         names = [f"{group}:{rank}" for group, size in sizes.items() for rank in range(size)]
         for name in names:
             world.after(5.0 + world.random.random(), self.start, name, 1)
@@ -211,14 +218,14 @@ class ManagerRun:
     def _look_up(self, first: str, second: str) -> None:
         member = self.members[first]
         if member.alive and first != second:
-            member.lookups[member.ask(m.Lookup(second))] = second
+            member.lookups[member.ask("lookup", second)] = second
 
     def _exchange(self, first: str, second: str) -> None:
         """Let one wait for another, which may answer within a second, or wait itself and never."""
         waiting, peer = self.members[first], self.members[second]
         if first == second or not waiting.alive or not peer.alive or waiting.waits_for is not None:
             return
-        waiting.lookups[waiting.ask(m.Lookup(second))] = second
+        waiting.lookups[waiting.ask("lookup", second)] = second
         waiting.wait(peer)
         self.world.after(self.world.random.random() * 8, self._answer, peer, waiting)
 
@@ -244,7 +251,7 @@ class ManagerRun:
         self.world.soon(self._reopen, driver, name, within=2.0)
 
     def _reopen(self, driver: Member, name: str) -> None:
-        driver.reopened[driver.ask(m.ReopenWorker(name))] = name
+        driver.reopened[driver.ask("reopen", name)] = name
 
     def _really_stuck(self) -> list[str]:
         """Return who waits in a ring, and has for some seconds."""
@@ -264,9 +271,9 @@ class ManagerRun:
         members = [self.members[name] for name in names]
         self.world.check(all(member.waits_for in members for member in members), "no deadlock among", *names)
 
-    def stuck(self, member: Member, message: m.Stuck) -> None:
-        self.world.note(member.name, "is told of a deadlock of", *message.members)
-        if int(member.progress) in message.serials:
+    def stuck(self, member: Member, serials: tuple[int, ...], members: tuple[str, ...]) -> None:
+        self.world.note(member.name, "is told of a deadlock of", *members)
+        if int(member.progress) in serials:
             member.go_on()
 
     def _judge_deaths(self) -> None:

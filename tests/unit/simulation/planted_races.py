@@ -16,12 +16,12 @@ from rlinf_core.channel.broker.broker import Broker
 from rlinf_core.channel.keyed_queue import KeyedQueue
 from rlinf_core.channel.queue_state import Announced, Delivery, Put, Reason, Refused
 from rlinf_core.collective.transfer.peer_stream import PeerStreams
-from rlinf_core.manager.manager import Manager
-from rlinf_core.manager.manager_messages import Died
-from rlinf_core.manager.wait_graph import WaitGraph
-from rlinf_core.manager.watch import Watch
-from rlinf_core.manager.worker_registry import WorkerRegistry
 from rlinf_core.runners.recovery import Restart, Restarts, SnapshotSchedule
+from rlinf_core.supervision.deaths import Died
+from rlinf_core.supervision.lives import WorkerRegistry
+from rlinf_core.supervision.manager import Manager
+from rlinf_core.supervision.wait_graph import WaitGraph
+from rlinf_core.supervision.waits import Watch
 from tests.unit.simulation.channel_run import ChannelRun
 from tests.unit.simulation.manager_run import ManagerRun
 from tests.unit.simulation.plan_run import PlanRun
@@ -141,8 +141,8 @@ def _keep_what_an_impatient_batch_reserved(self: Any, op_id: Any, need: Any, key
 # The manager
 
 
-def _reopen_before_the_news(self: Any, reopened: Any) -> Any:
-    return self._registry.reopen(_address(reopened.address))
+def _reopen_before_the_news(self: Any, caller: Any, name: str) -> Any:
+    return self._registry.reopen(_address(name))
 
 
 _address: Any = WorkerAddress.from_name
@@ -151,15 +151,16 @@ _address: Any = WorkerAddress.from_name
 def _tell_acquaintances_alone(self: Any, peer: Any, cause: Any, **_: Any) -> None:
     hello = peer.hello
     for name in peer.acquaintances:
-        self._send(name, Died(peer.name, hello.incarnation, hello.info.incarnation, hello.node, cause))
+        died = Died(peer.name, hello.incarnation, hello.info.incarnation, hello.node, cause)
+        self._tell(name, "died", died)
 
 
 def _never_try_again(self: Any) -> None:
     del self
 
 
-def _stop_to_look(self: Any, answers: Any, dead: Any) -> None:
-    _watch_look(self, answers, dead)
+def _stop_to_look(self: Any, round_: Any) -> None:
+    _watch_look(self, round_)
     self._looking = True
 
 
@@ -290,7 +291,7 @@ PLANTED = {
     "predecessor-stays": Planted(ChannelRun, Broker, "_admit", _admit_beside_its_predecessor),
     "bytes-not-counted-back": Planted(ChannelRun, Broker, "_drop", _drop_without_counting),
     "late-words-believed": Planted(ChannelRun, PeerStreams, "bind", _believe_late_words),
-    "successor-before-news": Planted(ManagerRun, Manager, "_reopen", _reopen_before_the_news),
+    "successor-before-news": Planted(ManagerRun, Manager, "reopen", _reopen_before_the_news),
     "driver-untold": Planted(ManagerRun, Manager, "_announce_death", _tell_acquaintances_alone),
     "lookups-forgotten": Planted(ManagerRun, Manager, "_retry_pending", _never_try_again),
     "watch-sleeps": Planted(ManagerRun, Watch, "_look", _stop_to_look),

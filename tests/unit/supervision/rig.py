@@ -5,8 +5,8 @@ from __future__ import annotations
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.context import Session
-from rlinf_core.manager.manager_client import ManagerClient
-from rlinf_core.manager.manager_process import ManagerProcess
+from rlinf_core.supervision.client import ManagerClient
+from rlinf_core.supervision.manager import ManagerProcess
 
 SECONDS = 10.0
 
@@ -14,8 +14,8 @@ SECONDS = 10.0
 class Job:
     """The manager of a job and the clients that have joined it."""
 
-    def __init__(self) -> None:
-        self._session = Session("job", b"0123456789abcdef" * 2)
+    def __init__(self, log_folder: str | None = None) -> None:
+        self._session = Session("job", b"0123456789abcdef" * 2, log_folder=log_folder)
         self._manager = ManagerProcess("job", self._session.secret, "127.0.0.1", None)
         self._clients: list[ManagerClient] = []
 

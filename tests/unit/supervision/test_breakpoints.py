@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from rlinf_core.errors import CommunicationTimeoutError, RuntimeFailure
-from rlinf_core.manager.debugging import Pauses, at_breakpoint
-from rlinf_core.manager.manager_messages import AtBreakpoint, ReadStacks
+from rlinf_core.supervision.job_view import ReadStacks
+from rlinf_core.supervision.waits import Pauses
 from rlinf_core.waiting import OperationKind
 from tests.unit.supervision.rig import Job
 from tests.waiting import until
@@ -106,7 +107,11 @@ def test_driver_is_told_the_command(job: Job, caplog: pytest.LogCaptureFixture) 
     assert "x.py:4" not in caplog.text
 
 
-def test_command_names_the_run(tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_names_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.chdir(tmp_path)
-    text = at_breakpoint(AtBreakpoint("env:0", "x.py:3"), "job", os.path.join(os.getcwd(), "runs", "first", "logs"))
-    assert text == "env:0 waits at a breakpoint, x.py:3; `rlinf debug runs/first env:0` attaches to it"
+    job = Job(log_folder=str(tmp_path / "runs" / "first" / "logs"))
+    job.worker(job.join("driver"), "env:0").stops_at("x.py:3")
+    until(lambda: "env:0 waits at a breakpoint, x.py:3; `rlinf debug runs/first env:0` attaches to it" in caplog.text)
+    job.close()

@@ -16,7 +16,7 @@ from rlinf_core.errors import (
     UnknownGroupError,
     WorkerDiedError,
 )
-from rlinf_core.manager.inspection.job_workers import views
+from rlinf_core.supervision.job_view import views
 from rlinf_core.waiting import OperationKind
 from tests.unit.supervision.rig import Job, cause_of_death, die
 from tests.waiting import until
@@ -65,7 +65,7 @@ def test_only_a_name_that_stays_unknown_is_warned_of(
     # Groups start in parallel: nothing is said of one whose launch begins a moment later.
     incarnation = driver.open_group("actro", 1, 5) if launches else 0
     began = time.monotonic()
-    monkeypatch.setattr("rlinf_core.manager.manager_client.FIRST_WORD_AFTER", 0.0)
+    monkeypatch.setattr("rlinf_core.supervision.client.FIRST_WORD_AFTER", 0.0)
     until(lambda: caplog.records or (launches and time.monotonic() - began > 1.5))
     incarnation = incarnation if launches else driver.open_group("actro", 1, 5)
     job.join("actro:0", incarnation)
@@ -233,3 +233,65 @@ def test_without_a_manager_nothing_waits(job: Job) -> None:
     job.end_manager()
     thread.join(5)
     assert "the job has ended" in str(errors[0])
+
+
+def test_death_reaches_the_driver_and_those_who_looked_the_worker_up(job: Job) -> None:
+    driver = job.join("driver")
+    actor = job.worker(driver, "actor:0")
+    env, other = job.worker(driver, "env:0"), job.worker(driver, "other:0")
+    env.lookup(WorkerAddress("actor", 0), 5)
+    waiting = env.endpoint.work(OperationKind.RECV, "actor:0", 30)
+    failed: list[str] = []
+
+    def wait() -> None:
+        with pytest.raises(WorkerDiedError) as caught:
+            waiting.wait()
+        failed.append(caught.value.where or "")
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    until(lambda: env.operations.publication().operations)
+    actor.tell_exit_reason("it has had enough")
+    die(actor)
+    thread.join(10)
+    assert failed == ["env:0"]
+    for client in (driver, env):
+        assert cause_of_death(client, "actor:0", 1) == "it has had enough"
+    assert other.deaths.of("actor:0") is None
+
+
+def test_groups_end_with_the_worker_that_launched_them(job: Job) -> None:
+    driver = job.join("driver")
+    launcher = job.worker(driver, "env:0")
+    inner = job.join("env:0:0", launcher.open_group("env:0", 1, 5))
+    inner.lookup(WorkerAddress("env", 0), 5)
+    die(launcher)
+    until(lambda: driver.deaths.of("env:0:0"), "the end of the inner group")
+    assert cause_of_death(driver, "env:0:0", 1) == "its group was shut down"
+    with pytest.raises(UnknownGroupError):
+        driver.group_life("env:0", 5)
+
+
+def test_successor_is_found_in_the_place_of_the_dead(job: Job) -> None:
+    driver = job.join("driver")
+    first = job.worker(driver, "actor:0")
+    die(first)
+    until(lambda: driver.deaths.of("actor:0"), "the news")
+    incarnation = driver.reopen_worker("actor:0", 5)
+    assert incarnation == 2
+    with pytest.raises(PeerNotFoundError, match="is launching"):
+        driver.lookup(WorkerAddress("actor", 0), 0.2)
+    second = job.join("actor:0", incarnation)
+    assert driver.lookup(WorkerAddress("actor", 0), 5) == second.endpoint.info
+    assert driver.deaths.of("actor:0") is None
+
+
+def test_cancelled_calls_reach_their_workers_alone(job: Job) -> None:
+    driver = job.join("driver")
+    workers = [job.worker(driver, name) for name in ("actor:0", "env:0")]
+    heard: list[list[object]] = [[], []]
+    for worker, words in zip(workers, heard, strict=True):
+        worker.on_cancel = words.append
+    driver.cancel({"env:0": ("call 7",)})
+    until(lambda: heard[1])
+    assert heard == [[], [("call 7",)]]

@@ -14,7 +14,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint_info import StaticResolver
-from rlinf_core.manager.manager_client import ManagerClient
+from rlinf_core.supervision.client import ManagerClient
 from tests.unit.supervision.rig import Job
 
 SIZE = 12 << 20

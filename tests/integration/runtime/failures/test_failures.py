@@ -24,9 +24,9 @@ from rlinf_core.errors import (
     WorkerDiedError,
 )
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.manager.manager_client import ManagerClient
-from rlinf_core.node.kernel_log import memory_kill
+from rlinf_core.node.process_end import memory_kill
 from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.supervision.client import ManagerClient
 from rlinf_core.worker.group import worker_group
 from rlinf_core.worker.group.handle import WorkerGroupHandle
 from rlinf_core.worker.group.worker_group import WorkerGroup
@@ -114,8 +114,9 @@ def only_error(handle: WorkerGroupHandle[Any], timeout: float = 20) -> Exception
 
 def until_it_waits(cluster: Cluster, name: str) -> None:
     """Return when the worker is in an operation."""
-    from rlinf_core.manager.inspection.job_workers import views
-    from rlinf_core.manager.manager_messages import Inspect
+    from rlinf_core.supervision.UNKNOWN import Inspect
+
+    from rlinf_core.supervision.job_view import views
 
     def waits() -> bool:
         snapshot: Any = cluster.client.request(Inspect(), 5)

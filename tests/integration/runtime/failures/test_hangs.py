@@ -13,8 +13,8 @@ import pytest
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.manager.inspection.held_up import held_up
-from rlinf_core.manager.manager_client import current_client
+from rlinf_core.supervision.client import current_client
+from rlinf_core.supervision.verdicts import held_up
 from rlinf_core.worker.group.worker_group import WorkerGroup, end_worker
 from rlinf_core.worker.worker import Worker
 from tests.integration.cli.planted.planted_faults import hold_a_lock

@@ -9,7 +9,7 @@ import pytest
 
 from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.manager.watch import LongWaits
+from rlinf_core.supervision.waits import LongWaits
 
 # Seconds after which it never comes, however busy the machine is: all that it takes is one.
 NEVER = 60

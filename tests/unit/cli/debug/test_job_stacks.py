@@ -15,11 +15,18 @@ from rlinf_cli.debug.stack_report import stacks_record, stacks_text
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import RuntimeFailure
-from rlinf_core.manager.inspection.job_stacks import answers_of_both, helper_for, job_processes, waits_at_breakpoint
-from rlinf_core.manager.manager_messages import Hello, JobSnapshot, ProcessAnswer, ReadStacks
-from rlinf_core.manager.worker_registry import Life, WorkerRecord
 from rlinf_core.node.process_identity import ProcessIdentity
 from rlinf_core.node.stacks.process_stacks import NOT_PYTHON, ProcessStacks
+from rlinf_core.supervision.job_view import (
+    JobSnapshot,
+    ReadStacks,
+    answers_of_both,
+    helper_for,
+    job_processes,
+    waits_at_breakpoint,
+)
+from rlinf_core.supervision.lives import Hello, Life, WorkerRecord
+from rlinf_core.supervision.waits import ProcessAnswer
 from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
 
 CONTRACT = Path(__file__).parents[1] / "contracts" / "debug.json"
@@ -33,7 +40,7 @@ def hello(pid: int, boot: str = "elsewhere") -> Hello:
 
 def answer(stacks: str, kind: OperationKind = OperationKind.METHOD, target: str = "run") -> ProcessAnswer:
     operation = PublishedOperation(Operation(kind, target, None, 0.0, 1), 12.0)
-    return ProcessAnswer(1, Publication((operation,), 1, True), stacks=stacks)
+    return ProcessAnswer(Publication((operation,), 1, True), stacks=stacks)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 from torch.distributed import DistStoreError, PrefixStore
 
 from recipes.training.rank_store import RankStore
-from rlinf_core.manager.manager_messages import CloseGroup
 from tests.unit.supervision.rig import SECONDS, Job
 
 pytestmark = pytest.mark.security
@@ -78,7 +77,7 @@ def test_relaunched_group_begins_with_an_empty_store(job: Job) -> None:
     driver = job.join("driver")
     worker = job.worker(driver, "actor:0")
     RankStore(worker, SECONDS).set("address", "of before")
-    driver.tell(CloseGroup("actor"))
+    driver.close_group("actor")
     assert not RankStore(job.worker(driver, "actor:0"), SECONDS).check(["address"])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.errors import InvalidNameError
-from rlinf_core.worker.group.launch_plan import base_address
+from rlinf_core.worker.group.launch import base_address
 from rlinf_core.worker.worker import Worker
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import threading
@@ -10,21 +9,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import cast
+from typing import Any
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connections.connection import NO_ANSWER
 from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.endpoint_info import (
-    EndpointInfo,
-    Resolver,
-    StaticResolver,
-    own_place,
-)
+from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, StaticResolver, own_place
 from rlinf_core.collective.messages.codec import FallbackDumps
-from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.work import Work
 from rlinf_core.context import Session, current_session
 from rlinf_core.errors import (
@@ -36,18 +29,17 @@ from rlinf_core.errors import (
     RuntimeFailure,
     WorkerDiedError,
 )
-from rlinf_core.manager import manager_messages as m
-from rlinf_core.manager import postmortem
-from rlinf_core.manager.control_rpc import ControlRpc, expect
-from rlinf_core.manager.death_news import CAUSE_SECONDS, DeathNews
-from rlinf_core.manager.debugging import answer_stacks, at_breakpoint
-from rlinf_core.manager.wait_edges import ChannelView
-from rlinf_core.manager.watch import LongWaits, is_long_wait
+from rlinf_core.failures import PackedError
 from rlinf_core.node.process_end import EndWatch
-from rlinf_core.node.process_identity import own_identity
-from rlinf_core.node.stacks.process_stacks import SECONDS, ProcessStacks
+from rlinf_core.node.process_identity import UnprovenProcessError, own_identity
+from rlinf_core.node.stacks.process_stacks import SECONDS, ProcessStacks, StackRequest, read_stacks
 from rlinf_core.node.stacks.stack_text import describe_stacks
 from rlinf_core.process.inflight_ops import InflightOps
+from rlinf_core.supervision.deaths import CAUSE_SECONDS, DeathNews, Died, last_words, own_log
+from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks
+from rlinf_core.supervision.lives import MANAGER, GroupLife, Hello, NotYet
+from rlinf_core.supervision.rpc import LATER, Caller, Reply, Rpc
+from rlinf_core.supervision.waits import ChannelView, LongWaits, ProcessAnswer, is_long_wait
 from rlinf_core.waiting import FIRST_WORD_AFTER, Operation, OperationKind, Publication, PublishedOperation
 
 _log = logging.getLogger("rlinf.job")
@@ -102,9 +94,9 @@ class ManagerClient(Resolver):
         self.channels: Callable[[], Mapping[str, ChannelView]] = dict
         self.on_cancel: Callable[[tuple[str, ...] | None], object] = self._cancel_all
         self._name = me.get_name()
-        self._serials = itertools.count(1)
-        self._requests: dict[int, Work[object]] = {}
-        self._notices: dict[int, m.NotYetNotice] = {}
+        # By serial: requests without a reply, and what the manager says of those that wait for a peer.
+        self._requests: dict[int, Work[Any]] = {}
+        self._notices: dict[int, NotYet] = {}
         self._warned: set[int] = set()
         self._failures: dict[int, Exception] = {}
         self.deaths = DeathNews()
@@ -115,7 +107,7 @@ class ManagerClient(Resolver):
         self._manager_lost: str | None = None
         self._ends = EndWatch()
         if has_main and info.place == own_place():
-            self._ends.watch(m.MANAGER, info.pid)
+            self._ends.watch(MANAGER, info.pid)
         self.endpoint = Endpoint(
             ClusterSecret(session.secret),
             ip=ip,
@@ -127,170 +119,223 @@ class ManagerClient(Resolver):
         )
         self.endpoint.waits.picture = self._picture
         self.endpoint.waits.paused = self.paused
-        manager = WorkerAddress(m.MANAGER)
+        manager = WorkerAddress(MANAGER)
         self._stream = self.endpoint.stream(me, manager, StaticResolver({manager: info}))
         self.endpoint.on_peer_lost(self._peer_lost)
-        self._control = ControlRpc(self.endpoint, self._handle, self._report_long_waits, self._free_for, self._at_once)
+        methods: tuple[Callable[..., object], ...] = (
+            self.observe,
+            self.died,
+            self.stuck,
+            self.cancelled,
+            self.not_yet,
+            self.last_words,
+            self.answer_stacks,
+            self.at_breakpoint,
+        )
+        named = {method.__name__: method for method in methods}
+        self._rpc = Rpc(self.endpoint, named, self._report_long_waits, self._free_for, {"died": self.deaths.add})
 
-    # Outgoing
+    # Calls of the manager
 
     def announce(self, incarnation: int, node: str, node_rank: int | None, device: str = "", host: str = "") -> None:
-        log = postmortem.own_log()
-        hello = m.Hello(incarnation, self.endpoint.info, node, node_rank, device, log, host, own_identity())
-        self._control.send(self._stream, hello)
-
-    def tell(self, message: m.ToManager) -> None:
-        self._control.send(self._stream, message)
+        """Register this process, see `Hello`."""
+        info = self.endpoint.info
+        self._tell("hello", Hello(incarnation, info, node, node_rank, device, own_log(), host, own_identity()))
 
     def tell_exit_reason(self, cause: str) -> None:
         """Report why this process is about to end deliberately."""
         with suppress(RuntimeFailure):
-            self.request(m.ExitReason(cause), CAUSE_SECONDS)
+            self._call("exit_reason", cause, seconds=CAUSE_SECONDS)
 
     def will_end(self, name: str, incarnation: int, cause: str) -> None:
         """Report why a worker is about to be ended by this process, which hears of its end before the manager may."""
         self.deaths.end_here(name, incarnation, cause)
         with suppress(RuntimeFailure):
-            self.request(m.ExitReason(cause, name), CAUSE_SECONDS)
-
-    def request(
-        self,
-        body: object,
-        timeout: float,
-        kind: OperationKind = OperationKind.CONNECT,
-        target: str = m.MANAGER,
-    ) -> object:
-        """Send a request and return the manager's reply.
-
-        Raises:
-            CommunicationTimeoutError: there is no reply within `timeout` seconds.
-            RuntimeFailure: the manager is gone.
-            Exception: the error in the reply.
-        """
-        serial = next(self._serials)
-        work: Work[object] = Work(kind, target, timeout, self.endpoint.waits)
-        self._requests[serial] = work
-        if self._manager_lost is not None:
-            work.fail(self._job_ended(self._manager_lost))
-        try:
-            self._control.send(self._stream, m.ManagerRequest(serial, body))
-            return work.wait()
-        except CommunicationTimeoutError:
-            self.tell(m.Forget(serial))
-            notice = self._notices.get(serial)
-            if notice is not None:
-                raise PeerNotFoundError(
-                    target, f"`{target}` did not appear within {timeout:.3g} s", why=notice.message, help=notice.help
-                ) from None
-            raise
-        finally:
-            self._requests.pop(serial, None)
-            self._notices.pop(serial, None)
-            self._warned.discard(serial)
+            self._call("exit_reason", cause, name, seconds=CAUSE_SECONDS)
 
     def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
         name = address.get_name()
-        info = expect(self.request(m.Lookup(name), timeout, OperationKind.CONNECT, name), EndpointInfo)
+        info: EndpointInfo = self._call("lookup", name, seconds=timeout, target=name)
         # Of its predecessor, if any.
         self.deaths.forget(name)
         return info
 
     def group_size(self, name: str, timeout: float) -> int:
         """Return the number of workers of a group, once its launch has begun."""
-        return expect(self.request(m.GroupSize(name), timeout, OperationKind.CONNECT, name), int)
+        return self._call("group_size", name, seconds=timeout, target=name)
 
-    def group_life(self, name: str, timeout: float) -> m.GroupLife:
+    def group_life(self, name: str, timeout: float) -> GroupLife:
         """Return the current incarnation of a group, and the nodes of its workers.
 
         Raises:
             UnknownGroupError: there is no such group.
         """
-        return expect(self.request(m.GroupMembers(name), timeout, OperationKind.CONNECT, name), m.GroupLife)
+        return self._call("group_life", name, seconds=timeout, target=name)
 
     def open_group(self, name: str, size: int, timeout: float, *, channel: bool = False) -> int:
         """Register a group, or a channel, that is about to be launched; return its incarnation."""
-        return expect(self.request(m.OpenGroup(name, size, channel), timeout, OperationKind.LAUNCH, name), int)
+        return self._call("open_group", name, size, channel, seconds=timeout, kind=OperationKind.LAUNCH, target=name)
 
     def reopen_worker(self, address: str, timeout: float) -> int:
         """Register that a worker is about to be launched in place of one that has died; return its incarnation."""
         # Not named as a wait for that worker: those end with the news of its death.
-        return expect(self.request(m.ReopenWorker(address), timeout, OperationKind.LAUNCH), int)
+        return self._call("reopen", address, seconds=timeout, kind=OperationKind.LAUNCH)
 
     def declare(self, groups: Iterable[str]) -> None:
         """Declare groups that the job will have, so that other names fail at once; declaring again adds names."""
-        self.tell(m.Declare(tuple(groups)))
+        self._tell("declare", tuple(groups))
 
     def close_group(self, name: str, incarnation: int | None = None) -> None:
         """Announce a group's shutdown, that of one incarnation if given: later exits of its workers are expected."""
-        self.tell(m.CloseGroup(name, incarnation))
+        self._tell("close_group", name, incarnation)
 
     def cancel(self, calls: Mapping[str, tuple[str, ...]]) -> None:
         """Cancel calls on workers, by Ray's ids: workers in such a call are woken."""
-        self.tell(m.Cancel(calls))
+        self._tell("cancel", calls)
 
     def dismiss(self, workers: Mapping[str, int]) -> None:
         """Interrupt the waits of workers, by their incarnations, for the shutdown of their group."""
-        self.tell(m.Dismiss(workers))
+        self._tell("dismiss", workers)
 
-    def snapshot(self, *, stacks: bool = False, seconds: float = _SNAPSHOT_SECONDS) -> m.JobSnapshot:
+    def snapshot(self, *, stacks: bool = False, seconds: float = _SNAPSHOT_SECONDS) -> JobSnapshot:
         """Return what the processes of the job do, with the stacks of their threads if wanted."""
-        return expect(self.request(m.Inspect(stacks), seconds), m.JobSnapshot)
+        return self._call("snapshot", stacks, seconds=seconds)
 
-    def read_stacks(self, question: m.ReadStacks, seconds: float = SECONDS + _SNAPSHOT_SECONDS) -> list[ProcessStacks]:
+    def read_stacks(self, question: ReadStacks, seconds: float = SECONDS + _SNAPSHOT_SECONDS) -> list[ProcessStacks]:
         """Return the stacks of a process of the job, which another one of its machine reads."""
-        return cast("list[ProcessStacks]", expect(self.request(question, seconds), list))
+        return self._call("read_stacks", question, seconds=seconds)
+
+    def read_store(self, keys: Sequence[str], seconds: float, *, wait: bool) -> tuple[bytes | None, ...]:
+        """Return the value of each key in the store of this worker's group, or None where it has none.
+
+        `wait`: whether to wait until all are there.
+        """
+        return self._call("read_store", tuple(keys), wait, seconds=seconds)
+
+    def write_store(self, key: str, value: bytes | int | None, seconds: float) -> bytes | None:
+        """Store a value for this worker's group, add a number to the one that is there, or remove it at None.
+
+        Returns: the new value, or the removed one.
+        """
+        return self._call("write_store", key, value, seconds=seconds)
 
     def stops_at(self, place: str | None, *, attached: bool = False) -> None:
         """Report that this process waits at a breakpoint; at None that it continues.
 
         `attached`: whether somebody steps through it already.
         """
-        self.tell(m.BreakpointWait(place, attached))
+        self._tell("stops_at", place, attached)
 
-    # Incoming
+    def _tell(self, name: str, *args: object) -> None:
+        self._rpc.tell(self._stream, name, *args)
 
-    def _at_once(self, message: object) -> bool:
-        """Handle urgent messages in the reading thread."""
-        if isinstance(message, m.Reply):
-            work = self._requests.get(message.serial)
-            if work is not None:
-                if message.error is not None:
-                    work.fail(message.error.unpack())
-                else:
-                    work.finish(message.value)
-            return True
-        if isinstance(message, m.Died):
-            self.deaths.add(message)
-        return False
+    def _call(
+        self,
+        name: str,
+        *args: object,
+        seconds: float,
+        kind: OperationKind = OperationKind.CONNECT,
+        target: str = MANAGER,
+    ) -> Any:
+        """Call a method of the manager; return its result.
 
-    def _handle(self, stream: PeerStream | None, message: object) -> None:
-        if isinstance(message, m.Question):
-            stacks, recent = (describe_stacks(), self.operations.recent()) if message.stacks else ("", "")
-            publication, in_flight = self.operations.publication(), tuple(self.in_flight())
-            recipients = self.endpoint.recipients_in_transit()
-            answer = m.ProcessAnswer(message.round, publication, in_flight, self.channels(), stacks, recent, recipients)
-            self.tell(answer)
-        elif isinstance(message, m.Died):
-            if not self._succeeded(message):
-                self.endpoint.fail(self._death(message), WorkerAddress.from_name(message.address))
-        elif isinstance(message, m.Stuck):
-            self._fail_stuck(message)
-        elif isinstance(message, m.Cancelled):
-            self.on_cancel(message.calls)
-        elif isinstance(message, m.NotYetNotice):
-            if message.serial in self._requests:
-                self._notices[message.serial] = message
-        elif isinstance(message, m.PostmortemQuestion):
-            cause = postmortem.describe_end(message.hello.log)
-            self.tell(m.Postmortem(message.name, cause))
-        elif isinstance(message, m.StackQuestion):
-            # In a separate thread: it takes seconds.
-            threading.Thread(target=lambda: self.tell(answer_stacks(message)), name="rlinf-stacks", daemon=True).start()
-        elif isinstance(message, m.AtBreakpoint):
-            session = current_session() or self._session
-            _log.warning("%s", at_breakpoint(message, session.job, session.log_folder))
+        Raises:
+            CommunicationTimeoutError: there is no reply within `seconds`.
+            RuntimeFailure: the manager is gone.
+            Exception: the error in the reply.
+        """
+        work: Work[Any] = Work(kind, target, seconds, self.endpoint.waits)
+        call = self._rpc.call(name, *args)
+        self._requests[call.serial] = work
+        if self._manager_lost is not None:
+            work.fail(self._job_ended(self._manager_lost))
 
-    def _succeeded(self, died: m.Died) -> bool:
+        def take(reply: Reply) -> None:
+            if reply.error is not None:
+                work.fail(reply.error.unpack())
+            else:
+                work.finish(reply.value)
+
+        try:
+            self._rpc.ask(self._stream, call, take)
+            return work.wait()
+        except CommunicationTimeoutError:
+            self._tell("forget", call.serial)
+            notice = self._notices.get(call.serial)
+            if notice is not None:
+                raise PeerNotFoundError(
+                    target, f"`{target}` did not appear within {seconds:.3g} s", why=notice.message, help=notice.help
+                ) from None
+            raise
+        finally:
+            self._rpc.forget(call.serial)
+            self._requests.pop(call.serial, None)
+            self._notices.pop(call.serial, None)
+            self._warned.discard(call.serial)
+
+    # Calls by the manager
+
+    def observe(self, caller: Caller, stacks: bool) -> ProcessAnswer:
+        """Return the current operations of this process."""
+        return ProcessAnswer(
+            self.operations.publication(),
+            tuple(self.in_flight()),
+            self.channels(),
+            describe_stacks() if stacks else "",
+            self.operations.recent() if stacks else "",
+            self.endpoint.recipients_in_transit(),
+        )
+
+    def died(self, caller: Caller, died: Died) -> None:
+        """Fail the operations with a worker that has died, unless its successor is connected already."""
+        if not self._succeeded(died):
+            self.endpoint.fail(died.error(self._name), WorkerAddress.from_name(died.address))
+
+    def stuck(self, caller: Caller, serials: Sequence[int], members: tuple[str, ...], picture: str) -> None:
+        """Fail operations of this process that are part of a deadlock."""
+        current = {operation.operation.serial for operation in self.operations.publication().operations}
+        for serial in serials:
+            error = DeadlockError(members, picture, where=self._name)
+            if not self.endpoint.waits.fail(serial, error) and serial in current:
+                self._failures[serial] = error
+
+    def cancelled(self, caller: Caller, calls: tuple[str, ...] | None) -> None:
+        """Give up calls whose caller has cancelled them; None for all, at the group's shutdown."""
+        self.on_cancel(calls)
+
+    def not_yet(self, caller: Caller, serial: int, message: str, help: str | None) -> None:
+        """Note why a lookup of this process still waits."""
+        if serial in self._requests:
+            self._notices[serial] = NotYet(message, help)
+
+    def last_words(self, caller: Caller, log: str | None) -> str | None:
+        """Return the cause of death of a process of this node, from its log."""
+        return last_words(log)
+
+    def answer_stacks(self, caller: Caller, request: StackRequest) -> object:
+        """Answer with the stacks of a process of this node, and of those that it started; takes up to 2 s."""
+
+        def answer() -> None:
+            try:
+                self._rpc.answer(caller, read_stacks(request))
+                return
+            except UnprovenProcessError as error:
+                failure = RuntimeFailure(str(error))
+            except OSError as error:
+                failure = RuntimeFailure("the process has ended", why=error.strerror)
+            self._rpc.answer(caller, error=PackedError.of(failure))
+
+        threading.Thread(target=answer, name="rlinf-stacks", daemon=True).start()
+        return LATER
+
+    def at_breakpoint(self, caller: Caller, name: str, place: str) -> None:
+        """Say which process waits at which breakpoint, and the command that attaches to it."""
+        session = current_session() or self._session
+        folder = os.path.dirname(session.log_folder) if session.log_folder is not None else None
+        run = f"--job {session.job}" if folder is None else min(os.path.relpath(folder), folder, key=len)
+        _log.warning("%s waits at a breakpoint, %s; `rlinf debug %s %s` attaches to it", name, place, run, name)
+
+    def _succeeded(self, died: Died) -> bool:
         """Return whether a successor of a dead worker is connected already."""
         bound = {stream.incarnation for stream in self.endpoint.streams() if stream.peer == died.address}
         return bool(bound - {None, died.endpoint})
@@ -307,26 +352,19 @@ class ManagerClient(Resolver):
 
     def lost_manager(self) -> WorkerDiedError | None:
         """Return the death of the job's manager, as its driver sees it; None while it lives, and in other processes."""
-        if self._manager_lost is None or self._closed or not self._ends.is_watched(m.MANAGER):
+        if self._manager_lost is None or self._closed or not self._ends.is_watched(MANAGER):
             return None
         deadline = time.monotonic() + _END_SECONDS
-        while (end := self._ends.end(m.MANAGER)) is None and time.monotonic() < deadline:
+        while (end := self._ends.end(MANAGER)) is None and time.monotonic() < deadline:
             time.sleep(_END_PAUSE)
         cause = self._manager_lost if end is None else end.words
-        return WorkerDiedError(m.MANAGER, node="this machine", cause=f"{cause}; it knows the job's workers", end=end)
+        return WorkerDiedError(MANAGER, node="this machine", cause=f"{cause}; it knows the job's workers", end=end)
 
     # Waiting
 
     def failure(self, serial: int) -> Exception | None:
         """Return the error of an operation that is not a `Work`, once it has failed; returned only once."""
         return self._failures.pop(serial, None)
-
-    def _fail_stuck(self, stuck: m.Stuck) -> None:
-        current = {operation.operation.serial for operation in self.operations.publication().operations}
-        for serial in stuck.serials:
-            error = DeadlockError(stuck.members, stuck.picture, where=self._name)
-            if not self.endpoint.waits.fail(serial, error) and serial in current:
-                self._failures[serial] = error
 
     def _free_for(self) -> float:
         return max(0.0, self._next_report - time.monotonic())
@@ -339,7 +377,7 @@ class ManagerClient(Resolver):
         self._warn_of_names()
         publication = self.operations.publication()
         if any(is_long_wait(operation, is_worker=bool(self.me.ranks)) for operation in publication.operations):
-            self.tell(m.WaitReport(publication))
+            self._tell("waits_long")
         for operation in self._long_waits.due(publication):
             # In a separate thread: explaining a wait needs answers of other processes, and of this one.
             word = threading.Thread(
@@ -359,10 +397,10 @@ class ManagerClient(Resolver):
 
         A shorter time limit than a second is not extended: its caller continues after it by design.
         """
-        if target == m.MANAGER or seconds < _SHORTEST_EXTENDED or self._closed:
+        if target == MANAGER or seconds < _SHORTEST_EXTENDED or self._closed:
             return 0.0
         try:
-            return cast("float", self.request(m.PausedSeconds(seconds), _PICTURE_SECONDS))
+            return self._call("paused", seconds, seconds=_PICTURE_SECONDS)
         except RuntimeFailure:
             return 0.0
 
@@ -372,7 +410,7 @@ class ManagerClient(Resolver):
 
     def _picture(self, work: Work[object]) -> str | None:
         """Return a description of the peers that an expired operation waits for; blocks briefly."""
-        if work.target == m.MANAGER:
+        if work.target == MANAGER:
             return None
         # It may have ended already, and is described as it was.
         operation = Operation(work.kind, work.target, work.key, work.since, _EXPIRED)
@@ -384,7 +422,7 @@ class ManagerClient(Resolver):
         if self._closed:
             return None
         try:
-            return cast("str", self.request(m.Explain(serial, publication), _PICTURE_SECONDS)) or None
+            return self._call("explain", serial, publication, seconds=_PICTURE_SECONDS) or None
         except RuntimeFailure:
             return None
 
@@ -392,7 +430,7 @@ class ManagerClient(Resolver):
 
     def _explain(self, peer: str, reason: str) -> Exception:
         """Return the error for a lost peer; waits for the manager's findings."""
-        if peer == m.MANAGER or self._closed:
+        if peer == MANAGER or self._closed:
             return RuntimeFailure("the job has ended", why=f"its manager is gone: {reason}")
         if reason.startswith(NO_ANSWER):
             # The manager has its own connection to that host, and may notice later.
@@ -401,7 +439,7 @@ class ManagerClient(Resolver):
         endpoints = {stream.incarnation for stream in self.endpoint.streams() if stream.peer == peer}
         died = self.deaths.wait(peer, endpoints=endpoints - {None})
         if died is not None:
-            return self._death(died)
+            return died.error(self._name)
         return WorkerDiedError(peer, node=self._node_of(peer), where=self._name)
 
     def _node_of(self, peer: str) -> str | None:
@@ -413,11 +451,8 @@ class ManagerClient(Resolver):
         except (RLinfError, IndexError):
             return None
 
-    def _death(self, died: m.Died) -> WorkerDiedError:
-        return WorkerDiedError(died.address, node=died.node, cause=died.cause, end=died.end, where=self._name)
-
     def _peer_lost(self, peer: str, reason: str) -> None:
-        if peer != m.MANAGER or self._closed:
+        if peer != MANAGER or self._closed:
             return
         if not reason.startswith(NO_ANSWER):
             self._manager_lost = reason
@@ -435,9 +470,9 @@ class ManagerClient(Resolver):
         if not self.deaths.close():
             return
         self._closed = True
-        self._control.stop()
+        self._rpc.stop()
         self.endpoint.close(linger=linger)
-        self._ends.drop(m.MANAGER)
+        self._ends.drop(MANAGER)
 
 
 def _own(folder: str | None) -> str | None:

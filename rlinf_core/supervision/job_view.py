@@ -1,23 +1,143 @@
-"""The stacks of a job's processes, of those that they started, and the reasons why there are none."""
+"""A job as people see it: what each process does, its stacks and those of processes that it started."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rlinf_core.config.secrets import mask_text
 from rlinf_core.errors import RLinfError
-from rlinf_core.manager.inspection.job_workers import WorkerView, views
-from rlinf_core.manager.manager_messages import Hello, JobSnapshot, ReadStacks
 from rlinf_core.node.process_identity import Presence, UnprovenProcessError, look
 from rlinf_core.node.stacks.process_stacks import NOT_PYTHON, ProcessStacks, StackRequest, read_stacks
-from rlinf_core.waiting import OperationKind
+from rlinf_core.supervision.lives import Hello, WorkerRecord
+from rlinf_core.supervision.wait_graph import Process, Wait
+from rlinf_core.supervision.waits import ProcessAnswer, processes_of
+from rlinf_core.waiting import RUNNING, OperationKind
 
 _AT_ONCE: Final = 16
 # How the stacks of a process that answers come.
 ITSELF: Final = "itself"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """A snapshot of the manager's data, for inspection from outside.
+
+    Attributes:
+        job: its name.
+        peers: the registered processes, by address; the driver is `driver`.
+        workers: those of groups and channels, by address, in order of launch and rank.
+        dead: the dead, each with the seconds since.
+        answers: the current operations of those that answered.
+    """
+
+    job: str
+    peers: Mapping[str, Hello]
+    workers: Mapping[str, WorkerRecord]
+    dead: Mapping[str, float]
+    answers: Mapping[str, ProcessAnswer]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStacks:
+    """A question for the stacks of a process, and of those that it started, read from outside by another one of its
+    node.
+
+    Attributes:
+        name: the process.
+        helper: the process that reads them; `name` itself may read those of the processes that it started.
+        own, native: the names and native, as in `StackRequest`.
+    """
+
+    name: str
+    helper: str
+    own: bool
+    native: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One process of a job, for people.
+
+    Attributes:
+        name: its address, or `driver`.
+        node: where it runs, in words.
+        pid: its process id, or None before it has started.
+        state: `launching`, `ready`, `dead`, or `silent` if it did not answer.
+        doing: its current activity, in words; `since`: its duration in seconds, or None.
+        waits_for: the addresses or channels that it waits for.
+        stacks: the stacks of its threads, if requested.
+    """
+
+    name: str
+    node: str
+    node_rank: int | None
+    pid: int | None
+    device: str
+    state: str
+    doing: str
+    since: float | None = None
+    waits_for: tuple[str, ...] = ()
+    stacks: str = ""
+
+
+def views(job: JobSnapshot) -> Iterator[WorkerView]:
+    """Yield one view for each process: the driver first, then the workers in order of launch and rank."""
+    processes = {process.name: process for process in processes_of(job.answers, job.dead)}
+    for name in [*(name for name in job.peers if name not in job.workers), *job.workers]:
+        hello, record = job.peers.get(name), job.workers.get(name)
+        if hello is None:
+            yield _absent(name, record, job.dead.get(name))
+        elif name not in job.answers:
+            yield _view(name, hello, "silent", "does not answer; native code may hold the GIL")
+        else:
+            yield _answered(name, hello, processes[name], job.answers[name])
+
+
+def _absent(name: str, record: WorkerRecord | None, died: float | None) -> WorkerView:
+    node = (record.node if record else None) or ""
+    if died is None:
+        return WorkerView(name, node, None, None, "", "launching", "launching")
+    cause = record.cause if record else None
+    doing = f"died: {cause.splitlines()[0]}" if cause else "died: killed, or exited without an exception"
+    return WorkerView(name, node, None, None, "", "dead", doing, died)
+
+
+def _answered(name: str, hello: Hello, process: Process, answer: ProcessAnswer) -> WorkerView:
+    attached = [wait for wait in process.waits if not wait.operation.detached]
+    if attached:
+        # The innermost operation is the current one.
+        wait = attached[-1]
+        words = f"{wait.operation.doing}, {wait.state}" if wait.state else wait.operation.doing
+        return _view(name, hello, "ready", words, wait.age, _awaited(wait), answer.stacks)
+    running = [operation for operation in answer.publication.operations if operation.operation.kind in RUNNING]
+    if running:
+        return _view(name, hello, "ready", running[-1].operation.doing, running[-1].age, stacks=answer.stacks)
+    return _view(name, hello, "ready", "runs", stacks=answer.stacks)
+
+
+def _awaited(wait: Wait) -> tuple[str, ...]:
+    if wait.operation.kind is OperationKind.IDLE:
+        return ()
+    if wait.role:
+        return (f"channel {wait.operation.target}", *wait.waits_for)
+    return wait.waits_for
+
+
+def _view(
+    name: str,
+    hello: Hello,
+    state: str,
+    doing: str,
+    since: float | None = None,
+    waits_for: tuple[str, ...] = (),
+    stacks: str = "",
+) -> WorkerView:
+    return WorkerView(
+        name, hello.node, hello.node_rank, hello.info.pid, hello.device, state, doing, since, waits_for, stacks
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +256,7 @@ def helper_for(name: str, peers: Mapping[str, Hello], answered: set[str]) -> str
 
 def _place(hello: Hello) -> tuple[str, int]:
     process = hello.process
-    return (process.boot, process.pid_namespace) if process is not None else (hello.info.host, -hello.info.network)
+    return (process.boot, process.pid_namespace) if process is not None else hello.info.place
 
 
 def _masked(stacks: ProcessStacks) -> ProcessStacks:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.manager.wait_graph import DeadlockDetector, Process, Wait, WaitGraph
+from rlinf_core.supervision.wait_graph import DeadlockDetector, Process, Wait, WaitGraph
 from rlinf_core.waiting import Operation, OperationKind
 
 NAMES = ("a", "b", "c", "d")

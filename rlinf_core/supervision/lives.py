@@ -1,19 +1,22 @@
-"""The members of a job: groups and workers, their endpoints, incarnations and owners."""
+"""The processes of a job: groups and workers, their endpoints, incarnations and owners."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Final
 
 from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import InvalidNameError, PeerNotFoundError, UnknownGroupError, WorkerDiedError
+from rlinf_core.node.process_identity import ProcessIdentity
 from rlinf_core.suggest import did_you_mean
 
-C = TypeVar("C")
-
-
+MANAGER: Final = "manager"
+DRIVER: Final = "driver"
+# The name prefix of inspectors from outside of the job.
+INSPECTOR: Final = "inspect"
 # The exit reason of a channel's process that is no longer needed.
 CLOSED = "the channel was closed, and nothing was left in it"
 
@@ -27,7 +30,7 @@ class Life(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerRecord(Generic[C]):
+class WorkerRecord:
     """The record of one worker.
 
     Attributes:
@@ -41,7 +44,7 @@ class WorkerRecord(Generic[C]):
     address: WorkerAddress
     incarnation: int
     life: Life = Life.LAUNCHING
-    info: C | None = None
+    info: EndpointInfo | None = None
     node: str | None = None
     cause: str | None = None
     died_at: float | None = None
@@ -50,12 +53,53 @@ class WorkerRecord(Generic[C]):
         return WorkerDiedError(self.address.get_name(), node=self.node, cause=self.cause)
 
 
+@dataclass(frozen=True, slots=True)
+class GroupLife:
+    """The current incarnation of a group.
+
+    Attributes:
+        nodes: each worker's node, by rank; empty if unknown.
+        channel: whether it is a channel's process.
+        workers: each worker's incarnation, by rank.
+        hosts: Ray's name of the actor that passes each worker's calls on, by rank; empty for none.
+    """
+
+    incarnation: int
+    nodes: tuple[str, ...]
+    channel: bool = False
+    workers: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The facts that a process registers with; its address is the connection's.
+
+    Attributes:
+        incarnation: the incarnation of the worker; 0 for non-workers.
+        node: where it runs, in words, as in `node 1 (10.0.0.2)`.
+        device: its device, as in `cuda:0`; empty for the CPU.
+        log: the file of its standard error on its node, or None.
+        host: Ray's name of the actor that passes its calls on; empty for one that is an actor itself.
+        process: its identity on its machine.
+    """
+
+    incarnation: int
+    info: EndpointInfo
+    node: str
+    node_rank: int | None = None
+    device: str = ""
+    log: str | None = None
+    host: str = ""
+    process: ProcessIdentity | None = None
+
+
 @dataclass(slots=True)
-class _Group(Generic[C]):
+class _Group:
     incarnation: int
     size: int
     channel: bool = False
-    workers: dict[int, WorkerRecord[C]] = field(default_factory=dict[int, "WorkerRecord[C]"])
+    workers: dict[int, WorkerRecord] = field(default_factory=dict[int, WorkerRecord])
 
     @property
     def alive(self) -> bool:
@@ -74,15 +118,15 @@ class NotYet:
     help: str | None = None
 
 
-class WorkerRegistry(Generic[C]):
-    """The groups and workers of one job, with the information that the transport publishes.
+class WorkerRegistry:
+    """The groups and workers of one job.
 
     A group is known by the name of its address without the last rank: workers of a group that `env:0` launches have
     addresses `env:0:0`, `env:0:1`, ..., and their group is `env:0`.
     """
 
     def __init__(self) -> None:
-        self._groups: dict[str, _Group[C]] = {}
+        self._groups: dict[str, _Group] = {}
         self._declared: frozenset[str] | None = None
         # The last incarnation of each name, kept beyond the group: a relaunch must not reuse one.
         self._incarnations: dict[str, int] = {}
@@ -119,7 +163,7 @@ class WorkerRegistry(Generic[C]):
             )
         incarnation = self._incarnations.get(name, 0) + 1
         self._incarnations[name] = incarnation
-        group: _Group[C] = _Group(incarnation, size, channel)
+        group: _Group = _Group(incarnation, size, channel)
         for rank in range(size):
             group.workers[rank] = WorkerRecord(address.get_child_address(rank), incarnation)
         self._groups[name] = group
@@ -156,7 +200,7 @@ class WorkerRegistry(Generic[C]):
     def groups(self) -> dict[str, int]:
         return {name: group.size for name, group in self._groups.items()}
 
-    def workers(self, group: str) -> tuple[WorkerRecord[C], ...]:
+    def workers(self, group: str) -> tuple[WorkerRecord, ...]:
         """Return the workers of a group by rank.
 
         Raises:
@@ -169,7 +213,7 @@ class WorkerRegistry(Generic[C]):
 
     # Workers
 
-    def ready(self, address: WorkerAddress, incarnation: int, info: C, node: str | None = None) -> bool:
+    def ready(self, address: WorkerAddress, incarnation: int, info: EndpointInfo, node: str | None = None) -> bool:
         """Record that a worker is reachable; return False for an earlier incarnation."""
         current = self._current(address, incarnation)
         if current is None or current.life is Life.DEAD:
@@ -200,7 +244,7 @@ class WorkerRegistry(Generic[C]):
         )
         return news
 
-    def look_up(self, address: WorkerAddress) -> WorkerRecord[C] | NotYet:
+    def look_up(self, address: WorkerAddress) -> WorkerRecord | NotYet:
         """Return a worker that is ready, or why to wait for it.
 
         Raises:
@@ -241,17 +285,17 @@ class WorkerRegistry(Generic[C]):
             return NotYet(f"the group `{group}` is declared but not launched yet")
         return NotYet(f"no group is named `{group}`; it may still be launched", did_you_mean(group, self._names()))
 
-    def _store(self, record: WorkerRecord[C]) -> None:
+    def _store(self, record: WorkerRecord) -> None:
         self._groups[_group_name(record.address)].workers[record.address.rank] = record
 
-    def record(self, address: WorkerAddress) -> WorkerRecord[C] | None:
+    def record(self, address: WorkerAddress) -> WorkerRecord | None:
         """Return the record of a worker, or None."""
         if not address.ranks:
             return None
         group = self._groups.get(_group_name(address))
         return group.workers.get(address.rank) if group else None
 
-    def _current(self, address: WorkerAddress, incarnation: int) -> WorkerRecord[C] | None:
+    def _current(self, address: WorkerAddress, incarnation: int) -> WorkerRecord | None:
         current = self.record(address)
         return current if current is not None and current.incarnation == incarnation else None
 

@@ -4,7 +4,7 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.errors import InvalidNameError, PeerNotFoundError, UnknownGroupError, WorkerDiedError
-from rlinf_core.manager.worker_registry import CLOSED, Life, NotYet, Ownership, WorkerRecord, WorkerRegistry
+from rlinf_core.supervision.lives import CLOSED, Life, NotYet, Ownership, WorkerRecord, WorkerRegistry
 
 ACTOR_0 = WorkerAddress("actor", 0)
 ACTOR_1 = WorkerAddress("actor", 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.manager.wait_graph import Deadlock, DeadlockDetector, Process, Wait, WaitGraph, knots
+from rlinf_core.supervision.wait_graph import Deadlock, DeadlockDetector, Process, Wait, WaitGraph, knots
 from rlinf_core.waiting import Operation, OperationKind
 
 

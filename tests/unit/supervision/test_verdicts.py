@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.manager.inspection import held_up
-from rlinf_core.manager.inspection.held_up import spell_standing, suspected
-from rlinf_core.manager.inspection.job_stacks import job_processes
-from rlinf_core.manager.manager_messages import JobSnapshot, ProcessAnswer, ReadStacks
-from rlinf_core.manager.worker_registry import Life, WorkerRecord
 from rlinf_core.node.stacks.process_stacks import ProcessStacks
+from rlinf_core.supervision import verdicts
+from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks, job_processes
+from rlinf_core.supervision.lives import Life, WorkerRecord
+from rlinf_core.supervision.verdicts import spell_standing, suspected
+from rlinf_core.supervision.waits import ProcessAnswer
 from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
 from tests.unit.cli.debug.test_job_stacks import hello
 from tests.waiting import until
@@ -28,7 +28,7 @@ WAITS_IN_PYTHON = f'{OWN}\n  File "/usr/lib/python3.11/threading.py", line 320, 
 
 def answer(stacks: str, kind: OperationKind | None, in_flight: tuple[str, ...] = ()) -> ProcessAnswer:
     operations = () if kind is None else (PublishedOperation(Operation(kind, "interact", None, 0.0, 1), 12.0),)
-    return ProcessAnswer(1, Publication(operations, 1, running=True, quiet=15.0), in_flight, stacks=stacks)
+    return ProcessAnswer(Publication(operations, 1, running=True, quiet=15.0), in_flight, stacks=stacks)
 
 
 def lines(answers: Mapping[str, ProcessAnswer | None], driver: ProcessAnswer | None = None) -> list[str]:
@@ -70,13 +70,13 @@ def test_rank_outside_of_a_collective_is_named_first() -> None:
 
 def test_process_that_may_run_does_not_stand() -> None:
     """On a busy machine it may have got no processor between two looks."""
-    assert held_up._seconds(os.getpid()) == float("inf")
+    assert verdicts._seconds(os.getpid()) == float("inf")
     with subprocess.Popen(["sleep", "600"]) as sleeper:
-        until(lambda: held_up._seconds(sleeper.pid) < float("inf"), "sleep")
-        first = {"env:0": held_up._seconds(sleeper.pid)}
-        assert not held_up._worked(first, {"env:0": held_up._seconds(sleeper.pid)})
-        assert held_up._worked(first, {"env:0": float("inf")})
-        assert held_up._worked({"env:0": float("inf")}, first)
+        until(lambda: verdicts._seconds(sleeper.pid) < float("inf"), "sleep")
+        first = {"env:0": verdicts._seconds(sleeper.pid)}
+        assert not verdicts._worked(first, {"env:0": verdicts._seconds(sleeper.pid)})
+        assert verdicts._worked(first, {"env:0": float("inf")})
+        assert verdicts._worked({"env:0": float("inf")}, first)
         sleeper.kill()
 
 

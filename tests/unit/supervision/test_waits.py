@@ -1,14 +1,16 @@
+"""The waits of a job: what could end an operation, what is no wait at all, and which waits are logged when."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
 
-from rlinf_core.manager.wait_edges import ChannelView, JobView
-from rlinf_core.manager.wait_graph import Process, WaitGraph
 from rlinf_core.process import inflight_ops
 from rlinf_core.process.inflight_ops import InflightOps
-from rlinf_core.waiting import OperationKind
+from rlinf_core.supervision.wait_graph import Process, WaitGraph
+from rlinf_core.supervision.waits import ChannelView, JobView, LongWaits, ProcessAnswer, processes_of
+from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
 from tests.clock import Clock
 
 K = OperationKind
@@ -122,3 +124,78 @@ def test_a_picture_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
         "env:3 waits on channel `action`, empty, for 12 s; "
         "its only producer rollout:1 waits in recv from actor:0 for 14 s; actor:0 died 12 s ago"
     )
+
+
+def answer(peer: str, *recipients: str) -> ProcessAnswer:
+    """That of a process which waits for a message of a peer, with messages of its own on their way."""
+    board = InflightOps()
+    board.begin(OperationKind.METHOD, "train")
+    board.begin(OperationKind.RECV, peer)
+    return ProcessAnswer(board.publication(), recipients=recipients)
+
+
+def members_of(**answers: ProcessAnswer) -> list[tuple[str, ...]]:
+    named = {name.replace("_", ":"): one for name, one in answers.items()}
+    return [deadlock.members for deadlock in WaitGraph(processes_of(named, {})).deadlocks()]
+
+
+def test_message_on_its_way_is_no_wait() -> None:
+    assert members_of(a_0=answer("b:0"), b_0=answer("a:0")) == [("a:0", "b:0")]
+    assert members_of(a_0=answer("b:0", "b:0"), b_0=answer("a:0")) == []
+
+
+def test_message_to_others_excuses_nobody() -> None:
+    third = answer("a:0", "d:0")
+    assert members_of(a_0=answer("b:0"), b_0=answer("a:0"), c_0=third) == [("a:0", "b:0")]
+
+
+def waits_told(waits: LongWaits, serial: int, seconds: int, *, kind: OperationKind = OperationKind.RECV) -> list[int]:
+    """Return the seconds at which a word is said of an operation that lasts so long and is looked at every second."""
+    return [age for age in range(seconds + 1) if waits.due(in_(serial, age, kind=kind))]
+
+
+def in_(
+    serial: int,
+    age: float,
+    *,
+    kind: OperationKind = OperationKind.RECV,
+    target: str = "actor:0",
+    detached: bool = False,
+) -> Publication:
+    operation = Operation(kind, target, None, 0.0, serial, detached)
+    return Publication((PublishedOperation(operation, age),), 0, False)
+
+
+def test_first_wait_notice_comes_late_and_others_grow_rarer() -> None:
+    assert waits_told(LongWaits(5.0), 1, 100) == [5, 10, 20, 40, 80]
+
+
+def test_repeated_long_waits_are_reported_in_the_first_step() -> None:
+    waits = LongWaits(5.0)
+    assert waits_told(waits, 1, 30) == [5, 10, 20]
+    assert [waits_told(waits, serial, 30) for serial in (2, 3, 4)] == [[], [], []]
+    assert waits_told(waits, 5, 50) == [40]
+
+
+def test_waits_for_others_have_their_own_words() -> None:
+    waits = LongWaits(5.0)
+    assert waits_told(waits, 1, 6) == [5]
+    assert waits_told(waits, 2, 6, kind=OperationKind.SEND) == [5]
+
+
+def test_background_operation_is_no_wait_until_awaited() -> None:
+    waits = LongWaits(5.0)
+    assert not any(waits.due(in_(1, age, detached=True)) for age in range(60))
+    assert [age for age in range(60, 70) if waits.due(in_(1, age))] == [65]
+
+
+def test_calls_and_methods_say_nothing_here() -> None:
+    for kind in (OperationKind.METHOD, OperationKind.CALL, OperationKind.LAUNCH, OperationKind.CONNECT):
+        assert waits_told(LongWaits(5.0), 1, 100, kind=kind) == []
+
+
+def test_what_is_told_is_the_operation() -> None:
+    waits = LongWaits(1.0)
+    assert waits.due(in_(7, 0)) == []
+    (output,) = waits.due(in_(7, 2))
+    assert output.waits(2) == "waits in recv from actor:0 for 2.0 s"

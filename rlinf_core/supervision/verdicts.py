@@ -6,22 +6,22 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from rlinf_core.manager.inspection.job_stacks import (
+from rlinf_core.node.process_identity import Presence, look
+from rlinf_core.node.stacks.process_stacks import ProcessStacks, children_of
+from rlinf_core.process.proc import Stat, stat
+from rlinf_core.supervision.job_view import (
     JobProcess,
+    JobSnapshot,
+    ReadStacks,
     answers_of_both,
     job_processes,
     waits_at_breakpoint,
 )
-from rlinf_core.manager.worker_registry import Life
-from rlinf_core.node.process_identity import Presence, look
-from rlinf_core.node.stacks.process_stacks import ProcessStacks, children_of
-from rlinf_core.process.proc import Stat, stat
+from rlinf_core.supervision.lives import Life
+from rlinf_core.supervision.waits import ProcessAnswer
 from rlinf_core.waiting import RUNNING, OperationKind, spell_seconds
-
-if TYPE_CHECKING:
-    from rlinf_core.manager.manager_messages import JobSnapshot, ProcessAnswer, ReadStacks
 
 # Seconds between two looks, and of a processor that a process may use between them and still stand.
 _PAUSE: Final = 1.0

@@ -1,1 +1,0 @@
-"""The manager of a job, one actor: membership, waits, ownership."""

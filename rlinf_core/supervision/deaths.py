@@ -1,0 +1,219 @@
+"""The deaths of workers: what a process has heard of them, their last words on their node, and what Ray reports."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from rlinf_core.collective.connections.connection import NO_ANSWER
+from rlinf_core.errors import ProcessEnd, WorkerDiedError
+from rlinf_core.process.proc import tail
+
+_NODE_LEFT = "its node left the cluster"
+_EXIT_CODE = re.compile(r"exit code (-?\d+)")
+# A forked process without a status.
+GONE: Final = "its process is gone"
+# Seconds that a failure may be delayed to learn why its peer died.
+CAUSE_SECONDS = 1.0
+_TAIL_BYTES = 64 << 10
+_LAST_LINES = 8
+_FRAMES = 6
+_FATAL = re.compile(r"^Fatal Python error: (.*)$")
+_CURRENT_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+ .*most recent call first")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+# Frames that call user code: outer frames belong to rlinf and the engine.
+_OUTERMOST = "/rlinf_core/worker/process.py"
+# Lines of the engine, irrelevant for user code: Ray's markers, and its crash report.
+_ENGINE = re.compile(r"^(:|\[\d{4}-|\*\*\* SIG|PC: @|    @ )")
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The death of a worker.
+
+    Attributes:
+        incarnation: the incarnation of the worker.
+        endpoint: the incarnation of its endpoint.
+        node: where it ran, in words.
+        vanished: whether its host is gone or unreachable, so that Ray will report it late.
+        end: how its process ended, or None if unknown.
+    """
+
+    address: str
+    incarnation: int
+    endpoint: str
+    node: str | None
+    cause: str | None
+    vanished: bool = False
+    end: ProcessEnd | None = None
+
+    def error(self, where: str | None = None) -> WorkerDiedError:
+        """Return the error of those who need the worker; `where` is the process that raises it."""
+        return WorkerDiedError(self.address, node=self.node, cause=self.cause, end=self.end, where=where)
+
+
+class DeathNews:
+    """The deaths that a process has heard of, or brought about itself. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._deaths: dict[str, Died] = {}
+        self._ended_here: dict[tuple[str, int], str] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def add(self, died: Died) -> None:
+        """Note a death, and wake those who wait for it."""
+        with self._changed:
+            self._deaths[died.address] = died
+            self._changed.notify_all()
+
+    def forget(self, name: str) -> None:
+        """Drop the news of a worker, whose successor is launched."""
+        with self._changed:
+            self._deaths.pop(name, None)
+
+    def of(self, peer: str, incarnation: int = 0) -> Died | None:
+        """Return the death of a worker in this incarnation of its group or a later one; None while there is no news."""
+        died = self._deaths.get(peer)
+        return died if died is not None and died.incarnation >= incarnation else None
+
+    def wait(self, peer: str, incarnation: int = 0, endpoints: Collection[str | None] = ()) -> Died | None:
+        """Return how a worker died, as `of`; waits briefly for the manager's report.
+
+        Args:
+            peer: its address.
+            incarnation: the incarnation of its group.
+            endpoints: the incarnations of its endpoint that count; none: all.
+        """
+
+        def look() -> Died | None:
+            died = self.of(peer, incarnation)
+            return died if died is not None and (not endpoints or died.endpoint in endpoints) else None
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or look() is not None, CAUSE_SECONDS)
+            return look()
+
+    def vanished(self, peer: str, incarnation: int) -> WorkerDiedError | None:
+        """Return the error for a worker whose whole host is gone, if already known."""
+        died = self.of(peer, incarnation)
+        return died.error() if died is not None and died.vanished else None
+
+    def end_here(self, name: str, incarnation: int, cause: str) -> None:
+        """Note that this process ends a worker, and why."""
+        self._ended_here[name, incarnation] = cause
+
+    def ended_here(self, name: str, incarnation: int) -> str | None:
+        """Return why this process has ended a worker; None where it has not."""
+        return self._ended_here.get((name, incarnation))
+
+    def close(self) -> bool:
+        """Wake all who wait: no more news will come. Return False where that was done before."""
+        with self._changed:
+            if self._closed:
+                return False
+            self._closed = True
+            self._changed.notify_all()
+            return True
+
+
+def last_words(log: str | None) -> str | None:
+    """Return what a process on this node left in the file of its standard error, `log`, in words, or None."""
+    lines = tail(log, _TAIL_BYTES).splitlines() if log is not None else []
+    crash = _crash(lines)
+    if crash:
+        return crash
+    last_lines = [line for line in lines if line.strip() and not _ENGINE.match(line)][-_LAST_LINES:]
+    return _block("the last lines of its log", last_lines) if last_lines else None
+
+
+def own_log() -> str | None:
+    """Return the file of this process's standard error, or None if it is not a file."""
+    try:
+        path = os.readlink("/proc/self/fd/2")
+    except OSError:
+        return None
+    return path if path.startswith("/") and os.path.isfile(path) else None
+
+
+def _crash(lines: list[str]) -> str | None:
+    """Return faulthandler's report of a crash: the fault and the stack of its thread."""
+    starts = [index for index, line in enumerate(lines) if _FATAL.match(line)]
+    if not starts:
+        return None
+    rest = lines[starts[-1] :]
+    frames: list[str] = []
+    inside = False
+    for line in rest:
+        if _CURRENT_THREAD.match(line):
+            inside = line.startswith("Current")
+        elif inside and (frame := _FRAME.match(line)):
+            if frame[1].endswith(_OUTERMOST):
+                break
+            frames.append(f"{frame[1]}:{frame[2]} in {frame[3]}")
+        elif not line.strip() and frames:
+            break
+    fault = rest[0].partition(": ")[2]
+    return _block(f"it crashed: {fault}; its stack, innermost call first", frames[:_FRAMES]) if frames else fault
+
+
+def _block(title: str, lines: list[str]) -> str:
+    return "\n".join((f"{title}:", *(f"    {line}" for line in lines)))
+
+
+class ProcessGone(Exception):  # noqa: N818 - a vehicle, as `RemoteFailure`: seen as `WorkerDiedError`
+    """The end of a forked process, in the words of its host."""
+
+
+def describe_death(
+    deaths: DeathNews | None, error: BaseException, address: str, node: str, incarnation: int
+) -> WorkerDiedError:
+    """Return the error for a worker that Ray reports dead; waits briefly for the manager's findings in `deaths`."""
+    text = str(error)
+    own_reason = deaths.ended_here(address, incarnation) if deaths is not None else None
+    if own_reason is not None:
+        return WorkerDiedError(address, node=node, cause=own_reason)
+    news = deaths.wait(address, incarnation) if deaths is not None else None
+    known_cause, end = (news.cause, news.end) if news is not None else (None, None)
+    reported_end = _end_in(text)
+    if reported_end is None:
+        reason = _ray_says(text)
+    else:
+        # Where the kernel's word is known, it says the same.
+        reason = reported_end.words if end is None else None
+    cause = "; ".join(part for part in (reason, known_cause) if part) or None
+    return WorkerDiedError(address, node=node, cause=cause, end=end or reported_end)
+
+
+def took_its_node(error: WorkerDiedError) -> bool:
+    """Return whether a worker died with its node, or cannot be reached there any more."""
+    cause = error.cause or ""
+    return cause.startswith(NO_ANSWER) or _NODE_LEFT in cause
+
+
+def _end_in(text: str) -> ProcessEnd | None:
+    """Return the end that Ray, or the host of forked processes, reports; None if there is none, or it is a guess."""
+    code = _EXIT_CODE.search(text)
+    if code is None or code[1] == "0" or text.startswith(GONE) or _ran_out_of_memory(text):
+        return None
+    return ProcessEnd.from_exit_code(int(code[1]))
+
+
+def _ran_out_of_memory(text: str) -> bool:
+    return "NODE_OUT_OF_MEMORY" in text or "running low on memory" in text
+
+
+def _ray_says(text: str) -> str | None:
+    if _ran_out_of_memory(text):
+        return "it was killed because its node ran out of memory"
+    if text.startswith(GONE):
+        return text
+    if "ray.kill" in text:
+        return "it was ended by its group's shutdown"
+    if "NODE_DIED" in text or "node has died" in text or "node which the actor" in text:
+        return _NODE_LEFT
+    return None

@@ -1,0 +1,333 @@
+"""The waits of a job: published operations as a graph, rounds of questions, deadlocks, and waits that are logged."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from rlinf_core.supervision.wait_graph import Deadlock, DeadlockDetector, Process, Wait, WaitGraph
+from rlinf_core.waiting import FIRST_WORD_AFTER, RUNNING, Operation, OperationKind, Publication, PublishedOperation
+
+# Seconds between rounds while any process waits; slightly more than the detector's patience, so that two rounds
+# suffice.
+_LOOK_EVERY = 1.0
+_PATIENCE = 0.9
+# Seconds to wait for the last answer: a process in native code answers late or not at all.
+_ROUND_SECONDS = 0.7
+# Shorter waits are ignored.
+_LONG_WAIT = 1.0
+_PUTS = frozenset({OperationKind.PUT})
+_GETS = frozenset({OperationKind.GET, OperationKind.GET_BATCH})
+_ANSWERED_BY_CHANNELS = frozenset({OperationKind.QUERY, OperationKind.CLOSE})
+_CALLS = frozenset({OperationKind.CALL, OperationKind.LAUNCH})
+# Pauses that a wait may still ask for.
+_PAUSES_KEPT: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelView:
+    """The known facts about a channel.
+
+    Attributes:
+        producers: the processes that have put into it, or wait to.
+        consumers: the processes that have got from it, or wait to.
+        maxsize: the bound of each key; 0 means none.
+        depths: the number of free items by key.
+    """
+
+    producers: tuple[str, ...] = ()
+    consumers: tuple[str, ...] = ()
+    maxsize: int = 0
+    depths: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def orphaned(self, key: str, dead: frozenset[str]) -> bool:
+        """Return whether a get of `key` can only fail: it is empty, and all producers of the channel are dead."""
+        return bool(self.producers) and not self.depths.get(key) and dead.issuperset(self.producers)
+
+    def state(self, operation: Operation) -> str:
+        """Return the state of the channel for an operation, in words."""
+        depth = self.depths.get(operation.key or "default", 0)
+        if operation.kind in _PUTS:
+            return f"full ({depth} of {self.maxsize})" if 0 < self.maxsize <= depth else ""
+        return "empty" if depth == 0 else f"with {depth} items"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessAnswer:
+    """The current operations of a process, as it answers the manager.
+
+    Attributes:
+        in_flight: workers with unanswered calls of this process.
+        channels: the channels it hosts, by name.
+        stacks: the stacks of its threads, as text, if requested.
+        recent: what it did in the last 30 s, likewise.
+        recipients: the processes to which messages of it are on their way, by incarnation; by name in the manager.
+    """
+
+    publication: Publication
+    in_flight: tuple[str, ...] = ()
+    channels: Mapping[str, ChannelView] = field(default_factory=dict[str, ChannelView])
+    stacks: str = ""
+    recent: str = ""
+    recipients: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """Known facts about a job, beyond what its processes publish.
+
+    Attributes:
+        dead: the processes that died.
+        unknown: names in lookups that no group or channel has.
+    """
+
+    channels: Mapping[str, ChannelView] = field(default_factory=dict[str, ChannelView])
+    dead: frozenset[str] = frozenset()
+    unknown: frozenset[str] = frozenset()
+
+    def process(self, name: str, publication: Publication) -> Process:
+        methods = [operation for operation in publication.operations if operation.operation.kind in RUNNING]
+        waits = tuple(
+            self._wait(operation.operation, operation.age)
+            for operation in publication.operations
+            if operation.operation.kind not in RUNNING
+        )
+        held_up = any(not wait.operation.detached for wait in waits)
+        if not publication.running and not held_up:
+            # No operation has this serial.
+            idle = Operation(OperationKind.IDLE, publication.last_call, None, since=0, serial=-1)
+            waits = (*waits, Wait(idle, publication.quiet, anyone=True))
+        doing = methods[-1].operation.waits(methods[-1].age) if methods else "runs"
+        return Process(name, waits, publication.progress, publication.running, doing)
+
+    def _wait(self, operation: Operation, age: float) -> Wait:
+        if operation.kind in _GETS or operation.kind in _PUTS:
+            return self._wait_on_channel(operation, age)
+        if operation.kind in (OperationKind.CALL, OperationKind.LAUNCH, OperationKind.BROADCAST):
+            peers = operation.peers
+            return Wait(operation, age, peers, every=bool(peers), anyone=not peers, failing=operation.bounded)
+        if operation.kind is OperationKind.CONNECT and operation.target in self.unknown:
+            # Any running process may still launch it.
+            state = "which has not been launched"
+            return Wait(operation, age, anyone=True, state=state)
+        # A query of a channel is answered by its process alone.
+        target = f"{operation.target}:0" if operation.kind in _ANSWERED_BY_CHANNELS else operation.target
+        peers = operation.peers or (target,)
+        wakes = frozenset(peers) if operation.detached else frozenset[str]()
+        return Wait(operation, age, peers, wakes=wakes, failing=operation.bounded)
+
+    def _wait_on_channel(self, operation: Operation, age: float) -> Wait:
+        channel = self.channels.get(operation.target, ChannelView())
+        getting = operation.kind in _GETS
+        wakes = channel.consumers if not getting else ()
+        return Wait(
+            operation,
+            age,
+            channel.producers if getting else channel.consumers,
+            # Any running process, such as the driver, may connect to a channel and wake its waiters.
+            anyone=True,
+            wakes=frozenset(wakes) if operation.detached else frozenset(),
+            failing=operation.bounded or (getting and channel.orphaned(operation.key or "default", self.dead)),
+            role="producer" if getting else "consumer",
+            state=channel.state(operation),
+        )
+
+
+@dataclass(slots=True)
+class Round:
+    """A question to all processes, which ends at `until` (monotonic seconds), answered or not.
+
+    Attributes:
+        asked: the processes that are to answer.
+        calls: the serials of the questions.
+        answers: the answers so far, by process.
+    """
+
+    stacks: bool
+    until: float
+    done: Callable[[Round], None]
+    asked: set[str] = field(default_factory=set[str])
+    calls: list[int] = field(default_factory=list[int])
+    answers: dict[str, ProcessAnswer] = field(default_factory=dict[str, ProcessAnswer])
+
+    @property
+    def complete(self) -> bool:
+        return self.asked <= self.answers.keys()
+
+    def graph(self, dead: Mapping[str, float]) -> WaitGraph:
+        silent = dict.fromkeys(self.asked - self.answers.keys() - dead.keys(), _ROUND_SECONDS)
+        return WaitGraph(processes_of(self.answers, dead), silent=silent)
+
+
+def processes_of(
+    answers: Mapping[str, ProcessAnswer], dead: Mapping[str, float], unknown: frozenset[str] = frozenset()
+) -> list[Process]:
+    """Return the processes that answered, and the dead with the seconds since."""
+    channels: dict[str, ChannelView] = {}
+    called: set[str] = set()
+    expecting: set[str] = set()
+    for answer in answers.values():
+        channels.update(answer.channels)
+        called.update(answer.in_flight)
+        expecting.update(answer.recipients)
+    view = JobView(channels, frozenset(dead), unknown)
+    processes = [Process(name, died=seconds) for name, seconds in dead.items()]
+    for name, answer in answers.items():
+        publication = answer.publication
+        if name in expecting or (name in called and not publication.operations):
+            # A message, a call or its answer is on its way, on a link that may be slow or cut: it goes on by itself, or
+            # the link is given up.
+            publication = replace(publication, running=True)
+        processes.append(view.process(name, publication))
+    return processes
+
+
+class Watch:
+    """The running rounds, and periodic checks while any process waits.
+
+    Args:
+        ask: asks all processes for a round.
+        end: called with a round that has ended.
+        dead: returns the dead workers, each with the seconds since.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[Round], None],
+        end: Callable[[Round], None],
+        dead: Callable[[], Mapping[str, float]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask, self._end, self._dead, self._clock = ask, end, dead, clock
+        self._rounds: list[Round] = []
+        self._detector = DeadlockDetector(_PATIENCE)
+        self._watching = False
+        self._looking = False
+        self._next_look = 0.0
+        self._deadlocks: list[Deadlock] = []
+        # Unknown names that processes look up; set by the manager.
+        self.unknown: frozenset[str] = frozenset()
+
+    def alarm(self) -> None:
+        """Start checking, since a process has waited for long."""
+        self._watching = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is due soon."""
+        return self._watching or bool(self._rounds)
+
+    def begin(self, done: Callable[[Round], None], *, stacks: bool = False) -> None:
+        """Ask all processes; `done` is called when all have answered, or time is up."""
+        round_ = Round(stacks, self._clock() + _ROUND_SECONDS, done)
+        self._rounds.append(round_)
+        self._ask(round_)
+
+    def left(self, name: str) -> None:
+        """Note that a process has ended, and answers nothing any more."""
+        for round_ in self._rounds:
+            round_.asked.discard(name)
+
+    def tick(self) -> list[Deadlock]:
+        """End due rounds; return new deadlocks."""
+        now = self._clock()
+        if self._watching and not self._looking and now >= self._next_look:
+            self._looking = True
+            self._next_look = now + _LOOK_EVERY
+            self.begin(self._look)
+        for round_ in [round_ for round_ in self._rounds if round_.complete or now >= round_.until]:
+            self._rounds.remove(round_)
+            self._end(round_)
+            round_.done(round_)
+        deadlocks, self._deadlocks = self._deadlocks, []
+        return deadlocks
+
+    def _look(self, round_: Round) -> None:
+        self._looking = False
+        self._watching = any(map(_waits, round_.answers.items()))
+        self._deadlocks += self._detector.look(processes_of(round_.answers, self._dead(), self.unknown), self._clock())
+
+
+def _waits(named: tuple[str, ProcessAnswer]) -> bool:
+    name, answer = named
+    return any(is_long_wait(operation, is_worker=":" in name) for operation in answer.publication.operations)
+
+
+def is_long_wait(published: PublishedOperation, *, is_worker: bool) -> bool:
+    """Return whether an operation is a suspicious wait: a driver that waits for its workers is normal."""
+    kind = published.operation.kind
+    if kind in RUNNING or published.age < _LONG_WAIT:
+        return False
+    return is_worker or kind not in _CALLS
+
+
+# Group calls and peer lookups have their own messages.
+_SILENT = frozenset({*RUNNING, OperationKind.IDLE, OperationKind.CALL, OperationKind.LAUNCH, OperationKind.CONNECT})
+
+
+class LongWaits:
+    """The record of logged waits: a wait is logged when it lasts twice as long as any similar one before.
+
+    So a long wait is logged at growing intervals, and regular waits of equal length, as in training steps, only once.
+    """
+
+    def __init__(self, first_word_after: float = FIRST_WORD_AFTER) -> None:
+        self._first_word_after = first_word_after
+        # By operation and target: the duration from which the next wait is logged.
+        self._silence: dict[tuple[OperationKind, str], float] = {}
+        # By serial: the age of an operation when a wait for it was first seen; before, its process may have done other
+        # work.
+        self._since: dict[int, float] = {}
+
+    def due(self, publication: Publication) -> list[Operation]:
+        """Return the operations to log now; called about every second with the current operations of the process."""
+        waited_for = [
+            operation
+            for operation in publication.operations
+            if not (operation.operation.detached or operation.operation.kind in _SILENT)
+        ]
+        self._since = {
+            operation.operation.serial: self._since.get(operation.operation.serial, operation.age)
+            for operation in waited_for
+        }
+        due: list[Operation] = []
+        for wait in waited_for:
+            operation = wait.operation
+            waited, like_it = wait.age - self._since[operation.serial], (operation.kind, operation.target)
+            if waited >= self._silence.get(like_it, self._first_word_after):
+                self._silence[like_it] = 2 * waited
+                due.append(operation)
+        return due
+
+
+class Pauses:
+    """The times in which any process waits at a breakpoint, which extend the deadlines of other processes."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._waiting: set[str] = set()
+        self._since = 0.0
+        self._past: deque[tuple[float, float]] = deque(maxlen=_PAUSES_KEPT)
+
+    def begin(self, name: str) -> None:
+        """Note that a process has come to a breakpoint."""
+        if not self._waiting:
+            self._since = self._clock()
+        self._waiting.add(name)
+
+    def end(self, name: str) -> None:
+        """Note that a process continues, or has ended."""
+        if name in self._waiting:
+            self._waiting.remove(name)
+            if not self._waiting:
+                self._past.append((self._since, self._clock()))
+
+    def within(self, seconds: float) -> float:
+        """Return the number of the last `seconds` in which any process waited."""
+        now = self._clock()
+        spans = [*self._past, *([(self._since, now)] if self._waiting else [])]
+        return sum(max(0.0, end - max(begin, now - seconds)) for begin, end in spans)
