@@ -91,7 +91,7 @@ class RunFacts:
         evaluates: whether the driver was evaluating when it last logged its progress.
         quarantined: the items that were set aside, by file.
         has_checkpoint: whether there is a checkpoint to go on from.
-        held_up: the processes that hold up an active run, see `rlinf_core.supervision.verdicts`; empty if not asked for.
+        held_up: the processes that hold up an active run, see `supervision.verdicts`; empty if not asked for.
     """
 
     path: Path
