@@ -114,13 +114,10 @@ def only_error(handle: WorkerGroupHandle[Any], timeout: float = 20) -> Exception
 
 def until_it_waits(cluster: Cluster, name: str) -> None:
     """Return when the worker is in an operation."""
-    from rlinf_core.supervision.UNKNOWN import Inspect
-
     from rlinf_core.supervision.job_view import views
 
     def waits() -> bool:
-        snapshot: Any = cluster.client.request(Inspect(), 5)
-        return any(worker.name == name and worker.waits_for for worker in views(snapshot))
+        return any(worker.name == name and worker.waits_for for worker in views(cluster.client.snapshot()))
 
     until(waits, f"a wait of {name}")
 
