@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -20,6 +22,7 @@ from rlinf_core.cluster.membership import (
 )
 from rlinf_core.cluster.probe import probe
 from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.cluster.ray_private import gcs_client
 from rlinf_core.cluster.seats import ABSENT, Seats, take_seats
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.context import Session
@@ -30,6 +33,8 @@ RunOn: TypeAlias = Callable[[NodeMember, Any], Any]
 """Runs a function on a node; returns a reference to its result."""
 
 _POLL_SECONDS: Final = 0.25
+_LIST_SECONDS: Final = 5
+_CONNECT_SECONDS: Final = 2.0
 # An overloaded node starts processes slowly. Ray reports a lost node within about a minute.
 _ANSWER_SECONDS: Final = 180.0
 
@@ -92,9 +97,8 @@ def _wait(
     engine: RayEngine, session: Session, config: ClusterConfig | None, wanted: int | None, deadline: float
 ) -> Seats:
     """Return the nodes to probe, once none is missing that no spare replaces."""
-    ray = ray_api()
     while True:
-        nodes = ray.nodes()
+        nodes = _listed(engine)
         joined = members(nodes)
         if wanted is None and session.nodes:
             by_id = {member.ray_id: member for member in joined}
@@ -126,6 +130,44 @@ def _wait(
                 f" time with `{env_vars.CONNECT_TIMEOUT.name}`",
             )
         time.sleep(_POLL_SECONDS)
+
+
+def _listed(engine: RayEngine) -> list[dict[str, Any]]:
+    """Return Ray's nodes, where a raylet whose place another one has taken is dead.
+
+    Ray lists one that was killed as alive for up to a minute, beside the one that serves its address since.
+    """
+    nodes: list[dict[str, Any]] = ray_api().nodes()
+    living = [node for node in nodes if node["Alive"]]
+    addresses = Counter(node["NodeManagerAddress"] for node in living)
+    doubtful = [node for node in living if addresses[node["NodeManagerAddress"]] > 1]
+    if not doubtful:
+        return nodes
+    listed = gcs_client(engine.address).get_all_node_info(timeout=_LIST_SECONDS)
+    ended = _ended(doubtful, {key.hex(): info.start_time_ms for key, info in listed.items()})
+    return [{**node, "Alive": False} if node["NodeID"] in ended else node for node in nodes]
+
+
+def _ended(raylets: Iterable[Mapping[str, Any]], started: Mapping[str, int]) -> set[str]:
+    """Return the raylets that have certainly ended: a later one has their port, or nobody listens on it.
+
+    Args:
+        raylets: as in `ray.nodes()`.
+        started: the start of each in milliseconds since 1970, by Ray's id.
+    """
+    newest: dict[tuple[str, int], str] = {}
+    for node in sorted(raylets, key=lambda node: started.get(node["NodeID"], 0)):
+        newest[node["NodeManagerAddress"], node["NodeManagerPort"]] = node["NodeID"]
+    there: set[str] = set()
+    for place, ray_id in newest.items():
+        try:
+            socket.create_connection(place, _CONNECT_SECONDS).close()
+        except ConnectionRefusedError:
+            continue
+        except OSError:
+            pass  # no proof
+        there.add(ray_id)
+    return {node["NodeID"] for node in raylets} - there
 
 
 def _probed(joined: Iterable[NodeMember], here: str | None, run_on: RunOn) -> Iterable[NodeMember]:

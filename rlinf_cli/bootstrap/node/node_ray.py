@@ -84,6 +84,7 @@ def _launch_until_ready(request: dict[str, Any], folder: str, address: str, end:
             raise no_room(folder, error) from None
         try:
             _wait_ready(request, process, folder, address, end)
+            facts.close_to_others(folder)
             return
         except SlowError:
             if time.monotonic() > end:
@@ -131,6 +132,8 @@ def _command(request: dict[str, Any], folder: str, address: str) -> list[str]:
     command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", "--log-style=record"]
     if request["head"]:
         command += ["--head", f"--port={ports['gcs']}", "--include-dashboard=false", "--dashboard-host=127.0.0.1"]
+        # It scales nothing here, and serves metrics to everybody on a port outside of the range.
+        command.append("--no-monitor")
         command.append(f"--dashboard-port={ports['dashboard']}")
         # Without a client server Ray rejects the port; with one it would choose a port outside of the range.
         if find_spec("grpc") is not None:

@@ -82,6 +82,14 @@ if __name__ == "__main__":
 """
 
 
+ON_HEAD = """
+import sys
+from rlinf_cli.bootstrap.transports import head_driver
+from rlinf_core.node import cluster_records
+sys.exit(head_driver.run_on_head(cluster_records.recorded("five"), sys.argv[1:]))
+"""
+
+
 class Five:
     """The cluster of `FILE`, from the control host."""
 
@@ -103,6 +111,10 @@ class Five:
         done = self.rlinf("up", str(self.file), "--output", "json", "--timeout", "90", *arguments)
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout), done.stderr
+
+    def on_head(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a script on the head, as its driver."""
+        return self.hosts.control.run([sys.executable, "-c", ON_HEAD, *arguments], env=self.env)
 
     @property
     def token(self) -> str:
@@ -149,15 +161,19 @@ def test_all_nodes_are_up_under_their_ranks(five: Five) -> None:
     assert [node["address"] for node in report["nodes"]] == [host.address for host in five.hosts.hosts]
 
 
+def test_ray_listens_within_the_ports_of_the_file_and_shares_no_folder(five: Five) -> None:
+    # One host has the Ray of somebody else besides.
+    for host in five.hosts.hosts:
+        if host.name != "trainer1":
+            ports = {int(line.split()[3].rpartition(":")[2]) for line in host.sh("ss -ltnH").splitlines()}
+            assert ports - {22} <= set(range(21000, 21200)), host.name
+        assert host.sh("find /tmp/rlinf-0 -maxdepth 2 -type d -perm /077") == ""
+
+
 def test_driver_on_the_head_reaches_all_interpreters(five: Five) -> None:
     script = five.folder / "driver.py"
     script.write_text(DRIVER)
-    code = (
-        "import sys\nfrom rlinf_cli.bootstrap.transports import head_driver as driver\n"
-        "from rlinf_core.node import cluster_records\n"
-        "sys.exit(driver.run_on_head(cluster_records.recorded('five'), sys.argv[1:]))"
-    )
-    done = five.hosts.control.run([sys.executable, "-c", code, str(script), str(five.file)], env=five.env)
+    done = five.on_head(str(script), str(five.file))
     assert done.returncode == 7, done.stderr
     seen, (of_driver, *of_workers) = json.loads(done.stdout.splitlines()[-1])
     ours, theirs = sys.executable, str(five.theirs)
@@ -178,13 +194,8 @@ def test_driver_on_the_head_reaches_all_interpreters(five: Five) -> None:
 def test_ctrl_c_here_interrupts_the_driver_there(five: Five) -> None:
     script = five.folder / "waits.py"
     script.write_text("import time\nprint('waits', flush=True)\ntime.sleep(600)\n")
-    code = (
-        "import sys\nfrom rlinf_cli.bootstrap.transports import head_driver as driver\n"
-        "from rlinf_core.node import cluster_records\n"
-        "sys.exit(driver.run_on_head(cluster_records.recorded('five'), sys.argv[1:]))"
-    )
     run = five.hosts.control.spawn(
-        [sys.executable, "-c", code, str(script)], env=five.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", ON_HEAD, str(script)], env=five.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert run.stdout is not None
     assert run.stdout.readline() == "waits\n"
@@ -261,7 +272,14 @@ def test_a_killed_raylet_is_repaired_and_nothing_else_touched(five: Five) -> Non
     code, report, said = five.up()
     assert code == 0, said
     assert [node["rank"] for node in report["nodes"] if node["changed"]] == [3]
-    # The head goes on listing the dead raylet beside the new one.
+    # The head goes on listing the dead raylet beside the new one, which a driver does not count.
+    script = five.folder / "counts.py"
+    script.write_text(
+        "import sys\nfrom rlinf_core import Cluster, load_job\n"
+        "print(Cluster(cluster_cfg=load_job(sys.argv[1]).cluster).num_nodes)"
+    )
+    counted = five.on_head(str(script), str(five.file))
+    assert counted.stdout.splitlines()[-1:] == ["5"], counted.stderr
     done = five.rlinf("status", "--output", "json")
     assert (done.returncode, [node["state"] for node in json.loads(done.stdout)["nodes"]]) == (0, ["up"] * 5)
 

@@ -265,3 +265,13 @@ def _listening(pids: Set[int]) -> set[tuple[str, str]]:
                 address, _, port = fields[1].partition(":")
                 result.add((address, port))
     return result
+
+
+@pytest.mark.security
+def test_ray_leaves_its_folders_to_nobody_else(cluster: Cluster) -> None:
+    running = engine.current()
+    assert running is not None
+    assert running.folder is not None
+    session = next(running.folder.glob("session_*"))
+    for folder in (running.folder.parent, running.folder, session, session / "logs", session / "sockets"):
+        assert (folder.stat().st_uid, oct(folder.stat().st_mode & 0o777)) == (os.getuid(), "0o700"), folder
