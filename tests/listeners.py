@@ -146,8 +146,8 @@ def family_of(root: int) -> set[int]:
 
 def names_of_job(folder: Path, file: str, *overrides: str) -> set[str]:
     """Train until the first step has ended; return the rows that the job's sockets are of."""
-    (folder / "output").touch()
-    with (folder / "output").open("w") as output:
+    output_file = folder / "output"
+    with output_file.open("w") as output:
         driver = subprocess.Popen(
             [sys.executable, "-m", "rlinf_cli", "train", file, "runner.max_steps=100000", *overrides],
             cwd=folder,
@@ -156,8 +156,8 @@ def names_of_job(folder: Path, file: str, *overrides: str) -> set[str]:
             stderr=subprocess.STDOUT,
         )
     try:
-        until(lambda: driver.poll() is not None or any(folder.glob("runs/*/metrics.jsonl")), "a step", 240)
-        assert driver.poll() is None, (folder / "output").read_text()
+        until(lambda: driver.poll() is not None or "step 1/" in output_file.read_text(), "a step", 240)
+        assert driver.poll() is None, output_file.read_text()
         return compared(family_of(driver.pid))
     finally:
         driver.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A job on an arm, its person and the arm's controller listen only where docs/security.md says."""
+"""A job on an arm and the arm's controller listen only where docs/security.md says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ env:
     total_num_envs: 1
     max_episode_steps: 20
     max_steps_per_rollout_epoch: 20
-    intervention: {{source: remote, token: a-token-of-the-test}}
 runner: {{val_check_interval: -1, logger: {{log_path: runs}}}}
 """
 
@@ -39,5 +38,5 @@ runner: {{val_check_interval: -1, logger: {{log_path: runs}}}}
 def test_job_on_an_arm_with_its_controller(start_arm: Any, tmp_path: Path) -> None:
     arm, controller = start_arm(speed=50)
     (tmp_path / "job.yaml").write_text(JOB.format(arm=arm))
-    assert names_of_job(tmp_path, "job.yaml") >= {*ALWAYS, "`intervention: remote`"}
+    assert names_of_job(tmp_path, "job.yaml") >= ALWAYS
     assert compared([controller.pid]) >= {"Simulated arm controller"}
