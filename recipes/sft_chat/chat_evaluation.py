@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
@@ -21,6 +20,7 @@ from recipes.sft_chat.conversations import load_conversations
 from recipes.sft_chat.example_packing import micro_batches, pack_examples
 from recipes.sft_chat.examples import ChatExample, ExampleSet, ExampleWriter
 from rlinf_core import ConfigError, Job
+from rlinf_core.runners.step_clock import Stopwatch
 
 SCHEMA: Final = "rlinf.eval_chat/1"
 
@@ -101,7 +101,7 @@ def evaluate(
         ConfigError: no weights are named, there are no conversations, or one cannot be written.
         CheckpointError: the checkpoint cannot be read.
     """
-    config, began = cast("ChatConfig", job.config), time.time()
+    config, watch = cast("ChatConfig", job.config), Stopwatch()
     rows = load_conversations(config.data, evaluation=True)[:episodes]
     if not rows:
         raise ConfigError("there are no conversations to evaluate on", help="write `data.val_data_paths: FILE`")
@@ -119,4 +119,4 @@ def evaluate(
         "data": {"paths": list(config.data.val_data_paths), "type": config.data.source, "loss_on": config.data.loss_on},
         "sets": {"all": {"problems": len(rows), **figures, **row_counts(written)}},
     }
-    return write_evaluation(SCHEMA, job, checkpoint, named, folder, began, parts)
+    return write_evaluation(SCHEMA, job, checkpoint, named, folder, watch, parts)

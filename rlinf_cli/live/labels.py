@@ -145,7 +145,9 @@ def figure(value: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return `0:42`, `12:07`, `3:04:05`."""
+    """Return `0:42`, `12:07`, `3:04:05`; `unknown` below zero, as where the machine's clock was set back meanwhile."""
+    if seconds < 0:
+        return "unknown"
     total = int(seconds)
     hours, minutes, rest = total // 3600, total // 60 % 60, total % 60
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

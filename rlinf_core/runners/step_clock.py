@@ -81,3 +81,14 @@ class StepClock:
             return 0.0
         quiet = self._clock() - self._last
         return quiet if quiet >= SLOW * usual else 0.0
+
+
+class Stopwatch:
+    """The begin of something and the time since, however the machine's clock is set meanwhile."""
+
+    def __init__(self) -> None:
+        self._began, self._ticks = time.time(), time.monotonic()
+
+    def times(self) -> dict[str, float]:
+        """Return `began`, in seconds since 1970, and `seconds`, the time since."""
+        return {"began": self._began, "seconds": time.monotonic() - self._ticks}

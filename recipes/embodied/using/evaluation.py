@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
@@ -25,6 +24,7 @@ from recipes.embodied.rules.env_rules import options_of_simulator
 from recipes.training.state.state_checkpoint import ACTOR
 from rlinf_core import ConfigError, Job
 from rlinf_core.foreign.files import open_regular
+from rlinf_core.runners.step_clock import Stopwatch
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions
 from rlinf_core.runners.storage.first_contact import note_comparisons
@@ -76,7 +76,7 @@ def evaluate(
     environments = config.env.eval
     wanted = episodes or environments.total_num_envs * environments.rollout_epoch
     films = _can_film(video, emit)
-    began = time.time()
+    watch = Stopwatch()
     # Which copies of one environment share a batch decides the last bits of what a policy computes: so it is kept.
     with collecting(config, environments, wanted, checkpoint, pretrained=checkpoint is None) as collection:
         collected, recorded_episodes = _collect(collection, wanted, environments, films, emit, required=video is True)
@@ -113,7 +113,7 @@ def evaluate(
         "env_errors": errors,
         "episodes": [_as_json(episode) for episode in collected],
         "videos": videos,
-        TIMES: {"began": began, "seconds": time.time() - began},
+        TIMES: watch.times(),
     }
     note_comparisons(folder, comparisons)
     durable.write_whole(folder / FILE, json.dumps(record, indent=1) + "\n")

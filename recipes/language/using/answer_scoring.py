@@ -27,6 +27,7 @@ from recipes.language.rewards.scoring import AnswerScorer, Item, Score
 from recipes.language.using.evaluation_record import write_evaluation
 from recipes.language.using.model_exporting import computing_device, model_of, with_folder
 from rlinf_core import Job
+from rlinf_core.runners.step_clock import Stopwatch
 from rlinf_core.runners.storage import durable
 
 SCHEMA: Final = "rlinf.eval_answers/1"
@@ -112,7 +113,7 @@ def evaluate(
         CheckpointError: the checkpoint cannot be read.
     """
     config = cast("LanguageConfig", job.config)
-    began = time.time()
+    watch = Stopwatch()
     with model_of(config, checkpoint) as model:
         config = config.model_copy(update={"actor": with_folder(config.actor, model)})
         problems = load_problems(config.data, evaluation=True)
@@ -129,7 +130,7 @@ def evaluate(
     }
     lines = [json.dumps(line, ensure_ascii=False) for line in _lines(asked)]
     durable.write_whole(folder / "answers.jsonl", "\n".join(lines) + "\n")
-    return write_evaluation(SCHEMA, job, checkpoint, config.actor.model.model_path, folder, began, parts)
+    return write_evaluation(SCHEMA, job, checkpoint, config.actor.model.model_path, folder, watch, parts)
 
 
 def figures_by_set(asked: Sequence[AskedProblem], samples: int) -> dict[str, dict[str, float]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlinf_core import Job
+from rlinf_core.runners.step_clock import Stopwatch
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions
 
@@ -19,7 +19,7 @@ def write_evaluation(
     checkpoint: Path | None,
     model_path: str | None,
     folder: Path,
-    began: float,
+    watch: Stopwatch,
     parts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Write `eval.json` into `folder`, and return its object.
@@ -28,7 +28,7 @@ def write_evaluation(
         schema: the name of the contract.
         job: the checked file.
         checkpoint: the checkpoint that was evaluated; None: the folder `model_path`.
-        began: seconds since 1970.
+        watch: started at the begin of the evaluation.
         parts: what was evaluated on, and the figures.
     """
     record = {
@@ -40,7 +40,7 @@ def write_evaluation(
         },
         **parts,
         "versions": versions(),
-        "times": {"began": began, "seconds": time.time() - began},
+        "times": watch.times(),
     }
     durable.write_whole(folder / "eval.json", json.dumps(record, indent=1) + "\n")
     return record

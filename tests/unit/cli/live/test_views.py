@@ -348,3 +348,8 @@ def test_live_view_replaces_what_a_terminal_would_act_on() -> None:
     assert "died" in shown
     assert "[red]" in shown
     assert not any(part in shown for part in ("\x1b]", "\x1b[2J", "\x07", "\x9b"))
+
+
+def test_duration_below_zero_is_unknown() -> None:
+    """A run of which the machine's clock was set back meanwhile."""
+    assert [labels.clock(seconds) for seconds in (-5.0, -0.1, 0.0, 3725.0)] == ["unknown", "unknown", "0:00", "1:02:05"]
