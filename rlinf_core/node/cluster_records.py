@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -128,7 +129,7 @@ def names() -> list[str]:
     """Return the names of the recorded clusters."""
     try:
         return sorted(path.stem for path in folder().iterdir() if path.suffix == ".json")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
@@ -182,4 +183,19 @@ def forget(name: str) -> None:
 
 
 def make_folder() -> None:
-    folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Make the folder of the records unless it is there.
+
+    Raises:
+        RLinfError: it cannot be made, or nothing can be written in it.
+    """
+    try:
+        folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder(), os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "nothing can be written in it")
+    except OSError as error:
+        raise RLinfError(
+            "the folder of cluster records cannot be used",
+            where=str(folder()),
+            why=error.strerror,
+            help="check its owner and permissions, or set XDG_STATE_HOME to a folder of yours",
+        ) from None

@@ -27,12 +27,20 @@ _OBJECT_STORE_BYTES = 512 * 2**20
 _SMALLEST_STORE_BYTES = 80 * 2**20
 
 
+def temporary_folder() -> str:
+    """Return the folder for temporary files; /tmp where none can be written, so that whoever writes names it."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return "/tmp"
+
+
 def private_base() -> str:
     """Return the folder of this user on this machine, in TMPDIR, or in /tmp where TMPDIR is too long for Ray's sockets.
 
     It need not exist yet.
     """
-    private = os.path.join(tempfile.gettempdir(), f"rlinf-{os.getuid()}")
+    private = os.path.join(temporary_folder(), f"rlinf-{os.getuid()}")
     return private if len(private) <= _LONGEST_BASE else os.path.join("/tmp", f"rlinf-{os.getuid()}")
 
 

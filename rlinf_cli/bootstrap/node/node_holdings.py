@@ -10,11 +10,10 @@ import os
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from typing import NamedTuple
 
-from rlinf_core.node.node_facts import folder_of, read_record
+from rlinf_core.node.node_facts import folder_of, read_record, temporary_folder
 from rlinf_core.process import proc
 from rlinf_core.process.proc import MARK, command, open_files, pids, processes_of, read
 
@@ -56,7 +55,7 @@ def holdings(processes: list[int], since: float) -> Holdings:
 
     A shared-memory file older than `since`, or of another user, is not theirs even if they use it.
     """
-    prefix = os.path.join(tempfile.gettempdir(), "rlinf-")
+    prefix = os.path.join(temporary_folder(), "rlinf-")
     owners = listeners()
     ports = sorted(port for port, pid in owners.items() if pid in set(processes))
     shared: set[str] = set()
@@ -146,7 +145,7 @@ def remove(path: str) -> str | None:
 def reap_sockets() -> None:
     """Remove socket folders of dead processes: a living process holds a lock on its folder."""
     prefix = f"rlinf-{os.getuid()}-"
-    for base in {tempfile.gettempdir(), "/tmp"}:
+    for base in {temporary_folder(), "/tmp"}:
         for name in os.listdir(base):
             path = os.path.join(base, name)
             if not name.startswith(prefix):

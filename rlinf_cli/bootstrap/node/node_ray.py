@@ -263,7 +263,11 @@ def no_room(folder: str, error: OSError) -> NodeError:
 
 
 def _make_private(folder: str) -> None:
-    if not facts.make_private(folder):
+    try:
+        private = facts.make_private(folder)
+    except OSError as error:
+        raise no_room(folder, error) from None
+    if not private:
         raise NodeError(f"`{folder}` is not a private folder of this user", help="remove it")
 
 

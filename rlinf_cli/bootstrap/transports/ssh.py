@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shlex
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, OnLine, Result, Transport, run_process
 from rlinf_core.errors import ClusterError
+from rlinf_core.node.node_facts import make_private, private_base
 
 # Each is a local process with three pipes; a shared jump host refuses more than its `MaxStartups`.
 DEFAULT_PARALLEL: Final = 128
@@ -160,16 +160,18 @@ def environment() -> dict[str, str]:
 
 
 def _control_folder() -> Path:
-    """Return the folder for the sockets of shared connections: short, and not on a network home."""
-    for base in (tempfile.gettempdir(), "/tmp"):
-        # A socket's path has at most 107 characters: the name takes 41, and ssh temporarily adds 17.
-        if len(base) <= 30:
-            break
-    folder = Path(base) / f"rlinf-{os.getuid()}" / "ssh"
-    folder.parent.mkdir(mode=0o700, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    """Return the folder for the sockets of shared connections: short, and not on a network home.
+
+    A socket's path has at most 107 characters: the name takes 41, and ssh temporarily adds 17.
+    """
+    folder = Path(private_base()) / "ssh"
     for path in (folder.parent, folder):
-        info = path.stat()
-        if info.st_uid != os.getuid() or info.st_mode & 0o077:
+        try:
+            private = make_private(str(path))
+        except OSError as error:
+            raise ClusterError(
+                f"`{path}` cannot be used", why=error.strerror, help="set TMPDIR to a folder of yours"
+            ) from None
+        if not private:
             raise ClusterError(f"`{path}` is not a private folder of yours", help="remove it, or set TMPDIR")
     return folder

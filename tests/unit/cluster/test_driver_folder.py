@@ -189,3 +189,18 @@ def test_unmarked_engine_process_is_known_by_its_files(tmp_path: Path) -> None:
         for process in (ours, foreign):
             process.kill()
             process.wait()
+
+
+def test_file_in_the_place_of_the_base_is_named(temporary: Path) -> None:
+    (temporary / f"rlinf-{os.getuid()}").write_text("")
+    with pytest.raises(ClusterError, match="cannot be used") as caught:
+        folders.new_folder()
+    assert (caught.value.why, "TMPDIR" in str(caught.value.help)) == ("File exists", True)
+
+
+def test_folder_of_another_user_is_refused(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = temporary / "rlinf-12345"
+    base.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(ClusterError, match="not a private folder of yours"):
+        folders.new_folder()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,3 +69,21 @@ def test_which_node_is_here() -> None:
     result = replace(made, nodes=nodes).here()
     assert result is not None
     assert result.rank == 1
+
+
+@pytest.mark.parametrize("what", ["a file", "below a file", "read-only"])
+def test_state_folder_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, state_home: Path, tmp_path: Path, what: str
+) -> None:
+    folder = state_home / "rlinf" / "clusters"
+    if what == "read-only":
+        # To root every folder of the disk is writable.
+        monkeypatch.setattr(os, "access", lambda *_: False)
+    else:
+        place = folder if what == "a file" else state_home / "rlinf"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("")
+        assert cluster_records.names() == []
+    with pytest.raises(RLinfError, match="the folder of cluster records cannot be used") as caught:
+        cluster_records.save(record())
+    assert (caught.value.where, "XDG_STATE_HOME" in str(caught.value.help)) == (str(folder), True)

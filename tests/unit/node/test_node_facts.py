@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -23,3 +25,30 @@ def test_sockets_fit_below_whatever_tmpdir_is(monkeypatch: pytest.MonkeyPatch, l
     assert os.path.dirname(base) == (tempfile.tempdir if length <= 17 else "/tmp")
     for folder in (node_facts.folder_of("12345678"), os.path.join(base, "abcdefgh")):
         assert len(folder + RAYS_PART) <= LIMIT
+
+
+def test_tmpdir_with_blanks_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/a b")
+    assert node_facts.private_base() == f"/tmp/a b/rlinf-{os.getuid()}"
+
+
+def test_where_no_temporary_folder_can_be_written_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_is_usable() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none_is_usable)
+    assert node_facts.private_base() == f"/tmp/rlinf-{os.getuid()}"
+
+
+def test_folders_are_closed_to_others_whatever_made_them(tmp_path: Path) -> None:
+    inner = tmp_path / "session" / "logs"
+    inner.mkdir(parents=True)
+    other = tmp_path.parent / f"{tmp_path.name}-other"
+    other.mkdir()
+    (tmp_path / "latest").symlink_to(other)
+    for folder in (tmp_path, inner.parent, inner, other):
+        folder.chmod(0o777)
+    node_facts.close_to_others(str(tmp_path))
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (tmp_path, inner.parent, inner)] == [0o700] * 3
+    # A link leads elsewhere.
+    assert stat.S_IMODE(other.stat().st_mode) == 0o777

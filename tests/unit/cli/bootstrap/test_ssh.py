@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports import agent
 from rlinf_cli.bootstrap.transports.ssh import SshTransport, classify, remedy
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, Result
+from rlinf_core.errors import ClusterError
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
 
@@ -154,3 +156,22 @@ def test_why_ssh_failed(make_nodes: Nodes, said: str, kind: CommandOutcome) -> N
 def test_the_commands_own_exit_code_is_no_failure_of_ssh() -> None:
     assert classify(Result(7, b"", b"Permission denied")) is CommandOutcome.DONE
     assert classify(Result(255, b'{"event": "hello"}', b"Connection closed by h")) is CommandOutcome.DROPPED
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(("what", "message"), [("link", "not a private folder of yours"), ("file", "cannot be used")])
+def test_connections_are_shared_in_a_folder_of_ones_own(
+    monkeypatch: pytest.MonkeyPatch, what: str, message: str
+) -> None:
+    # Short: a longer one is replaced by /tmp.
+    with tempfile.TemporaryDirectory(prefix="", dir="/tmp") as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        (elsewhere := Path(name, "home")).mkdir(mode=0o700)
+        place = Path(name, f"rlinf-{os.getuid()}")
+        if what == "link":
+            place.symlink_to(elsewhere)
+        else:
+            place.write_text("")
+        with pytest.raises(ClusterError, match=message):
+            SshTransport()
+        assert not list(elsewhere.iterdir())
