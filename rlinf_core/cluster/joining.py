@@ -152,7 +152,7 @@ def _ended(raylets: Iterable[Mapping[str, Any]], started: Mapping[str, int]) -> 
     """Return the raylets that have certainly ended: a later one has their port, or nobody listens on it.
 
     Args:
-        raylets: as in `ray.nodes()`.
+        raylets: their entries in `ray.nodes()`.
         started: the start of each in milliseconds since 1970, by Ray's id.
     """
     newest: dict[tuple[str, int], str] = {}

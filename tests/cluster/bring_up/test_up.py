@@ -161,7 +161,7 @@ def test_all_nodes_are_up_under_their_ranks(five: Five) -> None:
     assert [node["address"] for node in report["nodes"]] == [host.address for host in five.hosts.hosts]
 
 
-def test_ray_listens_within_the_ports_of_the_file_and_shares_no_folder(five: Five) -> None:
+def test_ray_listens_within_the_files_ports_and_shares_no_folder(five: Five) -> None:
     # One host has the Ray of somebody else besides.
     for host in five.hosts.hosts:
         if host.name != "trainer1":
