@@ -107,8 +107,9 @@ def find_source(
         values = values_of(config_text) if config_text is not None else None
         if values is not None:
             candidates = _of_configuration(candidates, values)
-        folders = [folder for run in candidates for folder in run.store.folders()]
-        return first_sound(sorted(folders, key=_written, reverse=True))
+        # Of one run the highest step is the newest, however the clock was set between its checkpoints.
+        runs = sorted((run.store.folders() for run in candidates), key=_last_written, reverse=True)
+        return first_sound([folder for folders in runs for folder in folders])
     path = Path(resume_dir).absolute()
     store = _store_in(path)
     return sound_checkpoint(path) if store is None else _existing(store.latest_sound(), path)
@@ -136,6 +137,11 @@ def _existing(checkpoint: Checkpoint | None, path: Path) -> Checkpoint:
     if checkpoint is None:
         raise CheckpointError("there is no complete checkpoint to resume from", where=str(path))
     return checkpoint
+
+
+def _last_written(folders: Sequence[Path]) -> float:
+    """Return when the last of a run's checkpoints was written; 0 where there is none."""
+    return max(map(_written, folders), default=0.0)
 
 
 def _written(folder: Path) -> float:

@@ -80,6 +80,16 @@ def test_the_newest_of_equal_runs_is_taken(tmp_path: Path) -> None:
     assert started(tmp_path, text_of(), resume_dir="auto").path == runs[1].path
 
 
+def test_highest_step_of_a_run_is_its_newest_after_a_clock_jump(tmp_path: Path) -> None:
+    run, other = (started(tmp_path, text_of()) for _ in range(2))
+    saved(other, 9, 50.0)
+    # The clock was set back between the two.
+    for step, time in ((3, 100.0), (6, 60.0)):
+        saved(run, step, time)
+    again = started(tmp_path, text_of(), resume_dir="auto")
+    assert (again.path, again.resumed_from) == (run.path, run.path / "checkpoints" / "global_step_6")
+
+
 def test_run_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
     other = started(tmp_path, text_of("actor.seed=1"))
     saved(other, 3, 1.0)
