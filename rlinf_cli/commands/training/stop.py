@@ -95,12 +95,20 @@ def _give_up(folder: RunFolder, *, force: bool) -> None:
 def _ask(folder: RunFolder, timeout: float) -> None:
     """Send SIGTERM, and wait for the end."""
     from rlinf_core.errors import RunError
+    from rlinf_core.process import proc
 
+    pid = folder.state.pid
+    if proc.stat(pid).is_stopped:
+        raise RunError(
+            "the run cannot end: its driver is stopped, as by SIGSTOP or Ctrl-Z",
+            where=str(folder.path),
+            help=f"`kill -CONT {pid}` lets it go on, so that this command ends it; or kill it with `--force`",
+        )
     if not _ended_by(folder, signal.SIGTERM, timeout):
         raise RunError(
             f"the run did not end within {timeout:g} s",
             where=str(folder.path),
-            why=f"process {folder.state.pid} is still running",
+            why=f"process {pid} is still running",
             help="wait longer with `--timeout SECONDS`, or kill it with `--force`",
         )
 

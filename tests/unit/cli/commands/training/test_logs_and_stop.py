@@ -17,7 +17,7 @@ import pytest
 from rlinf_cli.runs.log_files import ALL, Follower, entries, last_lines, merged, tail
 from rlinf_cli.runs.run_lookup import find_run
 from rlinf_core.config.sections.runner import RunnerConfig
-from rlinf_core.process.proc import identity
+from rlinf_core.process.proc import identity, stat
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
 from tests.waiting import until
@@ -222,6 +222,18 @@ class TestStop:
         )
         named = cli("stop", run.path.name)
         assert (named.code, named.out) == (0, f"runs/{run.path.name} is already interrupted\n")
+
+    def test_stopped_driver_is_named_and_can_be_killed(self, cli: Cli, rlinf: Cli) -> None:
+        run = self.detached(rlinf)
+        pid = run.state.pid
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: stat(pid).is_stopped, "the driver's stop", 30)
+        ended = cli("stop")
+        assert ended.code == 1
+        assert "its driver is stopped, as by SIGSTOP or Ctrl-Z" in ended.err
+        assert f"`kill -CONT {pid}`" in ended.err
+        killed = cli("stop", "--force")
+        assert (killed.code, identity(pid)) == (0, None)
 
     def test_one_that_does_not_end_in_time_and_is_killed(self, cli: Cli, rlinf: Cli) -> None:
         run = self.detached(rlinf, "fake.end=600")
