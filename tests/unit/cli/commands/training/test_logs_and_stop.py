@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -227,13 +228,17 @@ class TestStop:
         run = self.detached(rlinf)
         pid = run.state.pid
         os.kill(pid, signal.SIGSTOP)
-        until(lambda: stat(pid).is_stopped, "the driver's stop", 30)
-        ended = cli("stop")
-        assert ended.code == 1
-        assert "its driver is stopped, as by SIGSTOP or Ctrl-Z" in ended.err
-        assert f"`kill -CONT {pid}`" in ended.err
-        killed = cli("stop", "--force")
-        assert (killed.code, identity(pid)) == (0, None)
+        try:
+            until(lambda: stat(pid).is_stopped, "the driver's stop", 30)
+            ended = cli("stop")
+            assert ended.code == 1
+            assert "its driver is stopped, as by SIGSTOP or Ctrl-Z" in ended.err
+            assert f"`kill -CONT {pid}`" in ended.err
+            killed = cli("stop", "--force")
+            assert (killed.code, identity(pid)) == (0, None)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def test_one_that_does_not_end_in_time_and_is_killed(self, cli: Cli, rlinf: Cli) -> None:
         run = self.detached(rlinf, "fake.end=600")
