@@ -206,6 +206,9 @@ def test_an_entropy_of_actions_beside_ratios_of_tokens() -> None:
     assert actor(b, LossSettings()).metrics["actor/entropy"].item() == 2
     by_token = replace(b, mask=torch.tensor([[1, 1, 0], [0, 0, 1]])[..., None].expand(2, 3, 4))
     assert actor(by_token, LossSettings()).metrics["actor/entropy"].item() == 2
+    # The end of an episode cuts through the actions: each still counts, once.
+    cut = replace(b, mask=by_token.mask & torch.tensor([1, 1, 0, 0]))
+    assert actor(cut, LossSettings()).metrics["actor/entropy"].item() == 2
     with pytest.raises(ValueError, match="entropy_total"):
         actor(replace(b, total=12.0), LossSettings())
 

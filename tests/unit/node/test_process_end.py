@@ -24,6 +24,13 @@ def waiting() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", WAITING], stdin=subprocess.PIPE)
 
 
+@pytest.mark.parametrize(
+    ("code", "words"), [(0, "exit code 0"), (3, "exit code 3"), (-9, "SIGKILL"), (-200, "signal 200")]
+)
+def test_an_exit_code_is_put_into_words(code: int, words: str) -> None:
+    assert ProcessEnd.from_exit_code(code).words.endswith(words)
+
+
 @KEPT
 def test_signal_is_named_once_the_parent_has_collected_it() -> None:
     ends = EndWatch()

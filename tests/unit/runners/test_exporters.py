@@ -277,6 +277,10 @@ def test_the_newest_value_of_each_metric_is_served(exporter: PrometheusExporter)
     assert scraped(exporter)["rlinf_step"] == 1
 
 
+def test_no_step_has_ended_before_the_first_log(exporter: PrometheusExporter) -> None:
+    assert scraped(exporter)["rlinf_step"] == 0
+
+
 def test_only_loopback_listens(exporter: PrometheusExporter) -> None:
     assert exporter._server.server_address[0] == "127.0.0.1"
 

@@ -194,6 +194,12 @@ def test_groups_whose_rewards_are_equal_are_filtered() -> None:
     assert counted[:, 2:].all()
 
 
+def test_groups_whose_rewards_are_equal_count_unless_filtered() -> None:
+    valid = ending(1, 1, 3, 2)
+    inputs = trajectories(values=None, rewards=torch.ones(STEPS, BATCH, CHUNK), valid=valid)
+    assert make(inputs, 2, adv_type="grpo", loss_type="actor")["mask"].sum() == valid.sum()
+
+
 def test_batches_are_all_samples_once() -> None:
     samples = Samples({"states": torch.arange(10.0)}, {"actions": torch.arange(10)}, (1, 1))
     torch.manual_seed(0)
