@@ -92,7 +92,8 @@ def _verdict(copy: Path, mutant: Mutant, files: list[str], seconds: int) -> str:
 
 
 def _fails_anyway(copy: Path, test: str, seconds: int) -> bool:
-    return _run(copy, [test], seconds).code != 0
+    # Other codes are of a test that is not found on its own.
+    return _run(copy, [test], seconds).code in (1, None)
 
 
 def _run(copy: Path, tests: list[str], seconds: int, mutant: Mutant | None = None) -> Answer:
@@ -108,7 +109,8 @@ def _run(copy: Path, tests: list[str], seconds: int, mutant: Mutant | None = Non
             if path:
                 _write(path, whole)
         output.seek(0)
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output.read(), re.M)
+        # The name of a test may hold spaces; what it failed with follows it.
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output.read(), re.M)
     return Answer(code, failed[1] if failed else None)
 
 

@@ -200,6 +200,14 @@ def test_groups_whose_rewards_are_equal_count_unless_filtered() -> None:
     assert make(inputs, 2, adv_type="grpo", loss_type="actor")["mask"].sum() == valid.sum()
 
 
+def test_values_are_judged_by_all_steps_unless_filtered() -> None:
+    inputs = trajectories(rewards=torch.ones(STEPS, BATCH, CHUNK), valid=ending(1, 1, 3, 2))
+    samples, metrics = build_samples(inputs, algorithm(), 2)
+    returns, values, counted = (samples.tensors[name] for name in ("returns", "old_values", "mask"))
+    explained = 1 - (returns - values)[counted].var() / returns[counted].var()
+    assert metrics["train/critic/explained_variance"] == pytest.approx(explained.item(), abs=1e-5)
+
+
 def test_batches_are_all_samples_once() -> None:
     samples = Samples({"states": torch.arange(10.0)}, {"actions": torch.arange(10)}, (1, 1))
     torch.manual_seed(0)

@@ -99,6 +99,12 @@ def test_a_percent_is_read_as_prm800k_does() -> None:
     assert RULES["number"](r"\boxed{50\%}", "0.5").right == 0
 
 
+def test_prose_is_no_product_of_letters() -> None:
+    """One word that only prose has is enough: letters of equal number would be equal."""
+    pytest.importorskip("math_verify")
+    assert RULES["math"](r"\boxed{on one}", "no one").right == 0
+
+
 @pytest.mark.parametrize("rule", ["exact", "boxed", "math"])
 def test_an_empty_right_answer_is_no_answers(rule: str) -> None:
     assert RULES[rule]("\\boxed{}", "").right == 0

@@ -79,6 +79,8 @@ def test_tests_are_python_or_pairs() -> None:
         ("assert f(1", "not Python"),
         ('{"inputs": ["1"], "outputs": []}', "as many texts"),
         ('{"inputs": [1], "outputs": ["1"]}', "as many texts"),
+        ('{"inputs": [], "outputs": [], "fn_name": "f"}', "as many calls"),
+        ('{"inputs": [[1]], "outputs": [], "fn_name": "f"}', "as many calls"),
         # Python that asserts nothing: every program would pass it.
         ("{'inputs': ['1'], 'outputs': ['1']}", "the tests check nothing"),
         ('{"inputs": ["1"], "inputs": ["2"], "outputs": ["1"]}', "the tests check nothing"),
