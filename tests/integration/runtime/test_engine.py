@@ -6,17 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Set
 from pathlib import Path
 
 import pytest
 
 from rlinf_core import Cluster, Worker
 from rlinf_core.cluster import engine
-
-_LISTENS = "0A"
-# 127.0.0.1 as the kernel writes it, also within an IPv6 address.
-_LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
+from tests.listeners import family_of, listeners_of
 
 WITHOUT_RAYLET = """
 import ray._private.node as node
@@ -168,10 +164,10 @@ class Idle(Worker):
 def test_it_listens_on_loopback_alone(cluster: Cluster) -> None:
     with Idle.create_group().launch(cluster) as group:
         group.ready().wait()
-        listening = _listening(_family(os.getpid()))
+        listening = listeners_of(family_of(os.getpid()))
     assert cluster.get_node_ip(0) == "127.0.0.1"
     assert len(listening) > 3
-    assert {address for address, _ in listening} <= _LOOPBACK
+    assert {listener.place for listener in listening} == {"loopback", "unix socket"}
 
 
 def test_another_driver_with_its_token_joins_it_by_its_address(cluster: Cluster) -> None:
@@ -233,38 +229,27 @@ def _run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _family(pid: int) -> set[int]:
-    """Return a process and all that it started, and what those did."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    known = {pid}
-    while extra := {name for name, parent in parents.items() if parent in known} - known:
-        known |= extra
-    return known
+# A driver, its Ray and a worker: what they keep in temporary folders is in one that all of them find.
+WORKS = """
+from rlinf_core import Cluster, Worker
+
+class Idle(Worker):
+    def ready(self):
+        return self._rank
+
+with Cluster(num_nodes=1) as cluster:
+    print(Idle.create_group().launch(cluster, name="idle").ready().wait())
+"""
 
 
-def _listening(pids: Set[int]) -> set[tuple[str, str]]:
-    """Address and port of each TCP socket at which one of these processes listens, in hexadecimal."""
-    inodes: set[str] = set()
-    for pid in pids:
-        for entry in Path(f"/proc/{pid}/fd").glob("*"):
-            try:
-                target = os.readlink(entry)
-            except OSError:
-                continue
-            inodes.add(target.removeprefix("socket:[").removesuffix("]"))
-    result: set[tuple[str, str]] = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == _LISTENS and fields[9] in inodes:
-                address, _, port = fields[1].partition(":")
-                result.add((address, port))
-    return result
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["TMPDIR", "HOME"])
+@pytest.mark.parametrize("folder", ["missing", "with a blank", "long" * 30, "/proc"])
+def test_it_works_whatever_tmpdir_and_home_are(tmp_path: Path, name: str, folder: str) -> None:
+    if folder not in ("missing", "/proc"):
+        (tmp_path / folder).mkdir()
+    done = _run(WORKS, **{name: str(tmp_path / folder)})
+    assert (done.returncode, done.stdout) == (0, "[0]\n"), done.stderr
 
 
 @pytest.mark.security
