@@ -133,16 +133,19 @@ class RuntimeFailure(RLinfError):  # noqa: N818 - a branch of the tree, never ra
 
 
 class UnknownGroupError(RuntimeFailure, LookupError):
-    """No group of this name was declared or launched by the job; `known` are those that were."""
+    """No group of this name was declared or launched by the job; `known` are those that were.
 
-    def __init__(self, group: str, known: tuple[str, ...], *, where: str | None = None) -> None:
+    `kind` is `channel` for the name of a channel, whose process is a group, too.
+    """
+
+    def __init__(self, group: str, known: tuple[str, ...], *, where: str | None = None, kind: str = "group") -> None:
         from rlinf_core.suggest import did_you_mean
 
         listed = ", ".join(f"`{name}`" for name in sorted(known)) or "none"
         super().__init__(
-            f"no group is named `{group}`",
+            f"no {kind} is named `{group}`",
             where=where,
-            why=f"groups of this job: {listed}",
+            why=f"{kind}s of this job: {listed}",
             help=did_you_mean(group, known),
         )
         self.group = group

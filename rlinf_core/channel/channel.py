@@ -21,7 +21,7 @@ from rlinf_core.channel.handle import GetHandle
 from rlinf_core.channel.queue_state import KeyStatistics
 from rlinf_core.channel.wire import DEFAULT_KEY, Query
 from rlinf_core.collective.work import Work
-from rlinf_core.errors import ChannelClosed, ChannelError
+from rlinf_core.errors import ChannelClosed, ChannelError, PeerNotFoundError, UnknownGroupError
 from rlinf_core.suggest import quoted
 
 
@@ -115,7 +115,10 @@ class Channel:
         check_channel_name(name)
         timeout = checked_timeout(timeout)
         backend = launch.clients().client(name)
-        backend.connect(timeout)
+        try:
+            backend.connect(timeout)
+        except (UnknownGroupError, PeerNotFoundError) as error:
+            raise launch.no_channel(name, error) from None
         return cls(name, backend)
 
     # Putting

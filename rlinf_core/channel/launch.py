@@ -105,6 +105,27 @@ class ChannelResolver(Resolver):
         return True
 
 
+def no_channel(name: str, error: UnknownGroupError | PeerNotFoundError) -> UnknownGroupError | PeerNotFoundError:
+    """Return the error for a name that no channel has, which names the channels that exist."""
+    try:
+        answers = _manager().snapshot().answers.values()
+    except RuntimeFailure:
+        return error
+    known = tuple(sorted({channel for answer in answers for channel in answer.channels}))
+    if name in known:
+        return error
+    unknown = UnknownGroupError(name, known, where=error.where, kind="channel")
+    if isinstance(error, UnknownGroupError):
+        return unknown
+    return PeerNotFoundError(
+        error.address,
+        f"{unknown.message}, and none was created in time",
+        where=error.where,
+        why=unknown.why,
+        help=unknown.help,
+    )
+
+
 def clients() -> ChannelClients:
     """Return the channels that this process uses.
 

@@ -20,6 +20,7 @@ from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, UnitKind
 
 _log = logging.getLogger("rlinf")
+_SECTION = "cluster.component_placement"
 
 
 class PlacementMode(StrEnum):
@@ -55,7 +56,9 @@ class ComponentPlacement:
     def __init__(self, config: ConfigLike, cluster: ClusterLike) -> None:
         self._topology = topology = topology_of(cluster)
         self._entries = _entries(config, topology)
-        self._resolutions = {name: _resolve(name, entry, topology) for name, entry in self._entries.items()}
+        self._resolutions = {
+            name: _resolve(name, entry, topology, f"{_SECTION}.{name}") for name, entry in self._entries.items()
+        }
         if not isinstance(cluster, ClusterTopology):  # a real cluster, on which the job is about to run
             self._warn_of_missing_accelerators()
 
@@ -90,7 +93,7 @@ class ComponentPlacement:
             PlacementError: the job has no such component.
         """
         self._resolution(name)
-        return _MappedStrategy(name, self._entries[name], divides)
+        return _MappedStrategy(name, self._entries[name], f"{_SECTION}.{name}", divides)
 
     def get_world_size(self, name: str) -> int:
         """Return the number of processes of a component that are placed.
@@ -131,8 +134,8 @@ class HybridComponentPlacement(ComponentPlacement):
 
 
 class _MappedStrategy(PlacementStrategy):
-    def __init__(self, name: str, entry: PlacementEntry, divides: Divides | None) -> None:
-        self._name, self._entry, self._divides = name, entry, divides
+    def __init__(self, name: str, entry: PlacementEntry, where: str, divides: Divides | None = None) -> None:
+        self._name, self._entry, self._where, self._divides = name, entry, where, divides
 
     def __repr__(self) -> str:
         groups = ",".join(self._entry.node_group) or CLUSTER_LABEL
@@ -140,13 +143,33 @@ class _MappedStrategy(PlacementStrategy):
 
     def get_placement(self, cluster: ClusterLike, isolate_accelerator: bool = True) -> list[Placement]:
         topology = topology_of(cluster)
-        resolution = _resolve(self._name, self._entry, topology)
+        resolution = _resolve(self._name, self._entry, topology, self._where)
         if resolution.selection is None:
             raise unknown_accelerators(resolution.unknown, self._name)
         placements = place(resolution.selection, resolution.processes(), isolate_accelerator, self._name)
         if topology.lost.isdisjoint(placement.cluster_node_rank for placement in placements):
             return placements
         return without_nodes(self._name, placements, topology.lost, self._divides)
+
+
+def mapped_strategy(name: str, written: str | Mapping[str, Any]) -> PlacementStrategy:
+    """Return the strategy of an entry as a file has it under `cluster.component_placement`.
+
+    Args:
+        name: whose placement it is, for messages.
+        written: a rank map such as `0:0-3`, or a mapping `{"placement": "0-3", "node_group": "a800"}`.
+
+    Raises:
+        PlacementError: it is no such entry.
+    """
+    where = f"placement of `{name}`"
+    try:
+        entry = PlacementEntry.model_validate(_plain(written))
+    except ValidationError as failure:
+        error = _refusal(failure)
+        error.where = where
+        raise error from None
+    return _MappedStrategy(name, entry, where)
 
 
 def placement_mode(resolutions: Iterable[Resolution]) -> PlacementMode:
@@ -176,9 +199,9 @@ def _disjoint(coverages: Sequence[Coverage], unit: object) -> bool:
     return sum(map(len, together)) == sum(map(len, ours))
 
 
-def _resolve(name: str, entry: PlacementEntry, topology: ClusterTopology) -> Resolution:
+def _resolve(name: str, entry: PlacementEntry, topology: ClusterTopology, where: str) -> Resolution:
     resolution = resolve(name, entry.rank_map, entry.node_group, topology)
-    where = f"cluster.component_placement.{name}, map `{entry.rank_map}`"
+    where = f"{where}, map `{entry.rank_map}`"
     if resolution.problems:
         raise resolution.problems[0].error(where)
     if resolution.selection is None:

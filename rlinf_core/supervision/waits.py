@@ -109,7 +109,7 @@ class JobView:
         if operation.kind in (OperationKind.CALL, OperationKind.LAUNCH, OperationKind.BROADCAST):
             peers = operation.peers
             return Wait(operation, age, peers, every=bool(peers), anyone=not peers, failing=operation.bounded)
-        if operation.kind is OperationKind.CONNECT and operation.target in self.unknown:
+        if operation.target in self.unknown:
             # Any running process may still launch it.
             state = "which has not been launched"
             return Wait(operation, age, anyone=True, state=state)

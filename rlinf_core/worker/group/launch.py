@@ -16,8 +16,10 @@ from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import WorkerContext, current_session
 from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RuntimeFailure, WorkerDiedError
+from rlinf_core.placement.component import mapped_strategy
+from rlinf_core.placement.packed import default_strategy
 from rlinf_core.placement.placement import Placement
-from rlinf_core.placement.strategy import PlacementStrategy
+from rlinf_core.placement.strategy import PlacementStrategy, topology_of
 from rlinf_core.process.import_path import user_folders, working_folder
 from rlinf_core.supervision.client import current_client
 from rlinf_core.supervision.lives import GroupLife
@@ -238,7 +240,7 @@ class LaunchPlan:
         cluster: Cluster,
         worker_class: type[Communication],
         arguments: Arguments,
-        strategy: PlacementStrategy,
+        strategy: PlacementStrategy | str | Mapping[str, Any] | None,
         name: str | None,
         isolate_accelerator: bool,
         max_concurrency: int | None,
@@ -247,6 +249,10 @@ class LaunchPlan:
             raise ValueError(f"`max_concurrency` is {short_repr(max_concurrency)}, expected an integer >= 1")
         self.base = base_address(worker_class, arguments, name)
         self._cluster, self._max_concurrency = cluster, max_concurrency
+        if strategy is None:
+            strategy = default_strategy(topology_of(cluster))
+        elif isinstance(strategy, str | Mapping):
+            strategy = mapped_strategy(str(self.base), strategy)
         self._placements = strategy.get_placement(cluster, isolate_accelerator)
         try:
             self._pickled: bytes = ray_api().cloudpickle.dumps((worker_class, *arguments))

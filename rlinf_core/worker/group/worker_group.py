@@ -26,8 +26,7 @@ from rlinf_core.config.ranks import format_ranks
 from rlinf_core.context import WorkerInfo, current_session
 from rlinf_core.errors import InvalidNameError, RLinfError, RuntimeFailure
 from rlinf_core.failures import WorkerGroupError, ended_by_shutdown, raise_unseen
-from rlinf_core.placement.packed import default_strategy
-from rlinf_core.placement.strategy import PlacementStrategy, topology_of
+from rlinf_core.placement.strategy import PlacementStrategy
 from rlinf_core.process.process_memory import Peak
 from rlinf_core.process.tracing import Taken
 from rlinf_core.suggest import did_you_mean
@@ -86,7 +85,7 @@ class WorkerGroup(Generic[W]):
     def launch(
         self,
         cluster: Cluster,
-        placement_strategy: PlacementStrategy | None = None,
+        placement_strategy: PlacementStrategy | str | Mapping[str, Any] | None = None,
         name: str | None = None,
         isolate_accelerator: bool = True,
         max_concurrency: int | None = None,
@@ -95,7 +94,8 @@ class WorkerGroup(Generic[W]):
 
         Args:
             cluster: the cluster.
-            placement_strategy: the placement; by default one process per accelerator, else one per node.
+            placement_strategy: the placement: a strategy, or an entry as under `cluster.component_placement` of a file,
+                such as the rank map `0:0-3`; by default one process per accelerator, else one per node.
             name: the group's name for peers; by default `group_name` in the class's section of the configuration
                 (`Worker.config_section`), else in a worker its address, of which the workers become children, and in
                 the driver `Worker_group_` plus the class's name.
@@ -118,7 +118,7 @@ class WorkerGroup(Generic[W]):
     def _prepare(
         self,
         cluster: Cluster,
-        placement_strategy: PlacementStrategy | None = None,
+        placement_strategy: PlacementStrategy | str | Mapping[str, Any] | None = None,
         name: str | None = None,
         isolate_accelerator: bool = True,
         max_concurrency: int | None = None,
@@ -132,7 +132,7 @@ class WorkerGroup(Generic[W]):
             cluster,
             self.worker_class,
             self._arguments,
-            placement_strategy or default_strategy(topology_of(cluster)),
+            placement_strategy,
             name,
             isolate_accelerator,
             max_concurrency,

@@ -18,6 +18,7 @@ from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import (
     ChannelClosed,
     InvalidNameError,
+    PlacementError,
     RemoteError,
     RuntimeFailure,
     UnknownGroupError,
@@ -417,6 +418,46 @@ class Child(Worker):
 def test_workers_launch_groups_of_their_own(cluster: Cluster) -> None:
     with Parent.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="parent") as parents:
         assert parents.spawn().wait() == [["parent:0:0", "parent:0:1"], ["parent:1:0", "parent:1:1"]]
+
+
+class Sibling(Worker):
+    def greet(self, group: str) -> object:
+        self.send("hello", group, 1)
+        return self.recv(group, 1)
+
+
+class Greeted(Worker):
+    def host(self) -> tuple[str, object]:
+        with Answerer.create_group().launch(Cluster(), "0:0-1") as nested:
+            return str(nested.addresses[1]), nested.answer(f"{self.worker_address.root_group_name}_sibling").wait()[1]
+
+
+class Answerer(Worker):
+    def answer(self, group: str) -> object:
+        if self.rank == 0:
+            return None
+        request = self.recv(group, 0)
+        self.send(f"{request} from {self.worker_address}", group, 0)
+        return request
+
+
+def test_nested_workers_are_addressed_below_the_worker_that_launched_them(cluster: Cluster) -> None:
+    with (
+        Greeted.create_group().launch(cluster, "0:0", name="hosts") as hosts,
+        Sibling.create_group().launch(cluster, "0", name="hosts_sibling") as siblings,
+    ):
+        hosting = hosts.host()
+        assert siblings.greet("hosts:0").wait() == ["hello from hosts:0:1"]
+        assert hosting.wait() == [("hosts:0:1", "hello")]
+
+
+def test_rank_map_of_a_file_places_a_group(cluster: Cluster) -> None:
+    with Probe.create_group(1).launch(cluster, "0:0-2", name="mapped") as group:
+        assert [(info.rank, info.node_id) for info in group.worker_info_list] == [(0, 0), (1, 0), (2, 0)]
+    with Probe.create_group(1).launch(cluster, {"placement": "0", "node_group": "node"}, name="mapped") as group:
+        assert group.world_size == 1
+    with pytest.raises(PlacementError, match="placement of `mapped`"):
+        Probe.create_group(1).launch(cluster, "mapped", name="mapped")
 
 
 class OtherProbe(Probe):
