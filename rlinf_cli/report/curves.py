@@ -16,7 +16,7 @@ from rlinf_cli.runs.metric_comparison import Kind
 from rlinf_cli.runs.run_comparison import Comparison, RunSet
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.write_fault import write_fault
-from rlinf_core.runners.metrics import stream_metrics
+from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage import durable
 
 # Lines of a chart by their labels.
@@ -89,7 +89,7 @@ def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path
         RLinfError: a package is not installed, the metrics cannot be read, or the pictures cannot be written.
     """
     try:
-        series = series_of(stream_metrics(metrics_file))
+        series = series_of(metrics_in(metrics_file))
     except OSError as error:
         why = error.strerror or str(error)
         raise RunError("the learning curve cannot be drawn", where=str(metrics_file), why=why) from error

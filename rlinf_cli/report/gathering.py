@@ -22,7 +22,7 @@ from rlinf_cli.why.facts import MOST_METRICS_BYTES, read_facts
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import M, read_model
 from rlinf_core.foreign.files import read_text
-from rlinf_core.runners.metrics import Metrics, read_with_faults, stream_metrics
+from rlinf_core.runners.metrics import Metrics, metrics_in
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
 from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -149,9 +149,9 @@ def gather(folder: RunFolder) -> RunContent:
     status, reason = state.outcome
     lines: Sequence[Metrics] | None = None
     if _size(folder.metrics_file) <= MOST_METRICS_BYTES:
-        lines, line_faults = read_with_faults(folder.metrics_file)
+        lines, line_faults = metrics_in(folder.metrics_file).with_faults(most=3)
         notes += line_faults
-    series = series_of(stream_metrics(folder.metrics_file) if lines is None else lines)
+    series = series_of(metrics_in(folder.metrics_file) if lines is None else lines)
     placement = _document(folder.path / PLACEMENT, PlacementFile, notes)
     origins = _document(folder.path / ORIGINS, OriginsFile, notes)
     story, story_faults = story_with_faults(folder.path)

@@ -15,7 +15,7 @@ from rlinf_cli.report import charts
 from rlinf_cli.report.page import Drawings, write_page
 from rlinf_cli.report.report_writing import NAME
 from rlinf_cli.report.series import Band, RunSeries, series_of
-from rlinf_core.runners.metrics import stream_metrics
+from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage.run_folder import RunFolder
 
 _MOST_CURVES: Final = 3
@@ -38,7 +38,7 @@ def overview_page(folders: Sequence[RunFolder], path: Path, *, refresh: int = 0)
     Raises:
         OSError: metrics cannot be read.
     """
-    runs = [_ShownRun(folder, series_of(stream_metrics(folder.metrics_file))) for folder in folders]
+    runs = [_ShownRun(folder, series_of(metrics_in(folder.metrics_file))) for folder in folders]
     specs: Drawings = {}
     curves: list[tuple[str, str]] = []
     for number, metric in enumerate(_metrics(runs)):

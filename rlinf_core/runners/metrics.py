@@ -13,17 +13,16 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, NamedTuple, Self, cast
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, cast
 
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.file_models import FileModel, Moment, Step, first_fault
-from rlinf_core.foreign.files import open_below, open_regular
+from rlinf_core.foreign.file_models import FileModel, Moment, Step
+from rlinf_core.foreign.files import open_below
 from rlinf_core.foreign.write_fault import NO_ROOM, write_fault
+from rlinf_core.runners.storage.record_file import RecordFile, parse_model
 
 if TYPE_CHECKING:
     from rlinf_core.runners.exporters import MetricsBackend
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("rlinf")
 # The seconds that an evaluation took.
 EVALUATION_TIME: Final = "time/evaluate"
-_LONGEST_LINE: Final = 16 << 20
-# Lines between two looks at the clock.
-_LOOK_LINES: Final = 256
 # Lines that are kept while there is no room for them; of a step each.
 _MOST_UNWRITTEN: Final = 10_000
 
@@ -89,7 +85,7 @@ class MetricsWriter:
     def newest_up_to(self, step: int) -> Mapping[str, float]:
         """Return the newest value of every metric up to `step`, from this and earlier processes."""
         newest: dict[str, float] = {}
-        for line in (*read_metrics(self.path), *self._unwritten):
+        for line in (*metrics_in(self.path), *self._unwritten):
             if line.step <= step:
                 newest.update(line.metrics)
         return newest
@@ -170,7 +166,7 @@ class MetricsWriter:
         self._unwritten.clear()
         self._last, self._start = None, 0
         end = 0
-        for start, stop, line in _lines(self.path):
+        for start, stop, line in metrics_in(self.path).placed():
             if step is not None and line.step > step:
                 break
             self._last, self._start, end = line, start, stop
@@ -217,129 +213,18 @@ class MetricsWriter:
             ) from error
 
 
+def metrics_in(path: Path) -> RecordFile[Metrics]:
+    """Return the metrics in `path`, in order of their steps; a metric that is null is NaN."""
+    return RecordFile(path, _parse)
+
+
 def read_metrics(path: Path) -> list[Metrics]:
-    """Return the metrics in `path`, one item per step in order; empty if there is no such file."""
-    return list(stream_metrics(path))
-
-
-def stream_metrics(path: Path) -> Iterator[Metrics]:
-    """Yield the metrics in `path`, without torn or incomplete lines.
+    """Return the metrics in `path`, one item per step in order; empty if there is no such file.
 
     Raises:
         OSError: the file exists but cannot be read.
     """
-    return (line for _, _, line in _lines(path))
-
-
-def sampled_metrics(path: Path, most: int) -> list[Metrics]:
-    """Return lines sampled evenly from the file, including the last, without reading those in between.
-
-    Args:
-        most: the maximum number of lines, 2 or more.
-
-    Raises:
-        OSError: the file exists but cannot be read.
-    """
-    lines: dict[int, Metrics] = {}
-    try:
-        file = open_regular(path)
-    except FileNotFoundError:
-        return []
-    with file:
-        size, longest = os.fstat(file.fileno()).st_size, 0
-        for number in range(most - 1):
-            start = size * number // (most - 1)
-            file.seek(start)
-            if start:
-                file.readline(_LONGEST_LINE)
-            raw = file.readline(_LONGEST_LINE)
-            line, longest = decode(raw), max(longest, len(raw))
-            if line is not None:
-                lines[line.step] = line
-        # The last whole line, after which there may be a part of another, and the one before it.
-        file.seek(max(0, size - 3 * longest))
-        ends = [line for raw in file if (line := decode(raw)) is not None]
-        lines |= {line.step: line for line in ends[-1:]}
-    return [lines[step] for step in sorted(lines)]
-
-
-class MetricsPart(NamedTuple):
-    """The lines that `MetricsTail.read` read.
-
-    Attributes:
-        restarted: the file is another one, or went back to an earlier step: what was read before is void.
-        replaced: the first of `lines` replaces the last one read before, which has got further metrics.
-        at_end: whether all whole lines were read.
-    """
-
-    lines: Sequence[Metrics]
-    restarted: bool = False
-    replaced: bool = False
-    at_end: bool = True
-
-
-class MetricsTail:
-    """A reader that follows a metrics file while its run writes it, and reads each line once."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: tuple[int, int] | None = None
-        # The last line with its offset, and where the next one begins.
-        self._last: tuple[int, bytes] | None = None
-        self._next = 0
-
-    def read(self, seconds: float) -> MetricsPart:
-        """Return what was written since the last call, or as much of it as can be read in about `seconds`.
-
-        Raises:
-            OSError: the file exists but cannot be read.
-        """
-        deadline = time.monotonic() + seconds
-        try:
-            file = open_regular(self.path)
-        except FileNotFoundError:
-            return MetricsPart([], restarted=self._forget())
-        with file:
-            info = os.fstat(file.fileno())
-            restarted = self._file not in (None, (info.st_dev, info.st_ino)) and self._forget()
-            self._file = (info.st_dev, info.st_ino)
-            renewed, same = self._last_again(file)
-            if not same:
-                restarted = self._forget()
-            lines = [] if renewed is None else [renewed]
-            file.seek(self._next)
-            while raw := file.readline(_LONGEST_LINE):
-                if not raw.endswith(b"\n") and len(raw) < _LONGEST_LINE:
-                    break
-                line = decode(raw)
-                if line is not None:
-                    lines.append(line)
-                    self._last = (self._next, raw)
-                self._next += len(raw)
-                if not len(lines) % _LOOK_LINES and time.monotonic() > deadline:
-                    return MetricsPart(lines, restarted, renewed is not None, at_end=False)
-        return MetricsPart(lines, restarted, renewed is not None)
-
-    def _last_again(self, file: IO[bytes]) -> tuple[Metrics | None, bool]:
-        """Return the last line if it has changed, and whether it is still that of its step."""
-        if self._last is None:
-            return None, True
-        start, before = self._last
-        file.seek(start)
-        raw = file.readline(_LONGEST_LINE)
-        if raw == before:
-            return None, True
-        now, then = decode(raw), decode(before)
-        if now is None or then is None or (now.step, now.time) != (then.step, then.time):
-            return None, False
-        self._last, self._next = (start, raw), start + len(raw)
-        return now, True
-
-    def _forget(self) -> bool:
-        """Start over; return whether anything had been read."""
-        known = self._last is not None
-        self._last, self._next = None, 0
-        return known
+    return list(metrics_in(path))
 
 
 def metrics_up_to(path: Path, step: int) -> bytes:
@@ -348,23 +233,7 @@ def metrics_up_to(path: Path, step: int) -> bytes:
     Raises:
         OSError: the file exists but cannot be read.
     """
-    return b"".join(_encode(line) for line in read_metrics(path) if line.step <= step)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, int, Metrics]]:
-    """Yield every whole line with its start and end offsets."""
-    try:
-        file = open_regular(path)
-    except FileNotFoundError:
-        return
-    stop = 0
-    with file:
-        # A longer line is not ours; it is read in pieces, none of which is JSON.
-        while raw := file.readline(_LONGEST_LINE):
-            start, stop = stop, stop + len(raw)
-            line = decode(raw)
-            if line is not None:
-                yield start, stop, line
+    return b"".join(_encode(line) for line in metrics_in(path) if line.step <= step)
 
 
 def _encode(line: Metrics) -> bytes:
@@ -375,48 +244,13 @@ def _encode(line: Metrics) -> bytes:
 def decode(raw: bytes) -> Metrics | None:
     """Return the metrics of a line; None for a torn or foreign one."""
     try:
-        return _decoded(raw) if raw.endswith(b"\n") else None
+        return _parse(raw) if raw.endswith(b"\n") else None
     except ValueError:
         return None
 
 
-def read_with_faults(path: Path, most: int = 3) -> tuple[list[Metrics], list[str]]:
-    """Return the metrics in `path`, and at most `most` of its errors in words: line, field and value.
-
-    Raises:
-        OSError: the file exists but cannot be read.
-    """
-    lines: list[Metrics] = []
-    words: list[str] = []
-    try:
-        file = open_regular(path)
-    except FileNotFoundError:
-        return lines, words
-    with file:
-        number = 0
-        while raw := file.readline(_LONGEST_LINE):
-            number += 1
-            # The last line may be incomplete.
-            if not raw.endswith(b"\n") and len(raw) < _LONGEST_LINE:
-                break
-            try:
-                lines.append(_decoded(raw))
-            except ValueError as error:
-                if len(words) < most:
-                    words.append(f"line {number} of {path.name} was skipped: {error}")
-    return lines, words
-
-
-def _decoded(raw: bytes) -> Metrics:
-    """Return the metrics of a whole line.
-
-    Raises:
-        ValueError: it is invalid; the message names the field and its value.
-    """
-    try:
-        line = _Line.model_validate_json(raw)
-    except ValidationError as error:
-        raise ValueError(first_fault(error)) from None
+def _parse(raw: bytes) -> Metrics:
+    line = parse_model(raw, _Line)
     values = line.metrics
     if None in values.values():
         values = {name: math.nan if value is None else value for name, value in values.items()}

@@ -18,7 +18,7 @@ from rlinf_core.errors import CheckpointError, ConfigError, RunError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.foreign.terminal_text import escaped
-from rlinf_core.runners.metrics import Metrics, read_with_faults
+from rlinf_core.runners.metrics import Metrics, metrics_in
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, CheckpointStore, is_checkpoint, sound_checkpoint
 from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
@@ -37,6 +37,8 @@ _TIME: Final = "time"
 _LONGEST_REASON: Final = 120
 # Runs that an error about a folder of runs names.
 _NAMED_RUNS: Final = 2
+# Invalid lines of the metrics that `faults` has.
+_MOST_FAULTS: Final = 3
 _DESCRIPTION: Final = "policy.json"
 
 
@@ -120,7 +122,7 @@ class Run:
     @cached_property
     def _lines(self) -> tuple[list[Metrics], list[str]]:
         try:
-            return read_with_faults(self.folder.metrics_file)
+            return metrics_in(self.folder.metrics_file).with_faults(_MOST_FAULTS)
         except OSError as error:
             where, why = str(self.folder.metrics_file), error.strerror or str(error)
             raise RunError("the metrics of a run cannot be read", where=where, why=why) from None

@@ -19,7 +19,7 @@ from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import open_log
 from rlinf_core.node.attach import LOCAL
 from rlinf_core.node.process_identity import identity_here
-from rlinf_core.runners.metrics import MetricsTail
+from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.chaos.run_processes import RunProcesses
@@ -29,7 +29,6 @@ OUTPUT: Final = "output.log"
 # Seconds between two looks.
 PAUSE: Final = 0.02
 _END_SECONDS: Final = 60.0
-_READ_SECONDS: Final = 1.0
 
 
 class StartedRun:
@@ -51,7 +50,7 @@ class StartedRun:
         self._file, self._overrides, self.folder, self._groups = file, tuple(overrides), folder, groups
         self.began = 0.0
         self.step = 0
-        self._tail: MetricsTail | None = None
+        self._written = 0
         try:
             if folder.exists():
                 shutil.rmtree(folder)
@@ -116,10 +115,10 @@ class StartedRun:
         run = self.run
         if run is None:
             return 0
-        if self._tail is None or self._tail.path != run.metrics_file:
-            self._tail = MetricsTail(run.metrics_file)
-        with contextlib.suppress(OSError):
-            lines = self._tail.read(_READ_SECONDS).lines
-            self.step = max([self.step, *(line.step for line in lines)])
         files = (run.metrics_file, run.path / run_events.FILE)
-        return sum(path.stat().st_size for path in files if path.exists())
+        written = sum(path.stat().st_size for path in files if path.exists())
+        if written != self._written:
+            self._written = written
+            with contextlib.suppress(OSError):
+                self.step = max([self.step, *(line.step for line in metrics_in(run.metrics_file))])
+        return written

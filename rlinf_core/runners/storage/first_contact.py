@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from rlinf_core.foreign.files import read_json_object
+from rlinf_core.runners.storage import durable
 
 FILE: Final = "first_contact.json"
 SCHEMA: Final = "rlinf.first_contact/1"
@@ -141,9 +141,7 @@ def note_comparisons(folder: Path, comparisons: Sequence[ContactCheck]) -> None:
         "skipped": sum(check.verdict == "skipped" for check in checks),
         "checks": rows,
     }
-    aside = folder / f".{FILE}.{os.getpid()}"
-    aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    aside.replace(folder / FILE)
+    durable.write_whole(folder / FILE, json.dumps(content, indent=1) + "\n")
 
 
 def _worse(one: ContactCheck, other: ContactCheck) -> ContactCheck:

@@ -8,17 +8,14 @@ A stable, machine-readable form of what the driver's log says.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-from pydantic import ValidationError
-
-from rlinf_core.foreign.file_models import FileModel, Moment, Step, first_fault
-from rlinf_core.foreign.files import open_log, read_text
-from rlinf_core.runners.storage.durable import append_whole
+from rlinf_core.foreign.file_models import FileModel, Moment, Step
+from rlinf_core.foreign.files import MOST_BYTES
+from rlinf_core.runners.storage.record_file import RecordFile, parse_model
 
 FILE: Final = "events.jsonl"
 
@@ -42,7 +39,7 @@ FAILED: Final = "failed"
 EVIDENCE: Final = "evidence"
 
 
-class RunEvent(NamedTuple):
+class RunEvent(FileModel):
     """An event of a run.
 
     Attributes:
@@ -53,19 +50,11 @@ class RunEvent(NamedTuple):
         details: further lines: location, cause, remedy.
     """
 
-    time: float
-    kind: str
-    step: int
-    text: str
-    details: tuple[str, ...] = ()
-
-
-class _Line(FileModel):
     time: Moment
     kind: str
     step: Step
     text: str
-    details: list[str]
+    details: tuple[str, ...]
 
 
 def append_event(folder: Path, kind: str, step: int, text: str, details: Sequence[str] = ()) -> None:
@@ -75,31 +64,16 @@ def append_event(folder: Path, kind: str, step: int, text: str, details: Sequenc
         OSError: it cannot be written.
     """
     event = {"time": time.time(), "kind": kind, "step": step, "text": text, "details": list(details)}
-    # A single write, so that a reader sees the whole line or nothing.
-    descriptor = open_log(folder, FILE)
-    try:
-        append_whole(descriptor, (json.dumps(event, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
-    finally:
-        os.close(descriptor)
+    _events_in(folder).append(json.dumps(event, ensure_ascii=False))
 
 
 def story_with_faults(folder: Path) -> tuple[list[RunEvent], list[str]]:
     """Return the events of the run in `folder`, in order, and the errors of skipped lines."""
     try:
-        lines = read_text(folder / FILE).splitlines(keepends=True)
-    except FileNotFoundError:
-        return [], []
+        return _events_in(folder).with_faults()
     except OSError as error:
         return [], [f"{FILE} cannot be read: it {error.strerror}"]
-    story: list[RunEvent] = []
-    faults: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            data = _Line.model_validate_json(line)
-        except ValidationError as error:
-            # The last line may be incomplete.
-            if line.endswith("\n"):
-                faults.append(f"line {number} of {FILE} was skipped: {first_fault(error)}")
-            continue
-        story.append(RunEvent(data.time, data.kind, data.step, data.text, tuple(data.details)))
-    return story, faults
+
+
+def _events_in(folder: Path) -> RecordFile[RunEvent]:
+    return RecordFile(folder / FILE, lambda raw: parse_model(raw, RunEvent), MOST_BYTES)

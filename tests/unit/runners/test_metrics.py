@@ -7,7 +7,6 @@ import math
 import resource
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlinf_core.errors import RunError
 from rlinf_core.runners.exporters import MetricsBackend
-from rlinf_core.runners.metrics import MetricsWriter, metrics_up_to, read_metrics, sampled_metrics
+from rlinf_core.runners.metrics import MetricsWriter, metrics_up_to, read_metrics
 
 
 class Memory(MetricsBackend):
@@ -86,22 +85,6 @@ def test_a_copy_ends_at_its_step(tmp_path: Path) -> None:
     assert read_metrics(new) == read_metrics(old)[:3]
     new.write_bytes(metrics_up_to(tmp_path / "missing", 2))
     assert read_metrics(new) == []
-
-
-def test_sampled_lines_come_from_all_over_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    assert sampled_metrics(path, 10) == []
-    with MetricsWriter(path) as writer:
-        for step in range(1000):
-            writer.log(step, {"x": step})
-    path.write_bytes(path.read_bytes() + b'{"step": 1000, "torn')
-    lines = sampled_metrics(path, 11)
-    steps = [line.step for line in lines]
-    assert len(lines) == 11
-    assert (steps[0], steps[-1]) == (0, 999)
-    assert max(after - before for before, after in pairwise(steps)) < 150
-    assert all(line in read_metrics(path) for line in lines)
-    assert sampled_metrics(path, 5000) == read_metrics(path)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_cli.report.series import MOST_POINTS, NEWEST, Band, Column, banded, evaluated, series_of, telling_steps
-from rlinf_core.runners.metrics import MetricsWriter, stream_metrics
+from rlinf_core.runners.metrics import MetricsWriter, metrics_in
 
 
 def test_a_short_series_is_kept_and_a_long_one_keeps_its_peaks() -> None:
@@ -31,7 +31,7 @@ def test_metrics_become_columns_and_evaluations(tmp_path: Path) -> None:
         metrics.log(1, {"env/return": 1.0, "train/loss": math.nan, "time/step": 2.0})
         metrics.log(2, {"env/return": 3.0, "time/step": 1.0, "eval/success_once": 0.5, "eval/episodes": 64.0})
     path.write_text(path.read_text() + '{"torn')
-    series = series_of(stream_metrics(path))
+    series = series_of(metrics_in(path))
     assert series.steps == 2
     assert [(band.step, band.mean) for band in series.columns["env/return"].bands()] == [(1, 1.0), (2, 3.0)]
     assert "train/loss" not in series.columns
