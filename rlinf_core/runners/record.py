@@ -326,8 +326,9 @@ class RunRecord:
         """
         self.emit(events.PhaseStarted(step, events.SAVE_CHECKPOINT))
         store = self.folder.checkpoints
-        manifest = Manifest(
-            step,
+        # As they are: whole numbers stay whole.
+        manifest = Manifest.model_construct(
+            step=step,
             config_hash=self._config_hash,
             facts=self._facts,
             metrics=self.newest,
@@ -338,7 +339,7 @@ class RunRecord:
         work = store.begin(step)
         try:
             write(work)
-            path = store.commit(step, manifest._replace(in_flight=in_flight()))
+            path = store.commit(step, manifest.model_copy(update={"in_flight": in_flight()}))
         except Exception as error:
             singles: Sequence[BaseException] = getattr(error, "exceptions", (error,))
             worded = any(isinstance(single, CheckpointError) for single in singles)

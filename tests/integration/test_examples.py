@@ -153,7 +153,7 @@ def bandit_run(folder: Path, share: float, seed: int) -> Path:
         for step in (1, 2, 3):
             writer.log(step, {"env/return": share * step})
     run.checkpoints.begin(3)
-    run.checkpoints.commit(3, Manifest(3))
+    run.checkpoints.commit(3, Manifest(step=3))
     return run.path
 
 

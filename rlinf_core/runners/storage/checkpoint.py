@@ -67,26 +67,11 @@ def _inside(name: str) -> str:
     return name
 
 
-class ManifestFile(FileModel):
-    """The content of `manifest.json`; the fields are those of `Manifest`."""
-
-    schema_: Annotated[Literal["rlinf.checkpoint/1"], Field(alias="schema")]
-    step: Step
-    config_hash: Name = ""
-    facts: dict[str, _Fact] = Field(default_factory=dict[str, _Fact])
-    metrics: dict[str, float | None] = Field(default_factory=dict[str, float | None])
-    weight_version: Step = 0
-    world_sizes: dict[str, Rank] = Field(default_factory=dict[str, int])
-    versions: dict[str, str] = Field(default_factory=dict[str, str])
-    time: Moment = 0.0
-    snapshot: bool = False
-    in_flight: dict[Name, list[Name]] = Field(default_factory=dict[str, list[str]])
-    files: dict[Annotated[Name, AfterValidator(_inside)], Bytes] = Field(default_factory=dict[str, int])
-    digests: dict[Annotated[Name, AfterValidator(_inside)], Name] = Field(default_factory=dict[str, str])
+_Schema = Annotated[Literal["rlinf.checkpoint/1"], Field(alias="schema")]
 
 
-class Manifest(NamedTuple):
-    """The description of a checkpoint, stored in it.
+class Manifest(FileModel):
+    """The description of a checkpoint, stored in it as `manifest.json`.
 
     Attributes:
         step: the training step after which it was written.
@@ -104,18 +89,25 @@ class Manifest(NamedTuple):
         in_flight: the items that were buffered or in flight, see `ItemFates`.
     """
 
-    step: int
-    config_hash: str = ""
-    facts: Mapping[str, Fact] = {}
-    metrics: Mapping[str, float | None] = {}
-    weight_version: int = 0
-    world_sizes: Mapping[str, int] = {}
-    versions: Mapping[str, str] = {}
-    time: float = 0.0
-    files: Mapping[str, int] = {}
-    digests: Mapping[str, str] = {}
+    schema_: _Schema = SCHEMA
+    step: Step
+    config_hash: Name = ""
+    facts: dict[str, _Fact] = Field(default_factory=dict[str, _Fact])
+    metrics: dict[str, float | None] = Field(default_factory=dict[str, float | None])
+    weight_version: Step = 0
+    world_sizes: dict[str, Rank] = Field(default_factory=dict[str, int])
+    versions: dict[str, str] = Field(default_factory=dict[str, str])
+    time: Moment = 0.0
+    files: dict[Annotated[Name, AfterValidator(_inside)], Bytes] = Field(default_factory=dict[str, int])
+    digests: dict[Annotated[Name, AfterValidator(_inside)], Name] = Field(default_factory=dict[str, str])
     snapshot: bool = False
-    in_flight: Mapping[str, Sequence[str]] = {}
+    in_flight: dict[Name, list[Name]] = Field(default_factory=dict[str, list[str]])
+
+
+class ManifestFile(Manifest):
+    """The content of `manifest.json`, which must name its schema."""
+
+    schema_: _Schema
 
 
 class Checkpoint(NamedTuple):
@@ -203,13 +195,16 @@ class CheckpointStore:
         work, final = self.folder / f"{_WRITING}{_name(step)}", self.folder / _name(step)
         if not work.is_dir():
             raise CheckpointError(f"the checkpoint of step {step} was not begun", where=str(self.folder))
-        complete = manifest._replace(
-            step=step,
-            time=manifest.time or time.time(),
-            versions=manifest.versions or versions(),
-        )
         try:
-            complete = complete._replace(files=_sizes(work), digests=_digests(work))
+            complete = manifest.model_copy(
+                update={
+                    "step": step,
+                    "time": manifest.time or time.time(),
+                    "versions": manifest.versions or versions(),
+                    "files": _sizes(work),
+                    "digests": _digests(work),
+                }
+            )
             durable.sync_tree(work)
             durable.write_whole(work / MANIFEST, _encode(complete))
             if final.exists():
@@ -291,7 +286,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         CheckpointError: there is none, or it is not complete.
     """
     manifest = load_manifest(path)
-    damage = _damage(path, manifest)
+    damage = _damage(path, manifest.files)
     if damage:
         raise CheckpointError("the checkpoint is not complete", where=str(path), why=damage, help=_ANOTHER)
     return Checkpoint(manifest.step, path, manifest)
@@ -327,7 +322,7 @@ def verify_files(path: Path, manifest: Manifest | None = None, within: Sequence[
     manifest = load_manifest(path) if manifest is None else manifest
     begin = tuple(within)
     files = {name: size for name, size in manifest.files.items() if name.startswith(begin)}
-    damage = _damage(path, manifest._replace(files=files))
+    damage = _damage(path, files)
     for name in files if manifest.digests and damage is None else ():
         try:
             digest = _digest_of(path / name)
@@ -370,11 +365,10 @@ def load_manifest(path: Path) -> Manifest:
         CheckpointError: there is none, it has an unknown version, or a field is invalid.
     """
     try:
-        content = read_model(path / MANIFEST, ManifestFile)
+        return read_model(path / MANIFEST, ManifestFile)
     except OSError as error:
         why = "there is no such folder" if not path.is_dir() else f"its {MANIFEST} {read_fault(error)}"
         raise CheckpointError("this is not a complete checkpoint", where=str(path), why=why, help=_ANOTHER) from None
-    return Manifest(**{name: getattr(content, name) for name in Manifest._fields})
 
 
 def config_hash(text: str) -> str:
@@ -406,9 +400,9 @@ def _look(path: Path) -> Checkpoint | str:
         return error.why or error.message
 
 
-def _damage(path: Path, manifest: Manifest) -> str | None:
-    """Return the first missing or resized file of the manifest, in words."""
-    for name, size in manifest.files.items():
+def _damage(path: Path, files: Mapping[str, int]) -> str | None:
+    """Return the first missing or resized one of the files, given by name with their sizes, in words."""
+    for name, size in files.items():
         try:
             size_on_disk = os.stat(path / name).st_size
         except OSError:
@@ -423,7 +417,7 @@ def _encode(manifest: Manifest) -> str:
     metrics = {
         name: value if value is not None and math.isfinite(value) else None for name, value in manifest.metrics.items()
     }
-    return json.dumps({"schema": SCHEMA, **manifest._asdict(), "metrics": metrics}, indent=2) + "\n"
+    return json.dumps({**manifest.model_dump(by_alias=True, warnings=False), "metrics": metrics}, indent=2) + "\n"
 
 
 def _shown(value: object) -> str:

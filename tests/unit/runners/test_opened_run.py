@@ -29,7 +29,7 @@ def small_run(tmp_path: Path, name: str = "small", steps: int = 3, *, evaluated:
         if evaluated:
             writer.log(steps, {"eval/return": 9.0, "eval/episodes": 4.0})
     run.checkpoints.begin(steps)
-    run.checkpoints.commit(steps, Manifest(steps))
+    run.checkpoints.commit(steps, Manifest(step=steps))
     run.update(step=steps)
     return run
 

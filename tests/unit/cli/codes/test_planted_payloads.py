@@ -55,7 +55,7 @@ def _checkpoint(run: RunFolder) -> None:
     write_description(folder, model, SPEC, policy.normalization)
     policy.normalization.save(folder)
     torch.save({"updates": 1}, folder / "learner.pt")
-    store.commit(1, Manifest(1))
+    store.commit(1, Manifest(step=1))
 
 
 def _files(folder: Path) -> list[str]:

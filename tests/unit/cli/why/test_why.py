@@ -101,7 +101,7 @@ def test_a_run_goes_on_only_from_a_checkpoint(cli: Cli, tmp_path: Path, has_chec
     if has_checkpoint:
         store = run.checkpoints
         (store.begin(20) / "weights").write_bytes(b"0")
-        store.commit(20, Manifest(20))
+        store.commit(20, Manifest(step=20))
     page = cli("why", run.path).out
     assert "asked to end by SIGTERM" in page
     assert ("runner.resume_dir=auto" in page) == has_checkpoint

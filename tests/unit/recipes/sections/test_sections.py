@@ -209,7 +209,7 @@ def test_folders_can_be_used(
     for name, size in (("whole", 128), ("other", 32), ("torn", 128)):
         store = CheckpointStore(tmp_path / name)
         (store.begin(4) / "weights").write_bytes(b"1234")
-        store.commit(4, Manifest(4, facts={"actor.model.hidden_dim": size}))
+        store.commit(4, Manifest(step=4, facts={"actor.model.hidden_dim": size}))
     (tmp_path / "torn" / "global_step_4" / "weights").write_bytes(b"12")
     place = "{node_group: node, placement: 0}"
     cluster = f"cluster: {{num_nodes: 1, component_placement: {{'actor,rollout,env': {place}}}}}\n"

@@ -69,7 +69,7 @@ def save(store: CheckpointStore, step: int, content: str = "", *, snapshot: bool
     (work / "actor").mkdir()
     (work / "actor" / "weights").write_text(content or f"weights of step {step}")
     (work / "rank_0").write_text("random state")
-    return store.commit(step, Manifest(step, facts={"actor.model.hidden_dim": 128}, snapshot=snapshot))
+    return store.commit(step, Manifest(step=step, facts={"actor.model.hidden_dim": 128}, snapshot=snapshot))
 
 
 def steps(store: CheckpointStore) -> list[int]:
@@ -220,7 +220,7 @@ def test_fields_of_a_later_version_do_not_matter(tmp_path: Path) -> None:
 def test_metrics_without_a_number_are_null(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.begin(1)
-    path = store.commit(1, Manifest(1, metrics={"a": float("nan"), "b": 0.5}))
+    path = store.commit(1, Manifest(step=1, metrics={"a": float("nan"), "b": 0.5}))
     assert json.loads((path / "manifest.json").read_text(), parse_constant=pytest.fail)["metrics"] == {
         "a": None,
         "b": 0.5,
@@ -229,7 +229,7 @@ def test_metrics_without_a_number_are_null(tmp_path: Path) -> None:
 
 def test_another_model_is_refused_with_every_difference() -> None:
     facts = {"actor.model.hidden_dim": 128, "actor.model.model_type": "mlp_policy", "env.train.task": "pick"}
-    checkpoint = Checkpoint(7, Path("global_step_7"), Manifest(7, facts=facts))
+    checkpoint = Checkpoint(7, Path("global_step_7"), Manifest(step=7, facts=facts))
     checkpoint.check({**facts, "actor.model.is_lora": True})
     with pytest.raises(CheckpointError) as raised:
         checkpoint.check({**facts, "actor.model.hidden_dim": 64, "env.train.task": None})
@@ -249,13 +249,13 @@ def test_a_full_disk_is_told_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CheckpointError, match="No space left"):
-        store.commit(2, Manifest(2))
+        store.commit(2, Manifest(step=2))
     assert steps(store) == [1]
 
 
 def test_commit_without_begin(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not begun"):
-        CheckpointStore(tmp_path).commit(3, Manifest(3))
+        CheckpointStore(tmp_path).commit(3, Manifest(step=3))
 
 
 def rewrite(path: Path, **fields: Any) -> None:

@@ -50,7 +50,7 @@ def started(folder: Path, text: str, **runner: Any) -> RunFolder:
 
 def saved(run: RunFolder, step: int, time: float) -> None:
     run.checkpoints.begin(step)
-    run.checkpoints.commit(step, Manifest(step, time=time))
+    run.checkpoints.commit(step, Manifest(step=step, time=time))
     run.end("interrupted")
 
 

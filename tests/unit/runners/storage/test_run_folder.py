@@ -37,7 +37,7 @@ def save(folder: RunFolder, *steps: int) -> None:
         for step in steps:
             writer.log(step, {"env/return": step})
             folder.checkpoints.begin(step)
-            folder.checkpoints.commit(step, Manifest(step))
+            folder.checkpoints.commit(step, Manifest(step=step))
 
 
 def test_a_run_gets_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ class TestARefusedResume:
             for step in (10, 12):
                 writer.log(step, {"env/return": step})
         run.checkpoints.begin(10)
-        run.checkpoints.commit(10, Manifest(10, facts=FACTS))
+        run.checkpoints.commit(10, Manifest(step=10, facts=FACTS))
         run.update(step=12)
         run.end("finished")
         return run
@@ -394,7 +394,7 @@ def test_a_damaged_checkpoint_is_resumed_from_by_nobody(tmp_path: Path) -> None:
     run = RunFolder.create(RunnerConfig.model_validate({"logger": {"log_path": str(tmp_path)}}), "one")
     for step in (1, 2):
         (run.checkpoints.begin(step) / "weights").write_bytes(b"abc")
-        run.checkpoints.commit(step, Manifest(step))
+        run.checkpoints.commit(step, Manifest(step=step))
     newest = run.path / "checkpoints" / "global_step_2"
     (newest / "weights").write_bytes(b"abd")
     for name in ("auto", run.path, run.path / "checkpoints"):

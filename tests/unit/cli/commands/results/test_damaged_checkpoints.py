@@ -65,7 +65,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         state_checkpoint.save(folder, policy, torch.optim.AdamW(policy.parameters()), 1)
         write_description(folder, model, SPEC, policy.normalization)
         policy.normalization.save(folder)
-        store.commit(step, Manifest(step))
+        store.commit(step, Manifest(step=step))
     return run.path
 
 

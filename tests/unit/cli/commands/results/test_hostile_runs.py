@@ -186,7 +186,7 @@ class TestPrune:
     def test_a_copy_leaves_the_checkpoints_of_the_original(self, cli: Cli, here: Path) -> None:
         original = created(save_path=here / "weights")
         original.checkpoints.begin(4)
-        original.checkpoints.commit(4, Manifest(4))
+        original.checkpoints.commit(4, Manifest(step=4))
         original.end("finished")
         shutil.copytree(here / "runs", here / "backup")
         listed = cli("runs", "prune", "--status", "finished", "--log-path", "backup")
@@ -261,7 +261,7 @@ class TestPrune:
 def test_a_copy_that_is_resumed_leaves_the_original_alone(here: Path) -> None:
     original = created(save_path=here / "weights")
     original.checkpoints.begin(4)
-    original.checkpoints.commit(4, Manifest(4))
+    original.checkpoints.commit(4, Manifest(step=4))
     original.end("finished")
     copy = here / "backup" / original.path.name
     shutil.copytree(original.path, copy)
