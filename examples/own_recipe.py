@@ -6,7 +6,7 @@ from random import Random
 
 from pydantic import Field
 
-from rlinf_core import Count, Fraction, JobConfig, Recipe, Runner, RunnerConfig, Worker, loop_program
+from rlinf_core import Count, Fraction, JobConfig, Recipe, Runner, RunnerConfig, Worker, runner_program
 
 Transition = tuple[int, int, float, int]  # cell, move (0 left, 1 right), reward, next cell
 
@@ -78,5 +78,5 @@ cluster:
   component_placement: {walker: {node_group: node, placement: '0:0-1'}, learner: {node_group: node, placement: 0}}
 runner: {max_steps: 12, val_check_interval: 6, save_interval: 6}
 """
-program = loop_program(LineLoop, {"walker": Walker, "learner": Learner})
+program = runner_program(LineLoop, {"walker": Walker, "learner": Learner})
 recipe = Recipe("line", "Q-learning on a line of eight cells", LineConfig, CONFIG, program)

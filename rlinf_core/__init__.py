@@ -20,5 +20,40 @@ _OF_RLINF = {
     "WorkerGroupFuncResult": "a call of a group returns a `WorkerGroupHandle`",
 }
 
+# Public in release 0.2; the next release has these names in their modules alone.
+_HIDDEN = {
+    "rlinf_core.algorithms.options": "checked_options",
+    "rlinf_core.channel.queue_state": "KeyStatistics",
+    "rlinf_core.config.diagnostics": "Severity",
+    "rlinf_core.config.machines.cluster": "ClusterConfig",
+    "rlinf_core.config.sections.values": "FilePath NonNegativeFloat NonNegativeInt OptionalPath PositiveFloat"
+    " StepsOrNever",
+    "rlinf_core.errors": "AuthenticationError CancelledOperationError ChannelError EnvironmentVariableError"
+    " InvalidNameError MismatchError PayloadError PeerNotFoundError RayStartError RemoteError RunError RuntimeFailure"
+    " UnknownGroupError",
+    "rlinf_core.registry": "Registry",
+    "rlinf_core.runners": "events",
+    "rlinf_core.runners.events": "Waiting",
+    "rlinf_core.runners.metrics": "read_metrics",
+    "rlinf_core.runners.record": "RunRecord",
+    "rlinf_core.runners.run_program": "with_recovery",
+    "rlinf_core.runners.storage.run_folder": "RunFolder",
+    "rlinf_core.scalars": "Bool Float Int Text",
+    "rlinf_core.topology": "ClusterTopology NodeGroupInfo NodeInfo",
+    "rlinf_core.worker.group.worker_group": "launch_together",
+    "rlinf_core.worker.worker_reference": "WorkerReference",
+}
+_RENAMED = {
+    "NoEffect": "IgnoredKeys",
+    "expand_mask": "broadcast_mask",
+    "expand_trailing": "broadcast_trailing",
+    "loop_program": "runner_program",
+    "open_run": "load_run",
+    "rank_means": "mean_over_ranks",
+    "with_options": "options_model",
+}
+_FORMER = {name: module for module, names in _HIDDEN.items() for name in names.split()}
+_FORMER |= {old: f"{__name__}:{new}" for old, new in _RENAMED.items()}
+
 pin_own_packages()
-__getattr__, __dir__ = public_names(__name__, __file__, _OF_RLINF)
+__getattr__, __dir__ = public_names(__name__, __file__, _OF_RLINF, _FORMER)

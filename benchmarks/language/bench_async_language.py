@@ -30,11 +30,12 @@ from recipes.language.engines.engine import Engine, EngineStats, PauseMode
 from recipes.language.loop.protocols import ReasoningRollout
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from recipes.math import program
-from rlinf_core import Cluster, WorkerReference
+from rlinf_core import Cluster
 from rlinf_core.job.load import load_job
 from rlinf_core.runners import events
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.worker.worker_reference import WorkerReference
 
 SHORTEST, LONGEST, SHAPE = 0.02, 0.5, 1.2
 FIRST, LAST = 5, 10

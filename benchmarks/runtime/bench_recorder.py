@@ -31,12 +31,12 @@ from benchmarks.table import Result, run_parts
 from recipes.embodied.loop.filming_runner import FilmedEnv
 from recipes.embodied.loop.protocols import EmbodiedActor, EmbodiedRollout
 from recipes.language.loop.protocols import ReasoningActor, ReasoningReward, ReasoningRollout
-from rlinf_core import WorkerReference
 from rlinf_core.job.load import load_job
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Event
 from rlinf_core.runners.run_program import run_job
 from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.worker.worker_reference import WorkerReference
 
 GOAL_PERCENT: Final = 1.0
 # As in `recorder_workers`, which imports torch.

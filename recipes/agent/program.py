@@ -10,18 +10,12 @@ from recipes.agent.loop.protocols import AgentRollout, AgentRunning, Indexing
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.loop.worker_groups import ACTOR, REWARD, optional_groups
 from recipes.language.rules.model_rules import require_model
-from rlinf_core import (
-    Cluster,
-    HybridComponentPlacement,
-    Job,
-    RunFolder,
-    RunRecord,
-    WorkerGroup,
-    WorkerReference,
-    launch_together,
-    run_job,
-)
+from rlinf_core import Cluster, HybridComponentPlacement, Job, WorkerGroup, run_job
 from rlinf_core.runners.events import Listener
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.worker.group.worker_group import launch_together
+from rlinf_core.worker.worker_reference import WorkerReference
 
 # Named and not imported: torch is for the workers that compute.
 ROLLOUT = WorkerReference[AgentRollout](

@@ -12,17 +12,12 @@ from recipes.embodied.loop.embodied_runner import EmbodiedRunner
 from recipes.embodied.loop.filming_runner import FilmedEnv, FilmingRunner
 from recipes.embodied.loop.protocols import EmbodiedActor, EmbodiedRollout
 from recipes.embodied.models.folder_facts import require_model_folder
-from rlinf_core import (
-    Cluster,
-    HybridComponentPlacement,
-    Job,
-    RunFolder,
-    RunRecord,
-    WorkerReference,
-    launch_together,
-    run_job,
-)
+from rlinf_core import Cluster, HybridComponentPlacement, Job, run_job
 from rlinf_core.runners.events import Listener
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.worker.group.worker_group import launch_together
+from rlinf_core.worker.worker_reference import WorkerReference
 
 # Named and not imported: torch is for the workers.
 ACTOR = WorkerReference[EmbodiedActor](

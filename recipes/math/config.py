@@ -16,7 +16,9 @@ from recipes.language.config.problem_config import MathDataConfig, MathRewardCon
 from recipes.language.rules.job_rules import check_job
 from recipes.language.rules.replay_rules import check_router_replay
 from recipes.sections.checks import Report, WorldSizes, blame
-from rlinf_core import Bool, NoEffect, StepsOrNever
+from rlinf_core import IgnoredKeys
+from rlinf_core.config.sections.values import StepsOrNever
+from rlinf_core.scalars import Bool
 
 COMPONENTS = ("actor", "rollout", "reward")
 
@@ -46,9 +48,9 @@ class MathActorConfig(AnswerActorConfig):
 class MathConfig(LanguageConfig):
     """Configuration of the math recipe."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         *LANGUAGE,
-        NoEffect(("reward.soft_overlong",), distils, DISTILS, because=("algorithm.adv_type",)),
+        IgnoredKeys(("reward.soft_overlong",), distils, DISTILS, because=("algorithm.adv_type",)),
     )
 
     runner: MathRunnerConfig = Field(

@@ -10,17 +10,12 @@ from recipes.language.loop.reasoning_runner import ReasoningRunner
 from recipes.language.loop.worker_groups import ACTOR, REWARD, optional_groups
 from recipes.language.rules.model_rules import require_model
 from recipes.math.config import MathConfig
-from rlinf_core import (
-    Cluster,
-    HybridComponentPlacement,
-    Job,
-    RunFolder,
-    RunRecord,
-    WorkerReference,
-    launch_together,
-    run_job,
-)
+from rlinf_core import Cluster, HybridComponentPlacement, Job, run_job
 from rlinf_core.runners.events import Listener
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.worker.group.worker_group import launch_together
+from rlinf_core.worker.worker_reference import WorkerReference
 
 # Named and not imported: torch is for the workers.
 ROLLOUT = WorkerReference[ReasoningRollout](

@@ -6,21 +6,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rlinf_core import (
-    Bool,
-    ConfigModel,
-    Count,
-    Float,
-    Fraction,
-    NoEffect,
+from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys, Seed
+from rlinf_core.config.sections.values import (
     NonNegativeFloat,
     NonNegativeInt,
+    OptionalModelPath,
     OptionalPath,
     PositiveFloat,
-    Seed,
-    Text,
+    Precision,
 )
-from rlinf_core.config.sections.values import OptionalModelPath, Precision
+from rlinf_core.scalars import Bool, Float, Text
 
 Decay = Annotated[Float, Field(ge=0, lt=1)]
 
@@ -38,14 +33,14 @@ class LoraSettings(ConfigModel):
 class ModelConfig(ConfigModel):
     """Settings of every model. Recipes add the keys of their kinds of model."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("is_lora", "lora_rank"),
             lambda model, sizes: model.lora is not None and not _is_of_user(model),
             "`lora` holds the adapter settings",
             because=("lora",),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("lora_rank",),
             lambda model, sizes: not model.is_lora and not _is_of_user(model),
             "all weights are trained",
@@ -85,8 +80,8 @@ def _is_of_user(model: Any) -> bool:
 class OptimConfig(ConfigModel):
     """AdamW and the clipping of gradients."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("min_lr_ratio", "total_training_steps"),
             lambda optim, sizes: optim.lr_scheduler == "constant",
             "`lr_scheduler: constant` does not decay learning rates",

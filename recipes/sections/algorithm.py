@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from recipes.sections.values import KnownOrOwn
-from rlinf_core import Bool, ConfigModel, Count, Float, Fraction, NonNegativeFloat, Text
-from rlinf_core.config.sections.values import LossAggregation
-from rlinf_core.scalars import Data
+from rlinf_core import ConfigModel, Count, Fraction
+from rlinf_core.config.sections.values import LossAggregation, NonNegativeFloat
+from rlinf_core.scalars import Bool, Data, Float, Text
 
 # Advantages that compare total rewards within a group and nothing else; all that compare the members of a group; and
 # all that every recipe has.

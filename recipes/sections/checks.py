@@ -14,7 +14,9 @@ from typing import Final, TypeAlias, cast
 from pydantic import BaseModel
 
 from recipes.sections.actor import FsdpConfig
-from rlinf_core import ClusterConfig, JobConfig, Report, RLinfError, RunnerConfig, Severity
+from rlinf_core import JobConfig, Report, RLinfError, RunnerConfig
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.sections.runner import (
     LOGGER_MODULES,
     METRICS_PORT_MODULES,

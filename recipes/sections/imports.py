@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator
 
 from recipes.sections.checks import Report
-from rlinf_core import JobConfig, Severity
+from rlinf_core import JobConfig
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL
 from rlinf_core.config.tree import Path
 from rlinf_core.placement.environment import process_environment

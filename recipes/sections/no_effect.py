@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from recipes.sections.algorithm import ADVANTAGES, WITHIN_GROUP_ADVANTAGES
-from rlinf_core import NoEffect, Severity
+from rlinf_core import IgnoredKeys
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import WorldSizes
 
-NOT_TRAINED: Final = NoEffect(
+NOT_TRAINED: Final = IgnoredKeys(
     ("algorithm", "actor.optim", "actor.global_batch_size", "actor.micro_batch_size"),
     lambda config, sizes: config.runner.only_eval,
     "`only_eval` trains nothing",
@@ -29,7 +30,7 @@ def adv_type(config: Any) -> str:
     return f"`adv_type: {config.algorithm.adv_type}`"
 
 
-WITHIN_GROUPS: Final = NoEffect(
+WITHIN_GROUPS: Final = IgnoredKeys(
     ("algorithm.normalize_advantages",),
     compares_within_groups,
     lambda config: f"{adv_type(config)} compares samples within groups",
@@ -38,9 +39,9 @@ WITHIN_GROUPS: Final = NoEffect(
 )
 
 
-def discount_of_total_rewards(when: Callable[[Any, WorldSizes], bool] = compares_within_groups) -> NoEffect:
+def discount_of_total_rewards(when: Callable[[Any, WorldSizes], bool] = compares_within_groups) -> IgnoredKeys:
     """Return the rule about `gamma` with an advantage of total rewards."""
-    return NoEffect(
+    return IgnoredKeys(
         ("algorithm.gamma",),
         when,
         lambda config: f"{adv_type(config)} compares undiscounted total rewards",
@@ -48,13 +49,13 @@ def discount_of_total_rewards(when: Callable[[Any, WorldSizes], bool] = compares
     )
 
 
-def lambda_without_values(instead: str) -> NoEffect:
+def lambda_without_values(instead: str) -> IgnoredKeys:
     """Return the rule about `gae_lambda` with an advantage that uses no values.
 
     Args:
         instead: settings of the recipe under which it is read.
     """
-    return NoEffect(
+    return IgnoredKeys(
         ("algorithm.gae_lambda",),
         lambda config, sizes: config.algorithm.adv_type in ADVANTAGES and config.algorithm.adv_type != "gae",
         lambda config: f"{adv_type(config)} uses no value estimates",
@@ -63,7 +64,7 @@ def lambda_without_values(instead: str) -> NoEffect:
     )
 
 
-def of_one_rank(component: str, *others: str, reads: Callable[[Any], bool] = lambda config: False) -> NoEffect:
+def of_one_rank(component: str, *others: str, reads: Callable[[Any], bool] = lambda config: False) -> IgnoredKeys:
     """Return the rule about `fsdp_config` of a component that has a single process.
 
     Args:
@@ -76,7 +77,7 @@ def of_one_rank(component: str, *others: str, reads: Callable[[Any], bool] = lam
         *("sharding_strategy", "reshard_after_forward", "cpu_offload", "mixed_precision.reduce_dtype"),
         "reduce_each_micro_batch",
     )
-    return NoEffect(
+    return IgnoredKeys(
         tuple(f"{component}.fsdp_config.{name}" for name in names),
         lambda config, sizes: (
             component in sizes and all(sizes.get(other, 1) == 1 for other in alone) and not reads(config)
@@ -88,7 +89,7 @@ def of_one_rank(component: str, *others: str, reads: Callable[[Any], bool] = lam
     )
 
 
-def without_shards(component: str, *keys: str, reads: Callable[[Any], bool] = lambda config: False) -> NoEffect:
+def without_shards(component: str, *keys: str, reads: Callable[[Any], bool] = lambda config: False) -> IgnoredKeys:
     """Return the rule about keys of `fsdp_config` of a component whose every rank holds all weights.
 
     Args:
@@ -97,7 +98,7 @@ def without_shards(component: str, *keys: str, reads: Callable[[Any], bool] = la
         reads: whether they are read nevertheless, in a file.
     """
     strategy = f"{component}.fsdp_config.sharding_strategy"
-    return NoEffect(
+    return IgnoredKeys(
         tuple(f"{component}.fsdp_config.{key}" for key in keys),
         lambda config, sizes: (
             getattr(config, component).fsdp_config.sharding_strategy == "no_shard" and not reads(config)
@@ -107,9 +108,9 @@ def without_shards(component: str, *keys: str, reads: Callable[[Any], bool] = la
     )
 
 
-def checkpoints_of(component: str) -> NoEffect:
+def checkpoints_of(component: str) -> IgnoredKeys:
     """Return the rule about the folder of checkpoints in a run that writes none."""
-    return NoEffect(
+    return IgnoredKeys(
         (f"{component}.checkpoint_save_path",),
         lambda config, sizes: config.runner.save_interval == -1 and not config.runner.save_on_interrupt,
         "the run writes no checkpoints",

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from recipes.sections.algorithm import AlgorithmConfig
 from recipes.sections.checks import Report
 from rlinf_core import ConfigError, JobConfig
-from rlinf_core.algorithms.options import option_names, options_for, options_model
+from rlinf_core.algorithms.options import option_names, options_for, options_model_of
 from rlinf_core.config.tree import Path
 from rlinf_core.registry import import_target
 
@@ -87,7 +87,7 @@ def unknown_options(owners: Iterable[object], written: Mapping[str, Any]) -> lis
     """Return those options that none of the users' own `owners` knows; none where one of them takes any."""
     known: set[str] = set()
     for owner in owners:
-        model = options_model(owner)
+        model = options_model_of(owner)
         names = None if model is None else option_names(model)
         if names is None:
             return []

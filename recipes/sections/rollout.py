@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rlinf_core import Bool, ConfigModel, Text
+from rlinf_core import ConfigModel
+from rlinf_core.scalars import Bool, Text
 
 
 class RolloutConfig(ConfigModel):

@@ -22,8 +22,8 @@ from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from recipes.sections.data_files import EVALUATION, TRAINING, files_of_part
-from rlinf_core import ConfigModel, PositiveFloat
-from rlinf_core.config.sections.values import DataPath
+from rlinf_core import ConfigModel
+from rlinf_core.config.sections.values import DataPath, PositiveFloat
 from rlinf_core.scalars import problem
 
 

@@ -27,26 +27,21 @@ from recipes.sections.checks import (
 )
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object
-from rlinf_core import (
-    ConfigError,
-    ConfigModel,
-    Count,
-    Fraction,
-    JobConfig,
-    NoEffect,
-    NonNegativeInt,
-    OptionalPath,
-    PositiveFloat,
-    Seed,
-    Severity,
-    StepsOrNever,
-    Text,
-)
+from rlinf_core import ConfigError, ConfigModel, Count, Fraction, IgnoredKeys, JobConfig, Seed
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.runner import RunSettings
-from rlinf_core.config.sections.values import OptionalModelPath, Port, Precision
+from rlinf_core.config.sections.values import (
+    NonNegativeInt,
+    OptionalModelPath,
+    OptionalPath,
+    Port,
+    PositiveFloat,
+    Precision,
+    StepsOrNever,
+)
 from rlinf_core.config.tree import Path as KeyPath
 from rlinf_core.process.requirements import absence, install_command, missing_modules
-from rlinf_core.scalars import Data, problem
+from rlinf_core.scalars import Data, Text, problem
 
 # The most likely tokens that may be asked for at one place.
 MOST_LIKELY: Final = 100
@@ -85,7 +80,7 @@ class ServeRunnerConfig(RunSettings):
 class ServedModelConfig(ConfigModel):
     """The model that all clients train adapters or copies of. Its own weights stay as they are."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (SIZES_OF_A_FOLDER,)
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (SIZES_OF_A_FOLDER,)
 
     model_path: OptionalModelPath = Field(
         default=None, description="Folder of the model. Default: a small model built from scratch."
@@ -127,8 +122,8 @@ class ServeActorConfig(ConfigModel):
 class ServeRolloutConfig(ConfigModel):
     """The workers that sample. Each loads the snapshots that it samples from."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("tensor_parallel_size", "gpu_memory_utilization", "engine_options"),
             lambda rollout, sizes: rollout.backend != "vllm",
             lambda rollout: f"the engine `{rollout.backend}` does not read it",
@@ -163,8 +158,8 @@ class ServeRolloutConfig(ConfigModel):
 class ServerConfig(ConfigModel):
     """The server that clients talk to, on the loopback address of the machine that runs the command."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("max_full_models",),
             lambda server, sizes: server.full_weights is None,
             "all models are adapters",

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from recipes.serve.values import AdapterSettings
-from rlinf_core import ConfigError, RunError
+from rlinf_core import ConfigError
+from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Moment, Name, read_model
 from rlinf_core.foreign.files import BadFileError, read_json_object
 from rlinf_core.runners.storage.durable import claimed, write_whole

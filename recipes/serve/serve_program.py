@@ -8,20 +8,14 @@ from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import require_folder
 from recipes.serve.config import PACKAGES, ServeConfig, require_port
 from recipes.serve.values import AdapterTraining, SnapshotSampling
-from rlinf_core import (
-    Cluster,
-    ConfigError,
-    HybridComponentPlacement,
-    Job,
-    RunFolder,
-    RunRecord,
-    WorkerReference,
-    launch_together,
-    run_job,
-)
+from rlinf_core import Cluster, ConfigError, HybridComponentPlacement, Job, run_job
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.runners.events import Listener
+from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_program import JobLoop
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.worker.group.worker_group import launch_together
+from rlinf_core.worker.worker_reference import WorkerReference
 
 # Named and not imported: torch is for the workers.
 ACTOR = WorkerReference[AdapterTraining]("recipes.serve.workers.adapter_actor:AdapterActor", AdapterTraining, "actor")

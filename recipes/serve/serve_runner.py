@@ -26,7 +26,8 @@ from recipes.serve.service.weight_store import WeightStore
 from recipes.serve.values import AdapterTraining, ServedFacts, SnapshotSampling
 from recipes.serve.wire.requests_and_results import sample_bytes
 from recipes.training.comparing_worker import comparisons_of
-from rlinf_core import RunRecord, WorkerGroup
+from rlinf_core import WorkerGroup
+from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.worker.group.handle import wait_together
 

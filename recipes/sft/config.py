@@ -25,7 +25,8 @@ from recipes.sections.checks import (
     place_entry,
 )
 from recipes.sections.imports import check_import
-from rlinf_core import Count, NoEffect, StepsOrNever
+from rlinf_core import Count, IgnoredKeys
+from rlinf_core.config.sections.values import StepsOrNever
 
 # Both or none of them have a place: they evaluate.
 EVALUATING: Final = ("rollout", "env")
@@ -46,8 +47,8 @@ class SftActorConfig(PolicyActorConfig):
 class SftDataConfig(DemonstrationsConfig):
     """Demonstrations, and the learning target."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("state_keys", "only_interventions", "normalization"),
             lambda data, sizes: data.target == "success",
             "a success classifier reads the images of all steps",
@@ -67,7 +68,7 @@ class SftDataConfig(DemonstrationsConfig):
 class SftConfig(PolicyJob):
     """Configuration of the sft recipe."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = SFT
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = SFT
 
     data: SftDataConfig = Field(
         default_factory=SftDataConfig, description="Demonstrations: train_data_paths, target, normalization."

@@ -10,17 +10,11 @@ from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 from recipes.sft.config import SftConfig, evaluates
 from recipes.sft.sft_actor import SftActor
 from recipes.sft.sft_runner import SftRunner
-from rlinf_core import (
-    Cluster,
-    HybridComponentPlacement,
-    Job,
-    RunFolder,
-    RunRecord,
-    WorkerGroup,
-    launch_together,
-    run_job,
-)
+from rlinf_core import Cluster, HybridComponentPlacement, Job, WorkerGroup, run_job
 from rlinf_core.runners.events import Listener
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.worker.group.worker_group import launch_together
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:

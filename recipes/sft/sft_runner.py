@@ -15,7 +15,9 @@ from recipes.embodied.loop.picture_check import check_orientation
 from recipes.embodied.loop.protocols import Layout
 from recipes.sft.config import SftConfig
 from recipes.training.comparing_worker import comparisons_of
-from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle, events, rank_means
+from rlinf_core import Channel, WorkerGroup, WorkerGroupHandle, mean_over_ranks
+from rlinf_core.runners import events
+from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.runner import RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.worker.group.handle import wait_together
@@ -60,7 +62,7 @@ class SftRunner(RolloutRunner):
     def train_step(self, step: int) -> dict[str, float]:
         """Take some optimizer steps."""
         with self.phase(step, events.ACTOR_TRAINING):
-            return rank_means(self._actor.learn(step).wait())
+            return mean_over_ranks(self._actor.learn(step).wait())
 
     def send_weights(self) -> tuple[WorkerGroupHandle[Any], ...]:
         """Have the rollout workers take the weights of the actor."""

@@ -7,17 +7,12 @@ from typing import cast
 from recipes.sft_chat.chat_rules import require_inputs
 from recipes.sft_chat.chat_runner import ChatRunner, ChatTraining
 from recipes.sft_chat.config import ChatConfig
-from rlinf_core import (
-    Cluster,
-    HybridComponentPlacement,
-    Job,
-    RunFolder,
-    RunRecord,
-    WorkerReference,
-    launch_together,
-    run_job,
-)
+from rlinf_core import Cluster, HybridComponentPlacement, Job, run_job
 from rlinf_core.runners.events import Listener
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.worker.group.worker_group import launch_together
+from rlinf_core.worker.worker_reference import WorkerReference
 
 # Named and not imported: torch is for the workers.
 ACTOR = WorkerReference[ChatTraining]("recipes.sft_chat.chat_actor:ChatActor", ChatTraining, "actor")

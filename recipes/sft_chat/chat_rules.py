@@ -20,7 +20,8 @@ from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object, require_folder
 from recipes.sft_chat.config import ChatConfig
 from recipes.sft_chat.conversations import FIRST_ROWS, check_rows, load_conversations
-from rlinf_core import ConfigError, Severity
+from rlinf_core import ConfigError
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import missing_modules
 

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 from recipes.language.loop.model_checkpoints import require_state, save_parts
 from recipes.sft_chat.config import ChatConfig
 from recipes.training.comparing_worker import Comparing, comparisons_of
-from rlinf_core import Runner, RunRecord, WorkerGroup, events, rank_means
+from rlinf_core import Runner, WorkerGroup, mean_over_ranks
+from rlinf_core.runners import events
+from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.runner import NEVER
 from rlinf_core.runners.storage.first_contact import note_comparisons
 
@@ -46,7 +48,7 @@ class ChatRunner(Runner):
     def train_step(self, step: int) -> dict[str, float]:
         """Take an optimizer step."""
         with self.phase(step, events.ACTOR_TRAINING):
-            return rank_means(self._actor.learn(step, self.last_step).wait())
+            return mean_over_ranks(self._actor.learn(step, self.last_step).wait())
 
     def evaluate_policy(self, step: int) -> dict[str, float] | None:
         """Return the loss on the conversations of evaluation, if there are any."""

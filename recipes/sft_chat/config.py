@@ -14,20 +14,10 @@ from recipes.language.config import LanguageActorConfig, LanguageOptimConfig, Mo
 from recipes.language.config.language_no_effect import SHARD_KEYS, has_no_end, keeps_masters
 from recipes.sections.no_effect import checkpoints_of, of_one_rank, without_shards
 from recipes.sections.values import TestFiles, TrainFiles
-from rlinf_core import (
-    Bool,
-    ConfigModel,
-    Count,
-    JobConfig,
-    NoEffect,
-    NonNegativeInt,
-    PositiveFloat,
-    Seed,
-    Severity,
-    StepsOrNever,
-    Text,
-)
-from rlinf_core.scalars import Data
+from rlinf_core import ConfigModel, Count, IgnoredKeys, JobConfig, Seed
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.sections.values import NonNegativeInt, PositiveFloat, StepsOrNever
+from rlinf_core.scalars import Bool, Data, Text
 
 # Learning rates by what is trained: all weights of a pretrained model, as in TRL; adapters; a model built from scratch.
 WHOLE_RATE: Final = 2e-5
@@ -76,27 +66,27 @@ class ChatActorConfig(LanguageActorConfig):
 class ChatDataConfig(ConfigModel):
     """Conversations, or prompts with completions."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("messages_key", "prompt_key", "completion_key", "text_key", "val_size", "apply_chat_template"),
             lambda data, sizes: data.source == "sums",
             "conversations are generated, not read from files",
             "remove it, or write `train_data_paths: FILE`",
             because=("type", "train_data_paths"),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("train_size",),
             lambda data, sizes: data.source != "sums",
             "conversations come from files",
             because=("type", "train_data_paths"),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("val_size",),
             lambda data, sizes: bool(data.val_data_paths),
             "`val_data_paths` has the rows of evaluation",
             because=("val_data_paths",),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("seed",),
             lambda data, sizes: data.source != "sums" and not data.shuffle,
             "rows from files are used in order: `shuffle` is false",
@@ -164,8 +154,8 @@ class ChatDataConfig(ConfigModel):
 class ChatConfig(JobConfig):
     """Configuration of the sft_chat recipe."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("actor.optim", "actor.global_batch_size"),
             lambda config, sizes: config.runner.only_eval,
             "`only_eval` trains nothing",
@@ -173,7 +163,7 @@ class ChatConfig(JobConfig):
             because=("runner.only_eval",),
             severity=Severity.NOTE,
         ),
-        NoEffect(
+        IgnoredKeys(
             ("runner.val_check_interval", "runner.val_before_train"),
             lambda config, sizes: not config.data.evaluates,
             "there is nothing to evaluate on",

@@ -16,8 +16,8 @@ from typing import Final, cast
 
 from torch.distributed import DistStoreError, FileStore, Store  # pyright: ignore[reportPrivateImportUsage] - public
 
+from rlinf_core import CommunicationTimeoutError
 from rlinf_core.cluster.driver_folder import base_folder
-from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.supervision.client import ManagerClient, current_client
 
 _GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostics, Severity
-from rlinf_core.config.model import ConfigModel, NoEffect, WorldSizes
+from rlinf_core.config.model import ConfigModel, IgnoredKeys, WorldSizes
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, child, find, key_span
@@ -105,7 +105,7 @@ def _named(tree: MappingNode, path: Path) -> str:
 class _Match:
     """A key, at `path`, matched by a rule of the section at `at`."""
 
-    rule: NoEffect
+    rule: IgnoredKeys
     section: BaseModel
     at: Path
     path: Path

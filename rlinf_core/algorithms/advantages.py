@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_core.algorithms.aggregation import expand_mask
+from rlinf_core.algorithms.aggregation import broadcast_mask
 
 GROUP_EPSILON = 1e-6
 NORMALIZE_EPSILON = 1e-8
@@ -107,7 +107,7 @@ def turn_gae(trajectories: Trajectories, settings: AdvantageSettings) -> Advanta
     """
     values = _values_of(trajectories, "turn_gae")
     rewards, dones = _rewards(trajectories, settings), trajectories.dones
-    mask = expand_mask(trajectories.mask, rewards)
+    mask = broadcast_mask(trajectories.mask, rewards)
     continues = torch.zeros_like(mask)
     continues[1:] = mask[1:] & mask[:-1] & ~dones[:-1]
     starts = mask & ~continues
@@ -157,7 +157,7 @@ def reinforce_pp_baseline(trajectories: Trajectories, settings: AdvantageSetting
     it.
     """
     rewards = trajectories.rewards
-    mask = expand_mask(trajectories.mask, rewards)
+    mask = broadcast_mask(trajectories.mask, rewards)
     scores = total_rewards(rewards, mask).to(rewards.dtype)
     baseline = _within_groups(trajectories, settings, scores, _group_means)
     steps = torch.arange(len(rewards), device=rewards.device)[:, None]
@@ -179,7 +179,7 @@ def distillation(trajectories: Trajectories, settings: AdvantageSettings) -> Adv
     """
     if trajectories.kl is None:
         raise ValueError("`adv_type: distillation` needs the divergence from a teacher")
-    mask = expand_mask(trajectories.mask, trajectories.rewards)
+    mask = broadcast_mask(trajectories.mask, trajectories.rewards)
     advantages = torch.where(mask, -trajectories.kl, 0)
     if settings.normalize_advantages:
         total, count = settings.reduce_sum(torch.stack((advantages.sum(), mask.sum().to(advantages.dtype))))
@@ -188,7 +188,7 @@ def distillation(trajectories: Trajectories, settings: AdvantageSettings) -> Adv
 
 
 def _reinforce(trajectories: Trajectories, settings: AdvantageSettings, rewards: Tensor) -> Advantages:
-    mask = expand_mask(trajectories.mask, rewards)
+    mask = broadcast_mask(trajectories.mask, rewards)
     rewards = _less_divergence(rewards, trajectories, settings)
     returns = discounted_returns(torch.where(mask, rewards, 0), trajectories.dones, settings.gamma, mask)
     if settings.normalize_advantages:
@@ -201,7 +201,7 @@ def _by_group(
 ) -> Advantages:
     """Give every step that counts what `compare` makes of the total rewards of groups."""
     rewards = _rewards(trajectories, settings)
-    mask = expand_mask(trajectories.mask, rewards)
+    mask = broadcast_mask(trajectories.mask, rewards)
     relative = _within_groups(trajectories, settings, total_rewards(rewards, mask), compare).to(rewards.dtype)
     return Advantages(torch.where(mask, relative, 0))
 

@@ -25,14 +25,14 @@ from rlinf_core.suggest import quoted
 AGGREGATIONS: tuple[str, ...] = get_args(LossAggregation)
 
 
-def expand_mask(mask: Tensor | None, like: Tensor) -> Tensor:
+def broadcast_mask(mask: Tensor | None, like: Tensor) -> Tensor:
     """Return `mask` as bool of the shape of `like`, repeated over dimensions it lacks; None: everything counts."""
     if mask is None:
         return torch.ones_like(like, dtype=torch.bool)
-    return expand_trailing(mask.bool(), like.shape)
+    return broadcast_trailing(mask.bool(), like.shape)
 
 
-def expand_trailing(values: Tensor, shape: torch.Size) -> Tensor:
+def broadcast_trailing(values: Tensor, shape: torch.Size) -> Tensor:
     """Return `values` repeated over the trailing dimensions that `shape` has and they lack.
 
     Raises:
@@ -47,7 +47,7 @@ def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return the mean of the values that count, a scalar; 0 when none does."""
     if mask is None:
         return values.mean()
-    counted = expand_trailing(mask.bool(), values.shape)
+    counted = broadcast_trailing(mask.bool(), values.shape)
     return torch.where(counted, values, 0).sum() / counted.sum().clamp(min=1)
 
 
@@ -69,7 +69,7 @@ def denominator(
     if mask is None:
         count = shape.numel() if how == "token-mean" else shape[0]
         return torch.tensor(float(max(count, least))) * scale
-    counted = expand_trailing(mask.bool(), shape).reshape(shape[0], -1)
+    counted = broadcast_trailing(mask.bool(), shape).reshape(shape[0], -1)
     number = counted.sum() if how == "token-mean" else counted.any(dim=1).sum()
     return number.clamp(min=least).float() * scale
 
@@ -100,7 +100,7 @@ def aggregate(
         return losses.mean()  # sequences of equal length: the two means are the same
     count = denominator(mask, losses.shape, how) if total is None else total
     rows = losses.reshape(losses.shape[0], -1)
-    counted = expand_mask(mask, losses).reshape(rows.shape)
+    counted = broadcast_mask(mask, losses).reshape(rows.shape)
     rows = torch.where(counted, rows, 0)
     if how == "seq-mean-token-mean":
         return (rows.sum(dim=1) / counted.sum(dim=1).clamp(min=1)).sum() / count

@@ -3,7 +3,7 @@
     class CispoOptions(BaseModel):
         largest_weight: float = 5.0
 
-    @with_options(CispoOptions)
+    @options_model(CispoOptions)
     def cispo(inputs, settings): ...        # settings.options is a CispoOptions
 
 A class, such as a policy, has its model as the attribute `options_model`.
@@ -22,7 +22,7 @@ T = TypeVar("T")
 ATTRIBUTE = "options_model"
 
 
-def with_options(model: type[BaseModel]) -> Callable[[T], T]:
+def options_model(model: type[BaseModel]) -> Callable[[T], T]:
     """Return a decorator that has the options of a function checked by a pydantic model."""
 
     def add(owner: T) -> T:
@@ -32,7 +32,7 @@ def with_options(model: type[BaseModel]) -> Callable[[T], T]:
     return add
 
 
-def options_model(owner: object) -> type[BaseModel] | None:
+def options_model_of(owner: object) -> type[BaseModel] | None:
     """Return the pydantic model of an owner's options, or None."""
     return cast("type[BaseModel] | None", getattr(owner, ATTRIBUTE, None))
 
@@ -46,7 +46,7 @@ def options_for(owner: object, written: Mapping[str, Any]) -> Any:
     Raises:
         pydantic.ValidationError: an option is wrong or missing.
     """
-    model = options_model(owner)
+    model = options_model_of(owner)
     if model is None:
         return dict(written)
     names = option_names(model)

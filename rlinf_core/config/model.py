@@ -16,7 +16,7 @@ WorldSizes: TypeAlias = Mapping[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class NoEffect:
+class IgnoredKeys:
     """A condition under which keys of a section have no effect.
 
     Keys are relative to the section with the rule: `optim.min_lr_ratio` in a rule of `actor`. A key of a section covers
@@ -51,7 +51,7 @@ class ConfigModel(StrictModel):
         no_effect: rules for keys of this section, and of those within it, that have no effect.
     """
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = ()
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = ()
 
 
 # The path below the validated value, the error there, and the value there.

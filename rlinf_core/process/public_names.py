@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
@@ -15,12 +16,18 @@ from typing import Any
 
 
 def public_names(
-    package: str, file: str, of_others: Mapping[str, str] = MappingProxyType({})
+    package: str,
+    file: str,
+    of_others: Mapping[str, str] = MappingProxyType({}),
+    former: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the functions `__getattr__` and `__dir__` of a package, whose `__init__.py` is `file`.
 
     `of_others`: names of related projects that the package lacks, each with what to do instead. An import of one fails
     with it; for an AttributeError Python would put its own sentence.
+
+    `former`: names that were public in the release before, each with the module or name, `MODULE:NAME`, where it is
+    now. They work for one release, and warn.
     """
 
     @cache
@@ -37,7 +44,9 @@ def public_names(
             raise ImportError(f"`{package}` has no `{name}`: {of_others[name]}")
         module = modules().get(name)
         if module is None:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            if name not in former:
+                raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            return _former(package, name, *former[name].split(":"))
         defined = import_module(module)
         value = getattr(defined, name) if hasattr(defined, name) else import_module(f"{module}.{name}")
         setattr(sys.modules[package], name, value)
@@ -47,3 +56,11 @@ def public_names(
         return sorted(modules())
 
     return get, names
+
+
+def _former(package: str, name: str, module: str, new: str = "") -> Any:
+    """Return what a name stood for in the release before, with a warning that says where it is now."""
+    where = f"`{new}`" if module == package else f"`{new or name}` of `{module}`"
+    warnings.warn(f"`{name}` of `{package}` is now {where}; it goes with the next release", DeprecationWarning, 3)
+    defined = import_module(module)
+    return getattr(defined, new or name) if hasattr(defined, new or name) else import_module(f"{module}.{name}")

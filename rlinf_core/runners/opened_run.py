@@ -1,6 +1,6 @@
 """A run, and its policy, as notebooks, programs and comparisons read them.
 
-run = open_run("runs/embodied-20260314-101502")
+run = load_run("runs/embodied-20260314-101502")
 pandas.DataFrame(run.metrics).plot("step", "env/return")
 """
 
@@ -43,7 +43,7 @@ _DESCRIPTION: Final = "policy.json"
 
 
 class Run:
-    """A run, read from its folder; made by `open_run`.
+    """A run, read from its folder; made by `load_run`.
 
     Each part is read when it is first used, and kept: open the run again for what it has written since. All files are
     read as data: nothing of the folder is imported or executed, and no command, path or address in it is followed, but
@@ -192,7 +192,7 @@ class Run:
         return escaped(f"<Run {self.name}: recipe {self.recipe}, {ended}>").replace("\n", " ")
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
+def load_run(path: str | os.PathLike[str]) -> Run:
     """Return the run in a folder, also while it goes on.
 
     Args:

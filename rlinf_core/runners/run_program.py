@@ -63,7 +63,7 @@ def run_job(job: Job, folder: RunFolder, listener: Listener, launch: Launch) -> 
         record.finished()
 
 
-def loop_program(runner: Callable[..., Runner], workers: Mapping[str, type[Worker]]) -> Program:
+def runner_program(runner: Callable[..., Runner], workers: Mapping[str, type[Worker]]) -> Program:
     """Return the program of a recipe that places each component, launches its workers, and runs a loop over them.
 
     Args:

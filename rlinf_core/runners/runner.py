@@ -268,7 +268,7 @@ class Runner(ABC):
             self._own_record.close(error)
 
 
-def rank_means(by_rank: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def mean_over_ranks(by_rank: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean over ranks of metrics with equal sample counts."""
     metrics = list(by_rank)
     return {name: sum(rank_metrics[name] for rank_metrics in metrics) / len(metrics) for name in metrics[0]}

@@ -17,10 +17,11 @@ import pytest
 from examples import channel_pipeline, hello_workers, own_environment, own_reward
 from recipes.embodied.envs.contract import check_env
 from rlinf_cli.lint.load import load_with_lint
-from rlinf_core import Cluster, RunFolder
+from rlinf_core import Cluster
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.storage.checkpoint import Manifest
+from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.unit.docs.test_commands_of_pages import unread
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -31,9 +31,12 @@ from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.values import KnownOrOwn
 from recipes.training.chat_template import ChatRoles, ChatTemplate
-from rlinf_core import ConfigModel, Count, Fraction, NoEffect, OptionalPath, PositiveFloat, Severity, StepsOrNever, Text
+from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.sections.values import OptionalPath, PositiveFloat, StepsOrNever
 from rlinf_core.job.recipe import Trial
 from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.scalars import Text
 
 COMPONENTS: Final = ("actor", "rollout", "reward", "agent")
 # Placed where agents need not hold the index of `search` themselves.
@@ -96,35 +99,35 @@ class AgentActorConfig(AnswerActorConfig):
     )
 
 
-def _needs_tool(tool: str, *keys: str) -> NoEffect:
+def _needs_tool(tool: str, *keys: str) -> IgnoredKeys:
     """Return the rule of keys that change nothing without a tool."""
     help = f"remove it, or write `tools: [{tool}]`"
-    return NoEffect(
+    return IgnoredKeys(
         keys, lambda agent, _: tool not in agent.tools, f"`tools` has no `{tool}`", help, because=("tools",)
     )
 
 
-def _needs_run(run: str, *keys: str) -> NoEffect:
+def _needs_run(run: str, *keys: str) -> IgnoredKeys:
     """Return the rule of keys that change nothing unless a certain agent runs."""
     help = f"remove it, or write `run: {run}`"
-    return NoEffect(keys, lambda agent, _: agent.run != run, f"`run` is not {run}", help, because=("run",))
+    return IgnoredKeys(keys, lambda agent, _: agent.run != run, f"`run` is not {run}", help, because=("run",))
 
 
 class AgentWorkerConfig(ConfigModel):
     """The workers that run agents."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         _needs_tool("search", "corpus_path", "search_results"),
         _needs_tool("python", "python_memory_mib"),
         _needs_run("env_agent", "environment"),
         _needs_run("tool_agent", "tool_format"),
-        NoEffect(
+        IgnoredKeys(
             ("tools", "mcp"),
             lambda agent, sizes: agent.run == "env_agent",
             "`run: env_agent` uses no tools",
             because=("run",),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("tool_timeout",),
             lambda agent, sizes: not agent.tools and not agent.mcp,
             "`tools` is empty",
@@ -187,15 +190,15 @@ class AgentConfig(LanguageConfig):
     rewards_by_rule: ClassVar[bool] = False
 
     warm_start_examples: ClassVar[str] = "recipes.agent.tasks.warm_start_examples:conversations"
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         *LANGUAGE,
-        NoEffect(
+        IgnoredKeys(
             ("actor.warm_start.tool_share",),
             lambda config, sizes: config.data.source not in ("calculations", "lookups", "episodes"),
             lambda config: f"tasks of {config.data.source} do not specify the calls that solve them",
             because=("data.type", "data.train_data_paths"),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("data.shuffle",),
             lambda config, sizes: config.data.source == "episodes",
             "episode seeds are used in order",

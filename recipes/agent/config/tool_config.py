@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import BeforeValidator, Field
 
 from recipes.sections.values import KnownOrOwn, one_or_many
-from rlinf_core import ConfigModel, NoEffect, Text
+from rlinf_core import ConfigModel, IgnoredKeys
+from rlinf_core.scalars import Text
 
 ENVIRONMENTS: Final = ("treasure", "openenv", "verifiers")
 
@@ -31,9 +32,9 @@ class McpServerConfig(ConfigModel):
     )
 
 
-def _only_of_type(name: str, *keys: str) -> NoEffect:
+def _only_of_type(name: str, *keys: str) -> IgnoredKeys:
     """Return the rule for keys that only environments of this `type` read."""
-    return NoEffect(
+    return IgnoredKeys(
         keys,
         lambda environment, sizes: environment.type != name,
         f"`type` is not {name}",
@@ -45,7 +46,7 @@ def _only_of_type(name: str, *keys: str) -> NoEffect:
 class TextEnvironmentConfig(ConfigModel):
     """The environment that `run: env_agent` plays."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         _only_of_type("openenv", "url", "action_key", "observation_key"),
         _only_of_type("verifiers", "name", "options", "harness"),
     )

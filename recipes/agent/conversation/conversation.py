@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from recipes.language.answers.sequences import FinishReason
 from recipes.language.answers.sequences import Sequence as Answer
-from rlinf_core import RuntimeFailure
+from rlinf_core.errors import RuntimeFailure
 
 
 class ConversationError(RuntimeFailure):

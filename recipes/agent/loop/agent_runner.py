@@ -24,8 +24,10 @@ from recipes.language.loop.generation import (
 from recipes.language.loop.protocols import Generation
 from recipes.language.loop.reasoning_runner import ReasoningRunner
 from recipes.language.prompts.prompt_messages import Prompt, ScoredGroup
-from rlinf_core import Channel, RunError, RunRecord, WorkerGroup
-from rlinf_core.runners.run_program import Dead, Relaunching
+from rlinf_core import Channel, Relaunching, WorkerGroup
+from rlinf_core.errors import RunError
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.run_program import Dead
 from rlinf_core.worker.group.handle import wait_together
 
 LOGGER = logging.getLogger("rlinf")

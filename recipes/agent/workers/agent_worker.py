@@ -29,7 +29,8 @@ from recipes.language.data.text_tokens import mended
 from recipes.language.loop.generation import orders_key
 from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
 from recipes.training.comparing_worker import ComparingWorker
-from rlinf_core import RuntimeFailure, WorkerGroup
+from rlinf_core import WorkerGroup
+from rlinf_core.errors import RuntimeFailure
 from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.first_contact import Difference
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.config.camera_config import CameraOptions
-from rlinf_core import RuntimeFailure
+from rlinf_core.errors import RuntimeFailure
 
 
 class CameraError(RuntimeFailure):

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from recipes.embodied.cameras.camera import ArmScene, CameraDriver, CameraFrame, CameraSetup, CameraView
 from recipes.embodied.cameras.camera_reader import CameraReader
 from recipes.embodied.config.camera_config import CAMERA_SOURCES, CameraOptions, RobotEnvOptions
-from rlinf_core import ConfigError, Registry, RobotUnit
+from rlinf_core import ConfigError, RobotUnit
 from rlinf_core.process.requirements import missing_modules
+from rlinf_core.registry import Registry
 
 # Within which every camera must have given its first frame.
 FIRST_FRAME_SECONDS: Final = 10.0

@@ -9,8 +9,9 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, Ty
 
 from recipes.demonstrations.names import Flip
 from recipes.sections.values import as_data, one_or_many
-from rlinf_core import Bool, ConfigModel, Float, NonNegativeInt, Text
-from rlinf_core.config.sections.values import DataPath
+from rlinf_core import ConfigModel
+from rlinf_core.config.sections.values import DataPath, NonNegativeInt
+from rlinf_core.scalars import Bool, Float, Text
 
 Column: TypeAlias = Literal["action", "reward", "success", "done", "terminated", "truncated", "intervention"]
 

@@ -24,19 +24,10 @@ from recipes.sections.algorithm import (
     AlgorithmConfig,
 )
 from recipes.sections.values import KnownOrOwn
-from rlinf_core import (
-    Bool,
-    Count,
-    Fraction,
-    NoEffect,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    StepsOrNever,
-    Text,
-)
+from rlinf_core import Count, Fraction, IgnoredKeys
 from rlinf_core.config.sections.runner import RolloutRunnerConfig
-from rlinf_core.config.sections.values import Level
+from rlinf_core.config.sections.values import Level, NonNegativeFloat, NonNegativeInt, PositiveFloat, StepsOrNever
+from rlinf_core.scalars import Bool, Text
 
 COMPONENTS = ("actor", "rollout", "env")
 
@@ -149,7 +140,7 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
 class EmbodiedConfig(PolicyJob):
     """Configuration of the embodied recipe."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = EMBODIED
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = EMBODIED
 
     runner: EmbodiedRunnerConfig = Field(
         default_factory=EmbodiedRunnerConfig, description="Run length, what is saved, and where results go."

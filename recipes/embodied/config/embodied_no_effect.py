@@ -20,7 +20,8 @@ from recipes.sections.no_effect import (
     of_one_rank,
     without_shards,
 )
-from rlinf_core import NoEffect, Severity
+from rlinf_core import IgnoredKeys
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import WorldSizes
 
 # Policies without a model of transformers in them.
@@ -48,7 +49,7 @@ def _is_lerobot(config: Any, sizes: WorldSizes) -> bool:
 
 # Rules of both recipes, which share these sections.
 _OF_BOTH: Final = (
-    NoEffect(
+    IgnoredKeys(
         ("actor.model.is_lora", "actor.model.lora", "actor.fsdp_config.gradient_checkpointing"),
         _is_lerobot,
         "lerobot's policies are trained as they are",
@@ -56,21 +57,21 @@ _OF_BOTH: Final = (
         because=("actor.model.model_type",),
         severity=Severity.ERROR,
     ),
-    NoEffect(
+    IgnoredKeys(
         ("actor.model.hidden_dim",),
         _is_lerobot,
         "lerobot's configuration has the sizes",
         "write them as `actor.model.options.config`, such as `{dim_model: 256}`",
         because=("actor.model.model_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("data.normalization",),
         lambda config, sizes: _is_lerobot(config, sizes) and config.data.normalization != "none",
         "lerobot's configuration says how states and actions are normalized",
         "remove it, or write `options.config: {normalization_mapping: {...}}`",
         because=("actor.model.model_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("actor.model.is_lora", "actor.model.lora"),
         _is_small,
         "its layers are so small that all of them are trained",
@@ -78,7 +79,7 @@ _OF_BOTH: Final = (
         because=("actor.model.model_type",),
         severity=Severity.ERROR,
     ),
-    NoEffect(
+    IgnoredKeys(
         ("actor.fsdp_config.gradient_checkpointing",),
         _is_small,
         "such a policy has two or three layers, so its activations are small",
@@ -86,13 +87,13 @@ _OF_BOTH: Final = (
         because=("actor.model.model_type",),
         severity=Severity.ERROR,
     ),
-    NoEffect(
+    IgnoredKeys(
         ("actor.model.hidden_dim", "actor.model.options.num_layers", "actor.model.options.patch_size"),
         lambda config, sizes: config.actor.model.model_type == "vlm_policy" and config.actor.model.model_path,
         "`model_path` names a model, which fixes the sizes",
         because=("actor.model.model_path",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("env.train.video_cfg.save_video", "env.train.video_cfg.video_base_dir", "env.train.video_cfg.episodes"),
         lambda config, sizes: "video_cfg" in config.env.eval.model_fields_set,
         "videos are written of evaluations, and `env.eval` has its own `video_cfg`",
@@ -108,7 +109,7 @@ EMBODIED: Final = (
     NOT_TRAINED,
     *OFF_POLICY,
     *_OF_BOTH,
-    NoEffect(
+    IgnoredKeys(
         ("env.eval",),
         _never_evaluates,
         "the run has no evaluations: `val_check_interval` is -1",
@@ -120,19 +121,19 @@ EMBODIED: Final = (
     discount_of_total_rewards(
         lambda config, sizes: compares_within_groups(config, sizes) and not config.actor.model.add_value_head
     ),
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.bootstrap_type",),
         lambda config, sizes: not config.actor.model.add_value_head,
         "the model has no values to bootstrap at episode ends",
         because=("actor.model.add_value_head",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.normalize_rewards",),
         lambda config, sizes: compares_within_groups(config, sizes),
         "scores are compared within a group, whatever their size",
         because=("algorithm.adv_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.value_clip", "algorithm.huber_delta", "algorithm.value_weight", "actor.optim.value_lr"),
         lambda config, sizes: config.algorithm.loss_type == "actor" or not config.actor.model.add_value_head,
         "no values are trained",
@@ -140,21 +141,21 @@ EMBODIED: Final = (
         because=("algorithm.loss_type", "actor.model.add_value_head"),
     ),
     WITHIN_GROUPS,
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.target_kl",),
         lambda config, sizes: config.algorithm.update_epoch == 1,
         "a training step takes one pass over its samples, and this stops further ones",
         "remove it, or write `algorithm.update_epoch: 4`",
         because=("algorithm.update_epoch",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.reward_type",),
         lambda config, sizes: config.actor.model.num_action_chunks == 1,
         "every chunk has one action",
         "remove it, or write `actor.model.num_action_chunks: 4`",
         because=("actor.model.num_action_chunks",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("data",),
         lambda config, sizes: not config.algorithm.bc_weight and not is_off_policy(config.algorithm.loss_type),
         "`algorithm.bc_weight`, the weight of demonstrations, is 0",
@@ -165,14 +166,14 @@ EMBODIED: Final = (
 
 SFT: Final = (
     *_OF_BOTH,
-    NoEffect(
+    IgnoredKeys(
         ("runner.val_check_interval", "runner.val_before_train"),
         _has_no_evaluators,
         "nothing is evaluated: `rollout` and `env` have no placement",
         "remove it, or place `actor,rollout,env: 0`",
         because=("cluster.component_placement",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("env", "rollout"),
         lambda config, sizes: _has_no_evaluators(config, sizes) or _never_evaluates(config, sizes),
         lambda config: (

@@ -9,20 +9,10 @@ from pydantic import AfterValidator, Field, ValidationInfo
 from recipes.embodied.config.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, has_ids
 from recipes.embodied.config.intervention_types import ENVIRONMENT, JUDGES, NONE, SOURCES
 from recipes.sections.values import KnownOrOwn
-from rlinf_core import (
-    Bool,
-    ConfigModel,
-    Count,
-    Float,
-    NoEffect,
-    NonNegativeInt,
-    OptionalPath,
-    PositiveFloat,
-    Seed,
-    Severity,
-    Text,
-)
-from rlinf_core.scalars import Data
+from rlinf_core import ConfigModel, Count, IgnoredKeys, Seed
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.sections.values import NonNegativeInt, OptionalPath, PositiveFloat
+from rlinf_core.scalars import Bool, Data, Float, Text
 
 EnvTypeName = Annotated[Text, KnownOrOwn("env_type", tuple(ENV_TYPES))]
 _TASKS = ", ".join(f"{' or '.join(known.tasks)} ({name})" for name, known in ENV_TYPES.items() if known.tasks)
@@ -35,15 +25,15 @@ EVAL_SEED_OFFSET = 1_000_000
 class VideoConfig(ConfigModel):
     """Videos of episodes."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("video_base_dir",),
             lambda video, sizes: not video.save_video,
             "no videos are written: `save_video` is false",
             "remove it, or write `save_video: true`",
             because=("save_video",),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("fps", "episodes"),
             lambda video, sizes: not video.save_video,
             "training writes no videos: `save_video` is false",
@@ -67,8 +57,8 @@ class VideoConfig(ConfigModel):
 class InterventionConfig(ConfigModel):
     """The people, or the script, that take over from the policy."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("options",),
             lambda intervention, sizes: intervention.source == NONE,
             "there are no interventions: `source: none`",
@@ -89,8 +79,8 @@ class InterventionConfig(ConfigModel):
 class JudgeConfig(ConfigModel):
     """The judge of episodes."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("options",),
             lambda judge, sizes: judge.source == ENVIRONMENT,
             "the environment judges: `source` is environment",
@@ -110,9 +100,9 @@ class JudgeConfig(ConfigModel):
     )
 
 
-def _needs_chunking(chunking: str, key: str, why: str) -> NoEffect:
+def _needs_chunking(chunking: str, key: str, why: str) -> IgnoredKeys:
     """Return the rule of a key that changes nothing with other ways to join chunks."""
-    return NoEffect(
+    return IgnoredKeys(
         (key,),
         lambda inference, sizes: inference.chunking != chunking,
         f"{why}: `chunking` is not {chunking}",
@@ -124,7 +114,7 @@ def _needs_chunking(chunking: str, key: str, why: str) -> NoEffect:
 class InferenceConfig(ConfigModel):
     """The time that a policy takes to compute a chunk of actions, emulated."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         _needs_chunking("ensemble", "ensemble_coefficient", "no predictions are averaged"),
         _needs_chunking("real_time", "guidance", "nothing is guided"),
     )
@@ -149,14 +139,14 @@ class InferenceConfig(ConfigModel):
 class EnvironmentConfig(ConfigModel):
     """Environments of one kind."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("num_processes", "simulator_timeout"),
             lambda env, sizes: env.env_type in ENV_TYPES and ENV_TYPES[env.env_type].processes is None,
             lambda env: f"`env_type: {env.env_type}` has no simulator processes",
             because=("env_type",),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("simulator_timeout",),
             lambda env, sizes: (
                 env.env_type in ENV_TYPES
@@ -166,7 +156,7 @@ class EnvironmentConfig(ConfigModel):
             "remove it, or write `num_processes: 1`",
             because=("num_processes", "env_type"),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("success_reward",),
             lambda env, sizes: env.judge.source != ENVIRONMENT,
             "the judge rewards success and nothing else",

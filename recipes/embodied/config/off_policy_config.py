@@ -6,7 +6,9 @@ from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import Field
 
-from rlinf_core import Bool, ConfigModel, Count, Float, Fraction, NoEffect, NonNegativeInt, OptionalPath, PositiveFloat
+from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys
+from rlinf_core.config.sections.values import NonNegativeInt, OptionalPath, PositiveFloat
+from rlinf_core.scalars import Bool, Float
 
 # Values of `algorithm.loss_type` that learn from a replay buffer.
 OFF_POLICY_LOSSES: Final = ("sac", "td3", "td3_bc", "iql", "dsrl")
@@ -33,15 +35,15 @@ def is_off_policy(loss_type: str) -> bool:
 class ReplayConfig(ConfigModel):
     """The replay buffer."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("priority_alpha", "priority_beta"),
             lambda replay, sizes: not replay.prioritized,
             "transitions are drawn uniformly: `prioritized` is false",
             "remove it, or write `prioritized: true`",
             because=("prioritized",),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("spill_path",),
             lambda replay, sizes: replay.memory_gib is None,
             "all rows are kept in memory: `memory_gib` is not set",

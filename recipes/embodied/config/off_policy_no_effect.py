@@ -13,7 +13,7 @@ from recipes.embodied.config.off_policy_config import (
     RECORDED_LOSSES,
     is_off_policy,
 )
-from rlinf_core import NoEffect
+from rlinf_core import IgnoredKeys
 from rlinf_core.config.model import WorldSizes
 
 
@@ -26,14 +26,14 @@ def _loss_type(config: Any) -> str:
 
 
 OFF_POLICY: Final = (
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.off_policy",),
         lambda config, sizes: not _learns_off_policy(config, sizes),
         lambda config: f"`loss_type: {config.algorithm.loss_type}` learns on-policy",
         "remove it, or write `loss_type: sac`",
         because=("algorithm.loss_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         tuple(
             f"algorithm.{name}"
             for name in (
@@ -47,13 +47,13 @@ OFF_POLICY: Final = (
         _loss_type,
         because=("algorithm.loss_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("actor.model.add_value_head", "actor.micro_batch_size", "data.normalization", "data.only_interventions"),
         _learns_off_policy,
         _loss_type,
         because=("algorithm.loss_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         tuple(
             f"algorithm.off_policy.{name}"
             for name in ("temperature", "learn_temperature", "target_entropy", "entropy_in_target", "policy_values")
@@ -63,53 +63,53 @@ OFF_POLICY: Final = (
         "remove it, or write `loss_type: sac`",
         because=("algorithm.loss_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.off_policy.target_noise", "algorithm.off_policy.target_noise_clip"),
         lambda config, sizes: config.algorithm.loss_type not in DETERMINISTIC_LOSSES,
         lambda config: f"targets of `loss_type: {config.algorithm.loss_type}` have no noise of this kind",
         "remove it, or write `loss_type: td3`",
         because=("algorithm.loss_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.off_policy.cloning_scale",),
         lambda config, sizes: config.algorithm.loss_type != CLONING_LOSS,
         lambda config: f"`loss_type: {config.algorithm.loss_type}` does not imitate recorded actions",
         "remove it, or write `loss_type: td3_bc`",
         because=("algorithm.loss_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.off_policy.expectile", "algorithm.off_policy.advantage_scale"),
         lambda config, sizes: config.algorithm.loss_type != IMPLICIT_LOSS,
         lambda config: f"`loss_type: {config.algorithm.loss_type}` does not weigh recorded actions",
         f"remove it, or write `loss_type: {IMPLICIT_LOSS}`",
         because=("algorithm.loss_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.off_policy.noise_aliasing",),
         lambda config, sizes: config.algorithm.loss_type != NOISE_LOSS,
         lambda config: f"`loss_type: {config.algorithm.loss_type}` chooses actions, and no noise",
         f"remove it, or write `loss_type: {NOISE_LOSS}`",
         because=("algorithm.loss_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.off_policy.critics_in_target",),
         lambda config, sizes: config.algorithm.loss_type == IMPLICIT_LOSS,
         f"targets of `loss_type: {IMPLICIT_LOSS}` are values of states",
         because=("algorithm.loss_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.off_policy.replay.demonstrations_share",),
         lambda config, sizes: config.algorithm.loss_type in RECORDED_LOSSES,
         lambda config: f"`loss_type: {config.algorithm.loss_type}` learns from demonstrations alone",
         because=("algorithm.loss_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.off_policy.target_entropy",),
         lambda config, sizes: not config.algorithm.off_policy.learn_temperature,
         "the entropy weight is fixed: `learn_temperature` is false",
         because=("algorithm.off_policy.learn_temperature",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.off_policy.target_rate",),
         lambda config, sizes: (
             config.algorithm.off_policy.critic_norm == "batch" and config.algorithm.loss_type in ENTROPY_LOSSES
@@ -117,14 +117,14 @@ OFF_POLICY: Final = (
         "`critic_norm: batch` needs no target networks",
         because=("algorithm.off_policy.critic_norm",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.off_policy.replay.demonstrations_share",),
         lambda config, sizes: not config.data.train_data_paths,
         "there are no demonstrations",
         "remove it, or write `data.train_data_paths`",
         because=("data.train_data_paths",),
     ),
-    NoEffect(
+    IgnoredKeys(
         tuple(f"algorithm.off_policy.replay.interventions_{name}" for name in ("share", "capacity")),
         lambda config, sizes: config.env.train.intervention.source == "none",
         "there are no interventions",

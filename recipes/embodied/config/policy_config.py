@@ -13,9 +13,9 @@ from recipes.embodied.config.env_config import EnvSection
 from recipes.sections.actor import ActorConfig, FsdpConfig, MixedPrecisionConfig, ModelConfig, OptimConfig
 from recipes.sections.rollout import RolloutConfig
 from recipes.sections.values import KnownOrOwn
-from rlinf_core import Bool, Count, JobConfig, NonNegativeFloat, OptionalPath, PositiveFloat, RunnerConfig, Text
-from rlinf_core.config.sections.values import Precision
-from rlinf_core.scalars import Data
+from rlinf_core import Count, JobConfig, RunnerConfig
+from rlinf_core.config.sections.values import NonNegativeFloat, OptionalPath, PositiveFloat, Precision
+from rlinf_core.scalars import Bool, Data, Text
 
 MODEL_TYPES = (*SMALL_MODELS, "vlm_policy", "openvla", "openvla_oft", "pi0", "pi05", "smolvla", "lerobot")
 _PI0 = (

@@ -6,8 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from recipes.embodied.config.env_types import ENV_TYPES, how_to_install
-from rlinf_core import ConfigError, Registry
+from rlinf_core import ConfigError
 from rlinf_core.process.requirements import absence, install_command, missing_modules
+from rlinf_core.registry import Registry
 
 if TYPE_CHECKING:
     from recipes.embodied.envs.base import VectorEnv

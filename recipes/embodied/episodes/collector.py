@@ -16,7 +16,7 @@ from recipes.embodied.envs.base import ERROR, VectorEnv
 from recipes.embodied.envs.env_spec import EnvError, Observation, StepResult
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, is_past
 from recipes.training.arrays import Array
-from rlinf_core import RunError
+from rlinf_core.errors import RunError
 
 # What is kept of every step: nothing, or everything that a policy learns from.
 Keep: TypeAlias = Literal["nothing", "everything"]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.cameras.camera import CameraView
 from recipes.training.arrays import Array
-from rlinf_core import RuntimeFailure
+from rlinf_core.errors import RuntimeFailure
 
 # A person's judgement of the episode that is under way, which ends it. A discarded one is neither recorded nor learned
 # from.

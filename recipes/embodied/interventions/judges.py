@@ -10,7 +10,8 @@ from recipes.embodied.interventions.intervention import InterventionSource, Stee
 from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.interventions.source_options import KeysOptions
 from recipes.training.arrays import Array
-from rlinf_core import Registry, checked_options
+from rlinf_core.algorithms.options import checked_options
+from rlinf_core.registry import Registry
 
 _JUDGES: Registry[type[SuccessJudge]] = Registry("judge", {name: known.target for name, known in JUDGES.items()})
 

@@ -8,8 +8,9 @@ from typing import Any
 from recipes.embodied.config.intervention_types import SOURCES
 from recipes.embodied.interventions.device_packages import missing_package
 from recipes.embodied.interventions.intervention import InterventionSource, Steerable
-from rlinf_core import Registry, checked_options
+from rlinf_core.algorithms.options import checked_options
 from rlinf_core.process.requirements import missing_modules
+from rlinf_core.registry import Registry
 
 _SOURCES: Registry[type[InterventionSource]] = Registry(
     "intervention source", {name: known.target for name, known in SOURCES.items()}

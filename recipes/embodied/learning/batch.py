@@ -18,8 +18,9 @@ from recipes.embodied.learning.running_states import alone
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.models.base_policy import Inputs
 from recipes.training.typed_tensors import explained_variance
-from rlinf_core import AdvantageSettings, Trajectories, checked_options, get_advantage
+from rlinf_core import AdvantageSettings, Trajectories, get_advantage
 from rlinf_core.algorithms.advantages import groups_that_vary, total_rewards
+from rlinf_core.algorithms.options import checked_options
 
 ReduceSum = Callable[[Tensor], Tensor]
 

@@ -21,8 +21,9 @@ from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.optimizer import of_values
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, UntrainedError, Updater, first_nonfinite
-from rlinf_core import ConfigError, Loss, LossInputs, LossSettings, checked_options
+from rlinf_core import ConfigError, Loss, LossInputs, LossSettings
 from rlinf_core.algorithms.aggregation import denominator
+from rlinf_core.algorithms.options import checked_options
 from rlinf_core.algorithms.registry import get_policy_loss
 
 if TYPE_CHECKING:

@@ -28,9 +28,12 @@ from recipes.embodied.loop.protocols import (
 )
 from recipes.embodied.loop.rollout_recovery import RolloutRecovery
 from recipes.training.comparing_worker import comparisons_of
-from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle, events, rank_means, read_metrics
+from rlinf_core import Channel, WorkerGroup, WorkerGroupHandle, mean_over_ranks
 from rlinf_core.foreign.files import read_bounded
+from rlinf_core.runners import events
 from rlinf_core.runners.events import ItemFate, ItemFates, item_fates
+from rlinf_core.runners.metrics import read_metrics
+from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.runner import RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.worker.group.handle import wait_together
@@ -124,9 +127,9 @@ class EmbodiedRunner(RolloutRunner):
         metrics = self._recovery.rollouts(step, act, weights_follow=due)
         self._note_first_step("env.train")
         with self.phase(step, events.ADVANTAGES):
-            metrics |= rank_means(self.actor.compute_advantages_and_returns(step).wait())
+            metrics |= mean_over_ranks(self.actor.compute_advantages_and_returns(step).wait())
         with self.phase(step, events.ACTOR_TRAINING):
-            metrics |= rank_means(self.actor.run_training(step).wait())
+            metrics |= mean_over_ranks(self.actor.run_training(step).wait())
         seconds = time.perf_counter() - began
         if "env/steps" in metrics:
             metrics["speed/env_steps_per_second"] = metrics["env/steps"] / seconds

@@ -7,7 +7,7 @@ from typing import Final
 
 from recipes.embodied.loop.env_messages import ALL_ERRORS, ERRED_EPISODES, FAILED_EPISODES
 from recipes.embodied.loop.protocols import EpisodeSums
-from rlinf_core import RunError
+from rlinf_core.errors import RunError
 
 _MOST_FAILED: Final = 0.5
 # Figures of episodes that have ended: among the first of those that go on over several passes these are the short ones.

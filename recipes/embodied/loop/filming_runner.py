@@ -12,7 +12,8 @@ from recipes.embodied.loop.embodied_runner import EmbodiedRunner
 from recipes.embodied.loop.frames import EpisodeFrames
 from recipes.embodied.loop.protocols import EmbodiedEnv
 from recipes.embodied.loop.videos import nothing_to_see, write_videos
-from rlinf_core import Channel, RunRecord, WorkerGroup
+from rlinf_core import Channel, WorkerGroup
+from rlinf_core.runners.record import RunRecord
 
 LOGGER = logging.getLogger("rlinf")
 

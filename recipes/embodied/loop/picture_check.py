@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.orientation import OrientationMatch, PicturesShown, Thumbnails, compared_orientations
-from rlinf_core import RunRecord
+from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.storage.first_contact import FILE, SKIPPED, ContactCheck, Verdict, note_comparisons
 
 _LOGGER: Final = logging.getLogger("rlinf")

@@ -10,8 +10,9 @@ from recipes.embodied.config.env_types import is_robot
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
 from recipes.embodied.loop.protocols import EnvGroup, Layout, RolloutGroup
 from recipes.embodied.loop.suspected_episodes import SuspectedEpisodes
-from rlinf_core import RunRecord, WorkerDiedError, WorkerGroup, WorkerGroupError, WorkerGroupHandle
-from rlinf_core.runners.run_program import Dead, Relaunching
+from rlinf_core import Relaunching, WorkerDiedError, WorkerGroup, WorkerGroupError, WorkerGroupHandle
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.run_program import Dead
 from rlinf_core.worker.group.handle import wait_together
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
 from recipes.embodied.envs.processes.simulator import EpisodeAtDeath
 from recipes.embodied.loop.protocols import Layout
-from rlinf_core import RunRecord
+from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import Suspects, all_deaths
 
 

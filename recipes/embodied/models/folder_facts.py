@@ -22,7 +22,8 @@ from recipes.sections.model_folders import (
     require_folder,
     weight_names,
 )
-from rlinf_core import ConfigError, Severity
+from rlinf_core import ConfigError
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 
 if TYPE_CHECKING:

@@ -11,8 +11,10 @@ from recipes.embodied.models.policy_folder import is_policy_folder, load_normali
 from recipes.sections.own_options import refuse_unknown_options
 from recipes.training.reading.finite_weights import require_finite
 from recipes.training.without_memory import are_shapes_only
-from rlinf_core import ConfigError, Registry, checked_options
+from rlinf_core import ConfigError
+from rlinf_core.algorithms.options import checked_options
 from rlinf_core.config.sections.hub_names import ensure_here
+from rlinf_core.registry import Registry
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig

@@ -33,7 +33,7 @@ from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
 from rlinf_core.placement.environment import process_environment
 
 if TYPE_CHECKING:
-    from rlinf_core import ClusterConfig
+    from rlinf_core.config.machines.cluster import ClusterConfig
 
 # Within which a controller must answer a person; a run is more patient.
 SECONDS: Final = 3.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_core import RuntimeFailure
+from rlinf_core.errors import RuntimeFailure
 
 
 class RobotError(RuntimeFailure):

@@ -11,7 +11,8 @@ from recipes.embodied.config.camera_config import CAMERA_SOURCES, RobotEnvOption
 from recipes.embodied.config.env_types import ENV_TYPES, is_robot
 from recipes.sections.checks import Report
 from recipes.sections.imports import check_import, runs_in_this_interpreter
-from rlinf_core import RobotUnit, Severity
+from rlinf_core import RobotUnit
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import absence, missing_modules
 from rlinf_core.registry import import_target

@@ -20,7 +20,7 @@ from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.learning.data_fit import check_fits
 from recipes.embodied.rules.env_rules import sizes_of
 from recipes.sections.checks import Report
-from rlinf_core import Severity
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 

@@ -27,7 +27,7 @@ from recipes.embodied.rules.env_probe import EnvFacts, env_facts
 from recipes.embodied.rules.intervention_rules import check_judge
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
-from rlinf_core import Severity
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.cluster import NodeGroup
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import absence, install_command, missing_modules

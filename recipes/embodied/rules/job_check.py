@@ -36,7 +36,7 @@ from recipes.sections.checks import (
 )
 from recipes.sections.imports import check_import
 from recipes.sections.own_options import check_algorithm_options
-from rlinf_core import Severity
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 
 

@@ -10,7 +10,7 @@ from recipes.embodied.config.model_options import MODEL_OPTIONS
 from recipes.embodied.models.folder_facts import published_horizon
 from recipes.sections.checks import Report, blame
 from recipes.sections.own_options import check_options, check_values
-from rlinf_core import with_options
+from rlinf_core import options_model
 from rlinf_core.config.tree import Path
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def check_model_options(config: PolicyJob, report: Report) -> None:
     if ours is None:
         check_options(config, at, model.options, {"model_type": model.model_type}, report)
     elif model.options:
-        check_values(at, model.options, [with_options(ours)(SimpleNamespace(__name__=model.model_type))], report)
+        check_values(at, model.options, [options_model(ours)(SimpleNamespace(__name__=model.model_type))], report)
     if ours is not None and "action_horizon" in ours.model_fields:
         _check_horizon(config, report)
 

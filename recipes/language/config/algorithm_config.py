@@ -14,7 +14,9 @@ from recipes.sections.algorithm import (
     AlgorithmConfig,
 )
 from recipes.sections.values import KnownOrOwn
-from rlinf_core import Bool, Count, Fraction, NoEffect, NonNegativeFloat, NonNegativeInt, PositiveFloat, Text
+from rlinf_core import Count, Fraction, IgnoredKeys
+from rlinf_core.config.sections.values import NonNegativeFloat, NonNegativeInt, PositiveFloat
+from rlinf_core.scalars import Bool, Text
 
 VALUE_ADVANTAGES: Final = ("gae", "turn_gae")
 DISTILLATION: Final = "distillation"
@@ -40,43 +42,43 @@ KlEstimator = Annotated[
 class LanguageAlgorithmConfig(AlgorithmConfig):
     """GRPO with a higher upper clip."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("clip_ratio_c",),
             lambda algorithm, sizes: algorithm.loss_type in UNCLIPPED_LOSSES,
             "the loss has no dual clip",
             "remove it",
             because=("loss_type",),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("clip_ratio_low", "clip_ratio_high", "ratio_clip_eps"),
             lambda algorithm, sizes: algorithm.loss_type == "sapo",
             "`loss_type: sapo` has a soft gate in the place of a clip",
             "remove it, or write `tau_pos` and `tau_neg`",
             because=("loss_type",),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("tau_pos", "tau_neg"),
             lambda algorithm, sizes: algorithm.loss_type != "sapo",
             "the loss has no soft gate",
             "remove it, or write `loss_type: sapo`",
             because=("loss_type",),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("kl_penalty", "kl_in_reward"),
             lambda algorithm, sizes: not algorithm.kl_beta,
             "the KL weight, `kl_beta`, is 0",
             "remove it, or write `kl_beta: 0.001`",
             because=("kl_beta",),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("correction_level",),
             lambda algorithm, sizes: not algorithm.corrects,
             "no ratio of another policy is corrected for",
             "remove it, or write `tis_cap: 2`",
             because=("tis_cap", "reject_ratio_high"),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("max_refills",),
             lambda algorithm, sizes: not algorithm.filter_groups,
             "no groups are dropped: `filter_groups` is false",

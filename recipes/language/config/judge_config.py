@@ -7,17 +7,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from recipes.sections.values import KnownOrOwn
-from rlinf_core import (
-    Bool,
-    ConfigModel,
-    Count,
-    Fraction,
-    NonNegativeFloat,
-    NonNegativeInt,
-    Text,
-)
-from rlinf_core.config.sections.values import OptionalModelPath, Precision
-from rlinf_core.scalars import Data
+from rlinf_core import ConfigModel, Count, Fraction
+from rlinf_core.config.sections.values import NonNegativeFloat, NonNegativeInt, OptionalModelPath, Precision
+from rlinf_core.scalars import Bool, Data, Text
 
 VERDICTS: Final = ("correct", "score")
 # Keys that `rollout` has under the same names.

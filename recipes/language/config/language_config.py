@@ -15,20 +15,10 @@ from recipes.language.config.rollout_config import LanguageRolloutConfig
 from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig, ValueOptimConfig
 from recipes.sections.checks import Report, blame, near_divisors
 from recipes.training.chat_template import ChatRoles, ChatTemplate
-from rlinf_core import (
-    Bool,
-    ConfigModel,
-    Count,
-    JobConfig,
-    NoEffect,
-    NonNegativeInt,
-    PositiveFloat,
-    RunnerConfig,
-    StepsOrNever,
-    Text,
-)
+from rlinf_core import ConfigModel, Count, IgnoredKeys, JobConfig, RunnerConfig
 from rlinf_core.config.sections.runner import RolloutRunnerConfig
-from rlinf_core.config.sections.values import OptionalModelPath, Precision
+from rlinf_core.config.sections.values import NonNegativeInt, OptionalModelPath, PositiveFloat, Precision, StepsOrNever
+from rlinf_core.scalars import Bool, Text
 
 
 class ModelRunnerConfig(RunnerConfig):
@@ -57,9 +47,9 @@ class ModelRunnerConfig(RunnerConfig):
 class LanguageRunnerConfig(RolloutRunnerConfig, ModelRunnerConfig):
     """Settings of the run."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         *RolloutRunnerConfig.no_effect,
-        NoEffect(
+        IgnoredKeys(
             ("max_samples",),
             lambda runner, sizes: runner.sample_interval == -1,
             "no samples are written: `sample_interval` is -1",
@@ -79,7 +69,7 @@ class LanguageRunnerConfig(RolloutRunnerConfig, ModelRunnerConfig):
     max_samples: Count = Field(default=64, description="Maximum answers per sample file.")
 
 
-SIZES_OF_A_FOLDER: Final = NoEffect(
+SIZES_OF_A_FOLDER: Final = IgnoredKeys(
     ("hidden_dim", "num_layers"),
     lambda model, sizes: model.model_path is not None,
     "`model_path` names a model, which fixes the sizes",
@@ -90,7 +80,7 @@ SIZES_OF_A_FOLDER: Final = NoEffect(
 class LanguageModelConfig(ModelConfig):
     """The language model."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         *ModelConfig.no_effect,
         SIZES_OF_A_FOLDER,
     )
@@ -118,8 +108,8 @@ class LanguageOptimConfig(OptimConfig):
 class WarmStartConfig(ConfigModel):
     """Supervised warm start on correct answers, for models built from scratch."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(("lr",), lambda start, sizes: start.steps == 0, "`steps` is 0", because=("steps",)),
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(("lr",), lambda start, sizes: start.steps == 0, "`steps` is 0", because=("steps",)),
     )
 
     steps: NonNegativeInt = Field(default=50, description="Optimizer steps before reinforcement learning starts.")
@@ -238,8 +228,8 @@ class LanguageReferenceConfig(ConfigModel):
 class LanguageTeacherConfig(ConfigModel):
     """The workers that hold the teacher, whose log-probabilities `adv_type: distillation` learns from."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("hidden_dim", "num_layers", "warm_start"),
             lambda teacher, sizes: teacher.model_path is not None,
             "`model_path` names a model, which is used as it is",
@@ -277,7 +267,7 @@ class LanguageConfig(JobConfig):
     # Whether `reward.reward_type` scores every answer, and agents set no rewards.
     rewards_by_rule: ClassVar[bool] = True
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = LANGUAGE
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = LANGUAGE
 
     runner: LanguageRunnerConfig = Field(
         default_factory=LanguageRunnerConfig, description="Run length, what is saved, and where results go."

@@ -18,7 +18,7 @@ from recipes.sections.no_effect import (
     of_one_rank,
     without_shards,
 )
-from rlinf_core import NoEffect
+from rlinf_core import IgnoredKeys
 from rlinf_core.config.model import WorldSizes
 
 # Keys of `fsdp_config` that are about shards; in recipe `embodied` the first is an error.
@@ -73,14 +73,14 @@ def _builds_no_model(config: Any, sizes: WorldSizes) -> bool:
     return all(model.model_path is not None for model in models)
 
 
-def has_no_end(component: str) -> NoEffect:
+def has_no_end(component: str) -> IgnoredKeys:
     """Return the rule about a decaying learning rate in a run without a last step."""
 
     def when(config: Any, sizes: WorldSizes) -> bool:
         optim = getattr(config, component).optim
         return optim.lr_scheduler != "constant" and (optim.total_training_steps or config.runner.last_step) is None
 
-    return NoEffect(
+    return IgnoredKeys(
         (f"{component}.optim.lr_scheduler", f"{component}.optim.min_lr_ratio"),
         when,
         "a learning rate decays until the last step, and this run has no last step",
@@ -94,15 +94,15 @@ def keeps_masters(model: Any) -> bool:
     return model.precision != "fp32"
 
 
-def _keys_of_engines() -> tuple[NoEffect, ...]:
+def _keys_of_engines() -> tuple[IgnoredKeys, ...]:
     """Return a rule for each key of `rollout` that not every engine reads."""
     readers: dict[str, list[str]] = {}
     for backend in dict.fromkeys(BACKENDS.values()):
         for key in sorted(backend.keys):
             readers.setdefault(key, []).append(backend.name)
 
-    def unread(key: str) -> NoEffect:
-        return NoEffect(
+    def unread(key: str) -> IgnoredKeys:
+        return IgnoredKeys(
             (f"rollout.{key}",),
             lambda config, sizes: key not in BACKENDS[config.rollout.backend].keys,
             lambda config: f"engine `{BACKENDS[config.rollout.backend].name}` does not read it",
@@ -116,48 +116,48 @@ def _keys_of_engines() -> tuple[NoEffect, ...]:
 DISTILS: Final = "`adv_type: distillation` learns from the teacher, token by token, and from no reward"
 LANGUAGE: Final = (
     NOT_TRAINED,
-    NoEffect(
+    IgnoredKeys(
         ("critic",),
         _has_no_critic,
         _why_no_critic,
         "remove it, or write `algorithm.adv_type: gae` and `critic: 0` in `cluster.component_placement`",
         because=("algorithm.adv_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.value_clip", "algorithm.huber_delta"),
         _has_no_critic,
         _why_no_critic,
         "remove it, or write `adv_type: gae` and `critic: 0` in `cluster.component_placement`",
         because=("algorithm.adv_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("reference",),
         _has_no_reference,
         _why_no_reference,
         "remove it, or write `algorithm.kl_beta: 0.001` and `reference: 0` in `cluster.component_placement`",
         because=("algorithm.kl_beta",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("teacher",),
         _has_no_teacher,
         _why_no_teacher,
         "remove it, or write `algorithm.adv_type: distillation` and `teacher: 0` in `cluster.component_placement`",
         because=("algorithm.adv_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("algorithm.gamma", "algorithm.gae_lambda"),
         distils,
         DISTILS,
         because=("algorithm.adv_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("judge",),
         _has_no_judge,
         _why_no_judge,
         "remove it, or write `reward.reward_type: judge` and `judge: 0` in `cluster.component_placement`",
         because=("reward.reward_type",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("judge.tensor_parallel_size", "judge.gpu_memory_utilization", "judge.engine_options"),
         lambda config, sizes: config.judge.backend == "torch",
         "engine `torch` does not read it",
@@ -166,7 +166,7 @@ LANGUAGE: Final = (
     ),
     has_no_end("actor"),
     has_no_end("critic"),
-    NoEffect(
+    IgnoredKeys(
         ("actor.warm_start",),
         _builds_no_model,
         "only a model built from scratch gets a supervised warm start, and `model_path` names one",
@@ -175,7 +175,7 @@ LANGUAGE: Final = (
     discount_of_total_rewards(),
     lambda_without_values("`adv_type: gae` and `critic: 0` in `cluster.component_placement`"),
     WITHIN_GROUPS,
-    NoEffect(
+    IgnoredKeys(
         ("runner.partial_rollout",),
         lambda config, sizes: not config.runner.max_staleness,
         "`max_staleness` is 0: no answer is in progress when weights change",
@@ -183,13 +183,13 @@ LANGUAGE: Final = (
         because=("runner.max_staleness",),
     ),
     *_keys_of_engines(),
-    NoEffect(
+    IgnoredKeys(
         ("rollout.sampling_params.top_k", "rollout.sampling_params.top_p"),
         lambda config, sizes: config.rollout.sampling_params.temperature == 0,
         "`temperature: 0` samples greedily",
         because=("rollout.sampling_params.temperature",),
     ),
-    NoEffect(
+    IgnoredKeys(
         ("data.val_samples", "data.val_rollout_batch_size"),
         lambda config, sizes: config.runner.val_check_interval == -1 and not config.runner.only_eval,
         "the run has no evaluations: `val_check_interval` is -1",

@@ -9,7 +9,7 @@ from recipes.language.config.language_config import (
     ModelRunnerConfig,
     TokenizerConfig,
 )
-from rlinf_core import ClusterConfig
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.sections.values import Precision
 
 

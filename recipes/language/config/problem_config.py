@@ -7,20 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from recipes.sections.values import KnownOrOwn, TestFiles, WeightedFiles
-from rlinf_core import (
-    Bool,
-    ConfigModel,
-    Count,
-    Float,
-    Fraction,
-    Int,
-    NoEffect,
-    NonNegativeInt,
-    PositiveFloat,
-    Seed,
-    Text,
-)
-from rlinf_core.scalars import Data
+from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys, Seed
+from rlinf_core.config.sections.values import NonNegativeInt, PositiveFloat
+from rlinf_core.scalars import Bool, Data, Float, Int, Text
 
 # Problems of one seed that are made on the spot.
 MOST_GENERATED = 1 << 24
@@ -47,49 +36,49 @@ class CurriculumConfig(ConfigModel):
 class LanguageDataConfig(ConfigModel):
     """Problems with verifiable answers."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("prompt_key", "answer_key"),
             lambda data, sizes: data.source != "files",
             lambda data: f"problems come from {data.source}, not from files",
             "remove it, or write `train_data_paths: FILE`",
             because=("type",),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("chat_template_kwargs",),
             lambda data, sizes: not data.apply_chat_template,
             "questions are asked without a chat template",
             "remove it, or write `apply_chat_template: true`",
             because=("apply_chat_template",),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("generated_digits",),
             lambda data, sizes: data.source != "sums",
             lambda data: f"problems come from {data.source}, not from generated sums",
             because=("type", "train_data_paths"),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("task", "train_size"),
             lambda data, sizes: data.source != "reasoning_gym",
             lambda data: f"problems come from {data.source}, not from reasoning_gym",
             "remove it, or write `type: reasoning_gym`",
             because=("type", "train_data_paths"),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("val_size",),
             lambda data, sizes: data.source == "files",
             "problems come from files",
             "name the file of the held-out problems in `val_data_paths`, and remove it",
             because=("train_data_paths",),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("task_config",),
             lambda data, sizes: data.source not in ("reasoning_gym", "sums"),
             lambda data: f"problems come from {data.source}",
             "remove it, or write `type: reasoning_gym`",
             because=("type", "train_data_paths"),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("seed",),
             lambda data, sizes: data.source == "files" and not data.shuffle,
             "problems from files are used in order: `shuffle` is false",
@@ -192,15 +181,15 @@ class MathDataConfig(LanguageDataConfig):
 class LanguageRewardConfig(ConfigModel):
     """Scoring by rule."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("program_memory_mib",),
             lambda reward, sizes: reward.reward_type != "code",
             lambda reward: f"`reward_type: {reward.reward_type}` runs no programs",
             "remove it, or write `reward_type: code`",
             because=("reward_type",),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("timeout",),
             lambda reward, sizes: reward.asks_judge,
             "a judge is waited for: `judge.max_new_tokens` limits it",

@@ -8,19 +8,15 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from recipes.sections.rollout import RolloutConfig
-from rlinf_core import (
-    ConfigModel,
-    Count,
-    Fraction,
-    NoEffect,
+from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys
+from rlinf_core.config.sections.values import (
     NonNegativeFloat,
     NonNegativeInt,
     OptionalPath,
     PositiveFloat,
     StepsOrNever,
-    Text,
 )
-from rlinf_core.scalars import Data, problem
+from rlinf_core.scalars import Data, Text, problem
 
 
 class LanguageSamplingParams(ConfigModel):
@@ -60,8 +56,8 @@ def _url(text: str) -> str:
 class ServerSettings(ConfigModel):
     """An OpenAI-compatible server that answers prompts, for `backend: server`."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("weights_dir",),
             lambda server, sizes: server.weight_updates != "weights_path",
             lambda server: f"`weight_updates: {server.weight_updates}` writes no files",

@@ -8,17 +8,11 @@ from typing import Any, Final, cast
 from recipes.language.loop.protocols import AnsweringGroup, Generation, GenerationGroup
 from recipes.language.loop.suspected_prompts import SuspectedPrompts
 from recipes.language.prompts.prompt_messages import Prompt, ScoredGroup
-from rlinf_core import (
-    Channel,
-    RunError,
-    RunRecord,
-    WorkerDiedError,
-    WorkerGroup,
-    WorkerGroupError,
-    WorkerGroupHandle,
-)
+from rlinf_core import Channel, Relaunching, WorkerDiedError, WorkerGroup, WorkerGroupError, WorkerGroupHandle
+from rlinf_core.errors import RunError
+from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import death
-from rlinf_core.runners.run_program import Dead, Relaunching
+from rlinf_core.runners.run_program import Dead
 from rlinf_core.worker.group.handle import wait_together
 
 # Key of the channel of answers that nobody reads.

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from recipes.language.prompts.prompt_messages import GroupReport, ScoredGroup
 from recipes.language.prompts.prompt_plan import PromptPlan
-from rlinf_core import RunError
 from rlinf_core.config.secrets import environment_secrets
+from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import make_folder
 from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.process.known_secrets import hidden, remember

@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.loop.protocols import EngineGroup, Generation, GenerationGroup, RewardGroup
 from recipes.language.prompts.prompt_messages import KeepUnfinished, NewWeights, Prompt, ScoredGroup
-from rlinf_core import Channel, CommunicationTimeoutError, RLinfError, RunError, WorkerGroupHandle, env_vars
+from rlinf_core import Channel, CommunicationTimeoutError, RLinfError, WorkerGroupHandle, env_vars
+from rlinf_core.errors import RunError
 from rlinf_core.waiting import Deadline
 from rlinf_core.worker.group.handle import wait_together
 from rlinf_core.worker.group.watchers import WaitWatch

@@ -49,9 +49,11 @@ from recipes.language.prompts.prompt_messages import (
 )
 from recipes.language.prompts.prompt_plan import PromptPlan
 from recipes.training.comparing_worker import comparisons_of
-from rlinf_core import Channel, RunError, RunRecord, WorkerGroup, WorkerGroupHandle, events
+from rlinf_core import Channel, WorkerGroup, WorkerGroupHandle
+from rlinf_core.errors import RunError
+from rlinf_core.runners import events
 from rlinf_core.runners.events import ItemFates
-from rlinf_core.runners.record import RunConfig
+from rlinf_core.runners.record import RunConfig, RunRecord
 from rlinf_core.runners.runner import NEVER, RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.worker.group.handle import wait_together

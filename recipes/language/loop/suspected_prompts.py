@@ -8,7 +8,7 @@ from typing import Any
 from recipes.language.data.problems import training_order
 from recipes.language.prompts.prompt_messages import Prompt
 from recipes.language.prompts.prompt_plan import PromptPlan
-from rlinf_core import RunRecord
+from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import Suspects, all_deaths
 
 

@@ -12,7 +12,8 @@ from recipes.language.loop.protocols import (
     ReasoningReference,
     ReasoningReward,
 )
-from rlinf_core import WorkerGroup, WorkerReference
+from rlinf_core import WorkerGroup
+from rlinf_core.worker.worker_reference import WorkerReference
 
 ACTOR = WorkerReference[ReasoningActor]("recipes.language.workers.actor_worker:LanguageActor", ReasoningActor, "actor")
 REWARD = WorkerReference[ReasoningReward](

@@ -7,7 +7,7 @@ from typing import Final
 from recipes.language.config import LanguageConfig
 from recipes.sections.algorithm import GROUP_ADVANTAGES
 from recipes.sections.checks import Report, blame, place_entry
-from rlinf_core import Severity
+from rlinf_core.config.diagnostics import Severity
 
 # What losses and keys compare with the policy that drew the tokens.
 _PROXIMAL: Final = "the trainer's own log-probabilities before the update"

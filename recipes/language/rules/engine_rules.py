@@ -9,7 +9,7 @@ from recipes.language.config import LanguageConfig
 from recipes.language.config.engine_facts import BACKENDS, RESERVED_OPTIONS
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import runs_in_this_interpreter
-from rlinf_core import Severity
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 
 

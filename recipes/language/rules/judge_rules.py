@@ -15,7 +15,7 @@ from recipes.language.rules.model_rules import faults_of_tokenizer
 from recipes.sections.checks import Report, blame, place_entry
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object
-from rlinf_core import Severity
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 

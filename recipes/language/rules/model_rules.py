@@ -19,7 +19,8 @@ from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, named_stops, read_object, require_folder
 from recipes.training.chat_template import ChatTemplate
-from rlinf_core import ConfigError, Severity
+from rlinf_core import ConfigError
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 

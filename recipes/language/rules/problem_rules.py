@@ -12,7 +12,8 @@ from recipes.language.rewards.scoring import PROGRAMS
 from recipes.language.rewards.signatures import detect_convention, missing_columns, signature_in_source
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
-from rlinf_core import ConfigError, Severity
+from rlinf_core import ConfigError
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 

@@ -24,7 +24,7 @@ from recipes.serve.service.tenants import Keys
 from recipes.serve.service.training import TrainingRequests
 from recipes.serve.values import AdapterSettings
 from recipes.serve.wire.requests_and_results import read_pass
-from rlinf_core import RunError
+from rlinf_core.errors import RunError
 
 LOGGER: Final = logging.getLogger("rlinf")
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rlinf_core import RunError
+from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 from rlinf_core.foreign.write_fault import write_fault

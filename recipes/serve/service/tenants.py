@@ -16,7 +16,7 @@ from typing import Any, Final
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.ledger import RequestOrder, gone
 from recipes.serve.values import AdapterSettings
-from rlinf_core import RunError
+from rlinf_core.errors import RunError
 from rlinf_core.runners.storage.durable import write_whole
 
 # The SDK takes keys of this form only.

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rlinf_core.algorithms.aggregation import aggregate, expand_mask, expand_trailing, masked_mean
+from rlinf_core.algorithms.aggregation import aggregate, broadcast_mask, broadcast_trailing, masked_mean
 from rlinf_core.algorithms.kl import MAX_LOG_RATIO, kl_estimate
 from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
 from rlinf_core.algorithms.losses.value_loss import value_loss
@@ -102,7 +102,7 @@ def gmpo(inputs: LossInputs, settings: LossSettings) -> Loss:
     """
     log_ratio = (inputs.logprobs - inputs.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     clipped = log_ratio.clamp(-settings.clip_ratio_low, settings.clip_ratio_high)
-    rises = expand_trailing(inputs.advantages, log_ratio.shape) > 0
+    rises = broadcast_trailing(inputs.advantages, log_ratio.shape) > 0
     kept = torch.where(rises, torch.minimum(log_ratio, clipped), torch.maximum(log_ratio, clipped))
     total, count = _sequence_sums(kept, inputs.mask)
     active = kept != log_ratio
@@ -150,7 +150,7 @@ def sapo(inputs: LossInputs, settings: LossSettings) -> Loss:
 def _sequence_sums(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the sum over each sequence of what counts, and how much counts, at least 1; both [n, 1, ...]."""
     rows = values.reshape(values.shape[0], -1)
-    counted = expand_mask(mask, values).reshape(rows.shape)
+    counted = broadcast_mask(mask, values).reshape(rows.shape)
     ones = (-1, *[1] * (values.dim() - 1))
     return torch.where(counted, rows, 0).sum(dim=1).reshape(ones), counted.sum(dim=1).clamp(min=1).reshape(ones)
 
@@ -197,7 +197,7 @@ def _policy_loss(
     """Return the loss of ratios, by PPO's clip without a surrogate, times `weights`, with entropy and divergence."""
     log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
-    advantages = expand_trailing(inputs.advantages, ratio.shape)
+    advantages = broadcast_trailing(inputs.advantages, ratio.shape)
     losses, active, dual = (surrogate or _clip_of(settings))(ratio, advantages)
     if weights is not None:
         losses = losses * weights
@@ -215,7 +215,7 @@ def _policy_loss(
                 means["rejected_fraction"] = (weights == 0).float()
         metrics = {"actor/policy_loss": policy_loss.detach()}
         metrics |= {f"actor/{name}": _mean(tensor, mask, inputs.token_total) for name, tensor in means.items()}
-        metrics["actor/ratio_max"] = torch.where(expand_mask(mask, ratio), ratio, 0).amax()
+        metrics["actor/ratio_max"] = torch.where(broadcast_mask(mask, ratio), ratio, 0).amax()
     if inputs.entropy is not None:
         entropy = aggregate(inputs.entropy, _leading(mask, inputs.entropy), how, _entropy_total(inputs, inputs.entropy))
         metrics["actor/entropy"] = entropy.detach()

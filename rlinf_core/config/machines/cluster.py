@@ -39,7 +39,7 @@ from rlinf_core.config.machines.cluster_values import (
     VariableName,
     split_names,
 )
-from rlinf_core.config.model import ConfigModel, NoEffect
+from rlinf_core.config.model import ConfigModel, IgnoredKeys
 from rlinf_core.config.ranks import RANK_MAP_SCHEMA, NodeRanksField, RankMap, RankMapField
 from rlinf_core.hardware.robots.registry import hardware_model
 from rlinf_core.hardware.robots.unit import RobotUnit
@@ -243,8 +243,8 @@ class NodeGroup(ConfigModel):
 class ClusterConfig(ConfigModel):
     """The machines of a job and the placement of its components."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("ssh",),
             lambda cluster, sizes: not cluster.hosts and not any(group.hosts for group in cluster.node_groups),
             "no node has a host to log in to",

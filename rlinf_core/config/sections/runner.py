@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_validat
 from pydantic_core import CoreSchema
 
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.model import ConfigModel, NoEffect
+from rlinf_core.config.model import ConfigModel, IgnoredKeys
 from rlinf_core.config.sections.values import (
     Count,
     Duration,
@@ -55,8 +55,8 @@ LoggerBackend = Annotated[Literal["tensorboard", "wandb", "swanlab", "trackio", 
 class LoggerConfig(ConfigModel):
     """Destinations of metrics and logs. `metrics.jsonl` is always written."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             ("project_name",),
             lambda logger, sizes: not logger.logger_backends,
             "only the services in `logger_backends` group runs by project",
@@ -153,8 +153,8 @@ class RunSettings(ConfigModel):
 class RunnerConfig(RunSettings):
     """The run as a whole."""
 
-    no_effect: ClassVar[tuple[NoEffect, ...]] = (
-        NoEffect(
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
             (
                 *("max_epochs", "max_steps", "val_check_interval", "val_before_train"),
                 *("save_interval", "snapshot_interval", "save_on_interrupt", "keep_checkpoints", "profiler"),
@@ -166,7 +166,7 @@ class RunnerConfig(RunSettings):
             because=("only_eval",),
             severity=Severity.NOTE,
         ),
-        NoEffect(
+        IgnoredKeys(
             ("val_before_train",),
             lambda runner, sizes: runner.val_check_interval == -1,
             "the run has no evaluations: `val_check_interval` is -1",
@@ -174,14 +174,14 @@ class RunnerConfig(RunSettings):
             because=("val_check_interval",),
             severity=Severity.NOTE,
         ),
-        NoEffect(
+        IgnoredKeys(
             ("snapshot_interval",),
             lambda runner, sizes: runner.save_interval == -1,
             "the run saves nothing before its end: `save_interval` is -1",
             "remove it, or write `save_interval: 100`",
             because=("save_interval",),
         ),
-        NoEffect(
+        IgnoredKeys(
             ("keep_checkpoints",),
             lambda runner, sizes: runner.save_interval == -1 and not runner.save_on_interrupt,
             "the run writes no checkpoints",

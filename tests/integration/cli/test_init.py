@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_cli.projects.project_files import ProjectKind
-from rlinf_core import open_run
+from rlinf_core import load_run
 from rlinf_core.runners.storage.run_folder import RunFolder
 
 # A nightly test trains five jobs one after the other.
@@ -28,7 +28,7 @@ def expect_two_steps(folder: Path, job: Path) -> None:
     work(folder, "rlinf_cli", "train", str(job), "runner.max_steps=2", f"runner.logger.log_path={job.stem}-runs")
     newest = RunFolder.latest(folder / f"{job.stem}-runs")
     assert newest is not None
-    run = open_run(newest.path)
+    run = load_run(newest.path)
     assert (run.status, run.step) == ("finished", 2)
     assert [record["step"] for record in run.metrics][-2:] == [1, 2]
 

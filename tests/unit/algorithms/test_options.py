@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recipes.sections.own_options import unknown_options
-from rlinf_core.algorithms.options import checked_options, options_for, with_options
+from rlinf_core.algorithms.options import checked_options, options_for, options_model
 from rlinf_core.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ class Anything(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-@with_options(CispoOptions)
+@options_model(CispoOptions)
 def cispo(inputs: Any, settings: Any) -> None:
     """A loss with one option."""
 

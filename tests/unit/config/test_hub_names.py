@@ -13,7 +13,8 @@ import pytest
 
 from recipes.sections.data_files import EVALUATION, TRAINING, files_of_part
 from rlinf_cli.lint.load import load_with_lint
-from rlinf_core import ConfigError, Severity
+from rlinf_core import ConfigError
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.hub_names import HubPath, commit_of, ensure_here, hub_paths, located, pins_of
 from rlinf_core.runners.storage.run_folder import config_text_of
 from tests.hub_stand_in import served

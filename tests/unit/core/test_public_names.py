@@ -81,3 +81,23 @@ def test_recipes_take_from_the_front_door_what_it_offers() -> None:
 def test_name_of_a_related_project_is_refused_with_ours() -> None:
     with pytest.raises(ImportError, match=r"has no `ModelParallelComponentPlacement`: use `ComponentPlacement`"):
         rlinf_core.ModelParallelComponentPlacement  # pyright: ignore  # noqa: B018
+
+
+def test_former_names_work_for_a_release_and_say_where_they_are_now() -> None:
+    with pytest.warns(DeprecationWarning, match=r"`open_run` of `rlinf_core` is now `load_run`"):
+        assert rlinf_core.open_run is rlinf_core.load_run  # pyright: ignore
+    where = r"is now `RunFolder` of `rlinf_core.runners.storage.run_folder`"
+    with pytest.warns(DeprecationWarning, match=where) as warned:
+        folder = rlinf_core.RunFolder  # pyright: ignore
+    assert folder is _defined("rlinf_core.runners.storage.run_folder", "RunFolder")
+    assert warned[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match="`events`"):
+        from rlinf_core import events  # pyright: ignore
+    assert events is importlib.import_module("rlinf_core.runners.events")
+
+
+@pytest.mark.parametrize("name", sorted(rlinf_core._FORMER))
+def test_former_name_is_there_and_not_listed(name: str) -> None:
+    assert name not in rlinf_core.__all__
+    with pytest.warns(DeprecationWarning, match=f"`{name}`"):
+        assert getattr(rlinf_core, name) is not None

@@ -38,7 +38,8 @@ from recipes.serve.wire.requests_and_results import read_data, read_pass
 from recipes.training.arrays import read_arrays
 from recipes.training.reading.archives import load_archive
 from recipes.training.reading.tensor_files import stored_shapes
-from rlinf_core import ConfigError, RunError
+from rlinf_core import ConfigError
+from rlinf_core.errors import RunError
 from tests.peak_memory import take_peak
 from tests.unit.recipes.serve.wire.test_requests_and_results import empty_tensors
 

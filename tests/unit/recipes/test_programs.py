@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core import WorkerReference
+from rlinf_core.worker.worker_reference import WorkerReference
 
 PROGRAMS = (
     "recipes.agent.program",

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_core import RunError, open_run
+from rlinf_core import load_run
 from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.errors import RunError
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.checkpoint import Manifest
@@ -37,7 +38,7 @@ def small_run(tmp_path: Path, name: str = "small", steps: int = 3, *, evaluated:
 def test_run_has_its_parts(tmp_path: Path) -> None:
     folder = small_run(tmp_path)
     folder.end("finished")
-    run = open_run(str(folder.path))
+    run = load_run(str(folder.path))
     assert run.path == folder.path
     assert run.config == {"recipe": "embodied", "actor": {"optim": {"lr": 1e-3}, "seed": 7}, "names": ["a", "b"]}
     assert [record["step"] for record in run.metrics] == [1, 2, 3]
@@ -52,18 +53,18 @@ def test_run_has_its_parts(tmp_path: Path) -> None:
 
 
 def test_result_without_evaluation_is_the_last_step(tmp_path: Path) -> None:
-    assert open_run(small_run(tmp_path, evaluated=False).path).result["env/return"] == 1.5
+    assert load_run(small_run(tmp_path, evaluated=False).path).result["env/return"] == 1.5
 
 
 def test_run_that_goes_on_is_read_again_by_opening_it(tmp_path: Path) -> None:
     folder = small_run(tmp_path)
-    run = open_run(folder.path)
+    run = load_run(folder.path)
     assert run.status == "running"
     before = list(run.metrics)
     with MetricsWriter(folder.metrics_file) as writer:
         writer.log(4, {"env/return": 5.0})
     assert run.metrics == before
-    assert open_run(folder.path).metrics[-1]["env/return"] == 5.0
+    assert load_run(folder.path).metrics[-1]["env/return"] == 5.0
 
 
 def test_metric_of_the_name_of_a_column_does_not_replace_it(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_metric_of_the_name_of_a_column_does_not_replace_it(tmp_path: Path) -> N
     line = {"step": 5, "time": 1773482102.5, "metrics": {"step": -1.0, "time": -1.0, "x": 2.0}}
     with folder.metrics_file.open("a") as file:
         file.write(json.dumps(line) + "\n")
-    assert open_run(folder.path).metrics[-1] == {"step": 5, "time": 1773482102.5, "x": 2.0}
+    assert load_run(folder.path).metrics[-1] == {"step": 5, "time": 1773482102.5, "x": 2.0}
 
 
 def test_skipped_lines_are_named(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_skipped_lines_are_named(tmp_path: Path) -> None:
         file.write('{"step": "4"}\n{"step": 4, "ti')
     with (folder.path / run_events.FILE).open("a") as file:
         file.write("[]\n")
-    run = open_run(folder.path)
+    run = load_run(folder.path)
     assert [record["step"] for record in run.metrics] == [1, 2, 3]
     first, second = run.faults
     assert first.startswith("line 4 of metrics.jsonl was skipped")
@@ -89,15 +90,15 @@ def test_skipped_lines_are_named(tmp_path: Path) -> None:
 
 def test_folder_without_a_run_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(RunError) as missing:
-        open_run(tmp_path / "runs" / "nothing")
+        load_run(tmp_path / "runs" / "nothing")
     assert missing.value.message == "this is not a run folder"
     first, second = small_run(tmp_path, "first"), small_run(tmp_path, "second")
     with pytest.raises(RunError) as of_runs:
-        open_run(tmp_path / "runs")
+        load_run(tmp_path / "runs")
     assert of_runs.value.message == "this folder is not a run"
     assert of_runs.value.help == f"name one of its runs, such as {first.path} or {second.path}"
     with pytest.raises(RunError) as empty:
-        open_run(first.checkpoints.folder)
+        load_run(first.checkpoints.folder)
     assert empty.value.help == "name a run folder"
 
 
@@ -112,7 +113,7 @@ def test_part_that_is_a_pipe_is_one_clear_error(file: str, part: str, message: s
     folder = small_run(tmp_path)
     (folder.path / file).unlink()
     os.mkfifo(folder.path / file)
-    run = open_run(folder.path)
+    run = load_run(folder.path)
     with pytest.raises(RunError) as raised:
         getattr(run, part)
     assert (raised.value.message, raised.value.where) == (message, str(folder.path / file))
@@ -127,12 +128,12 @@ def test_nothing_of_a_received_folder_runs(tmp_path: Path, monkeypatch: pytest.M
     folder.config_file.write_text("recipe: evil:recipe\nx: !!python/object/apply:os.abort []\n")
     monkeypatch.chdir(folder.path)
     monkeypatch.syspath_prepend(folder.path)
-    run = open_run(".")
+    run = load_run(".")
     assert run.metrics
     with pytest.raises(RunError, match="the configuration of a run cannot be read"):
         _ = run.config
     folder.config_file.write_text("recipe: evil:recipe\n")
-    assert open_run(".").config == {"recipe": "evil:recipe"}
+    assert load_run(".").config == {"recipe": "evil:recipe"}
 
 
 @pytest.mark.security
@@ -143,7 +144,7 @@ def test_shown_run_has_nothing_that_a_terminal_acts_on(tmp_path: Path) -> None:
     (folder.path / "run.json").write_text(
         json.dumps({**state, "status": "failed", "reason": evil, "recipe": "a\x1b[2J\nb"})
     )
-    text = repr(open_run(folder.path))
+    text = repr(load_run(folder.path))
     assert text.startswith(
         f"<Run {folder.path.name}: recipe a\\x1b[2J b, failed at step 3: \\x1b]0;title\\x07two lines"
     )
@@ -162,11 +163,11 @@ def test_shown_run_has_nothing_that_a_terminal_acts_on(tmp_path: Path) -> None:
 def test_run_shows_its_end(changes: dict[str, Any], shown: str, tmp_path: Path) -> None:
     folder = small_run(tmp_path)
     folder.end(**changes)
-    assert repr(open_run(folder.path)) == f"<Run {folder.path.name}: recipe embodied, {shown}>"
+    assert repr(load_run(folder.path)) == f"<Run {folder.path.name}: recipe embodied, {shown}>"
 
 
 def test_folder_and_checkpoint_show_their_paths(tmp_path: Path) -> None:
     folder = small_run(tmp_path)
     assert repr(folder) == f"RunFolder({str(folder.path)!r})"
-    (checkpoint,) = open_run(folder.path).checkpoints
+    (checkpoint,) = load_run(folder.path).checkpoints
     assert repr(checkpoint) == f"<checkpoint of step 3: {folder.path}/checkpoints/global_step_3>"

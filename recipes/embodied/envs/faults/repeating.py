@@ -15,7 +15,8 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from recipes.embodied.envs.faults.fault_lines import known_fault
-from rlinf_core import RLinfError, RuntimeFailure
+from rlinf_core import RLinfError
+from rlinf_core.errors import RuntimeFailure
 from rlinf_core.runners.failure_list import position
 
 _LOGGER: Final = logging.getLogger("rlinf")

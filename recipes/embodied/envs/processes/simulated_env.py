@@ -21,7 +21,7 @@ from recipes.embodied.envs.processes.simulator import (
 )
 from recipes.embodied.envs.starts import Starts
 from recipes.training.arrays import Array
-from rlinf_core import RuntimeFailure
+from rlinf_core.errors import RuntimeFailure
 
 
 class SimulatedEnv(VectorEnv):

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from recipes.embodied.envs.env_spec import BoolArray, EnvError, EnvSpec, FloatArray, IntArray, Observation
 from recipes.training.arrays import Array
-from rlinf_core import ConfigError, Registry
+from rlinf_core import ConfigError
+from rlinf_core.registry import Registry
 
 # One row of an observation, by name: `states` float32 [S], `images.CAMERA` uint8 [H, W, 3], `instructions` a text.
 Row: TypeAlias = dict[str, Any]

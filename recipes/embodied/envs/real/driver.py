@@ -18,7 +18,8 @@ from recipes.embodied.envs.env_spec import EnvSpec, FloatArray
 from recipes.embodied.interventions.intervention import HandMotion, LeaderAction
 from recipes.embodied.robots.robot_errors import RobotError
 from recipes.training.arrays import Array
-from rlinf_core import ConfigError, checked_options
+from rlinf_core import ConfigError
+from rlinf_core.algorithms.options import checked_options
 from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
 from rlinf_core.registry import import_target
 

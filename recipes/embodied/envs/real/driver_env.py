@@ -22,7 +22,8 @@ from recipes.embodied.interventions.intervention import HandMotion, LeaderAction
 from recipes.embodied.robots.claim import RobotClaim
 from recipes.embodied.robots.robot_errors import RobotCheckError
 from recipes.training.arrays import Array
-from rlinf_core import ConfigError, checked_options
+from rlinf_core import ConfigError
+from rlinf_core.algorithms.options import checked_options
 from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
 
 

@@ -46,7 +46,8 @@ from recipes.embodied.robots.robot_errors import RobotLateError
 from recipes.embodied.robots.robot_session import check_arm, refuse_faults, watch_cameras
 from recipes.embodied.robots.steering import steered
 from recipes.training.arrays import Array
-from rlinf_core import ConfigError, checked_options
+from rlinf_core import ConfigError
+from rlinf_core.algorithms.options import checked_options
 from rlinf_core.hardware.robots.franka import Franka
 
 TASKS = ("reach",)

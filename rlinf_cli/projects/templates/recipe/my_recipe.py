@@ -8,7 +8,7 @@ from random import Random
 
 from pydantic import Field
 
-from rlinf_core import Count, Fraction, JobConfig, Recipe, Runner, RunnerConfig, Seed, Worker, loop_program
+from rlinf_core import Count, Fraction, JobConfig, Recipe, Runner, RunnerConfig, Seed, Worker, runner_program
 
 Pull = tuple[int, float]  # arm, reward
 
@@ -94,5 +94,5 @@ def _mean(pulls: list[Pull]) -> float:
     return sum(reward for _, reward in pulls) / len(pulls)
 
 
-program = loop_program(BanditLoop, {"player": Player, "learner": MyLearner})
+program = runner_program(BanditLoop, {"player": Player, "learner": MyLearner})
 recipe = Recipe("bandit", "players and a learner of a bandit", BanditConfig, "my_recipe.yaml", program)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from recipes.language.loop.protocols import ReasoningRollout
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
-from rlinf_core import WorkerReference
+from rlinf_core.worker.worker_reference import WorkerReference
 
 # The version of the weights from which on an engine takes no others.
 _LAST: Final = 3

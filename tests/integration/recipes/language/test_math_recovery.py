@@ -12,10 +12,10 @@ pytest.importorskip("transformers")
 from recipes.language.loop.protocols import ReasoningRollout
 from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.language.prompts.prompt_plan import PromptPlan
-from rlinf_core import WorkerReference
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners import events
 from rlinf_core.runners.storage.evidence import read_quarantine
+from rlinf_core.worker.worker_reference import WorkerReference
 from tests.integration.recipes.agent.deadly_prompt import DEADLY
 from tests.integration.recipes.conftest import RECOVERIES, Killer, Run, Train
 

@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 from recipes.agent.loop.agent_runner import AgentRunner
 from recipes.language.loop.reasoning_runner import ReasoningRunner
-from rlinf_core import RunError
+from rlinf_core.errors import RunError
 
 
 def generate(monkeypatch: pytest.MonkeyPatch, share: float) -> dict[str, float]:

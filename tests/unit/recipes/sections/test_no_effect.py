@@ -14,7 +14,7 @@ from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_cli.lint.no_effect import NO_EFFECT
 from rlinf_core.config.diagnostics import Diagnostic, Severity
-from rlinf_core.config.model import ConfigModel, NoEffect
+from rlinf_core.config.model import ConfigModel, IgnoredKeys
 from rlinf_core.config.render import render_text
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import Path as KeyPath
@@ -203,7 +203,7 @@ def test_nothing_is_told_of_a_shipped_configuration(name: str) -> None:
     ] == []
 
 
-def rules() -> Iterator[tuple[str, KeyPath, type[ConfigModel], NoEffect]]:
+def rules() -> Iterator[tuple[str, KeyPath, type[ConfigModel], IgnoredKeys]]:
     for recipe in recipe_names():
         model = find_recipe(recipe).config_model()
         for place, section in sections(model):

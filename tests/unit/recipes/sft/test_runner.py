@@ -15,9 +15,11 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.sft import sft_runner as module
 from recipes.sft.config import SftConfig
 from recipes.sft.sft_runner import SftRunner
-from rlinf_core import Channel, RunFolder, RunRecord
+from rlinf_core import Channel
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
+from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
+from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.unit.recipes.demonstrations.scenes import scenes
 from tests.unit.recipes.sft.conftest import ALONE
 

@@ -4,7 +4,7 @@ import pytest
 
 from recipes.language.loop.arrivals import Failures
 from recipes.language.prompts.prompt_messages import GroupReport
-from rlinf_core import RunError
+from rlinf_core.errors import RunError
 
 
 def report(scored: int, failures: dict[str, int], failure: str = "") -> GroupReport:

@@ -21,7 +21,8 @@ from recipes.language.config.rollout_config import ServerSettings
 from recipes.language.engines.own.torch_engine import TorchEngine
 from recipes.language.engines.server_engine import ServerEngine
 from recipes.language.rewards.scoring import Item, Scorer
-from rlinf_core import RLinfError, RunError
+from rlinf_core import RLinfError
+from rlinf_core.errors import RunError
 from tests.unit.recipes.language.engines.contract import END, contract_model, greedy, run
 from tests.unit.recipes.language.engines.fake_server import FakeServer, fake_server
 from tests.unit.recipes.language.in_threads import LocalTrain, local_train

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from recipes.serve.saved_files import state_folder
-from rlinf_core import ConfigError, RunError
+from rlinf_core import ConfigError
+from rlinf_core.errors import RunError
 
 MODEL = {"server.model_name": "base", "actor.lora_alpha": 32.0}
 
