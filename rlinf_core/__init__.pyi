@@ -8,10 +8,10 @@ from rlinf_core.algorithms.aggregation import aggregate as aggregate
 from rlinf_core.algorithms.aggregation import broadcast_mask as broadcast_mask
 from rlinf_core.algorithms.aggregation import broadcast_trailing as broadcast_trailing
 from rlinf_core.algorithms.aggregation import masked_mean as masked_mean
-from rlinf_core.algorithms.losses.inputs import Loss as Loss
-from rlinf_core.algorithms.losses.inputs import LossInputs as LossInputs
-from rlinf_core.algorithms.losses.inputs import LossSettings as LossSettings
-from rlinf_core.algorithms.losses.value_loss import value_loss as value_loss
+from rlinf_core.algorithms.loss_inputs import Loss as Loss
+from rlinf_core.algorithms.loss_inputs import LossInputs as LossInputs
+from rlinf_core.algorithms.loss_inputs import LossSettings as LossSettings
+from rlinf_core.algorithms.losses import value_loss as value_loss
 from rlinf_core.algorithms.options import options_model as options_model
 from rlinf_core.algorithms.registry import get_advantage as get_advantage
 from rlinf_core.algorithms.registry import register_advantage as register_advantage

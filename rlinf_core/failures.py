@@ -273,7 +273,7 @@ def raise_unseen(failures: Sequence[WorkerGroupError], *, instead_of: BaseExcept
         elif instead_of is not None and followed(failure) and (followed(first) or _concerns_all(first)):
             # It did not cause the other; it may be due to workers that were ended since, or that lost the same process.
             continue
-        elif _tells_death_of(failure, first) or (not followed(failure) and set_cause(first, failure)):
+        elif _repeats_death_of(failure, first) or (not followed(failure) and set_cause(first, failure)):
             continue
         else:
             _log.error("another call failed, and its result was never read: %s", failure.message)
@@ -285,7 +285,7 @@ def _concerns_all(error: BaseException) -> bool:
     return isinstance(error, WorkerDiedError) and error.concerns_all
 
 
-def _tells_death_of(failure: WorkerGroupError, first: BaseException) -> bool:
+def _repeats_death_of(failure: WorkerGroupError, first: BaseException) -> bool:
     """Return whether a failure is just the death of a worker whose failure is already reported."""
     last_failure = failure.exceptions[0]
     reported = {f"{first.group}:{rank}" for rank in first.ranks} if isinstance(first, WorkerGroupError) else set[str]()

@@ -347,8 +347,8 @@ def accelerator_mismatches(cluster: ClusterConfig, nodes: Sequence[NodeInfo]) ->
         for piece in _ranges(group, len(nodes)):
             for node in nodes[piece.start : piece.stop]:
                 if node.num_accelerators != declared.per_node or not _same_model(declared.model, node):
-                    want = _said(declared.per_node, declared.model)
-                    have = _said(node.num_accelerators, node.accelerator_model)
+                    want = _spell_accelerators(declared.per_node, declared.model)
+                    have = _spell_accelerators(node.num_accelerators, node.accelerator_model)
                     mismatches.append(AcceleratorMismatch(node.rank, group.label, want, have))
     return mismatches
 
@@ -363,7 +363,7 @@ def _same_model(declared: str | None, node: NodeInfo) -> bool:
     return fold(declared) in fold(node.accelerator_model)
 
 
-def _said(count: int | None, model: str | None) -> str:
+def _spell_accelerators(count: int | None, model: str | None) -> str:
     if count is None:
         return "none that could be counted"
     if count == 0:

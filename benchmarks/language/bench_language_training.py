@@ -34,8 +34,8 @@ from recipes.sections.actor import OptimConfig
 from recipes.training.optimizer import make_optimizer
 from recipes.training.sharding import SingleProcess
 from rlinf_core.algorithms.advantages import AdvantageSettings, grpo
-from rlinf_core.algorithms.losses.inputs import LossSettings
-from rlinf_core.algorithms.losses.policy_loss import actor
+from rlinf_core.algorithms.loss_inputs import LossSettings
+from rlinf_core.algorithms.losses import actor
 
 VOCABULARY = 24
 

@@ -15,7 +15,7 @@ from rlinf_core.registry import Registry
 
 if TYPE_CHECKING:
     from rlinf_core.algorithms.advantages import Advantages, AdvantageSettings, Trajectories
-    from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
+    from rlinf_core.algorithms.loss_inputs import Loss, LossInputs, LossSettings
 
     AdvantageFunction: TypeAlias = Callable[[Trajectories, AdvantageSettings], Advantages]
     PolicyLossFunction: TypeAlias = Callable[[LossInputs, LossSettings], Loss]
@@ -34,7 +34,7 @@ _ADVANTAGES: Registry[AdvantageFunction] = Registry(
 _POLICY_LOSSES: Registry[PolicyLossFunction] = Registry(
     "policy loss",
     {
-        name: f"rlinf_core.algorithms.losses.policy_loss:{name}"
+        name: f"rlinf_core.algorithms.losses:{name}"
         for name in ("actor_critic", "actor", "decoupled_actor", "gspo", "gmpo", "cispo", "sapo")
     },
 )

@@ -176,7 +176,7 @@ class RunRecord:
         except RunError as error:
             LOGGER.warning("the address of the cluster cannot be written to %s: %s", error.where, error.why)
         self.emit(events.ClusterReady(cluster.topology))
-        self._tell_of_nodes(cluster.changes)
+        self._emit_node_changes(cluster.changes)
 
         def launching(group: str, workers: int, started: int) -> None:
             count_text = f"{started} of {workers}" if started else str(workers)
@@ -193,7 +193,7 @@ class RunRecord:
         """Whether a node has joined again that elastic components do without."""
         return self._cluster is not None and self._cluster.has_returned()
 
-    def _tell_of_nodes(self, changes: tuple[NodeChange, ...]) -> None:
+    def _emit_node_changes(self, changes: tuple[NodeChange, ...]) -> None:
         """Emit what differs from the nodes of the attempt before."""
         before, self._changes = self._changes, changes
         texts = [change.text for change in changes if change not in before]

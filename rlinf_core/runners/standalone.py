@@ -54,7 +54,7 @@ class StandaloneRecord(RunRecord):
         reporter = _Reporter(folder)
         try:
             digest = folder.write_config_text(text)
-            record = cls._opened(folder, reporter.tell, config, recipe, digest, plain)
+            record = cls._opened(folder, reporter.on_event, config, recipe, digest, plain)
         except BaseException as error:
             _end(folder, error)
             raise
@@ -89,7 +89,7 @@ class _Reporter:
     def say(self, text: str) -> None:
         print(escaped(hidden(text)), file=sys.stderr, flush=True)
 
-    def tell(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         match event:
             case events.RunStarted():
                 self._last_step = event.last_step

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from rlinf_core.algorithms.advantages import AdvantageSettings, Trajectories
-from rlinf_core.algorithms.losses.inputs import LossInputs, LossSettings
-from rlinf_core.algorithms.losses.value_loss import value_loss
+from rlinf_core.algorithms.loss_inputs import LossInputs, LossSettings
+from rlinf_core.algorithms.losses import value_loss
 from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
 from tests.conformance import formula_loops as loops
 

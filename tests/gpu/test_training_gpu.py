@@ -10,7 +10,7 @@ if not torch.cuda.is_available():
 
 from recipes.training.sharding import SingleProcess  # noqa: E402 - after the check
 from recipes.training.updater import Figures, Updater  # noqa: E402
-from rlinf_core.algorithms.losses.inputs import Loss  # noqa: E402
+from rlinf_core.algorithms.loss_inputs import Loss  # noqa: E402
 
 
 @pytest.mark.parametrize("clip_grad", [0.0, 0.5])

@@ -16,7 +16,7 @@ from torch import Tensor
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.typed_tensors import floats
 from rlinf_core import RLinfError
-from rlinf_core.algorithms.kl import kl_estimate
+from rlinf_core.algorithms.loss_inputs import kl_estimate
 
 # Largest difference of one token that rounding explains, by the precision of the weights.
 GAP_LIMITS: Final[Mapping[str, float]] = {"fp32": 1e-2, "bf16": 1.0, "fp16": 0.5}

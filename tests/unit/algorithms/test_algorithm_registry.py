@@ -9,7 +9,7 @@ import pytest
 
 from recipes.sections.algorithm import ADVANTAGES, LOSSES
 from rlinf_core.algorithms.advantages import Advantages, AdvantageSettings, Trajectories, gae
-from rlinf_core.algorithms.losses.policy_loss import actor_critic
+from rlinf_core.algorithms.losses import actor_critic
 from rlinf_core.algorithms.registry import (
     get_advantage,
     get_policy_loss,
@@ -22,7 +22,7 @@ def test_every_name_of_the_configuration_is_there() -> None:
     assert all(callable(get_advantage(name)) for name in ADVANTAGES)
     assert all(callable(get_policy_loss(name)) for name in LOSSES)
     assert get_advantage("gae") is gae
-    assert get_policy_loss("rlinf_core.algorithms.losses.policy_loss:actor_critic") is actor_critic
+    assert get_policy_loss("rlinf_core.algorithms.losses:actor_critic") is actor_critic
 
 
 def test_users_add_their_own() -> None:

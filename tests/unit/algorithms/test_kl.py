@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.algorithms.kl import KlEstimator, kl_estimate
+from rlinf_core.algorithms.loss_inputs import KlEstimator, kl_estimate
 
 log = st.floats(-9, 0)
 

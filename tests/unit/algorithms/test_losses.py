@@ -12,18 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.algorithms.aggregation import denominator
-from rlinf_core.algorithms.losses.inputs import LossInputs, LossSettings
-from rlinf_core.algorithms.losses.policy_loss import (
+from rlinf_core.algorithms.loss_inputs import LossInputs, LossSettings
+from rlinf_core.algorithms.losses import (
     actor,
     actor_critic,
     cispo,
     clipped_policy_losses,
+    clipped_value_loss,
     decoupled_actor,
     gmpo,
     gspo,
+    huber,
     sapo,
 )
-from rlinf_core.algorithms.losses.value_loss import clipped_value_loss, huber
 
 finite = st.floats(-3, 3)
 

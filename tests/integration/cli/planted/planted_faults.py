@@ -19,7 +19,7 @@ from recipes.embodied.envs.processes.simulator import Start
 from tests.unit.recipes.embodied.envs.faults.poisoned_simulator import PoisonedSimulation
 
 if TYPE_CHECKING:
-    from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
+    from rlinf_core.algorithms.loss_inputs import Loss, LossInputs, LossSettings
 
 # After so many moves, in the midst of a later step.
 _MOVES = 25
@@ -167,7 +167,7 @@ def brief(text: str, answer: str) -> float:
 
 def slow_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     """Return the usual loss, after a while: rollouts are ahead of training then."""
-    from rlinf_core.algorithms.losses.policy_loss import actor
+    from rlinf_core.algorithms.losses import actor
 
     time.sleep(0.2)
     return actor(inputs, settings)
@@ -177,7 +177,7 @@ def lone_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     """Return the usual loss, but never in the last process: it enters no reduction of gradients."""
     from torch import distributed
 
-    from rlinf_core.algorithms.losses.policy_loss import actor_critic
+    from rlinf_core.algorithms.losses import actor_critic
 
     global _losses
     _losses += 1

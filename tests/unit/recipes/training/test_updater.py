@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from recipes.training.finite import NonFiniteError
 from recipes.training.sharding import SingleProcess
 from recipes.training.updater import Figures, UntrainedError, Updater
-from rlinf_core.algorithms.losses.inputs import Loss
+from rlinf_core.algorithms.loss_inputs import Loss
 
 
 def updater(module: nn.Module, clip_grad: float = 0.0) -> Updater:

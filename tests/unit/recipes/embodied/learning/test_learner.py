@@ -22,7 +22,7 @@ from recipes.training.optimizer import make_optimizer
 from recipes.training.sharding import SingleProcess
 from recipes.training.updater import Figures, UntrainedError
 from rlinf_core import ConfigError
-from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
+from rlinf_core.algorithms.loss_inputs import Loss, LossInputs, LossSettings
 from rlinf_core.job.load import load_job
 
 SAMPLES, STATES, ACTIONS = 24, 5, 3

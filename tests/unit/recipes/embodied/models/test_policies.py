@@ -234,7 +234,7 @@ class TinyVla(BasePolicy):
 def test_a_vision_language_action_model_fits() -> None:
     """Tokens are drawn one by one, evaluated in one pass, learned from, and become actions of the environment."""
     from recipes.embodied.learning.reductions import sum_to_level
-    from rlinf_core.algorithms.losses.inputs import LossInputs, LossSettings
+    from rlinf_core.algorithms.loss_inputs import LossInputs, LossSettings
     from rlinf_core.algorithms.registry import get_policy_loss
 
     torch.manual_seed(0)

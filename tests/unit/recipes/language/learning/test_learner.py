@@ -20,8 +20,8 @@ from recipes.training.finite import NonFiniteError
 from recipes.training.sharding import SingleProcess
 from recipes.training.updater import UntrainedError
 from rlinf_core.algorithms.advantages import AdvantageSettings, gae, grpo, turn_gae
-from rlinf_core.algorithms.losses.inputs import Loss, LossSettings
-from rlinf_core.algorithms.losses.policy_loss import actor
+from rlinf_core.algorithms.loss_inputs import Loss, LossSettings
+from rlinf_core.algorithms.losses import actor
 from rlinf_core.algorithms.registry import get_policy_loss
 from tests.unit.recipes.language.tiny import answers, plain_logprobs, random_batch, tiny_model
 

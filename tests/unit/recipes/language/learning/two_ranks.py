@@ -25,8 +25,8 @@ from recipes.sections.actor import FsdpConfig, LoraSettings
 from recipes.training.huggingface import with_lora
 from recipes.training.sharding import parallelize
 from rlinf_core.algorithms.advantages import AdvantageSettings, grpo
-from rlinf_core.algorithms.losses.inputs import LossSettings
-from rlinf_core.algorithms.losses.policy_loss import actor
+from rlinf_core.algorithms.loss_inputs import LossSettings
+from rlinf_core.algorithms.losses import actor
 from tests.unit.recipes.language.tiny import CHOSEN, EXPERTS, LAYERS, random_batch, tiny_mixture, tiny_model
 
 
