@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from rlinf_core.config.sections.runner import ProfilerConfig
 from rlinf_core.errors import CheckpointError, ConfigError
@@ -314,13 +314,6 @@ class RolloutRunner(Runner):
         return range(step, 1 + (newest if self.last_step is None else min(newest, self.last_step)))
 
 
-class Profiled(Protocol):
-    """The interface of a group whose workers are profiled, such as `WorkerGroup`."""
-
-    def start_profile(self, kind: str, folder: str, name: str) -> Any: ...
-    def stop_profile(self) -> Any: ...
-
-
 class ProfiledSteps:
     """The profiles of a run.
 
@@ -333,7 +326,7 @@ class ProfiledSteps:
         ConfigError: a component to be profiled has no group.
     """
 
-    def __init__(self, config: ProfilerConfig | None, folder: Path, groups: Mapping[str, Profiled]) -> None:
+    def __init__(self, config: ProfilerConfig | None, folder: Path, groups: Mapping[str, WorkerGroup[Any]]) -> None:
         self._config, self._folder = config, folder
         chosen = config.components if config is not None else ()
         self._groups = {name: group for name, group in groups.items() if not chosen or name in chosen}

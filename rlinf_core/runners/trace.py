@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.write_fault import write_fault
@@ -22,27 +22,16 @@ from rlinf_core.runners import events
 from rlinf_core.runners.events import Event, Listener
 from rlinf_core.runners.storage import durable
 
+if TYPE_CHECKING:
+    from rlinf_core.worker.group.handle import WorkerGroupHandle
+    from rlinf_core.worker.group.worker_group import WorkerGroup
+
 DRIVER: Final = "driver"
 # About 300 MB, the limit of viewers.
 MOST_EVENTS: Final = 2_000_000
 _LAST_WORDS_SECONDS: Final = 5.0
 # After these the workers are new or gone, so the end of the previous phase is unknown.
 _NO_END_OF_A_PHASE: Final = (events.RunStarted, events.RunFinished)
-
-
-class SpansHandle(Protocol):
-    """The pending spans of a group, as a `WorkerGroupHandle`."""
-
-    def done(self) -> bool: ...
-    def wait(self, timeout: float | None = None) -> list[Taken]: ...
-
-
-class Traced(Protocol):
-    """The interface of a group whose workers record spans, such as `WorkerGroup`."""
-
-    @property
-    def worker_group_name(self) -> str: ...
-    def take_spans(self) -> SpansHandle: ...
 
 
 class TraceWriter:
@@ -63,7 +52,7 @@ class TraceWriter:
         self._numbers: dict[str, int] = {}
         self._task_keys: dict[tuple[str, int], int] = {}
         self._transfers = 0
-        self._pending: dict[str, SpansHandle] = {}
+        self._pending: dict[str, WorkerGroupHandle[Taken]] = {}
         self._phase: tuple[str, float] | None = None
         try:
             durable.keep_old(path)
@@ -80,7 +69,7 @@ class TraceWriter:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def collect(self, groups: Iterable[Traced], *, last: bool = False) -> None:
+    def collect(self, groups: Iterable[WorkerGroup[Any]], *, last: bool = False) -> None:
         """Collect the spans of the groups' processes; busy or dead ones are asked again the next time.
 
         With `last` it waits up to five seconds for each.
@@ -131,7 +120,7 @@ class TraceWriter:
         self._file.write(json.dumps(end) + "\n]\n")
         self._file.close()
 
-    def _answer(self, group: str, handle: SpansHandle) -> None:
+    def _answer(self, group: str, handle: WorkerGroupHandle[Taken]) -> None:
         try:
             recorded = handle.wait(_LAST_WORDS_SECONDS)
         except RLinfError:
