@@ -22,7 +22,7 @@ from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Moment, Step
 from rlinf_core.foreign.files import open_below
 from rlinf_core.foreign.write_fault import NO_ROOM, write_fault
-from rlinf_core.runners.record_file import RecordFile, parse_model
+from rlinf_core.runners.storage.record_file import RecordFile, parse_model
 
 if TYPE_CHECKING:
     from rlinf_core.runners.exporters import MetricsBackend
@@ -225,15 +225,6 @@ def read_metrics(path: Path) -> list[Metrics]:
         OSError: the file exists but cannot be read.
     """
     return list(metrics_in(path))
-
-
-def metrics_up_to(path: Path, step: int) -> bytes:
-    """Return the content of `path` up to `step`.
-
-    Raises:
-        OSError: the file exists but cannot be read.
-    """
-    return b"".join(_encode(line) for line in metrics_in(path) if line.step <= step)
 
 
 def _encode(line: Metrics) -> bytes:

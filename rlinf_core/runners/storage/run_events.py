@@ -15,7 +15,7 @@ from typing import Final
 
 from rlinf_core.foreign.file_models import FileModel, Moment, Step
 from rlinf_core.foreign.files import MOST_BYTES
-from rlinf_core.runners.record_file import RecordFile, parse_model
+from rlinf_core.runners.storage.record_file import RecordFile, parse_model
 
 FILE: Final = "events.jsonl"
 

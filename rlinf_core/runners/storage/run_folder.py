@@ -32,12 +32,14 @@ from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.sections.runner import RunnerConfig, RunSettings
 from rlinf_core.errors import RunError
+from rlinf_core.foreign.file_models import FileModel, Step
 from rlinf_core.foreign.files import read_text
 from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.node.process_identity import Presence, own_identity
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import KEEP_ALL, Checkpoint, CheckpointStore, config_hash
+from rlinf_core.runners.storage.record_file import RecordFile, parse_model
 from rlinf_core.runners.storage.resuming import config_id, find_source, run_of, values_of
 from rlinf_core.runners.storage.run_state import STATE, Attempt, RunState, mark, read_state, runs_in, why_not_own
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -358,10 +360,19 @@ def _going_on(run: RunFolder) -> RunError:
     return RunError("the run to resume is still active", where=str(run.path), why=why, help=help)
 
 
-def _copy_metrics(old: Path, new: Path, step: int) -> None:
-    from rlinf_core.runners.metrics import metrics_up_to
+class _Stepped(FileModel):
+    step: Step
 
-    durable.write_whole(new, metrics_up_to(old, step))
+
+def _copy_metrics(old: Path, new: Path, step: int) -> None:
+    """Copy the lines of the metrics up to a step."""
+
+    def kept(line: bytes) -> bytes:
+        if parse_model(line, _Stepped).step > step:
+            raise ValueError("it is later")
+        return line
+
+    durable.write_whole(new, b"".join(RecordFile(old, kept)))
 
 
 def _unwritable(folder: Path, error: OSError) -> RunError:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlinf_core.errors import RunError
 from rlinf_core.runners.exporters import MetricsBackend
-from rlinf_core.runners.metrics import MetricsWriter, metrics_up_to, read_metrics
+from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 
 
 class Memory(MetricsBackend):
@@ -74,17 +74,6 @@ def test_steps_come_in_order(tmp_path: Path) -> None:
 def test_it_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="metrics cannot be written"):
         MetricsWriter(tmp_path / "missing" / "metrics.jsonl")
-
-
-def test_a_copy_ends_at_its_step(tmp_path: Path) -> None:
-    old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
-    with MetricsWriter(old) as writer:
-        for step in range(5):
-            writer.log(step, {"x": step})
-    new.write_bytes(metrics_up_to(old, 2))
-    assert read_metrics(new) == read_metrics(old)[:3]
-    new.write_bytes(metrics_up_to(tmp_path / "missing", 2))
-    assert read_metrics(new) == []
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from rlinf_core.foreign.file_models import FileModel, first_fault
 from rlinf_core.foreign.files import BadFileError, open_log, open_regular
+from rlinf_core.runners.storage.durable import append_whole
 
 T = TypeVar("T")
 M = TypeVar("M", bound=FileModel)
@@ -65,14 +66,14 @@ class RecordFile(Generic[T]):
         return records, faults
 
     def append(self, line: str) -> None:
-        """Append a line in one write, so that a reader sees the whole line or nothing.
+        """Append a line as a whole or not at all. Nobody else may write to the file.
 
         Raises:
             OSError: it cannot be written.
         """
         descriptor = open_log(self.path.parent, self.path.name)
         try:
-            os.write(descriptor, f"{line}\n".encode("utf-8", "backslashreplace"))
+            append_whole(descriptor, f"{line}\n".encode("utf-8", "backslashreplace"))
         finally:
             os.close(descriptor)
 
