@@ -15,7 +15,7 @@ from recipes.embodied.replay import segments
 from recipes.embodied.replay.replay_types import ReplayError
 from recipes.embodied.replay.segments import SegmentWriter, read_segments
 from recipes.serve.service.journal import Journal, JournalEntry
-from rlinf_core import RunError
+from rlinf_core.errors import RunError
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.storage.run_events import append_event, story_with_faults
 
