@@ -29,7 +29,7 @@ class LogprobGap:
     Attributes:
         mean: the mean of its absolute value.
         largest: the largest difference of its absolute value.
-        k3: estimate of the divergence of the engine's policy from the trainer's (`algorithms.kl`).
+        k3: estimate of the divergence of the engine's policy from the trainer's (`algorithms.loss_inputs`).
         tokens: the number of tokens compared.
     """
 
