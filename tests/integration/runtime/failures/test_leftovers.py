@@ -15,7 +15,8 @@ from tests.waiting import until
 
 DRIVER = """
 import sys, time
-from rlinf_core import Cluster, NodePlacementStrategy, UnknownGroupError, Worker, WorkerGroupError
+from rlinf_core import Cluster, NodePlacementStrategy, Worker, WorkerGroupError
+from rlinf_core.errors import UnknownGroupError
 from tests.waiting import until
 
 class Broken(Exception):
