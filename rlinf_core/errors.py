@@ -26,8 +26,8 @@
           ChannelFull                 also asyncio.QueueFull (in `channel.operation`)
           ChannelEmpty                also asyncio.QueueEmpty (in `channel.operation`)
 
-`rlinf_core` exports all of them. Every one survives pickling with its fields, because it may be raised in a worker and
-read in the driver.
+`rlinf_core` exports those that programs catch most. Every one survives pickling with its fields, because it may be
+raised in a worker and read in the driver.
 """
 
 from __future__ import annotations
