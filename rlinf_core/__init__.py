@@ -52,8 +52,10 @@ _RENAMED = {
     "rank_means": "mean_over_ranks",
     "with_options": "options_model",
 }
-_FORMER = {name: module for module, names in _HIDDEN.items() for name in names.split()}
-_FORMER |= {old: f"{__name__}:{new}" for old, new in _RENAMED.items()}
+_FORMER = {
+    **{name: module for module, names in _HIDDEN.items() for name in names.split()},
+    **{old: f"{__name__}:{new}" for old, new in _RENAMED.items()},
+}
 
 pin_own_packages()
 __getattr__, __dir__ = public_names(__name__, __file__, _OF_RLINF, _FORMER)

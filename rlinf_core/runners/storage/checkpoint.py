@@ -107,7 +107,7 @@ class Manifest(FileModel):
 class ManifestFile(Manifest):
     """The content of `manifest.json`, which must name its schema."""
 
-    schema_: _Schema
+    schema_: _Schema  # pyright: ignore[reportGeneralTypeIssues] - required in a file
 
 
 class Checkpoint(NamedTuple):
