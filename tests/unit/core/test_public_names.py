@@ -83,7 +83,7 @@ def test_name_of_a_related_project_is_refused_with_ours() -> None:
         rlinf_core.ModelParallelComponentPlacement  # pyright: ignore  # noqa: B018
 
 
-def test_former_names_work_for_a_release_and_say_where_they_are_now() -> None:
+def test_former_names_work_and_say_where_they_are_now() -> None:
     with pytest.warns(DeprecationWarning, match=r"`open_run` of `rlinf_core` is now `load_run`"):
         assert rlinf_core.open_run is rlinf_core.load_run  # pyright: ignore
     where = r"is now `RunFolder` of `rlinf_core.runners.storage.run_folder`"
