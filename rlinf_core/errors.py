@@ -35,6 +35,8 @@ from __future__ import annotations
 import signal as signals
 from typing import Any, NamedTuple
 
+from rlinf_core.suggest import clipped
+
 
 class ProcessEnd(NamedTuple):
     """The end of a process, as its kernel reports it; nothing is inferred.
@@ -78,16 +80,19 @@ class RLinfError(Exception):
         where: the location (a file position, a component and rank, a node), or None.
         why: the cause, if known and not part of the message, or None.
         help: the remedy, or None.
+
+    What they quote of others is shortened, where it is enormous (see `clipped`).
     """
 
     def __init__(
         self, message: str, *, where: str | None = None, why: str | None = None, help: str | None = None
     ) -> None:
+        message = clipped(message)
         super().__init__(message)
         self.message = message
-        self.where = where
-        self.why = why
-        self.help = help
+        self.where = where and clipped(where)
+        self.why = why and clipped(why)
+        self.help = help and clipped(help)
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message

@@ -52,3 +52,27 @@ def excerpt(text: str, limit: int = 60) -> str:
     """Return a text as quoted in messages: on one line, and truncated."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+# Characters of a line of a message, and of the message, at most: people read it, whatever it quotes.
+LONGEST_LINE = 1_000
+_LONGEST_MESSAGE = 50_000
+
+
+def clipped(text: str) -> str:
+    """Return a message with its ends, where a file, a node or a variable that it quotes makes it enormous.
+
+    What is left out begins and ends at a blank, where there is one near: half of a secret would not be recognized.
+    """
+    if len(text) <= LONGEST_LINE:
+        return text
+    text = _shortened(text, _LONGEST_MESSAGE)
+    return "\n".join(_shortened(line, LONGEST_LINE) for line in text.split("\n"))
+
+
+def _shortened(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    head, tail = text[: limit * 2 // 3], text[-limit // 4 :]
+    before, after = head[:-100] + head[-100:].rpartition(" ")[0], tail[:100].partition(" ")[2] + tail[100:]
+    return f"{before} ... ({len(text) - len(before) - len(after)} characters) ... {after}"

@@ -19,6 +19,7 @@ from typing import Any, Final, TextIO
 from rlinf_cli.console.terminal_stream import guarded_stream, unguarded_stream
 from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.process.known_secrets import hidden
+from rlinf_core.suggest import clipped
 
 # Write errors that are not a bug: a full disk, a quota, a file-size limit, a broken device.
 OUTPUT_LOST: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
@@ -84,7 +85,7 @@ def message(text: str) -> None:
 
 def warn(text: str) -> None:
     """Print a warning; `--quiet` drops it."""
-    message(f"{style('warning', 'yellow', sys.stderr)}: {text}")
+    message(f"{style('warning', 'yellow', sys.stderr)}: {clipped(text)}")
 
 
 def error(text: str) -> None:
@@ -94,10 +95,10 @@ def error(text: str) -> None:
 
 def error_block(what: str, *, where: str | None = None, why: str | None = None, do: str | None = None) -> None:
     """Print an error: message, location, cause, remedy."""
-    lines = [f"{style('error', 'red', sys.stderr)}: {what}"]
+    lines = [f"{style('error', 'red', sys.stderr)}: {clipped(what)}"]
     for label, text in (("where", where), ("why", why), ("do", do)):
         if text:
-            first, *rest = text.splitlines()
+            first, *rest = clipped(text).splitlines()
             lines.append(f"  {style(label.rjust(5), 'dim', sys.stderr)}: {first}")
             lines.extend(f"         {line}" for line in rest)
     error("\n".join(lines))
@@ -137,7 +138,7 @@ def table(
     from rich.text import Text
 
     columns = width()
-    rows = [tuple(escaped(cell) for cell in row) for row in rows]
+    rows = [tuple(escaped(clipped(cell)) for cell in row) for row in rows]
     widest = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(headers))
     for index, header in enumerate(headers):

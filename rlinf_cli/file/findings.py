@@ -10,24 +10,17 @@ from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.render import render_text
 from rlinf_core.config.secrets import mask_message, mask_text
 from rlinf_core.config.tree import format_path
+from rlinf_core.suggest import clipped
 
 VALIDATE_SCHEMA: Final = "rlinf.validate/1"
 
-_MOST = 100
-
 
 def finding_blocks(diagnostics: Sequence[Diagnostic], stream: TextIO) -> Iterator[str]:
-    """Return a text block for each of the most severe findings and a count of the rest; all of them with `--verbose`.
-
-    Colour and width are those of `stream`.
-    """
-    shown = diagnostics if console.verbosity.verbose else _gravest(diagnostics)
+    """Return a text block for each finding, in colour and width of `stream`."""
     # A caret may be one column past the last character.
     color, width = console.colored(stream), console.width(stream) - 1
-    for diagnostic in shown:
+    for diagnostic in diagnostics:
         yield render_text(diagnostic, color=color, width=width)
-    if len(shown) < len(diagnostics):
-        yield f"and {len(diagnostics) - len(shown)} more; `rlinf validate --verbose` shows all of them"
 
 
 def without_effect(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
@@ -35,15 +28,6 @@ def without_effect(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     from rlinf_cli.lint.no_effect import NO_EFFECT
 
     return [diagnostic for diagnostic in diagnostics if diagnostic.code == NO_EFFECT]
-
-
-def _gravest(diagnostics: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
-    """Return the first hundred, errors before warnings before notes, in the order of `found`."""
-    if len(diagnostics) <= _MOST:
-        return diagnostics
-    grave = list(Severity)
-    kept = sorted(range(len(diagnostics)), key=lambda index: grave.index(diagnostics[index].severity))[:_MOST]
-    return [diagnostics[index] for index in sorted(kept)]
 
 
 def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
@@ -62,7 +46,7 @@ def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
         "column": begin.column,
         "end_line": finish.line,
         "end_column": finish.column,
-        "path": mask_text(format_path(diagnostic.path)),
+        "path": clipped(mask_text(format_path(diagnostic.path))),
         "help": diagnostic.help and mask_message(diagnostic.help),
         "related": [
             {"file": place.source.name, "line": place.begin.line, "column": place.begin.column, "message": words}
@@ -74,12 +58,12 @@ def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
 def to_json(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
     """Return the findings of one or more files in the format `rlinf.validate/1`, ready for `json.dumps`."""
     findings = list(diagnostics)
-    errors = sum(1 for d in findings if d.severity is Severity.ERROR)
+    errors = sum(d.count for d in findings if d.severity is Severity.ERROR)
     return {
         "schema": VALIDATE_SCHEMA,
         "ok": errors == 0,
         "errors": errors,
-        "warnings": sum(1 for d in findings if d.severity is Severity.WARNING),
+        "warnings": sum(d.count for d in findings if d.severity is Severity.WARNING),
         "diagnostics": [to_record(d) for d in findings],
     }
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from rlinf_core.config.secrets import mask_message
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Path
+from rlinf_core.suggest import LONGEST_LINE, clipped
+
+# Findings of one code.
+MOST: Final = 100
 
 
 class Severity(StrEnum):
@@ -27,6 +33,7 @@ class Diagnostic(NamedTuple):
         path: the configuration path it concerns, empty for the whole file.
         help: the remedy in one line, or None.
         related: other relevant places, each with a short explanation.
+        count: how many findings it stands for.
     """
 
     code: str
@@ -36,17 +43,35 @@ class Diagnostic(NamedTuple):
     path: Path = ()
     help: str | None = None
     related: tuple[tuple[Span, str], ...] = ()
+    count: int = 1
 
 
 class Diagnostics:
-    """A collection of findings. The same code at the same place is kept once."""
+    """A collection of findings. The same code at the same place is kept once; of one code the first hundred are kept,
+    and the others counted."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, int, int, int], Diagnostic] = {}
+        self._seen: set[tuple[str, int, int, int]] = set()
+        self._kept: list[Diagnostic] = []
+        self._counts: Counter[tuple[str, Severity]] = Counter()
+        self._more: dict[tuple[str, Severity], Diagnostic] = {}
 
     def add(self, diagnostic: Diagnostic) -> None:
-        span = diagnostic.span
-        self._found.setdefault((diagnostic.code, id(span.source), span.start, span.end), diagnostic)
+        code, severity, span = diagnostic.code, diagnostic.severity, diagnostic.span
+        key = (code, id(span.source), span.start, span.end)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        kind = (code, severity)
+        self._counts[kind] += 1
+        if self._counts[kind] <= MOST:
+            message, help = _quotable(diagnostic.message), diagnostic.help and _quotable(diagnostic.help)
+            self._kept.append(diagnostic._replace(message=message, help=help))
+            return
+        first = self._more.get(kind)
+        count = diagnostic.count + (first.count if first else 0)
+        message = f"and {count} more of this kind"
+        self._more[kind] = Diagnostic(code, severity, message, (first or diagnostic).span, count=count)
 
     def error(
         self,
@@ -67,24 +92,25 @@ class Diagnostics:
     def __iter__(self) -> Iterator[Diagnostic]:
         """Iterate by source in order of appearance (overrides last), then by position."""
         order: dict[int, int] = {}
-        for diagnostic in self._found.values():
+        diagnostics = [*self._kept, *self._more.values()]
+        for diagnostic in diagnostics:
             source = diagnostic.span.source
             rank = len(order) + (10**9 if source.kind == "overrides" else 0)
             order.setdefault(id(source), rank)
-        return iter(
-            sorted(
-                self._found.values(),
-                key=lambda d: (order[id(d.span.source)], d.span.start, d.span.end, d.code),
-            )
-        )
+        return iter(sorted(diagnostics, key=lambda d: (order[id(d.span.source)], d.span.start, d.span.end, d.code)))
 
     def __len__(self) -> int:
-        return len(self._found)
+        return sum(diagnostic.count for diagnostic in self)
 
     def count(self, severity: Severity) -> int:
-        return sum(1 for diagnostic in self._found.values() if diagnostic.severity is severity)
+        return sum(diagnostic.count for diagnostic in self if diagnostic.severity is severity)
 
     @property
     def ok(self) -> bool:
         """Whether there are no errors."""
         return self.count(Severity.ERROR) == 0
+
+
+def _quotable(text: str) -> str:
+    # Secrets first: where a quotation is clipped, its name may be gone.
+    return text if len(text) <= LONGEST_LINE else clipped(mask_message(text))

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, cast
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, Result, Transport
 from rlinf_core.foreign.strict_json import load_json
+from rlinf_core.suggest import clipped
 
 # The modules of the agent, in import order.
 PARTS: Final = (
@@ -155,7 +156,7 @@ def _understood(node: NodeTarget, interpreter: str, result: Result, deadline: fl
         last.pop("event")
         return AgentReply(last, "", "", "", 0, "", result)
     if last.get("event") == "error":
-        message, why, hint, lines = (str(last.get(name) or "") for name in ("message", "why", "help", "lines"))
+        message, why, hint, lines = (clipped(str(last.get(name) or "")) for name in ("message", "why", "help", "lines"))
         rc = last.get("rc")
         return AgentReply(None, message, why, hint, rc if isinstance(rc, int) else None, lines, result)
     spoken = result.last_lines()

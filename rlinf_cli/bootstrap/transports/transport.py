@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from rlinf_cli.bootstrap.inventory import NodeTarget
+from rlinf_core.suggest import clipped
 
 # The output limit per node, so that a thousand nodes cannot fill this machine's memory.
 MAX_OUTPUT_BYTES: Final = 1 << 20
@@ -63,7 +64,7 @@ class Result:
     def last_lines(self, count: int = 5) -> str:
         """Return the end of its standard error, or else of its standard output."""
         text = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
-        return "\n".join(text.splitlines()[-count:])
+        return clipped("\n".join(text.splitlines()[-count:]))
 
 
 OnLine = Callable[[bytes], None]

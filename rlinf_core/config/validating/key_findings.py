@@ -143,13 +143,14 @@ def meant_key(model: type[BaseModel], tree: MappingNode, path: Path) -> str | No
     Keys of a base may be set again by the extending file, and keys of the file by an override.
     """
     parent = find(tree, path[:-1])
-    entries = parent.entries if isinstance(parent, MappingNode) else ()
     source = naming(tree, path).source
-    own_keys = {e.key.raw for e in entries if e.key.span.source is source and source.kind != "overrides"}
-    name, known = (
-        str(path[-1]).lower().replace("-", "_"),
-        [key for key in _fields(model, tree, path[:-1]) if key not in own_keys],
-    )
+
+    def is_set(key: str) -> bool:
+        entry = parent.entry(key) if isinstance(parent, MappingNode) else None
+        return entry is not None and entry.key.span.source is source and source.kind != "overrides"
+
+    name = str(path[-1]).lower().replace("-", "_")
+    known = [key for key in _fields(model, tree, path[:-1]) if not is_set(key)]
     # A name without its first word, as `robot_ip` for `left_robot_ip`, is not similar by spelling.
     synonyms = [key for key in known if name in _SYNONYMS.get(key, ())]
     longer = [key for key in known if "_" in name and key.endswith(f"_{name}")]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, Ty
 
 from pydantic import BaseModel, ValidationError
 
-from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.diagnostics import MOST, Diagnostic, Diagnostics, Severity
 from rlinf_core.config.places import naming, part, place
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.source import Span
@@ -90,6 +90,7 @@ class _Rounds(Generic[M]):
         self.misspelt: set[Path] = set()
         self.kept: Kept = {}
         self.hopeless = False
+        self._unknown_keys = 0
 
     def begin(self, unresolved: Collection[Path]) -> M | None:
         """Replace aliases of keys, remove unresolved values, and return the model if everything is valid."""
@@ -114,10 +115,8 @@ class _Rounds(Generic[M]):
         return None
 
     def _leave_out(self, unresolved: Collection[Path], unknown: Collection[Path]) -> None:
-        from rlinf_core.config.validating import key_findings
-
         for path in unknown:
-            self.diagnostics.add(key_findings.unknown_key(self.model_type, self.whole, path))
+            self.diagnostics.add(self._unknown_key(path))
         cuts: Cuts = {path: self._stand_in(path) for path in unresolved}
         self.pruned.update(cuts)
         self.hopeless = () in cuts
@@ -176,6 +175,15 @@ class _Rounds(Generic[M]):
             value = value(written.raw) if isinstance(written, ScalarNode) else None
         return None if value is None else ScalarNode(naming(self.whole, path), str(value), value)
 
+    def _unknown_key(self, path: Path) -> Diagnostic:
+        from rlinf_core.config.validating import key_findings
+
+        self._unknown_keys += 1
+        # Guesses take long, and no more are shown.
+        if self._unknown_keys > MOST:
+            return Diagnostic("unknown-key", Severity.ERROR, "", naming(self.whole, path))
+        return key_findings.unknown_key(self.model_type, self.whole, path)
+
     def _report(self, group: list[_Located]) -> list[Diagnostic]:
         # Imported here and below: a file without mistakes, the common case, needs no messages.
         from rlinf_core.config.validating import key_findings
@@ -185,7 +193,7 @@ class _Rounds(Generic[M]):
         if located.kind == "missing":
             return [key_findings.missing_key(self.model_type, self.whole, path)]
         if located.kind == "extra_forbidden":
-            return [key_findings.unknown_key(self.model_type, self.whole, path)]
+            return [self._unknown_key(path)]
         return [self._union_report(group, path) if len(group) > 1 else self._value_report(located, path)]
 
     def _without_twins(self, reports: list[Diagnostic]) -> list[Diagnostic]:
@@ -194,7 +202,7 @@ class _Rounds(Generic[M]):
 
         meant: set[Path] = set()
         for report in reports:
-            if report.code == "unknown-key":
+            if report.code == "unknown-key" and report.path:
                 key = meant_key(self.model_type, self.whole, report.path)
                 meant.add((*report.path[:-1], key) if key else report.path)
                 if key:
