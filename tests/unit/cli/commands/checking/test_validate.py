@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from rlinf_core.config.validating import key_findings
+
 Cli = Callable[..., Any]
 Contract = Callable[[str, str], Any]
 RLINF = Path(sys.executable).with_name("rlinf")
@@ -255,16 +257,62 @@ def test_secrets_are_masked_in_what_messages_quote(cli: Cli, good: Path, overrid
         assert "hunter2" not in ended.out + ended.err
 
 
-def test_a_hundred_findings_are_enough_to_read(cli: Cli, tmp_path: Path, contract: Contract) -> None:
+def test_findings_of_one_kind_are_counted_after_a_hundred(cli: Cli, tmp_path: Path, contract: Contract) -> None:
     path = tmp_path / "many.yaml"
     groups = "".join(f"    - {{label: g{i}, node_ranks: 00, odd: 1}}\n" for i in range(300))
     path.write_text(f"cluster:\n  num_nodes: 01\n  node_groups:\n{groups}")
-    ended = cli("validate", path)
-    assert ended.out.count("error[unknown-key]") == 100
-    assert "warning[" not in ended.out  # it comes first in the file, but errors are graver
-    assert "\nand 201 more; `rlinf validate --verbose` shows all of them\n" in ended.out
+    ended = cli("validate", path, "--verbose")
+    assert ended.out.count("error[unknown-key]: unknown key") == 100
+    assert "error[unknown-key]: and 200 more of this kind" in ended.out
     assert "300 errors, 1 warning" in ended.out
-    assert cli("validate", path, "--verbose").out.count("[unknown-key]") == 300
-    assert cli("validate", path, "--output", "github").out.count("(unknown-key)") == 300
-    assert len(contract("validate", cli("validate", path, "--output", "json").out)["diagnostics"]) == 301
-    assert cli("inspect", "placement", path).err.count("error[unknown-key]") == 100
+    assert cli("validate", path, "--output", "github").out.count("(unknown-key)") == 101
+    record = contract("validate", cli("validate", path, "--output", "json").out)
+    assert len(record["diagnostics"]) == 102
+    assert (record["errors"], record["warnings"]) == (300, 1)
+    assert cli("inspect", "placement", path).err.count("error[unknown-key]") == 101
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "runner:\n" + "".join(f"  k{i}: {i}\n" for i in range(400)),
+        "".join(f"k{i}: {i}\n" for i in range(400)),
+        "runner:\n" + "".join(f"  k{i}: ${{nowhere.k{i}}}\n" for i in range(400)),
+    ],
+    ids=["of a section", "of the file", "with references"],
+)
+def test_no_guess_is_made_for_a_finding_that_is_only_counted(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    guessed: list[object] = []
+    guess = key_findings.unknown_key
+
+    def counted(*args: Any) -> Any:
+        guessed.append(args)
+        return guess(*args)
+
+    monkeypatch.setattr(key_findings, "unknown_key", counted)
+    path = tmp_path / "many.yaml"
+    path.write_text(f"recipe: embodied\ncluster: {{num_nodes: 1}}\n{text}")
+    assert "error[unknown-key]: and 300 more of this kind" in cli("validate", path).out
+    assert len(guessed) == 100
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "runner: {? %s : 1}",
+        "runner: {max_steps: %s}",
+        "runner: {max_steps: '${env:A%s}'}",
+        "? %s\n: 1",
+        "extends: %s.yaml",
+        "recipe: %s",
+    ],
+)
+def test_quotations_have_a_length(cli: Cli, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "long.yaml"
+    path.write_text(f"cluster: {{num_nodes: 1}}\n{text % ('x' * 60_000)}\n")
+    for form in ("text", "json", "github"):
+        ended = cli("validate", "--output", form, path)
+        assert ended.code == 2
+        assert len(ended.out + ended.err) < 8_000
