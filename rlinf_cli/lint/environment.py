@@ -81,7 +81,7 @@ def _variable(site: Site, path: Path, name: str, value: str, taken: frozenset[st
         )
     node = find(site.view.tree, path)
     in_file = isinstance(node, ScalarNode) and "${" not in node.span.text
-    if in_file and ((is_secret(name) and value) or url_secrets(value)):
+    if in_file and ((is_secret(name, value) and value) or url_secrets(value)):
         site.report(
             "secret-in-file",
             f"the secret value of `{name}` is written in the file",

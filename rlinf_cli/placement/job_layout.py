@@ -62,7 +62,7 @@ def secret_texts(job: SoundJob) -> list[str]:
 
 def masked(name: str, value: str, secrets: Iterable[str]) -> str:
     """Return a variable's value, masked for printing."""
-    if value and is_secret(name):
+    if value and is_secret(name, value):
         return MASK
     for secret in secrets:
         value = value.replace(secret, MASK)

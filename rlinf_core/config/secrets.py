@@ -1,8 +1,8 @@
 """Recognition of secret-looking values, and their masking in all output.
 
-Environment variables (names in capitals): `*TOKEN`, `*_KEY`, `*_PASS`, `*_PWD`, `*_PAT`, `*_DSN`, `*_JWT`, `*_COOKIE`,
-`*_WEBHOOK`, `*_CONNECTION_STRING`, and whatever holds PASSWORD, PASSWD, PASSPHRASE, SECRET, CREDENTIAL or
-AUTHORIZATION; but `*_CREDENTIALS` names a file.
+Environment variables (names in capitals): `*TOKEN`, `*_KEY`, `*_PASS`, `*_PAT`, `*_DSN`, `*_AUTH`, `*_PRIVATE` and the
+other ends below, also with a number, `_B64` or `_JSON` behind it, and whatever holds PASSWORD, PASSWD, PASSPHRASE,
+SECRET, CREDENTIAL or AUTHORIZATION. `*_CREDENTIALS`, `*_AUTH` and the like may name a file: a path is no secret.
 
 Configuration keys (any other spelling): the words that a name may hold, and `*token`, but not special tokens
 (`pad_token`), and `*_key` only after a word such as `api`, `access` or `private`. Neither `max_tokens` nor
@@ -25,7 +25,18 @@ from rlinf_core.process.known_secrets import MASK, SHORTEST
 
 _ALWAYS: Final = ("password", "passwd", "passphrase", "secret", "credential", "authorization")
 # Ends of the names of environment variables.
-_VARIABLE_ENDS: Final = ("PASS", "PWD", "PAT", "DSN", "JWT", "COOKIE", "WEBHOOK", "WEBHOOK_URL", "CONNECTION_STRING")
+_VARIABLE_ENDS: Final = (
+    *("AUTH", "BEARER", "CONNECTION_STRING", "COOKIE", "COOKIES", "CREDS", "DSN", "JWT", "OTP", "PASS", "PASSCODE"),
+    *("PAT", "PRIVATE", "PW", "PWD", "SAS", "SESSION", "WEBHOOK", "WEBHOOK_URL"),
+)
+# Those of them whose value may be a file's path.
+_FILE_ENDS: Final = ("_AUTH", "_COOKIE", "_COOKIES", "_CREDENTIALS", "_CREDS", "_PRIVATE", "_SESSION")
+_PATH: Final = re.compile(
+    r"(~|\.{1,2})?/[^\s+=:]*|[^\s+=:]+\.(json|ya?ml|toml|ini|conf|txt|env|pem|key|crt|pub|asc|gpg)"
+)
+# The kind of desktop.
+_NO_SECRETS: Final = ("DESKTOP_SESSION",)
+_FORM: Final = re.compile(r"_?([0-9]+|B64|BASE64|JSON)\Z")
 _SPECIAL_TOKENS: Final = frozenset(
     (
         *("action", "bos", "cls", "end", "eos", "eot", "image", "mask", "newline", "pad", "per", "sep"),
@@ -48,12 +59,19 @@ def _url_secret() -> re.Pattern[str]:
     )
 
 
-def is_secret(name: str) -> bool:
-    """Return whether the value of a variable or key of this name must be masked. Only the last part of `a.b` counts."""
+def is_secret(name: str, value: object = None) -> bool:
+    """Return whether the value of a variable or key of this name must be masked. Only the last part of `a.b` counts.
+
+    Where the value is known, one that names a file is not.
+    """
     name = name.rpartition(".")[2]
+    if name.isupper():
+        name = _FORM.sub("", name)
+        if name in _NO_SECRETS or (name.endswith(_FILE_ENDS) and isinstance(value, str) and _PATH.fullmatch(value)):
+            return False
     folded = name.casefold()
     if any(word in folded for word in _ALWAYS):
-        return not name.endswith("_CREDENTIALS")
+        return True
     if name.isupper() and name.endswith(tuple(f"_{end}" for end in _VARIABLE_ENDS)):
         return True
     if not ("token" in folded or "key" in folded):
@@ -70,7 +88,7 @@ def is_secret(name: str) -> bool:
 def environment_secrets() -> frozenset[str]:
     """Return the values of this process's environment variables with secret-looking names, and passwords of URLs in
     any, except very short ones."""
-    named = {text for name, text in os.environ.items() if is_secret(name)}
+    named = {text for name, text in os.environ.items() if is_secret(name, text)}
     return frozenset(text for text in named.union(*map(url_secrets, os.environ.values())) if len(text) >= SHORTEST)
 
 
@@ -102,10 +120,14 @@ def secret_values(tree: MappingNode, secret: Collection[Path] = ()) -> frozenset
         else:
             for entry in node.entries:
                 name = entry.key.raw
-                walk(entry.value, (*path, name), secretly=secretly or is_secret(name))
+                walk(entry.value, (*path, name), secretly=secretly or is_secret(name, _text_of(entry.value)))
 
     walk(tree, (), secretly=False)
     return frozenset(secrets)
+
+
+def _text_of(node: Node) -> str | None:
+    return node.raw if isinstance(node, ScalarNode) else None
 
 
 def mask(tree: MappingNode, secret: Collection[Path] = ()) -> MappingNode:
@@ -127,7 +149,7 @@ def _mask(node: Node, path: Path, secret: frozenset[Path], *, hidden: bool) -> N
     entries: list[Entry] = []
     for entry in node.entries:
         name = entry.key.raw
-        value = _mask(entry.value, (*path, name), secret, hidden=hidden or is_secret(name))
+        value = _mask(entry.value, (*path, name), secret, hidden=hidden or is_secret(name, _text_of(entry.value)))
         entries.append(Entry(entry.key, value))
     return MappingNode(node.span, tuple(entries))
 
@@ -197,9 +219,10 @@ def _mask_line(line: str) -> tuple[str, int | None]:
         shown += before
         depth += sum(before.count(opening) for opening in "{[") - sum(before.count(closing) for closing in "}]")
         at = start
-        if is_secret(match["name"]):
-            at = _value_end(line, start, inside=depth > 0)
-            value = line[start:at]
+        end = _value_end(line, start, inside=depth > 0)
+        value = line[start:end]
+        if is_secret(match["name"], value.strip().strip("\"'")):
+            at = end
             shown += value if _BARE_REFERENCE.match(value.strip()) else _stars(value)
             quoted = line[: match.start()].endswith(("'", '"'))
             column = match.start() - quoted if at == len(line) else None

@@ -131,7 +131,7 @@ def _masked(data: Any) -> Any:
     def masked(value: Any, *, secretly: bool) -> Any:
         if isinstance(value, dict):
             entries = cast("dict[str, Any]", value)
-            return {key: masked(item, secretly=secretly or is_secret(key)) for key, item in entries.items()}
+            return {key: masked(item, secretly=secretly or is_secret(key, item)) for key, item in entries.items()}
         if isinstance(value, list):
             return [masked(item, secretly=secretly) for item in cast("list[Any]", value)]
         if secretly and value not in (None, ""):
@@ -145,7 +145,7 @@ def _texts(value: Any, *, secretly: bool) -> Iterator[str]:
     """Yield the texts below secret keys of plain data, and passwords of URLs in others."""
     if isinstance(value, dict):
         for key, item in cast("dict[str, Any]", value).items():
-            yield from _texts(item, secretly=secretly or is_secret(key))
+            yield from _texts(item, secretly=secretly or is_secret(key, item))
     elif isinstance(value, list):
         for item in cast("list[Any]", value):
             yield from _texts(item, secretly=secretly)

@@ -149,7 +149,7 @@ def _environment(node: NodeTarget, forwarded: Mapping[str, str]) -> dict[str, st
 
 
 def _variable(resource: str, key: str, value: str) -> dict[str, Any]:
-    if is_secret(key):
+    if is_secret(key, value):
         return {"name": key, "valueFrom": {"secretKeyRef": {"name": f"{resource}-env", "key": key}}}
     # Kubernetes replaces $(NAME) in a value; $$ stands for one $.
     return {"name": key, "value": value.replace("$(", "$$(")}

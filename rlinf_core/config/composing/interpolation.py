@@ -210,7 +210,7 @@ class _Resolver:
         raw = text or default or ""
         node = ScalarNode(use.scalar.span, raw, resolve_plain(raw))
         self._finish(node, node)
-        if is_secret(name):
+        if is_secret(name, raw):
             self.secret.add(id(node))
         return node
 
@@ -230,7 +230,8 @@ class _Resolver:
                 return None
             current = below
         resolved = self.resolve(current, path, depth + 1)
-        if any(isinstance(segment, str) and is_secret(segment) for segment in path):
+        raw = resolved.raw if isinstance(resolved, ScalarNode) else None
+        if any(isinstance(segment, str) and is_secret(segment, raw) for segment in path):
             self.secret.add(id(resolved))
         return resolved
 

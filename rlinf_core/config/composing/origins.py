@@ -189,7 +189,7 @@ def _default_leaves(value: Plain, path: Path) -> Iterator[Origin]:
         for index, item in enumerate(cast("Sequence[Plain]", value)):
             yield from _default_leaves(item, (*path, index))
     else:
-        secret = value not in (None, "") and any(isinstance(name, str) and is_secret(name) for name in path)
+        secret = value not in (None, "") and any(isinstance(name, str) and is_secret(name, value) for name in path)
         yield Origin(path, MASK if secret else mask_urls(_leaf_text(value)), "default")
 
 

@@ -216,8 +216,10 @@ class _Rounds(Generic[M]):
         field = fields_at(self.model_type, path[:-1]).get(str(path[-1])) if path else None
         holds = [key for key, field in fields_at(self.model_type, path).items() if field.is_required()] if path else []
         words = words_for(located.error, subject_of(path), field, holds)
-        if path in self.secret or is_secret(str(path[-1] if path else "")):
-            words = words.without(find(self.whole, path))
+        value = find(self.whole, path)
+        written = value.raw if isinstance(value, ScalarNode) else None
+        if path in self.secret or is_secret(str(path[-1] if path else ""), written):
+            words = words.without(value)
         span = located.span(self.whole, path)
         return Diagnostic(words.code, Severity.ERROR, words.message, span, path, words.help)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.config.secrets import MASK, is_secret, mask, mask_message, mask_text, secret_values
+from rlinf_core.config.secrets import MASK, environment_secrets, is_secret, mask, mask_message, mask_text, secret_values
 from rlinf_core.config.tree import MappingNode, to_data
 
 
@@ -21,6 +21,8 @@ from rlinf_core.config.tree import MappingNode, to_data
         *("AWS_SECRET_ACCESS_KEY", "CLIENT_SECRET_ID", "PGPASSWORD", "MY_PASSWORDS", "NPM_AUTHTOKEN"),
         *("password", "db_password", "passwd", "passphrase", "secret", "client_secret", "apiSecret", "Password"),
         *("token", "hf_token", "accessToken", "auth-token", "wandb_token", "Token"),
+        *("HF_AUTH", "SIGNING_PRIVATE", "PLAIN_CREDENTIALS", "GOOGLE_APPLICATION_CREDENTIALS", "GCP_CREDENTIALS_JSON"),
+        *("REGISTRY_CREDS", "GITHUB_SESSION", "AZURE_SAS", "DB_PW", "SSH_KEY_B64", "HF_TOKEN_2", "SITE_COOKIES"),
         *("api_key", "apiKey", "apikey", "wandb_api_key", "access_key", "private_key", "runner.logger.api_key"),
     ],
 )
@@ -32,7 +34,17 @@ def test_secret(name: str) -> None:
     "name",
     [
         *("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "KEYBOARD", "GLOO_SOCKET_IFNAME", "MONKEY", "HF_HOME", "PATH"),
-        *("PWD", "OLDPWD", "BYPASS", "PATH_PATTERN", "GOOGLE_APPLICATION_CREDENTIALS", "render_pass", "pat"),
+        *(
+            "PWD",
+            "OLDPWD",
+            "BYPASS",
+            "PATH_PATTERN",
+            "DESKTOP_SESSION",
+            "AUTHOR",
+            "SSH_AUTH_SOCK",
+            "render_pass",
+            "pat",
+        ),
         *("tokenizer_model", "tokenizer", "max_tokens", "max_new_tokens", "token_mean", "tokens", "num_tokens"),
         *("prompt_key", "answer_key", "image_key", "key", "keys", "keyboard", "monkey"),
         *("pad_token", "eos_token", "bos_token", "mask_token", "identity_file", "seed", "", "_", "4090", "per_token"),
@@ -40,6 +52,23 @@ def test_secret(name: str) -> None:
 )
 def test_not_secret(name: str) -> None:
     assert not is_secret(name)
+
+
+@pytest.mark.parametrize("value", ["/etc/creds.json", "~/.config/gcp", "./key", "secrets/gcp.json"])
+def test_path_is_no_secret_where_a_variable_may_name_a_file(value: str) -> None:
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "HF_AUTH", "SIGNING_PRIVATE"):
+        assert not is_secret(name, value)
+    assert is_secret("DB_PASSWORD", value)
+
+
+@pytest.mark.parametrize("value", ["hunter2-xyz", "/9j/4AA+QSk=", "user:pass/word", '{"type": "service"}'])
+def test_other_values_of_these_variables_are_secret(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PLAIN_CREDENTIALS", "HF_AUTH", "SIGNING_PRIVATE"):
+        assert is_secret(name, value)
+        monkeypatch.setenv(name, value)
+        assert value in environment_secrets()
+        assert "hunter2" not in mask_text(f"{name}: {value}")
+    assert mask_text("{MY_AUTH: /etc/auth, b: 1}") == "{MY_AUTH: /etc/auth, b: 1}"
 
 
 @given(st.text())
