@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import json
 import marshal
 import os
 import re
@@ -235,10 +234,10 @@ class ProgramJudge:
             "program": program,
             "statements": tests.statements,
             "names": names,
-            "calls": tests.calls,
+            "calls": tuple(map(tuple, tests.calls)),
             "end": end,
         }
-        result = await self._run(_function_tests(), [], json.dumps(job))
+        result = await self._run(_function_tests(), [], marshal.dumps(job))
         if isinstance(result, _Fault):
             return result
         return None if result.output == f"\n{end}\n" else _Fault("the program ended before its tests")
@@ -252,7 +251,7 @@ class ProgramJudge:
             return None
         return _Fault(f"for the input `{excerpt(text, 40)}` it writes `{excerpt(result.output, 40)}`")
 
-    async def _run(self, program: str, late: list[_Fault], input: str = "") -> sandbox.ProgramResult | _Fault:
+    async def _run(self, program: str, late: list[_Fault], input: bytes = b"") -> sandbox.ProgramResult | _Fault:
         """Return the result of a run; or why it failed.
 
         Args:

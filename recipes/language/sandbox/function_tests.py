@@ -1,9 +1,11 @@
 """Tests of functions: the tests and the program that they judge, each in a process of its own.
 
-Travels into the sandbox as one file, so it is one file: standard library only. The program's process is forked before
-the tests are read, and a pipe of JSON is all that joins the two. An object that is no plain value stays in its
-process: the other one holds a `Remote`, which equals no plain value and stands for none. So a program reaches neither
-the tests, nor what they compare with, nor the line by which they say that they passed.
+Travels into the sandbox as one file, so it is one file: standard library only, and of that what is written in C. Each
+answer pays for each import: `json`, `ctypes` and `collections` take longer than most tests.
+
+The program's process is forked before the tests are read, and a pipe of JSON is all that joins the two. An object that
+is no plain value stays in its process: the other one holds a `Remote`, which equals no plain value and stands for none.
+So a program reaches neither the tests, nor what they compare with, nor the line by which they say that they passed.
 """
 
 # Values of programs have no types here.
@@ -12,16 +14,15 @@ the tests, nor what they compare with, nor the line by which they say that they 
 
 from __future__ import annotations
 
+import _ctypes
+import _json
+import _operator as operator
 import builtins
-import ctypes
-import json
-import operator
+import marshal
 import os
 import sys
-import types
-from collections import deque
+from _collections import deque
 
-# Each import is paid for by each answer.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,9 +46,25 @@ _UNARY: Final = (
     *("len", "str", "repr", "bool", "hash", "abs", "round", "int", "float", "iter", "next", "reversed", "dir"),
 )
 _ITEMS: Final = ("getitem", "setitem", "delitem")
+_ModuleType, _FunctionType, _BuiltinFunctionType = type(sys), type(lambda: None), type(len)
 _ORDER: Final = ("lt", "le", "gt", "ge")
 _ARITHMETIC: Final = (
     *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"),
+)
+
+
+class _Grammar:
+    """The grammar of messages, that of JSON as Python writes it."""
+
+    strict = True
+    object_hook = object_pairs_hook = None
+    parse_float, parse_int, parse_constant = float, int, float
+
+
+# As `json` makes them of these functions, without its modules in Python.
+_scan: Final[Callable[[str, int], tuple[Any, int]]] = _json.make_scanner(_Grammar)
+_encode: Final[Callable[[object, int], Sequence[str]]] = _json.make_encoder(
+    None, None, _json.encode_basestring_ascii, None, ":", ",", False, False, True
 )
 
 
@@ -135,7 +152,9 @@ def _module(name: str) -> Any:
 
 def _operations() -> dict[str, Callable[..., Any]]:
     """Return what the tests may ask of objects of the program, by name."""
-    binary = {name: getattr(operator, f"__{name}__") for name in (*_ORDER, *_ARITHMETIC)}
+    binary = {
+        name: getattr(operator, f"{name}_" if name in ("and", "or") else name) for name in (*_ORDER, *_ARITHMETIC)
+    }
 
     def swapped(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         return lambda one, other: operation(other, one)
@@ -155,7 +174,7 @@ def _operations() -> dict[str, Callable[..., Any]]:
 
 def _load(program: str) -> dict[str, object]:
     """Run a program as a module, and return the names that it defines."""
-    module = sys.modules["answer"] = types.ModuleType("answer")
+    module = sys.modules["answer"] = _ModuleType("answer")
     names = module.__dict__
     try:
         exec(compile(program, "<answer>", "exec", dont_inherit=True), names)  # noqa: S102 - this process is there for it
@@ -225,7 +244,7 @@ class PipeEnd:
         try:
             if self._operations is not None:
                 value = self._operations[name](*args, **kwargs)
-            elif name == "call" and isinstance(args[0], types.FunctionType | types.BuiltinFunctionType | type):
+            elif name == "call" and isinstance(args[0], _FunctionType | _BuiltinFunctionType | type):
                 value = args[0](*args[1:], **kwargs)
             else:
                 raise TypeError("a program may only call the functions that a test gives it")
@@ -281,7 +300,7 @@ class PipeEnd:
                 return [name, [self._written(item) for item in sequence.__iter__(value)]]
         if isinstance(value, Remote):
             return ["yours", object.__getattribute__(value, "_number")]
-        if isinstance(value, types.ModuleType) and value.__name__ in sys.stdlib_module_names:
+        if isinstance(value, _ModuleType) and value.__name__ in sys.stdlib_module_names:
             return ["module", value.__name__]
         place = (kind.__module__, kind.__name__)
         if place in _WRITTEN:
@@ -295,7 +314,7 @@ class PipeEnd:
             self._objects.append(value)
         if isinstance(value, type) and issubclass(value, BaseException):
             return ["exception", value.__name__, _bases(value)]
-        return ["coroutine" if isinstance(value, types.CoroutineType) else "mine", number]
+        return ["coroutine" if place == ("builtins", "coroutine") else "mine", number]
 
     def _read(self, written: Any) -> Any:
         """Return the value of a message; raises some `Exception` where it is none."""
@@ -342,7 +361,7 @@ class PipeEnd:
         return self._classes[name]
 
     def _send(self, message: object) -> None:
-        data = json.dumps(message).encode()
+        data = "".join(_encode(message, 0)).encode()
         data = len(data).to_bytes(_LENGTH, "big") + data
         try:
             while data:
@@ -355,10 +374,11 @@ class PipeEnd:
         if length > _LONGEST:
             raise self._gone(f"the program gives a value of more than {_LONGEST >> 20} MiB")
         try:
-            message = json.loads(self._exactly(length))
-        except (ValueError, RecursionError):
-            message = None
-        if not isinstance(message, list):
+            text = self._exactly(length).decode()
+            message, end = _scan(text, 0)
+        except (ValueError, RecursionError, StopIteration):
+            text, message, end = "", None, 0
+        if not isinstance(message, list) or end != len(text):
             raise self._gone("the program's process sent what is no message")
         return message
 
@@ -468,11 +488,12 @@ def main() -> None:
     os.close(here[0])
     os.close(there[1])
     # Another process of this user may neither trace this one, nor read its memory and files. It waits for a message.
-    if ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+    prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")
+    if _ctypes.call_function(prctl, (_PR_SET_DUMPABLE, 0, 0, 0, 0)) != 0:
         raise OSError("this process cannot be hidden from the program's")
     link = PipeEnd(there[0], here[1], serves=False)
-    with open(0, encoding="utf-8", closefd=False) as file:
-        job = json.load(file)
+    with open(0, "rb", closefd=False) as file:
+        job = marshal.load(file)
     try:  # noqa: SIM105 - contextlib is one import more
         _judge(link, job)
     except Gone:

@@ -122,7 +122,7 @@ def reason_of(ran: ProgramResult) -> str:
     return lines[-1] if lines else f"the program ended with status {ran.status}"
 
 
-async def run(program: str, limits: SandboxLimits, input: str = "") -> ProgramResult:
+async def run(program: str, limits: SandboxLimits, input: bytes = b"") -> ProgramResult:
     """Run a Python program. When cancelled, it returns only after all processes of the program have ended.
 
     Args:
@@ -201,7 +201,7 @@ async def _head(process: asyncio.subprocess.Process, stream: asyncio.StreamReade
     return head
 
 
-async def _feed(stream: asyncio.StreamWriter, program: str, input: str) -> None:
+async def _feed(stream: asyncio.StreamWriter, program: str, input: bytes) -> None:
     try:
         stream.write(_message(program, input))
         await stream.drain()
@@ -212,10 +212,10 @@ async def _feed(stream: asyncio.StreamWriter, program: str, input: str) -> None:
         pass
 
 
-def _message(program: str, input: str = "") -> bytes:
+def _message(program: str, input: bytes = b"") -> bytes:
     """Return a program's standard input: its own text, by its length, and what it reads."""
     text = program.encode("utf-8", "replace")
-    return f"{len(text):0{_DIGITS}}".encode() + text + input.encode("utf-8", "replace")
+    return f"{len(text):0{_DIGITS}}".encode() + text + input
 
 
 def check() -> None:
