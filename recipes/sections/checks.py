@@ -311,17 +311,22 @@ def check_log_path(runner: RunSettings, report: Report) -> None:
 
 
 def _check_checkpoint(resume: str, report: Report, facts: Mapping[str, Fact]) -> None:
-    """Report a checkpoint that is incomplete or of other settings. Its files are read when the run starts."""
+    """Report a checkpoint that is damaged or of other settings. Large files are read when the run starts."""
     # For files that name one: it takes a moment.
     from pathlib import Path as FilePath
 
-    from rlinf_core.runners.storage.resuming import named_source
+    from rlinf_core.runners.storage.resuming import damage_of_source, named_source
 
+    at: Path = ("runner", "resume_dir")
     try:
         named_source(FilePath(resume)).check(facts)
+        damaged = damage_of_source(FilePath(resume))
+        if damaged:
+            help = "copy the checkpoint again, or name the one that is to be used"
+            report(at, "unusable-path", f"`{resume}`: {', and '.join(damaged)}", help, severity=Severity.WARNING)
     except RLinfError as error:
         reason = f"{error.message}: {error.why}" if error.why else error.message
-        report(("runner", "resume_dir"), "unusable-path", f"`{resume}`: {reason}", error.help or "name another folder")
+        report(at, "unusable-path", f"`{resume}`: {reason}", error.help or "name another folder")
 
 
 def near_multiples(value: int, step: int) -> str:

@@ -105,10 +105,10 @@ def warn_of_unreadable(log_path: Path) -> None:
         console.warn(f"{len(broken) - _MOST_UNREADABLE} more folders cannot be read")
 
 
-def damaged_checkpoints(run: RunFolder) -> list[str]:
-    """Return in words which checkpoints of a run are damaged, as far as their sizes show."""
+def damaged_checkpoints(run: RunFolder, read: int = 0) -> list[str]:
+    """Return in words which checkpoints of a run are damaged, as far as their sizes and `read` bytes show."""
     try:
-        return run.checkpoints.damaged()
+        return run.checkpoints.damaged(read)
     except OSError as error:
         return [f"its checkpoints cannot be read: {error.strerror}"]
 

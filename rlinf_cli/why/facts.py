@@ -23,6 +23,7 @@ from rlinf_core.node.process_end import kernel_lines
 from rlinf_core.process.proc import boot_id
 from rlinf_core.runners.events import EVALUATE
 from rlinf_core.runners.metrics import Metrics, decode
+from rlinf_core.runners.storage.checkpoint import GLANCE
 from rlinf_core.runners.storage.evidence import Bundle, QuarantinedItem, read_bundles, read_quarantine
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
 from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
@@ -139,7 +140,7 @@ def read_facts(folder: RunFolder, lines: Sequence[Metrics] | None = None) -> Run
     status, reason = folder.state.outcome
     story, notes = story_with_faults(folder.path)
     bundles, faults = read_bundles(folder.path)
-    notes += [*faults, *damaged_checkpoints(folder)]
+    notes += [*faults, *damaged_checkpoints(folder, GLANCE)]
     state = folder.state
     lines = _metrics(folder.metrics_file, notes) if lines is None else lines
     driver_log = last_lines(folder.log_file(DRIVER, 0), _TAIL_LINES)

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 SCHEMA: Final = "rlinf.checkpoint/1"
 MANIFEST: Final = "manifest.json"
 LATEST: Final = "latest"
+# Bytes of a checkpoint that commands read which only look at it, in a second or two.
+GLANCE: Final = 1 << 30
 KEEP_ALL: Final = -1
 
 _LOGGER: Final = logging.getLogger("rlinf")
@@ -234,9 +236,21 @@ class CheckpointStore:
         """Return all complete checkpoints, lowest step first."""
         return [look for look in map(_look, reversed(self.folders())) if isinstance(look, Checkpoint)]
 
-    def damaged(self) -> list[str]:
-        """Return in words which checkpoints lack files or have cut ones, and which is used. No file is read."""
-        looks = [(path, _look(path)) for path in self.folders()]
+    def damaged(self, read: int = 0) -> list[str]:
+        """Return in words which checkpoints lack files, or have cut or changed ones, and which is used.
+
+        Args:
+            read: bytes of files that are read, the smallest first, to find changes of the one that is used; of others
+                sizes are compared.
+        """
+        looks: list[tuple[Path, Checkpoint | str]] = []
+        used: Checkpoint | None = None
+        for path in self.folders():
+            look = _look(path)
+            if used is None and isinstance(look, Checkpoint):
+                look = _change(path, look.manifest, read) or look
+                used = look if isinstance(look, Checkpoint) else None
+            looks.append((path, look))
         complete = [f"that of step {look.step} is used instead" for _, look in looks if isinstance(look, Checkpoint)]
         instead = next(iter(complete), "no other one is left")
         return [
@@ -321,16 +335,7 @@ def verify_files(path: Path, manifest: Manifest | None = None, within: Sequence[
     manifest = load_manifest(path) if manifest is None else manifest
     begin = tuple(within)
     files = {name: size for name, size in manifest.files.items() if name.startswith(begin)}
-    damage = _damage(path, files)
-    for name in files if manifest.digests and damage is None else ():
-        try:
-            digest = _digest(path / name)
-        except OSError as error:
-            damage = f"`{name}` cannot be read: {error.strerror or error}"
-            break
-        if digest != manifest.digests.get(name):
-            damage = f"`{name}` was changed: its SHA-256 differs from the one in {MANIFEST}"
-            break
+    damage = _damage(path, files) or _change(path, manifest._replace(files=files))
     if damage is not None:
         raise CheckpointError("the checkpoint is damaged", where=str(path), why=damage, help=_ANOTHER)
 
@@ -408,6 +413,21 @@ def _damage(path: Path, files: Mapping[str, int]) -> str | None:
             return f"`{name}` is missing"
         if size_on_disk != size:
             return f"`{name}` has {size_on_disk} bytes, {size} were written"
+    return None
+
+
+def _change(path: Path, manifest: Manifest, most: float = math.inf) -> str | None:
+    """Return the first file of the manifest whose digest is another one, in words; at most so many bytes are read."""
+    for name, size in sorted(manifest.files.items(), key=lambda file: file[1]):
+        most -= size
+        if not manifest.digests or most < 0:
+            return None
+        try:
+            digest = _digest(path / name)
+        except OSError as error:
+            return f"`{name}` cannot be read: {error.strerror or error}"
+        if digest != manifest.digests.get(name):
+            return f"`{name}` was changed: its SHA-256 differs from the one in {MANIFEST}"
     return None
 
 

@@ -17,6 +17,7 @@ from rlinf_core.config.sections.runner import RESUME_NEWEST
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.foreign.files import read_text
 from rlinf_core.runners.storage.checkpoint import (
+    GLANCE,
     Checkpoint,
     CheckpointStore,
     first_sound,
@@ -125,6 +126,23 @@ def named_source(path: Path) -> Checkpoint:
     path = path.absolute()
     store = _store_in(path)
     return open_checkpoint(path) if store is None else _existing(store.latest(), path)
+
+
+def damage_of_source(path: Path) -> list[str]:
+    """Return in words what is damaged of the checkpoints that a path names, as far as a glance shows.
+
+    Raises:
+        CheckpointError: it names one checkpoint, which is damaged.
+        RunError: run.json of the run is invalid.
+    """
+    path = path.absolute()
+    store = _store_in(path)
+    if store is not None:
+        return store.damaged(GLANCE)
+    checkpoint = open_checkpoint(path)
+    if sum(checkpoint.manifest.files.values()) <= GLANCE:
+        checkpoint.verify()
+    return []
 
 
 def _store_in(path: Path) -> CheckpointStore | None:

@@ -46,7 +46,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "no manifest": (MANIFEST, Path.unlink),
     "altered manifest": (MANIFEST, lambda path: path.write_text('{"schema": "rlinf.checkpoint/1", "step": "2"}')),
 }
-# What sizes show, without reading gigabytes.
+# What sizes show, which is enough for tables.
 SEEN = [name for name in DAMAGES if name != "altered"]
 
 
@@ -141,12 +141,29 @@ def test_tables_and_causes_name_it(cli: Cli, contract: Callable[[str, str], obje
     assert is_named(listed.err)
     data = json.loads(cli("runs", "--log-path", run.parent, "--output", "json").out)
     assert is_named(*data["runs"][0]["damaged_checkpoints"])
-    assert is_named(cli("why", run).out)
     assert is_named(cli("compare", run, sound).err)
     compared = json.loads(cli("compare", run, sound, "--output", "json").out)
     assert is_named(
         "".join(words for one in compared["sets"] for item in one["runs"] for words in item["damaged_checkpoints"])
     )
+
+
+@pytest.mark.parametrize("run", DAMAGES, indirect=True)
+def test_why_and_validate_name_it(cli: Cli, run: Path) -> None:
+    assert is_named(cli("why", run).out)
+    checked = cli("validate", "laptop", "actor.model.hidden_dim=8", f"runner.resume_dir={run}")
+    assert (checked.code, is_named(checked.out)) == (0, True)
+    refused = cli("validate", "laptop", f"runner.resume_dir={run / 'checkpoints' / 'global_step_2'}")
+    assert refused.code == 2
+    assert "error[unusable-path]" in refused.out
+
+
+@pytest.mark.parametrize("run", ["altered"], indirect=True)
+def test_a_glance_reads_the_smallest_files_first(run: Path) -> None:
+    store = CheckpointStore(run / "checkpoints")
+    sizes = store.complete()[-1].manifest.files
+    assert store.damaged(sum(sizes.values()) - 1) == []
+    assert is_named(*store.damaged(sum(sizes.values())))
 
 
 @pytest.mark.parametrize("run", ["cut"], indirect=True)
