@@ -301,10 +301,10 @@ def test_no_guess_is_made_for_a_finding_that_is_only_counted(
 @pytest.mark.parametrize(
     "text",
     [
-        "runner: {? %s : 1}",
-        "runner: {max_steps: %s}",
-        "runner: {max_steps: '${env:A%s}'}",
-        "? %s\n: 1",
+        "recipe: embodied\nrunner: {? %s : 1}",
+        "recipe: embodied\nrunner: {max_steps: %s}",
+        "recipe: embodied\nrunner: {max_steps: '${env:A%s}'}",
+        "recipe: embodied\n? %s\n: 1",
         "extends: %s.yaml",
         "recipe: %s",
     ],
