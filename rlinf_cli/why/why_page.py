@@ -10,6 +10,7 @@ from rlinf_cli.why.diagnosis import Diagnosis
 from rlinf_cli.why.finding import FindingKind, RunFinding
 from rlinf_cli.why.incidents import Incident
 from rlinf_core.runners.storage.run_status import RunStatus
+from rlinf_core.suggest import clipped
 
 SCHEMA: Final = "rlinf.why/1"
 _MOST_FOLLOWED: Final = 12
@@ -45,7 +46,7 @@ def why_text(diagnosis: Diagnosis, name: str) -> str:
         lines += ["learning. `rlinf compare` shows how another run differs"]
     if facts.notes:
         lines += ["", "what could not be read or used", *(f"  {note}" for note in facts.notes)]
-    return "\n".join(lines)
+    return clipped("\n".join(lines))
 
 
 def why_brief(diagnosis: Diagnosis) -> list[tuple[str, str]]:
@@ -85,8 +86,8 @@ def _record(finding: RunFinding) -> dict[str, Any]:
     return {
         "kind": str(finding.kind),
         "code": finding.code,
-        "what": finding.what,
-        "evidence": list(finding.evidence),
+        "what": clipped(finding.what),
+        "evidence": [clipped(text) for text in finding.evidence],
         "do": list(finding.do),
         "step": finding.step,
         "time": finding.time,

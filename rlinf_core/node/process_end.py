@@ -191,21 +191,26 @@ def own_group(root: Path = _ROOT, membership: Path = Path("/proc/self/cgroup")) 
                     _number(folder / "memory.usage_in_bytes"),
                     _number(folder / "memory.limit_in_bytes"),
                     _number(folder / "memory.max_usage_in_bytes"),
-                    _field(folder / "memory.oom_control"),
+                    kills_in(folder),
                 )
     for _, controllers, path in (line for line in lines if len(line) == 3):
         folder = root / path.lstrip("/")
         # Version 2. The root group of the machine lacks this file; that of a container has it.
         if not controllers and (folder / "memory.events").is_file():
-            kills = _field(folder / "memory.events.local")
             return GroupMemory(
                 str(folder),
                 _number(folder / "memory.current"),
                 _number(folder / "memory.max"),
                 _number(folder / "memory.peak"),
-                kills,
+                kills_in(folder),
             )
     return None
+
+
+def kills_in(folder: Path) -> int | None:
+    """Return how many processes of a group were killed for memory; None where the kernel does not report it."""
+    version_1 = folder / "memory.oom_control"
+    return _field(version_1 if version_1.exists() else folder / "memory.events.local")
 
 
 def _number(path: Path) -> int | None:

@@ -284,7 +284,7 @@ class ProgramJudge:
 
 def _exit_of(result: sandbox.ProgramResult) -> str:
     """Return the bad end of a run that failed; "" where the program is only wrong."""
-    if result.errors.rstrip().rpartition("\n")[2].startswith("MemoryError"):
+    if result.out_of_memory or result.errors.rstrip().rpartition("\n")[2].startswith("MemoryError"):
         return Exit.MEMORY_LIMIT
     number = sandbox.signal_of(result)
     if number is None:

@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from recipes.language.sandbox import seccomp
+from recipes.language.sandbox.memory_groups import memory_groups
 from rlinf_core import ConfigError
+from rlinf_core.node.process_end import kills_in
 
 MIB: Final = 1 << 20
 # Exit statuses above it are signals, by the shell's convention.
@@ -88,6 +90,11 @@ class SandboxLimits:
     processes: int = 16
     files: int = 16 * MIB
 
+    @property
+    def total(self) -> int:
+        """Bytes of all processes together, and of what the kernel holds for them, where that can be bounded."""
+        return 2 * self.memory + self.files
+
 
 class SandboxError(Exception):
     """A sandbox that could not be made: no program ran in it."""
@@ -98,12 +105,14 @@ class ProgramResult(NamedTuple):
 
     Attributes:
         flooded: whether it was ended for writing more than `OUTPUT_BYTES`.
+        out_of_memory: whether a process was ended because all of them together took more memory than they may.
     """
 
     status: int
     output: str
     errors: str
     flooded: bool
+    out_of_memory: bool = False
 
 
 def signal_of(ran: ProgramResult) -> signal.Signals | None:
@@ -115,6 +124,8 @@ def signal_of(ran: ProgramResult) -> signal.Signals | None:
 
 def reason_of(ran: ProgramResult) -> str:
     """Return the reason of a failure: the last line of the traceback, or the signal that ended the program."""
+    if ran.out_of_memory:
+        return "the program's processes took more memory together than they may"
     number = signal_of(ran)
     if number is not None:
         return f"the program was ended by {number.name}"
@@ -133,7 +144,18 @@ async def run(program: str, limits: SandboxLimits, input: bytes = b"") -> Progra
     Raises:
         SandboxError: the sandbox could not be created.
     """
-    starting = asyncio.ensure_future(_start(limits))
+    groups = memory_groups()
+    try:
+        with contextlib.nullcontext() if groups is None else groups.borrow(limits.total) as group:
+            before = kills_in(group) if group is not None else None
+            result = await _run(program, limits, input, group)
+            return result._replace(out_of_memory=group is not None and kills_in(group) != before)
+    except OSError as error:
+        raise SandboxError(str(error)) from None
+
+
+async def _run(program: str, limits: SandboxLimits, input: bytes, group: Path | None) -> ProgramResult:
+    starting = asyncio.ensure_future(_start(limits, group))
     try:
         process, stands = await asyncio.shield(starting)
     except OSError as error:
@@ -159,7 +181,7 @@ async def run(program: str, limits: SandboxLimits, input: bytes = b"") -> Progra
     return ProgramResult(process.returncode or 0, *texts, flooded=max(len(output), len(errors)) > OUTPUT_BYTES)
 
 
-async def _start(limits: SandboxLimits) -> tuple[asyncio.subprocess.Process, bool]:
+async def _start(limits: SandboxLimits, group: Path | None) -> tuple[asyncio.subprocess.Process, bool]:
     """Return the process of a sandbox, and whether it is made; one that could not be made has ended.
 
     Raises:
@@ -167,7 +189,7 @@ async def _start(limits: SandboxLimits) -> tuple[asyncio.subprocess.Process, boo
     """
     with _filter() as filter_fd:
         process = await asyncio.create_subprocess_exec(
-            *command(limits, filter_fd),
+            *command(limits, filter_fd, group),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -277,12 +299,17 @@ def _environment() -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", os.defpath)}
 
 
-def command(limits: SandboxLimits, filter_fd: int) -> list[str]:
+def command(limits: SandboxLimits, filter_fd: int, group: Path | None = None) -> list[str]:
     """Return the command that reads a Python program from its standard input and runs it in a sandbox.
 
     Args:
         filter_fd: open in it; its filter of system calls is read from there.
+        group: the control group that it is put into, if any.
     """
+    if group is not None:
+        # As the first thing, with the rights of this process; no step forks.
+        entered = 'echo 0 > "$0/cgroup.procs" && exec "$@"'
+        return ["sh", "-c", entered, str(group), *command(limits, filter_fd)]
     prefix = os.path.realpath(sys.base_prefix)
     if os.getuid() != 0:
         return _sandboxed(prefix, prefix, limits, filter_fd)

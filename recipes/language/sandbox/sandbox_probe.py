@@ -12,6 +12,7 @@ import shutil
 import subprocess
 
 from recipes.language.sandbox import sandbox
+from recipes.language.sandbox.memory_groups import memory_groups
 from rlinf_core import ConfigError
 
 
@@ -21,7 +22,9 @@ def look() -> dict[str, str]:
         sandbox.check()
     except ConfigError as error:
         return {"verdict": "fault", "what": f"{error.message}: {error.why}", "help": error.help or ""}
-    return {"verdict": "ok", "what": f"{_version()} runs programs of a model", "help": ""}
+    together = "is bounded" if memory_groups() else "is not bounded: no control group of version 2 is delegated"
+    what = f"{_version()} runs programs of a model; the memory of a program's processes together {together}"
+    return {"verdict": "ok", "what": what, "help": ""}
 
 
 def _version() -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recipes.training.chat_template import ChatTemplate
-from recipes.training.template_process import RenderingError, TemplateProcess
+from recipes.training.reading.template_process import RenderingError, TemplateProcess
 from rlinf_core import ConfigError
 
 pytest.importorskip("transformers")
