@@ -58,12 +58,12 @@ def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
 def to_json(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
     """Return the findings of one or more files in the format `rlinf.validate/1`, ready for `json.dumps`."""
     findings = list(diagnostics)
-    errors = sum(d.count for d in findings if d.severity is Severity.ERROR)
+    errors = sum(d.findings for d in findings if d.severity is Severity.ERROR)
     return {
         "schema": VALIDATE_SCHEMA,
         "ok": errors == 0,
         "errors": errors,
-        "warnings": sum(d.count for d in findings if d.severity is Severity.WARNING),
+        "warnings": sum(d.findings for d in findings if d.severity is Severity.WARNING),
         "diagnostics": [to_record(d) for d in findings],
     }
 

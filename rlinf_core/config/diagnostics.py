@@ -33,7 +33,7 @@ class Diagnostic(NamedTuple):
         path: the configuration path it concerns, empty for the whole file.
         help: the remedy in one line, or None.
         related: other relevant places, each with a short explanation.
-        count: how many findings it stands for.
+        findings: how many findings it stands for.
     """
 
     code: str
@@ -43,7 +43,7 @@ class Diagnostic(NamedTuple):
     path: Path = ()
     help: str | None = None
     related: tuple[tuple[Span, str], ...] = ()
-    count: int = 1
+    findings: int = 1
 
 
 class Diagnostics:
@@ -69,9 +69,9 @@ class Diagnostics:
             self._kept.append(diagnostic._replace(message=message, help=help))
             return
         first = self._more.get(kind)
-        count = diagnostic.count + (first.count if first else 0)
+        count = diagnostic.findings + (first.findings if first else 0)
         message = f"and {count} more of this kind"
-        self._more[kind] = Diagnostic(code, severity, message, (first or diagnostic).span, count=count)
+        self._more[kind] = Diagnostic(code, severity, message, (first or diagnostic).span, findings=count)
 
     def error(
         self,
@@ -100,10 +100,10 @@ class Diagnostics:
         return iter(sorted(diagnostics, key=lambda d: (order[id(d.span.source)], d.span.start, d.span.end, d.code)))
 
     def __len__(self) -> int:
-        return sum(diagnostic.count for diagnostic in self)
+        return sum(diagnostic.findings for diagnostic in self)
 
     def count(self, severity: Severity) -> int:
-        return sum(diagnostic.count for diagnostic in self if diagnostic.severity is severity)
+        return sum(diagnostic.findings for diagnostic in self if diagnostic.severity is severity)
 
     @property
     def ok(self) -> bool:

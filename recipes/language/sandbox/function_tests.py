@@ -21,12 +21,17 @@ import builtins
 import marshal
 import os
 import sys
-from _collections import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import BuiltinFunctionType, FunctionType, ModuleType
     from typing import Any, Final
+else:
+    from _collections import deque
+
+    ModuleType, FunctionType, BuiltinFunctionType = type(sys), type(lambda: None), type(len)
 
 # Bytes of a message; a program that sends a longer one fails.
 _LONGEST: Final = 16 << 20
@@ -46,7 +51,6 @@ _UNARY: Final = (
     *("len", "str", "repr", "bool", "hash", "abs", "round", "int", "float", "iter", "next", "reversed", "dir"),
 )
 _ITEMS: Final = ("getitem", "setitem", "delitem")
-_ModuleType, _FunctionType, _BuiltinFunctionType = type(sys), type(lambda: None), type(len)
 _ORDER: Final = ("lt", "le", "gt", "ge")
 _ARITHMETIC: Final = (
     *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"),
@@ -62,9 +66,10 @@ class _Grammar:
 
 
 # As `json` makes them of these functions, without its modules in Python.
-_scan: Final[Callable[[str, int], tuple[Any, int]]] = _json.make_scanner(_Grammar)
-_encode: Final[Callable[[object, int], Sequence[str]]] = _json.make_encoder(
-    None, None, _json.encode_basestring_ascii, None, ":", ",", False, False, True
+_C: Final[Any] = _json
+_scan: Final[Callable[[str, int], tuple[Any, int]]] = _C.make_scanner(_Grammar)
+_encode: Final[Callable[[object, int], Sequence[str]]] = _C.make_encoder(
+    None, None, _C.encode_basestring_ascii, None, ":", ",", False, False, True
 )
 
 
@@ -174,7 +179,7 @@ def _operations() -> dict[str, Callable[..., Any]]:
 
 def _load(program: str) -> dict[str, object]:
     """Run a program as a module, and return the names that it defines."""
-    module = sys.modules["answer"] = _ModuleType("answer")
+    module = sys.modules["answer"] = ModuleType("answer")
     names = module.__dict__
     try:
         exec(compile(program, "<answer>", "exec", dont_inherit=True), names)  # noqa: S102 - this process is there for it
@@ -244,7 +249,7 @@ class PipeEnd:
         try:
             if self._operations is not None:
                 value = self._operations[name](*args, **kwargs)
-            elif name == "call" and isinstance(args[0], _FunctionType | _BuiltinFunctionType | type):
+            elif name == "call" and isinstance(args[0], FunctionType | BuiltinFunctionType | type):
                 value = args[0](*args[1:], **kwargs)
             else:
                 raise TypeError("a program may only call the functions that a test gives it")
@@ -300,7 +305,7 @@ class PipeEnd:
                 return [name, [self._written(item) for item in sequence.__iter__(value)]]
         if isinstance(value, Remote):
             return ["yours", object.__getattribute__(value, "_number")]
-        if isinstance(value, _ModuleType) and value.__name__ in sys.stdlib_module_names:
+        if isinstance(value, ModuleType) and value.__name__ in sys.stdlib_module_names:
             return ["module", value.__name__]
         place = (kind.__module__, kind.__name__)
         if place in _WRITTEN:
@@ -488,8 +493,9 @@ def main() -> None:
     os.close(here[0])
     os.close(there[1])
     # Another process of this user may neither trace this one, nor read its memory and files. It waits for a message.
-    prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")
-    if _ctypes.call_function(prctl, (_PR_SET_DUMPABLE, 0, 0, 0, 0)) != 0:
+    c: Any = _ctypes
+    prctl = c.dlsym(c.dlopen(None, 0), "prctl")
+    if c.call_function(prctl, (_PR_SET_DUMPABLE, 0, 0, 0, 0)) != 0:
         raise OSError("this process cannot be hidden from the program's")
     link = PipeEnd(there[0], here[1], serves=False)
     with open(0, "rb", closefd=False) as file:

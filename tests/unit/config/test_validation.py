@@ -381,5 +381,5 @@ def test_secret_value_is_not_quoted(tree_of: TreeOf) -> None:
 def test_thousands_of_mistakes_are_cheap(check: Check, wheels: int) -> None:
     items = "".join(f"    - {{size: 0, nope{index}: 1}}\n" for index in range(wheels))
     verdict, view = check(f"car:\n  wheels:\n{items}")
-    assert sum(finding.count for finding in verdict) == 2 * wheels
+    assert sum(finding.findings for finding in verdict) == 2 * wheels
     assert view.model is not None

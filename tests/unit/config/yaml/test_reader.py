@@ -436,7 +436,7 @@ class TestAliases:
     def test_all_undefined_aliases_are_found_quickly(self) -> None:
         text = "".join(f"a{n}: &x{n} 1\nb{n}: *y{n}\n" for n in range(2000))
         _, diagnostics = read_text(text)
-        assert sum(diagnostic.count for diagnostic in diagnostics) == 2000
+        assert sum(diagnostic.findings for diagnostic in diagnostics) == 2000
 
     def test_an_alias_of_itself(self) -> None:
         assert report("a: &x [1, {b: *x}]\n") == [("recursive-alias", "1:15", "*x")]
