@@ -248,7 +248,7 @@ class CheckpointStore:
         for path in self.folders():
             look = _look(path)
             if used is None and isinstance(look, Checkpoint):
-                look = _change(path, look.manifest, read) or look
+                look = _change(path, look.manifest.files, look.manifest.digests, read) or look
                 used = look if isinstance(look, Checkpoint) else None
             looks.append((path, look))
         complete = [f"that of step {look.step} is used instead" for _, look in looks if isinstance(look, Checkpoint)]
@@ -335,7 +335,7 @@ def verify_files(path: Path, manifest: Manifest | None = None, within: Sequence[
     manifest = load_manifest(path) if manifest is None else manifest
     begin = tuple(within)
     files = {name: size for name, size in manifest.files.items() if name.startswith(begin)}
-    damage = _damage(path, files) or _change(path, manifest._replace(files=files))
+    damage = _damage(path, files) or _change(path, files, manifest.digests)
     if damage is not None:
         raise CheckpointError("the checkpoint is damaged", where=str(path), why=damage, help=_ANOTHER)
 
@@ -416,17 +416,17 @@ def _damage(path: Path, files: Mapping[str, int]) -> str | None:
     return None
 
 
-def _change(path: Path, manifest: Manifest, most: float = math.inf) -> str | None:
-    """Return the first file of the manifest whose digest is another one, in words; at most so many bytes are read."""
-    for name, size in sorted(manifest.files.items(), key=lambda file: file[1]):
+def _change(path: Path, files: Mapping[str, int], digests: Mapping[str, str], most: float = math.inf) -> str | None:
+    """Return the first of the files whose digest is another one, in words; at most so many bytes are read."""
+    for name, size in sorted(files.items(), key=lambda file: file[1]):
         most -= size
-        if not manifest.digests or most < 0:
+        if not digests or most < 0:
             return None
         try:
             digest = _digest(path / name)
         except OSError as error:
             return f"`{name}` cannot be read: {error.strerror or error}"
-        if digest != manifest.digests.get(name):
+        if digest != digests.get(name):
             return f"`{name}` was changed: its SHA-256 differs from the one in {MANIFEST}"
     return None
 
