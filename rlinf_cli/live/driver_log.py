@@ -13,7 +13,7 @@ from pathlib import Path
 from rlinf_cli.console import console
 from rlinf_core import env_vars
 from rlinf_core.foreign.files import open_log
-from rlinf_core.process.hiding_formatter import HidingFormatter
+from rlinf_core.process.known_secrets import hiding_formatter
 
 LOGGER = logging.getLogger("rlinf")
 # Its component name in the run folder.
@@ -63,7 +63,7 @@ def driver_log(file: Path, *, on_screen: bool) -> Generator[logging.Logger, None
     """
     os.close(open_log_of(file))
     writer = _LogFileHandler(file, encoding="utf-8")
-    writer.setFormatter(HidingFormatter(f"%(asctime)s %(levelname)s [{DRIVER}] %(message)s"))
+    writer.setFormatter(hiding_formatter(f"%(asctime)s %(levelname)s [{DRIVER}] %(message)s"))
     handlers: list[logging.Handler] = [writer]
     if on_screen:
         screen = _Screen(logging.WARNING)

@@ -14,8 +14,11 @@ import json
 import re
 import threading
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
+
+if TYPE_CHECKING:
+    import logging
 
 MASK: Final = "********"
 SHORTEST: Final = 6
@@ -63,6 +66,17 @@ def hidden(text: str) -> str:
     """Return a text with every secret value masked, in plain, JSON and URL form."""
     pattern = _pattern
     return text if pattern is None else pattern.sub(MASK, text)
+
+
+def hiding_formatter(format: str) -> logging.Formatter:
+    """Return a formatter of log lines that masks secret values."""
+    import logging  # many a command logs nothing
+
+    class HidingFormatter(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return hidden(super().format(record))
+
+    return HidingFormatter(format)
 
 
 def _forms(value: str) -> tuple[str, ...]:

@@ -123,10 +123,15 @@ def _current(answer: ProcessAnswer) -> OperationKind | None:
     return attached[-1].kind if attached else None
 
 
+def spell_stopped(process: str, pid: int | None) -> str:
+    """Return that a process is stopped, and the command that continues it."""
+    return f"{process} is stopped, as by SIGSTOP; `kill -CONT {pid}` continues it"
+
+
 def _no_longer_runs(name: str, pid: int | None) -> Standing | None:
     shown = Stat() if pid is None else stat(pid)
     if shown.is_stopped:
-        return Standing(name, f"`{name}` (pid {pid}) is stopped, as by SIGSTOP; `kill -CONT {pid}` lets it go on")
+        return Standing(name, spell_stopped(f"`{name}` (pid {pid})", pid))
     if shown.state == _ZOMBIE:
         words = "is a zombie: its main thread has ended, so that its methods never end"
         return Standing(name, f"`{name}` (pid {pid}) {words}")

@@ -18,8 +18,7 @@ from rlinf_core import env_vars
 from rlinf_core.config.secrets import environment_secrets
 from rlinf_core.context import WorkerContext
 from rlinf_core.foreign.files import open_log
-from rlinf_core.process.hiding_formatter import HidingFormatter
-from rlinf_core.process.known_secrets import hidden, remember
+from rlinf_core.process.known_secrets import hidden, hiding_formatter, remember
 
 LOGGER = logging.getLogger("rlinf")
 
@@ -27,7 +26,7 @@ LOGGER = logging.getLogger("rlinf")
 def set_up_logging(context: WorkerContext) -> None:
     """Set up logging of this worker; once per process."""
     remember((*environment_secrets(), *context.session.secrets))
-    formatter = HidingFormatter(f"%(asctime)s %(levelname)s [{context.address}] %(message)s")
+    formatter = hiding_formatter(f"%(asctime)s %(levelname)s [{context.address}] %(message)s")
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     problem: OSError | None = None
     if context.session.log_folder:

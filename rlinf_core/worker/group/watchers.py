@@ -17,6 +17,7 @@ from rlinf_core.collective.endpoint_info import own_place
 from rlinf_core.errors import RLinfError, WorkerDiedError
 from rlinf_core.process.proc import MARK, processes_of, stat
 from rlinf_core.supervision.client import ManagerClient, current_client
+from rlinf_core.supervision.verdicts import spell_stopped
 
 LOGGER = logging.getLogger("rlinf")
 _JOB_LOGGER = logging.getLogger("rlinf.job")
@@ -81,8 +82,7 @@ def _warn_of_stopped(client: ManagerClient) -> None:
         return
     workers = _workers(client)
     for pid in pids:
-        name = _named(pid, workers)
-        _JOB_LOGGER.warning("%s is stopped, as by SIGSTOP; `kill -CONT %d` continues it", name, pid)
+        _JOB_LOGGER.warning("%s", spell_stopped(_named(pid, workers), pid))
 
 
 def _workers(client: ManagerClient) -> Mapping[int, str]:

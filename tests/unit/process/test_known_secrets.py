@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.process.hiding_formatter import HidingFormatter
-from rlinf_core.process.known_secrets import MASK, forget, hidden, known, remember
+from rlinf_core.process.known_secrets import MASK, forget, hidden, hiding_formatter, known, remember
 
 pytestmark = pytest.mark.security
 
@@ -60,6 +59,6 @@ def test_log_lines_and_tracebacks_are_masked() -> None:
         raise ValueError("secret-value")
     except ValueError as error:
         record = logging.LogRecord("x", 20, "x", 1, "got %s", ("secret-value",), (type(error), error, None))
-    line = HidingFormatter("%(message)s").format(record)
+    line = hiding_formatter("%(message)s").format(record)
     assert "secret-value" not in line
     assert line.startswith(f"got {MASK}")
