@@ -11,13 +11,13 @@ ACTOR_1 = WorkerAddress("actor", 1)
 
 
 @pytest.fixture
-def registry() -> WorkerRegistry[str]:
-    registry: WorkerRegistry[str] = WorkerRegistry()
+def registry() -> WorkerRegistry:
+    registry: WorkerRegistry = WorkerRegistry()
     assert registry.open_group("actor", 2) == 1
     return registry
 
 
-def test_a_worker_can_be_reached_once_it_is_ready(registry: WorkerRegistry[str]) -> None:
+def test_a_worker_can_be_reached_once_it_is_ready(registry: WorkerRegistry) -> None:
     assert registry.look_up(ACTOR_0) == NotYet("`actor:0` is launching")
     assert registry.ready(ACTOR_0, 1, "info 0", "node 0")
     entry = registry.look_up(ACTOR_0)
@@ -27,13 +27,13 @@ def test_a_worker_can_be_reached_once_it_is_ready(registry: WorkerRegistry[str])
     assert [worker.life for worker in registry.workers("actor")] == [Life.READY, Life.LAUNCHING]
 
 
-def test_an_unknown_group_may_still_come_and_near_names_are_told(registry: WorkerRegistry[str]) -> None:
+def test_an_unknown_group_may_still_come_and_near_names_are_told(registry: WorkerRegistry) -> None:
     assert registry.look_up(WorkerAddress("actr", 0)) == NotYet(
         "no group is named `actr`; it may still be launched", "did you mean `actor`?"
     )
 
 
-def test_a_group_that_was_not_declared_is_wrong_at_once(registry: WorkerRegistry[str]) -> None:
+def test_a_group_that_was_not_declared_is_wrong_at_once(registry: WorkerRegistry) -> None:
     registry.declare(["actor", "rollout"])
     with pytest.raises(UnknownGroupError, match="did you mean `rollout`"):
         registry.look_up(WorkerAddress("rolout", 0))
@@ -41,13 +41,13 @@ def test_a_group_that_was_not_declared_is_wrong_at_once(registry: WorkerRegistry
     assert waits == NotYet("the group `rollout` is declared but not launched yet")
 
 
-def test_a_group_that_was_launched_needs_no_declaration(registry: WorkerRegistry[str]) -> None:
+def test_a_group_that_was_launched_needs_no_declaration(registry: WorkerRegistry) -> None:
     registry.declare(["rollout"])
     registry.ready(ACTOR_0, 1, "info")
     assert isinstance(registry.look_up(ACTOR_0), WorkerRecord)
 
 
-def test_groups_of_workers_are_not_declared(registry: WorkerRegistry[str]) -> None:
+def test_groups_of_workers_are_not_declared(registry: WorkerRegistry) -> None:
     registry.declare(["actor"])
     assert isinstance(registry.look_up(WorkerAddress("actor", (0, 1))), NotYet)
     registry.open_group("actor:0", 2)
@@ -57,7 +57,7 @@ def test_groups_of_workers_are_not_declared(registry: WorkerRegistry[str]) -> No
     assert entry.info == "nested"
 
 
-def test_a_rank_that_does_not_exist_is_wrong_at_once(registry: WorkerRegistry[str]) -> None:
+def test_a_rank_that_does_not_exist_is_wrong_at_once(registry: WorkerRegistry) -> None:
     with pytest.raises(PeerNotFoundError, match="`actor` has no rank 2") as caught:
         registry.look_up(WorkerAddress("actor", 2))
     assert caught.value.address == "actor:2"
@@ -66,7 +66,7 @@ def test_a_rank_that_does_not_exist_is_wrong_at_once(registry: WorkerRegistry[st
         registry.look_up(WorkerAddress("actor"))
 
 
-def test_the_dead_are_named_with_their_cause(registry: WorkerRegistry[str]) -> None:
+def test_the_dead_are_named_with_their_cause(registry: WorkerRegistry) -> None:
     registry.ready(ACTOR_0, 1, "info", "node 0 (10.0.0.1)")
     assert registry.died(ACTOR_0, 1, now=5.0)
     assert not registry.died(ACTOR_0, 1, now=6.0, cause="killed by the kernel: out of memory")
@@ -80,7 +80,7 @@ def test_the_dead_are_named_with_their_cause(registry: WorkerRegistry[str]) -> N
     assert not registry.ready(ACTOR_0, 1, "late info")
 
 
-def test_a_name_that_a_channel_has_is_said_to_be_a_channels(registry: WorkerRegistry[str]) -> None:
+def test_a_name_that_a_channel_has_is_said_to_be_a_channels(registry: WorkerRegistry) -> None:
     registry.open_group("replay", 1, channel=True)
     with pytest.raises(InvalidNameError, match=r"a channel named `replay` already exists(.|\n)*Channel.connect"):
         registry.open_group("replay", 1)
@@ -89,7 +89,7 @@ def test_a_name_that_a_channel_has_is_said_to_be_a_channels(registry: WorkerRegi
     assert [registry.is_channel(name) for name in ("replay", "actor", "nobody")] == [True, False, False]
 
 
-def test_the_name_of_a_channel_that_was_closed_stays_its_own(registry: WorkerRegistry[str]) -> None:
+def test_the_name_of_a_channel_that_was_closed_stays_its_own(registry: WorkerRegistry) -> None:
     registry.open_group("replay", 1, channel=True)
     registry.died(WorkerAddress("replay", 0), 1, now=1.0, cause=CLOSED)
     with pytest.raises(InvalidNameError, match="a channel named `replay` existed and is closed"):
@@ -99,7 +99,7 @@ def test_the_name_of_a_channel_that_was_closed_stays_its_own(registry: WorkerReg
     assert registry.open_group("inbox", 1, channel=True) == 2
 
 
-def test_a_group_can_be_launched_again_under_its_name(registry: WorkerRegistry[str]) -> None:
+def test_a_group_can_be_launched_again_under_its_name(registry: WorkerRegistry) -> None:
     registry.ready(ACTOR_0, 1, "old")
     with pytest.raises(InvalidNameError, match="is running"):
         registry.open_group("actor", 1)
@@ -115,7 +115,7 @@ def test_a_group_can_be_launched_again_under_its_name(registry: WorkerRegistry[s
     assert entry.info == "new"
 
 
-def test_a_rank_is_launched_again_with_an_incarnation_of_its_own(registry: WorkerRegistry[str]) -> None:
+def test_a_rank_is_launched_again_with_an_incarnation_of_its_own(registry: WorkerRegistry) -> None:
     assert registry.open_group("env", 2) == 1
     first, second = (WorkerAddress("env", rank) for rank in range(2))
     assert registry.ready(first, 1, "a")
@@ -133,7 +133,7 @@ def test_a_rank_is_launched_again_with_an_incarnation_of_its_own(registry: Worke
     assert registry.open_group("env", 1) == 3
 
 
-def test_a_closed_group_frees_its_name_and_not_its_incarnation(registry: WorkerRegistry[str]) -> None:
+def test_a_closed_group_frees_its_name_and_not_its_incarnation(registry: WorkerRegistry) -> None:
     assert registry.close_group("actor") == (ACTOR_0, ACTOR_1)
     assert registry.close_group("actor") == ()
     assert registry.record(ACTOR_0) is None
@@ -142,7 +142,7 @@ def test_a_closed_group_frees_its_name_and_not_its_incarnation(registry: WorkerR
     assert registry.open_group("actor", 3) == 2
 
 
-def test_a_name_that_cannot_be_one_is_refused(registry: WorkerRegistry[str]) -> None:
+def test_a_name_that_cannot_be_one_is_refused(registry: WorkerRegistry) -> None:
     with pytest.raises(InvalidNameError):
         registry.open_group("", 1)
     assert registry.record(WorkerAddress("actor")) is None
