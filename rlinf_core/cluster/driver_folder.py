@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import TypeAdapter
 
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import ClusterError
@@ -22,6 +22,7 @@ from rlinf_core.process.proc import boot_id, reap
 
 _OWNER_FILE = "owner"
 _JOB_FILE = "job"
+_OWNER = TypeAdapter(ProcessIdentity)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A TMPDIR that leaves room for Ray's sockets; in the place of a longer one it is /tmp.
 _LONGEST_TMPDIR = 16
@@ -99,23 +100,9 @@ def folders_of(process: ProcessIdentity) -> list[Path]:
 
 def _owner(folder: Path) -> ProcessIdentity | None:
     try:
-        return _Owner.model_validate(read_json_object(folder / _OWNER_FILE, 1 << 16)).process()
+        return _OWNER.validate_python(read_json_object(folder / _OWNER_FILE, 1 << 16), strict=True)
     except (OSError, ValueError):
         return None
-
-
-class _Owner(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    pid: int
-    start: str
-    host: str
-    boot: str
-    pid_namespace: int
-    machine: str
-
-    def process(self) -> ProcessIdentity:
-        return ProcessIdentity(**self.model_dump())
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -154,25 +154,7 @@ def recorded(name: str | None = None) -> ClusterRecord | None:
 def save(record: ClusterRecord) -> None:
     """Write the record atomically, readable by this user only."""
     make_folder()
-    data = {
-        "version": _VERSION,
-        **{
-            name: getattr(record, name)
-            for name in (
-                "name",
-                "id",
-                "file",
-                "address",
-                "authenticated",
-                "ports",
-                "since",
-                "synced",
-                "path",
-                "section",
-            )
-        },
-        "nodes": [node._asdict() for node in record.nodes],
-    }
+    data = {"version": _VERSION, **asdict(record), "nodes": [node._asdict() for node in record.nodes]}
     node_facts.write_private(str(folder() / f"{record.name}.json"), json.dumps(data, indent=1))
 
 
