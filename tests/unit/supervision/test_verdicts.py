@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rlinf_core.address import WorkerAddress
+from rlinf_core.node.process_identity import identity_here
 from rlinf_core.node.stacks.process_stacks import ProcessStacks
+from rlinf_core.process.proc import stat
 from rlinf_core.supervision import verdicts
-from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks, job_processes
+from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks
 from rlinf_core.supervision.lives import Life, WorkerRecord
-from rlinf_core.supervision.verdicts import spell_standing, suspected
+from rlinf_core.supervision.verdicts import Standing, held_up
 from rlinf_core.supervision.waits import ProcessAnswer
 from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
 from tests.unit.cli.debug.test_job_stacks import hello
@@ -31,20 +35,54 @@ def answer(stacks: str, kind: OperationKind | None, in_flight: tuple[str, ...] =
     return ProcessAnswer(Publication(operations, 1, running=True, quiet=15.0), in_flight, stacks=stacks)
 
 
-def lines(answers: Mapping[str, ProcessAnswer | None], driver: ProcessAnswer | None = None) -> list[str]:
-    """What is said of workers with these answers; None: no answer, and stacks are read from outside."""
-    workers: dict[str, Any] = {
-        name: WorkerRecord(WorkerAddress.from_name(name), 1, life=Life.READY) for name in answers
-    }
-    peers = {name: hello(10 + place) for place, name in enumerate(answers)}
-    values = {name: one for name, one in answers.items() if one is not None}
-    job = JobSnapshot("job", peers, workers, {}, {**values, **({"driver": driver} if driver else {})})
+class Job:
+    """A job whose processes give these answers, look after look; None: none, and stacks are read from outside."""
 
-    def read(question: ReadStacks) -> list[ProcessStacks]:
+    def __init__(self, answers: Mapping[str, ProcessAnswer | None], driver: ProcessAnswer | None = None) -> None:
+        workers: dict[str, Any] = {
+            name: WorkerRecord(WorkerAddress.from_name(name), 1, life=Life.READY) for name in answers
+        }
+        peers = {name: hello(10 + place) for place, name in enumerate(answers)}
+        values = {name: one for name, one in answers.items() if one is not None}
+        self.looks = [JobSnapshot("job", peers, workers, {}, {**values, **({"driver": driver} if driver else {})})]
+
+    def snapshot(self, *, stacks: bool) -> JobSnapshot:
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+    def read_stacks(self, question: ReadStacks) -> list[ProcessStacks]:
         return [ProcessStacks(11, 0, "ray::env", "py-spy", OWN, "")] if question.own else []
 
-    processes = job_processes(job, list(suspected(job)), native=False, remotely=read)
-    return [standing.how for standing in spell_standing(job, processes)]
+    def run_by(self, pid: int) -> None:
+        """Have a process of this machine be that of `env:0`."""
+        (job,) = self.looks
+        shown = hello(pid)
+        self.looks = [replace(job, peers={"env:0": replace(shown, process=identity_here(pid))})]
+
+
+def lines(answers: Mapping[str, ProcessAnswer | None], driver: ProcessAnswer | None = None) -> list[str]:
+    return [standing.how for standing in held_up(Job(answers, driver))]
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks follow each other at once, but that a process may use a processor between them."""
+    monkeypatch.setattr(verdicts, "_PAUSE", 0.15)
+
+
+@pytest.fixture
+def running() -> Job:
+    """A job of one worker that runs a method, and answers."""
+    return Job({"env:0": answer(OWN, OperationKind.METHOD)})
+
+
+@pytest.fixture
+def sleeper(running: Job) -> Iterator[subprocess.Popen[bytes]]:
+    """The process of that worker, which does nothing."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        until(lambda: stat(process.pid).state == "S", "sleep")
+        running.run_by(process.pid)
+        yield process
+        process.kill()
 
 
 def test_method_that_never_ends_is_named_with_its_frame() -> None:
@@ -68,16 +106,48 @@ def test_rank_outside_of_a_collective_is_named_first() -> None:
     ]
 
 
-def test_process_that_may_run_does_not_stand() -> None:
+def names(standing: list[Standing]) -> list[str]:
+    return [one.name for one in standing]
+
+
+def test_process_that_uses_no_processor_holds_the_job_up(running: Job, sleeper: subprocess.Popen[bytes]) -> None:
+    assert names(held_up(running)) == ["env:0"]
+    assert held_up(running, certain_only=True) == []
+
+
+def test_process_that_may_run_does_not_stand(running: Job) -> None:
     """On a busy machine it may have got no processor between two looks."""
-    assert verdicts._seconds(os.getpid()) == float("inf")
-    with subprocess.Popen(["sleep", "600"]) as sleeper:
-        until(lambda: verdicts._seconds(sleeper.pid) < float("inf"), "sleep")
-        first = {"env:0": verdicts._seconds(sleeper.pid)}
-        assert not verdicts._worked(first, {"env:0": verdicts._seconds(sleeper.pid)})
-        assert verdicts._worked(first, {"env:0": float("inf")})
-        assert verdicts._worked({"env:0": float("inf")}, first)
-        sleeper.kill()
+    with subprocess.Popen(["sh", "-c", "while :; do :; done"]) as process:
+        running.run_by(process.pid)
+        assert held_up(running) == []
+        process.kill()
+
+
+def test_stopped_process_is_named_at_the_first_look(running: Job, sleeper: subprocess.Popen[bytes]) -> None:
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    until(lambda: stat(sleeper.pid).is_stopped)
+    (standing,) = held_up(running, certain_only=True)
+    words = f"is stopped, as by SIGSTOP; `kill -CONT {sleeper.pid}` continues it"
+    assert standing == Standing("env:0", f"`env:0` (pid {sleeper.pid}) {words}")
+
+
+def test_zombie_is_named_at_the_first_look(running: Job, sleeper: subprocess.Popen[bytes]) -> None:
+    sleeper.kill()
+    until(lambda: stat(sleeper.pid).state == "Z")
+    (standing,) = held_up(running, certain_only=True)
+    assert "is a zombie: its main thread has ended" in standing.how
+
+
+def test_nobody_is_named_while_an_operation_ends_or_a_worker_is_launched(running: Job) -> None:
+    (job,) = running.looks
+    assert names(held_up(running)) == ["env:0"]
+    later = answer(OWN, OperationKind.METHOD)
+    moved = replace(later, publication=replace(later.publication, progress=2))
+    running.looks = [job, replace(job, answers={"env:0": moved})]
+    assert held_up(running) == []
+    launching = WorkerRecord(WorkerAddress.from_name("new:0"), 1)
+    running.looks = [replace(job, workers={**job.workers, "new:0": launching})]
+    assert held_up(running) == []
 
 
 @pytest.mark.parametrize("called", [True, False])
