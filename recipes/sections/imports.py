@@ -48,6 +48,13 @@ def check_import(
         report(at, "unknown-choice", f"`{target}` cannot be imported: {wrong}", "correct the name")
 
 
+def check_own_algorithm(config: JobConfig, adv_type: str, loss_type: str, report: Report) -> None:
+    """Report functions of the user's own in `algorithm` that the actors could not import."""
+    for key, name in (("adv_type", adv_type), ("loss_type", loss_type)):
+        if ":" in name:
+            check_import(config, ("algorithm", key), name, "actor", report)
+
+
 def runs_in_this_interpreter(config: JobConfig, component: str) -> bool:
     """Return whether the processes of a component run here, in the Python that is checking the file."""
     cluster = config.cluster

@@ -34,7 +34,7 @@ from recipes.sections.checks import (
     is_given,
     near_multiples,
 )
-from recipes.sections.imports import check_import
+from recipes.sections.imports import check_import, check_own_algorithm
 from recipes.sections.own_options import check_algorithm_options
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
@@ -300,16 +300,11 @@ def _check_shares(
 
 
 def _check_imports(config: EmbodiedConfig, report: Report) -> None:
-    """Check that the user's classes in the file can be imported; environments are judged with their sections."""
-    algorithm, model = config.algorithm, config.actor.model
-    named: tuple[tuple[Path, str], ...] = (
-        (("actor", "model", "model_type"), model.model_type),
-        (("algorithm", "adv_type"), algorithm.adv_type),
-        (("algorithm", "loss_type"), algorithm.loss_type),
-    )
-    for at, name in named:
-        if ":" in name:
-            check_import(config, at, name, "actor", report, is_own=at[-1] == "model_type")
+    """Check that the user's own model and algorithm can be imported; environments are judged with their sections."""
+    name = config.actor.model.model_type
+    if ":" in name:
+        check_import(config, ("actor", "model", "model_type"), name, "actor", report, is_own=True)
+    check_own_algorithm(config, config.algorithm.adv_type, config.algorithm.loss_type, report)
 
 
 def _check_observations(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 from recipes.language.config import LanguageConfig
 from recipes.sections.algorithm import GROUP_ADVANTAGES
 from recipes.sections.checks import Report, blame, place_entry
+from recipes.sections.imports import check_own_algorithm
 from rlinf_core.config.diagnostics import Severity
 
 # What losses and keys compare with the policy that drew the tokens.
@@ -16,6 +17,7 @@ _PROXIMAL: Final = "the trainer's own log-probabilities before the update"
 def check_algorithm(config: LanguageConfig, report: Report) -> None:
     """Report settings of `algorithm` that contradict each other, or need a group that has no place."""
     algorithm = config.algorithm
+    check_own_algorithm(config, algorithm.adv_type, algorithm.loss_type, report)
     if algorithm.loss_type == "actor_critic":
         report(
             ("algorithm", "loss_type"),

@@ -141,7 +141,7 @@ def test_two_settings_that_contradict(findings: Any, sections: str, underlined: 
         (",critic", "adv_type: grpo", ("unused-component", "critic")),
         (",reference", "kl_beta: 0", ("unused-component", "reference")),
         (",critic", "adv_type: gae", None),
-        (",critic", "adv_type: 'my_lab:advantages'", None),
+        (",critic", "adv_type: 'rlinf_core.suggest:near'", None),
         (",reference", "kl_beta: 0.1", None),
         ("", "adv_type: distillation", ("missing-component", "distillation")),
         (",teacher", "adv_type: grpo", ("unused-component", "teacher")),
@@ -174,6 +174,20 @@ def test_keys_and_the_groups_that_they_need(
 )
 def test_keys_of_other_trainers_are_answered(findings: Any, sections: str, underlined: str) -> None:
     assert findings(LAPTOP + sections) == [("not-available", underlined)]
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "code"),
+    [
+        ("adv_type", "my_lab:advantages", "missing-extra"),
+        ("loss_type", "my_lab:loss", "missing-extra"),
+        ("adv_type", "rlinf_core.suggest:advantages", "unknown-choice"),
+        ("loss_type", "rlinf_core.suggest:loss", "unknown-choice"),
+        ("loss_type", "rlinf_core.suggest:near", None),
+    ],
+)
+def test_own_functions_of_the_algorithm_are_looked_up(findings: Any, key: str, name: str, code: str | None) -> None:
+    assert findings(LAPTOP + f"algorithm:\n  {key}: '{name}'\n") == ([(code, f"'{name}'")] if code else [])
 
 
 def test_passes_are_bounded_by_tokens_and_by_answers(tmp_path: Path) -> None:
