@@ -69,14 +69,16 @@ def transition_steps(chunks: RolloutChunks, learned: slice = _ALL) -> Steps:
     rewards: NDArray[np.float32] = chunks.steps[_REWARDS].numpy()
     ends, cuts, valid = _flags(chunks, _ENDS), _flags(chunks, _CUTS), _flags(chunks, _VALID)
     done = ends | cuts
-    # What an episode's end left of its chunk was not carried out; anything else that does not count spoils the chunk.
-    left = np.cumsum(done, axis=2) - done > 0
+    # What an episode's end left of its chunk was not carried out, and what follows a success may be masked. Anything
+    # else that does not count spoils the chunk: a step between others, or an end whose own step is dropped.
+    counts = valid | (np.cumsum(done, axis=2) - done > 0)
+    spoilt = counts[:, :, :-1] & ~counts[:, :, 1:] & done[:, :, 1:] | ~counts[:, :, :-1] & valid[:, :, 1:]
     of_chunks: Steps = {
         _ACTIONS: chunks.steps[_ACTIONS][:, :, 0, learned].numpy(),
         _REWARDS: np.where(valid, rewards, 0).sum(axis=2, dtype=np.float32),
         _ENDS: np.any(ends, axis=2),
         _CUTS: np.any(cuts, axis=2),
-        _VALID: valid[:, :, 0] & np.all(valid | left, axis=2),
+        _VALID: valid[:, :, 0] & ~np.any(spoilt, axis=2),
     }
     if INTERVENTIONS in chunks.steps:
         of_chunks[INTERVENTIONS] = chunks.steps[INTERVENTIONS][:, :, 0].numpy()

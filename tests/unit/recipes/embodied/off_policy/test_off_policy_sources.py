@@ -157,6 +157,35 @@ def test_what_is_assumed_of_ends_is_told(monkeypatch: pytest.MonkeyPatch, caplog
     assert "1 of 2 episodes are not solved at their end, and no column says" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("valid", "cut", "counts", "reward"),
+    [
+        ([1, 1, 1, 1], None, True, 10),
+        ([1, 1, 0, 0], None, True, 3),  # a success at the second step, what follows it is masked
+        ([1, 1, 0, 0], 1, True, 3),  # an end there
+        ([1, 0, 0, 0], 3, True, 1),  # the limit ends a masked episode
+        ([1, 1, 1, 0], 3, False, 6),  # the end's own step is dropped
+        ([1, 0, 1, 1], None, False, 8),
+        ([0, 0, 0, 0], None, False, 0),
+    ],
+)
+def test_chunk_of_a_masked_success_counts(valid: list[int], cut: int | None, counts: bool, reward: float) -> None:
+    cuts = torch.zeros(1, 1, 4, dtype=torch.bool)
+    if cut is not None:
+        cuts[..., cut] = True
+    flags = {
+        "terminations": torch.zeros_like(cuts),
+        "truncations": cuts,
+        "valid": torch.tensor(valid).bool()[None, None],
+    }
+    rewards = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])
+    steps = transition_steps(
+        RolloutChunks(0, 0, {}, {"actions": rewards[..., None], "rewards": rewards, **flags}, None)
+    )
+    assert (bool(steps["valid"][0, 0]), float(steps["rewards"][0, 0])) == (counts, reward)
+    assert bool(steps["truncations"][0, 0]) is (cut is not None)
+
+
 def test_what_somebody_does_in_two_episodes_is_no_chain() -> None:
     """The second takeover begins in the state in which the first one ended, of another episode."""
     steps = transition_steps(chunks(0, 1, steps=3))
