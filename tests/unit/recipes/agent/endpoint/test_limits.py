@@ -182,6 +182,22 @@ def test_the_oldest_stranger_makes_room(monkeypatch: pytest.MonkeyPatch) -> None
     assert exchanged(act, "a", "b").startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.security
+def test_slow_connections_keep_nobody_out() -> None:
+    async def act(endpoint: ChatEndpoint) -> bytes:
+        slow = [await connect(endpoint) for _ in range(limits.MOST_CONNECTIONS + 100)]
+        # A part of a head, a head without its body, and nothing.
+        for (_, first), (_, second) in zip(slow[::3], slow[1::3], strict=False):
+            first.write(head(endpoint)[:40])
+            second.write(head(endpoint, "Content-Length: 100000", token="wrong"))
+        answer = await asyncio.to_thread(post, endpoint, PATH, BODY)
+        for _, writer in slow:
+            writer.close()
+        return json.dumps(answer).encode()
+
+    assert b'"content": "a"' in exchanged(act, "a")
+
+
 class Waits:
     """Engines that answer when they are let go."""
 
