@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from recipes.serve.wire.messages import SAMPLE_RESULT
+from tests.peak_memory import take_peak
 from tests.unit.recipes.serve.http.test_shared_engine import POISON, raise_in_step
 from tests.unit.recipes.serve.served import (
     ROWS,
@@ -129,13 +130,6 @@ class Hostile:
         for _, values in rows:
             values["weights"] = values["weights"] * 3e38
         return self._client.send(pass_body(self._model, self._next(), rows))
-
-
-def take_peak() -> int:
-    """Return the most memory that this process has had resident since the last call, in KiB."""
-    most = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    Path("/proc/self/clear_refs").write_text("5")
-    return int(most.split()[1])
 
 
 async def losses_beside(folder: Path, shared: str, count: int) -> tuple[list[Any], list[Any], float]:
