@@ -24,6 +24,7 @@ from tests.unit.recipes.serve.served import (
     step_fields,
     workers,
 )
+from tests.unit.recipes.serve.wire.test_requests_and_results import empty_tensors
 
 HOSTILE, *OTHERS = NAMES = ("eve", "ann", "ben", "cid", "dan")
 # Requests of the hostile tenant in the time of a round of the others.
@@ -66,6 +67,8 @@ class Hostile:
             self._snapshot,
             self._endless_loss,
             self._other_tokens,
+            self._empty_tensors,
+            self._many_data,
         ]
 
     async def begin(self) -> None:
@@ -102,6 +105,13 @@ class Hostile:
 
     def _error_in_a_step(self) -> Awaitable[Any]:
         return self._sample([POISON, 3], stop=[])
+
+    def _empty_tensors(self) -> Awaitable[Any]:
+        name, width = self._draw.choice(["weights", "target_tokens"]), self._draw.choice([1 << 20, 1 << 40])
+        return self._client.send(empty_tensors(name, 100, 1, width, self._model, self._next()))
+
+    def _many_data(self) -> Awaitable[Any]:
+        return self._client.send(b"\x1a\x00" * self._draw.choice([1000, 600_000]))
 
     def _other_tokens(self) -> Awaitable[Any]:
         return self._sample([10**6])

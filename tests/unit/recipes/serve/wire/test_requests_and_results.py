@@ -38,9 +38,9 @@ def test_sparse_tensor_is_dense_with_zeros() -> None:
     assert read.values["weights"].tolist() == [[0, 0, 2], [3, 0, 0]]
 
 
-def empty_tensors(name: str, count: int, rows: int, width: int) -> bytes:
+def empty_tensors(name: str, count: int, rows: int, width: int, model: str = "m", seq: int = 1) -> bytes:
     """Return a body of sparse tensors without an entry, a few bytes each."""
-    message = PASS_MESSAGE(model_id="m", seq_id=1, loss="cross_entropy")
+    message = PASS_MESSAGE(model_id=model, seq_id=seq, loss="cross_entropy")
     for _ in range(count):
         item = message.data.add()
         item.input.add().text.tokens = np.asarray([3], np.int32).tobytes()
