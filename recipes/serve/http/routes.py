@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -14,7 +13,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from recipes.language.listening.limits import LARGEST_BODY, check_length, json_body, prove, read_body, unless_gone
+from recipes.language.listening.limits import (
+    LARGEST_BODY,
+    check_length,
+    in_thread,
+    json_body,
+    prove,
+    read_body,
+    unless_gone,
+)
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.ledger import Promise, RequestFailure
 from recipes.serve.service.resuming import resume_sessions
@@ -158,7 +165,7 @@ class SdkRoutes:
         tenant = self._tenant(request)
         if _PROTOBUF not in request.headers.get("content-type", ""):
             raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body of forward_backward must be {_PROTOBUF}")
-        asked = await asyncio.to_thread(read_pass, await read_body(request))
+        asked = await in_thread(read_pass, await read_body(request))
         return JSONResponse(self._training.learn(tenant, asked).answer)
 
     async def _retrieve(self, request: Request) -> Response:

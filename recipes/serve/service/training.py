@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import math
@@ -10,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final
 
+from recipes.language.listening.limits import in_thread
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.ledger import Call, Promise, RequestFailure, RequestRecord
 from recipes.serve.service.model_points import ModelPoint
@@ -187,7 +187,7 @@ class TrainingRequests:
 
             async def outcome() -> PassOutcome:
                 # At its turn, so that those who wait hold no more than their bodies.
-                decoded = await asyncio.to_thread(data)
+                decoded = await in_thread(data)
                 model.unstepped += len(request.digest_bytes) if backward else 0
                 ranks = await self._state.actor.learn(model.model_id, decoded, request.loss, settings, backward)
                 logprobs: dict[int, FloatArray] = {}
@@ -203,7 +203,7 @@ class TrainingRequests:
 
             async def act() -> bytes:
                 try:
-                    return await asyncio.to_thread(pass_bytes, await outcome())
+                    return await in_thread(pass_bytes, await outcome())
                 except BaseException as error:
                     if backward:
                         refused = f"an earlier pass was refused ({error})"

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from recipes.language.listening.limits import in_thread
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.ledger import Call, Promise, RequestFailure, RequestResult
 from recipes.serve.service.tenants import Tenants
@@ -179,7 +180,7 @@ class SamplerTurns:
             new, self._new[rank] = self._new[rank], []
             cancelled, self._cancelled[rank] = self._cancelled[rank], []
             (done,) = await self._groups[rank].advance(new, cancelled, _SECONDS)
-            settled = await asyncio.to_thread(self._encoded, done) if done else {}
+            settled = await in_thread(self._encoded, done) if done else {}
             for request_id, result in settled.items():
                 opened = self._open[rank].pop(request_id, None)
                 if opened is not None:

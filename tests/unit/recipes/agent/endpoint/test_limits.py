@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -196,6 +197,22 @@ def test_slow_connections_keep_nobody_out() -> None:
         return json.dumps(answer).encode()
 
     assert b'"content": "a"' in exchanged(act, "a")
+
+
+def test_a_large_body_is_decoded_while_all_threads_wait() -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * 100_000}]}).encode()
+
+    async def act(endpoint: ChatEndpoint) -> bytes:
+        # As agents that are plain functions do, each in a thread.
+        free = threading.Event()
+        waiting = [asyncio.get_running_loop().run_in_executor(None, free.wait) for _ in range(40)]
+        try:
+            return await said(endpoint, head(endpoint, f"Content-Length: {len(body)}", "Connection: close") + body)
+        finally:
+            free.set()
+            await asyncio.gather(*waiting)
+
+    assert exchanged(act, "a").startswith(b"HTTP/1.1 ")
 
 
 class Waits:
