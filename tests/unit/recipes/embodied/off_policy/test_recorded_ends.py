@@ -261,6 +261,21 @@ def test_every_loss_learns_the_values_of_the_walks(
 
 
 @pytest.mark.nightly
+def test_crossq_is_near_the_values_of_the_walks(tmp_path: Path) -> None:
+    """Actions of each place are recorded closely.
+
+    Nothing holds down what its critics say of actions that are not recorded, as it has no target networks. With eight
+    actions of a place, the policy takes one far from all of them, and the place before it is overrated by 3.
+    """
+    made = Made("sac", spec=SPEC, **EXACT, critic_norm="batch")
+    for batch in batches(hdf5(tmp_path, 64), made.learner):
+        made.update(batch)
+    with torch.no_grad():
+        inputs = made.learner.prepare({"states": seen(*VALUES)})
+        check_values(made.critics(inputs, torch.zeros(len(VALUES), 1)).mean(dim=0), within=1.0)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("record", RECORDS)
 @pytest.mark.parametrize("aliases", [False, True])
 def test_steering_learns_the_values_of_the_walks(aliases: bool, record: Any, tmp_path: Path) -> None:
@@ -280,5 +295,5 @@ def batches(buffer: ReplayBuffer, learner: OffPolicyLearner) -> Iterator[Transit
         yield TransitionTensors.of(buffer.gather(rows, weights, 1, GAMMA), learner.prepare, DEVICE)
 
 
-def check_values(values: torch.Tensor) -> None:
-    assert dict(zip(VALUES, values.tolist(), strict=True)) == pytest.approx(VALUES, abs=0.4)
+def check_values(values: torch.Tensor, within: float = 0.4) -> None:
+    assert dict(zip(VALUES, values.tolist(), strict=True)) == pytest.approx(VALUES, abs=within)
