@@ -86,12 +86,12 @@ nightly: setup ## the long tests: fuzzing, many seeds, soaks
 	$(MAKE) --no-print-directory --jobs=2 --keep-going nightly-processes nightly-pure
 
 nightly-processes: setup
-	$(BIN)/pytest $(LONG) tests/cluster tests/integration
+	$(BIN)/pytest $(LONG) tests/cluster tests/golden tests/integration
 
 # Pure tests bound no time, so that they give way. Their output comes when they have ended, so that it does not run into
 # the other half's.
 nightly-pure: setup
-	nice -n 10 $(BIN)/pytest -p no:cacheprovider $(LONG) --ignore=tests/cluster --ignore=tests/integration tests \
+	nice -n 10 $(BIN)/pytest -p no:cacheprovider $(LONG) --ignore=tests/cluster --ignore=tests/golden --ignore=tests/integration tests \
 	  > nightly-pure.log 2>&1; status=$$?; cat nightly-pure.log; exit $$status
 
 mutants: setup ## break ROOM=FOLDER in small ways (N=12, SEED=1), and list what its unit tests do not notice

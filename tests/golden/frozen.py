@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -48,3 +49,20 @@ def check_names(part: str, names: Iterable[str]) -> None:
             path.unlink()
     elif left:
         pytest.fail(f"{part} has no {', '.join(path.stem for path in left)} any more", pytrace=False)
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the JSON of every value that holds no objects."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from leaves(item, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{path}[{index}]")
+    else:
+        yield path, json_of(value)
+
+
+def json_of(value: Any) -> str:
+    """Return `value` as JSON that does not depend on the order of keys."""
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)

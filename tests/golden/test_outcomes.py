@@ -19,7 +19,7 @@ import pytest
 from rlinf_cli.codes import CLOSE, OPEN, STAGES, Code, Example, codes_by_stage
 from rlinf_core.config.shipped import shipped_configs
 from tests.golden.command_line import REPOSITORY, rlinf
-from tests.golden.frozen import check_frozen, check_names
+from tests.golden.frozen import check_frozen, check_names, json_of, leaves
 
 DOORS: Final = ("rlinf_core", "recipes.agent", "recipes.demonstrations", "recipes.embodied", "recipes.language")
 # What a forecast says of the machine that it is made on, and in words.
@@ -99,7 +99,7 @@ def _placement(answer: tuple[int, Any]) -> Iterator[str]:
     for component, facts in report.pop("components").items():
         rows = [_process(process) for process in facts.pop("processes")]
         shared = dict(item for item in rows[0].items() if all(item in row.items() for row in rows))
-        yield f"{component}: {_line({**dict(_leaves(facts)), **shared})}"
+        yield f"{component}: {_line({**dict(leaves(facts)), **shared})}"
         own = [{key: row[key] for key in row.keys() - shared.keys()} for row in rows]
         yield from (f"{component}[{rank}]: {_line(facts)}" for rank, facts in enumerate(own) if facts)
     yield from _pairs(report)
@@ -109,7 +109,7 @@ def _process(facts: dict[str, Any]) -> dict[str, str]:
     layers = facts.pop("env_layers")
     variables = {f"${name}": f"{value} ({layers.pop(name)})" for name, value in facts.pop("env").items()}
     removed = {f"${name}": f"unset ({layer})" for name, layer in layers.items()}
-    return dict(_leaves(facts)) | variables | removed
+    return dict(leaves(facts)) | variables | removed
 
 
 def _memory(name: str) -> list[str]:
@@ -127,7 +127,7 @@ def _values(answer: tuple[int, Any]) -> Iterator[str]:
     _, report = answer
     for entry in report["values"]:
         place = "{file}:{line}:{column}".format(**entry) if entry["file"] else entry["origin"]
-        yield f"{entry['path']} = {_json(entry['value'])}  # {place}"
+        yield f"{entry['path']} = {json_of(entry['value'])}  # {place}"
 
 
 def _reported(code: Code) -> Iterator[str]:
@@ -163,7 +163,7 @@ def _recipe_schemas(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _keys(schema: Mapping[str, Any], path: str, models: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each key: its path, its default, and the bounds of each kind of value that it takes."""
     alternatives = list(_alternatives(schema, models))
-    bounds = dict.fromkeys(_json(bound) for bound in map(_bounds, alternatives) if bound)
+    bounds = dict.fromkeys(json_of(bound) for bound in map(_bounds, alternatives) if bound)
     yield f"{path or '.'} {' | '.join(bounds)}".rstrip()
     for alternative in alternatives:
         for name, inner in alternative.get("properties", {}).items():
@@ -212,24 +212,8 @@ def _signature(thing: Any) -> str:
 
 
 def _pairs(value: Any) -> Iterator[str]:
-    return (f"{path} = {text}" for path, text in _leaves(value) if not _UNFROZEN.search(path))
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the JSON of every value that holds no objects."""
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}".lstrip("."))
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{path}[{index}]")
-    else:
-        yield path, _json(value)
+    return (f"{path} = {text}" for path, text in leaves(value) if not _UNFROZEN.search(path))
 
 
 def _line(facts: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in sorted(facts.items()))
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)

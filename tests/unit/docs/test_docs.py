@@ -14,7 +14,9 @@ from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.render import render_text
 
 REPOSITORY = Path(__file__).parents[3]
-WRITTEN = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+# The site leaves out `dev`, notes for those who change the code.
+PAGES = [page for page in sorted((REPOSITORY / "docs").rglob("*.md")) if page.parent.name != "dev"]
+WRITTEN = [REPOSITORY / "README.md", *PAGES]
 LINK = re.compile(r"\[[^\]]+\]\((?!https?://|#)([^)#]+)")
 ANCHOR = re.compile(r"\[[^\]]+\]\((?!https?://)([^)#]*)#([^)]+)\)")
 CLUSTER_FILE = re.compile(r"^```yaml\n(cluster:\n.*?)^```", re.MULTILINE | re.DOTALL)
