@@ -108,12 +108,13 @@ class ChannelResolver(Resolver):
 def no_channel(name: str, error: UnknownGroupError | PeerNotFoundError) -> UnknownGroupError | PeerNotFoundError:
     """Return the error for a name that no channel has, which names the channels that exist."""
     try:
-        answers = _manager().snapshot().answers.values()
+        job = _manager().snapshot()
     except RuntimeFailure:
         return error
-    known = tuple(sorted({channel for answer in answers for channel in answer.channels}))
-    if name in known:
+    if f"{name}:0" in job.workers:
+        # It exists, and cannot be reached.
         return error
+    known = tuple(sorted({channel for answer in job.answers.values() for channel in answer.channels}))
     unknown = UnknownGroupError(name, known, where=error.where, kind="channel")
     if isinstance(error, UnknownGroupError):
         return unknown
