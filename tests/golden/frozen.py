@@ -16,6 +16,9 @@ from typing import Any, Final
 import pytest
 
 FOLDER: Final = Path(__file__).parent / "frozen"
+# Runs of the commit that froze: `first`, two steps of `cartpole` with their checkpoint, and `longer`, the same job with
+# four steps, without one.
+DATA: Final = Path(__file__).parent / "data"
 IS_REWRITING: Final = os.environ.get("REWRITE_FROZEN") == "1"
 _SHOWN: Final = 60
 

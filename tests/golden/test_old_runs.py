@@ -1,7 +1,4 @@
-"""Runs of an earlier commit, `data/`: read and judged as by that commit.
-
-`data/first` is two steps of `cartpole` with their checkpoint; `data/longer` the same job with four steps, without one.
-"""
+"""Runs of an earlier commit, `data/`, are read and judged as by that commit."""
 
 from __future__ import annotations
 
@@ -14,9 +11,8 @@ from typing import Final
 import pytest
 
 from tests.golden.command_line import rlinf
-from tests.golden.frozen import check_frozen, leaves
+from tests.golden.frozen import DATA, check_frozen, leaves
 
-DATA: Final = Path(__file__).parent / "data"
 # Of answers in JSON: sentences, and how long something took.
 _UNFROZEN: Final = re.compile(r"(^|\.)(basis|label|reason|times|created|ended|bytes|seconds)(\.|$)")
 

@@ -1,36 +1,21 @@
-"""Three steps of shipped jobs that run on any machine in seconds: their metrics by seed, and the folder they leave.
-
-The order in which a kernel adds depends on the processor. The jobs use kernels that every processor has: with these,
-switching off what numpy, oneDNN and the C library choose by processor left every metric the same bits, while one
-differing bit in a logit makes a language model draw another token. Metrics are compared bitwise where the processor
-and the build of torch are those that they were frozen with, elsewhere to `_TOLERANCE` and with a warning.
-"""
+"""Three steps of shipped jobs that run on any machine in seconds: their metrics by seed, and the folder they leave."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 import re
-import subprocess
-import sys
-import warnings
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.golden.command_line import REPOSITORY
-from tests.golden.frozen import IS_REWRITING, check_frozen, read_frozen
+from tests.golden.frozen import DATA, check_frozen, leaves
+from tests.golden.jobs import check_metrics, check_numbers, run_rlinf
 
 # One for each way to learn.
 JOBS: Final = ("cartpole", "math_laptop", "sft_chat_laptop")
-# Kernels that every processor of the architecture has, so that sums are the same bits on all of them.
-_ARITHMETIC: Final = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
-# What the clock and the machine make.
-_MEASURED: Final = re.compile(r"^(time|speed|memory)/|_per_second$")
-_TOLERANCE: Final = 1e-3
 # Objects whose keys are data, and folders whose files are of the format of transformers.
 _FREE: Final = frozenset({"config", "digests", "env", "env_layers", "facts", "files", "metrics", "phases", "versions"})
 _MODEL_FOLDERS: Final = frozenset({"huggingface", "model"})
@@ -40,42 +25,30 @@ _RUN_ID: Final = re.compile(r"-\d{8}-\d{6}(-\w+)?")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("job", JOBS)
 def test_three_steps_end_as_before(job: str, tmp_path: Path) -> None:
-    run = _train(job, tmp_path)
+    words = ("runner.max_steps=3", "runner.val_check_interval=-1", "runner.logger.log_path=.")
+    run_rlinf("train", job, *words, folder=tmp_path)
+    (run,) = (path.parent for path in tmp_path.glob("*/run.json"))
     check_frozen(f"folders/{job}", _folder(run))
-    _check_metrics(job, [json.loads(line)["metrics"] for line in (run / "metrics.jsonl").read_text().splitlines()])
+    check_metrics(job, run / "metrics.jsonl")
 
 
-def _train(job: str, folder: Path) -> Path:
-    """Run three steps, and return the run's folder."""
-    words = ["train", job, "runner.max_steps=3", "runner.val_check_interval=-1", f"runner.logger.log_path={folder}"]
-    environ = {name: os.environ[name] for name in ("PATH", "HOME")} | _ARITHMETIC
-    environ |= {"PYTHONPATH": str(REPOSITORY), "RLINF_REPORT": "0"}
-    command = [sys.executable, "-m", "rlinf_cli", *words]
-    ended = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    (run,) = (path.parent for path in folder.glob("*/run.json"))
-    return run
+@pytest.mark.timeout(600)
+def test_cartpole_goes_on_from_an_older_checkpoint(tmp_path: Path) -> None:
+    """Its steps are those of the run that was not interrupted, `data/longer`."""
+    shutil.copytree(DATA / "first", tmp_path / "runs/first")
+    words = ("runner.max_steps=4", "runner.val_check_interval=2", "env.eval.total_num_envs=4")
+    run_rlinf("train", "cartpole", *words, "runner.resume_dir=runs/first", folder=tmp_path)
+    check_metrics("cartpole_resumed", tmp_path / "runs/first/metrics.jsonl")
 
 
-def _check_metrics(job: str, steps: list[dict[str, Any]]) -> None:
-    names = sorted({name for step in steps for name in step if not _MEASURED.search(name)})
-    here = _arithmetic()
-    values = {name: [step.get(name) for step in steps] for name in names}
-    frozen = read_frozen(f"metrics/{job}")
-    if IS_REWRITING or frozen[:1] == [here]:
-        check_frozen(f"metrics/{job}", [here, *(f"{name} {json.dumps(row)}" for name, row in values.items())])
-        return
-    warnings.warn(f"{job}: metrics are compared to {_TOLERANCE:g}, as they were frozen {frozen[0]}", stacklevel=2)
-    before = {name: json.loads(row) for name, row in (line.split(" ", 1) for line in frozen[1:])}
-    assert values == {name: pytest.approx(row, rel=_TOLERANCE, abs=_TOLERANCE) for name, row in before.items()}
-
-
-def _arithmetic() -> str:
-    """Return what may decide the bits of a sum: the processor and the build of torch."""
-    import torch
-
-    cpu = dict(re.findall(r"^(vendor_id|cpu family|model)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M))
-    return f"# with {platform.machine()} {' '.join(cpu.values())}, torch {torch.__version__}"
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_cartpole_scores_as_before_from_an_older_checkpoint(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "first", tmp_path / "runs/first")
+    run_rlinf("eval", "first", "-n", "8", "--log-path", "runs", "--out", "evaluation", folder=tmp_path)
+    facts = leaves(json.loads((tmp_path / "evaluation/eval.json").read_text()))
+    kept = {path: json.loads(text) for path, text in facts if not path.startswith(("times", "versions"))}
+    check_numbers("cartpole_evaluated", kept)
 
 
 def _folder(run: Path) -> Iterator[str]:
