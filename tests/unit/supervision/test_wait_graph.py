@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.supervision.wait_graph import Deadlock, DeadlockDetector, Process, Wait, WaitGraph, knots
-from rlinf_core.waiting import Operation, OperationKind
+from rlinf_core.supervision.waits import ProcessAnswer, processes_of
+from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
 
 
 def operation(kind: str, target: str, *, serial: int = 1, detached: bool = False) -> Operation:
@@ -260,3 +261,16 @@ def test_long_chains_need_no_recursion() -> None:
     length = 5 * sys.getrecursionlimit()
     edges = {node: [node + 1] for node in range(length)} | {length: [length - 1]}
     assert knots(edges) == [{length - 1, length}]
+
+
+@pytest.mark.parametrize("kind", [OperationKind.SEND, OperationKind.RECV, OperationKind.SEND_TENSOR])
+def test_waits_for_a_name_that_nobody_has_are_hopeless(kind: OperationKind) -> None:
+    def running(*waits: Operation) -> ProcessAnswer:
+        return ProcessAnswer(Publication(tuple(PublishedOperation(wait, 5.0) for wait in waits), 1, running=False))
+
+    method = Operation(OperationKind.METHOD, "work", None, 0.0, 1)
+    both = [Operation(part, "nobody:0", None, 0.0, 2 + n) for n, part in enumerate((kind, OperationKind.CONNECT))]
+    call = Operation(OperationKind.CALL, "work", None, 0.0, 1, peers=("env:0",))
+    answers = {"env:0": running(method, *both), "driver": running(call)}
+    assert {name for name, _ in WaitGraph(processes_of(answers, {}, frozenset({"nobody:0"}))).stuck} == {*answers}
+    assert not WaitGraph(processes_of(answers, {})).stuck
