@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.reading import read
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode
-from rlinf_core.config.yaml.reader import read
 
 _BEHIND: Final = re.compile(r"[\s,]+(#.*)$")
 _BEHIND_KEY: Final = re.compile(r"[\"']?\s*:(?:\s+[&!]\S+)*\s+(#.*)$")

@@ -22,9 +22,9 @@ from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.reading import load_source, read
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import MappingNode, Node, ScalarNode, SequenceNode, Value, scalars, to_data
-from rlinf_core.config.yaml.reader import load_source, read
 from rlinf_core.suggest import did_you_mean
 
 DEFAULTS: Final = "defaults"

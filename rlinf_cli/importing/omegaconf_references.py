@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from rlinf_core.config.composing.paths import PathSyntaxError, parse_path, to_path
-from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, child, format_path
-from rlinf_core.config.yaml.reader import resolve_plain
+from rlinf_core.config.composing.references import PathSyntaxError, parse_path, to_path
+from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, child, format_path, resolve_plain
 from rlinf_core.suggest import excerpt
 
 MAX_DEPTH: Final = 40

@@ -14,9 +14,9 @@ from rlinf_cli.importing.projects import JOB_SECTIONS
 from rlinf_cli.importing.shell.job_scripts import is_script, read_script
 from rlinf_core.config.composing.overrides import apply_overrides, parse_overrides
 from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.reading import load_source, read
 from rlinf_core.config.tree import Entry, MappingNode, ScalarNode, find
 from rlinf_core.config.tree import Path as TreePath
-from rlinf_core.config.yaml.reader import load_source, read
 
 ENDINGS: Final = (".yaml", ".yml")
 # The suffix of a converted file beside its original.

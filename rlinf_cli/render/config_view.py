@@ -8,9 +8,9 @@ from typing import Any
 
 from rlinf_core.config.composing.origins import Nested, Origin, lines_of, nested_of
 from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.reading import read_value
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import MappingNode, ScalarNode, find, format_path, to_data
-from rlinf_core.config.yaml.reader import read_value
 from rlinf_core.scalars import plain
 
 SCHEMA = "rlinf.config/1"

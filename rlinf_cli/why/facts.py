@@ -16,8 +16,8 @@ from rlinf_cli.live.labels import phase_words
 from rlinf_cli.runs.log_files import last_lines
 from rlinf_cli.runs.run_lookup import damaged_checkpoints
 from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.reading import load_source, read
 from rlinf_core.config.tree import to_data
-from rlinf_core.config.yaml.reader import load_source, read
 from rlinf_core.foreign.files import open_regular, read_bounded
 from rlinf_core.node.process_end import kernel_lines
 from rlinf_core.process.proc import boot_id

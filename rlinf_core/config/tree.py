@@ -6,10 +6,11 @@ validation. Nodes are immutable; spans within one tree may belong to different s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from rlinf_core.config.source import Span
 from rlinf_core.scalars import YamlBool, YamlFloat, YamlInt
@@ -150,3 +151,41 @@ def _quoted(name: str) -> str:
     for character, escape in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
         name = name.replace(character, escape)
     return f'"{name}"'
+
+
+_NULLS: Final = frozenset(("", "~", "null", "Null", "NULL"))
+_BOOLS: Final = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+# A scalar with another first character is text, which avoids the regular expressions for most scalars.
+_NUMBER_STARTS: Final = frozenset("0123456789+-.")
+_DECIMAL: Final = re.compile(r"[-+]?[0-9]+", re.ASCII)
+_OCTAL: Final = re.compile(r"0o[0-7]+", re.ASCII)
+_HEXADECIMAL: Final = re.compile(r"0x[0-9a-fA-F]+", re.ASCII)
+_FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
+_INFINITY: Final = re.compile(r"[-+]?\.(inf|Inf|INF)")
+_NANS: Final = frozenset((".nan", ".NaN", ".NAN"))
+# Python does not convert longer ones from and to text (sys.set_int_max_str_digits); no setting is that large.
+_LONGEST_INTEGER: Final = 1000
+
+
+def resolve_plain(raw: str) -> bool | int | float | str | None:
+    """Return the value of an unquoted scalar in the core schema of YAML 1.2 (chapter 10.3).
+
+    `on`, `yes`, `1_000`, `0b11`, `1:2` and `2024-01-01` are text, and `010` is ten. An integer of more than 1000 digits
+    stays text.
+    """
+    if raw in _NULLS:
+        return None
+    if raw[0] not in _NUMBER_STARTS:
+        return _BOOLS.get(raw, raw)
+    if _DECIMAL.fullmatch(raw):
+        return int(raw) if len(raw) <= _LONGEST_INTEGER else raw
+    if _FLOAT.fullmatch(raw):
+        return float(raw)
+    if len(raw) <= _LONGEST_INTEGER:
+        if _OCTAL.fullmatch(raw):
+            return int(raw[2:], 8)
+        if _HEXADECIMAL.fullmatch(raw):
+            return int(raw[2:], 16)
+    if _INFINITY.fullmatch(raw):
+        return float("-inf") if raw[0] == "-" else float("inf")
+    return float("nan") if raw in _NANS else raw

@@ -19,6 +19,7 @@ from rlinf_core.config.composing.compose import ANOTHER_FILE, Composed, compose,
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.places import place
+from rlinf_core.config.reading import decode, load_source, read
 from rlinf_core.config.rules import environment, groups, hardware, spares
 from rlinf_core.config.rules.site import Site
 from rlinf_core.config.secrets import environment_secrets, secret_values
@@ -28,7 +29,6 @@ from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, to_data
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.validating.validation import ANY_ITEM, StandIns, validate
-from rlinf_core.config.yaml.reader import decode, load_source, read
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.job.earlier_keys import is_config_of_a_run, without_earlier_keys
 from rlinf_core.job.recipe import Job, Recipe

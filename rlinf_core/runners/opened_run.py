@@ -101,7 +101,7 @@ class Run:
             why = error.strerror or str(error)
             raise RunError("the configuration of a run cannot be read", where=where, why=why) from None
         # Its reader is heavier than the rest.
-        from rlinf_core.config.yaml.reader import load_source, read
+        from rlinf_core.config.reading import load_source, read
 
         source = load_source("-", diagnostics, stdin=content)
         tree = read(source, diagnostics) if source is not None else None

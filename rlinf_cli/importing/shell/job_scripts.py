@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 from rlinf_cli.importing.shell.grammar import ScriptError
 from rlinf_cli.importing.shell.script import UNKNOWN, ScriptLaunch, find_launch
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.reading import read
 from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.yaml.reader import read
 from rlinf_core.errors import ConfigError
 
 SCRIPT_ENDINGS: Final = (".sh", ".bash")

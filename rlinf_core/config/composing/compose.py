@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from rlinf_core.config.composing.merge import merge
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.places import first_line
+from rlinf_core.config.reading import load_source, read
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
-from rlinf_core.config.yaml.reader import load_source, read
 
 if TYPE_CHECKING:
     from rlinf_core.config.composing.overrides import Override

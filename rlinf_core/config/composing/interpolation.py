@@ -26,9 +26,9 @@ from rlinf_core.config.tree import (
     child,
     children,
     format_path,
+    resolve_plain,
     scalars,
 )
-from rlinf_core.config.yaml.reader import resolve_plain
 
 # Limits on what references may copy in total, in nodes and characters, and on their depth: far above any real file, far
 # below a malicious one.

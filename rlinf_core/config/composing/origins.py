@@ -15,8 +15,7 @@ from rlinf_core.config.composing.references import escape_references
 from rlinf_core.config.ranks import format_range
 from rlinf_core.config.secrets import MASK, is_secret, mask_text, mask_urls
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, SequenceNode, to_data
-from rlinf_core.config.yaml.reader import resolve_plain
+from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, SequenceNode, resolve_plain, to_data
 
 Plain: TypeAlias = "None | bool | int | float | str | Sequence[Plain] | Mapping[str, Plain]"
 """Plain data, or the result of `to_data`."""

@@ -20,9 +20,9 @@ from rlinf_core.config.composing.merge import (
 from rlinf_core.config.composing.paths import PathSyntaxError, Step, parse_path, to_path
 from rlinf_core.config.composing.references import has_references
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.reading import read_value
 from rlinf_core.config.source import OVERRIDES_NAME, SourceText, Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, format_path
-from rlinf_core.config.yaml.reader import read_value
 
 # Deeper than any configuration, and shallow enough for recursion in later stages.
 _MAX_STEPS: Final = 50

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rlinf_cli.lint.load import RULES
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
+from rlinf_core.config.reading import decode, read
 from rlinf_core.config.validating.validation import validate
-from rlinf_core.config.yaml.reader import decode, read
 from rlinf_core.job.load import STAND_INS, ClusterFile, check_cluster
 
 Found = list[tuple[str, int, str]]

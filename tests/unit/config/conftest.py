@@ -8,8 +8,8 @@ import pytest
 
 from rlinf_core.config.composing.compose import Composed, compose
 from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.reading import decode, read
 from rlinf_core.config.tree import MappingNode
-from rlinf_core.config.yaml.reader import decode, read
 
 Compose = Callable[..., "tuple[Composed, Diagnostics]"]
 

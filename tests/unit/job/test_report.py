@@ -9,10 +9,10 @@ from pydantic import BaseModel
 
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostics, Severity
+from rlinf_core.config.reading import decode, read
 from rlinf_core.config.tree import Path
 from rlinf_core.config.validating.model_fields import alternatives, model_of
 from rlinf_core.config.validating.pruning import Validated
-from rlinf_core.config.yaml.reader import decode, read
 from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.report import FindingPlace, Report
 

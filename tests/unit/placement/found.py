@@ -7,8 +7,8 @@ from rlinf_cli.lint.placement import lint
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.reading import decode, read
 from rlinf_core.config.validating.validation import validate
-from rlinf_core.config.yaml.reader import decode, read
 from rlinf_core.job.load import Job
 from rlinf_core.placement.check import check_placement
 from rlinf_core.topology import ClusterTopology, NodeInfo

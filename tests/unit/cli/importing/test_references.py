@@ -6,9 +6,9 @@ import pytest
 
 from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
 from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.reading import read
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import MappingNode, ScalarNode, find
-from rlinf_core.config.yaml.reader import read
 
 TEXT = """
 a:

@@ -7,8 +7,8 @@ import pytest
 from rlinf_cli.placement.process_variables import Layer, process_interpreter, process_variables
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.reading import decode, read
 from rlinf_core.config.tree import MappingNode, find, to_data
-from rlinf_core.config.yaml.reader import decode, read
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.placement.flexible import FlexiblePlacementStrategy
 from rlinf_core.placement.node import NodePlacementStrategy

@@ -11,8 +11,8 @@ from rlinf_cli.codes import CLOSE, OPEN, Code, Example, codes_by_stage
 from rlinf_core.config.composing.compose import MAX_CHAIN, Composed, FindBase, compose, with_bases
 from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
+from rlinf_core.config.reading import decode, load_source
 from rlinf_core.config.tree import find, to_data
-from rlinf_core.config.yaml.reader import decode, load_source
 
 
 def unmarked(text: str) -> str:

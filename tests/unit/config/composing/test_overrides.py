@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rlinf_core.config.composing.origins import inline
 from rlinf_core.config.composing.overrides import apply_overrides, parse_overrides
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
+from rlinf_core.config.reading import decode, read
 from rlinf_core.config.source import OVERRIDES_NAME
 from rlinf_core.config.tree import MappingNode, find, format_path, key_span, to_data
-from rlinf_core.config.yaml.reader import decode, read
 
 TreeOf = Callable[..., MappingNode]
 

@@ -13,8 +13,8 @@ from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.machines.cluster import ClusterConfig, SshConfig
 from rlinf_core.config.machines.hosts import HostSyntaxError, expand_hosts
 from rlinf_core.config.ranks import NodeRanks, RankMap
+from rlinf_core.config.reading import decode, read
 from rlinf_core.config.tree import to_data
-from rlinf_core.config.yaml.reader import decode, read
 
 
 def load(text: str) -> ClusterConfig:

@@ -17,11 +17,11 @@ from rlinf_cli.lint.no_effect import NO_EFFECT
 from rlinf_core.config.composing.compose import compose
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.reading import load_source
 from rlinf_core.config.tree import MappingNode, Path, to_data
 from rlinf_core.config.validating.model_fields import sections, written_fields
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.validating.validation import validate
-from rlinf_core.config.yaml.reader import load_source
 from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from rlinf_core.job.load import ClusterFile
 from rlinf_core.scalars import Float, Int, Text

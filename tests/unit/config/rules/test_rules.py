@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.ranks import common, merge_ranges
+from rlinf_core.config.reading import decode, read
 from rlinf_core.config.rules.site import Claim, contradictions, outside
 from rlinf_core.config.validating.validation import validate
-from rlinf_core.config.yaml.reader import decode, read
 from rlinf_core.hardware.robots import registry
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.job.load import ClusterFile, check_cluster

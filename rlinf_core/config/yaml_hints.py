@@ -7,13 +7,20 @@ of errors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple, cast
 
-from rlinf_core.config.diagnostics import Diagnostic, Severity
-from rlinf_core.config.yaml.yaml_layout import Indentation
-from rlinf_core.config.yaml.yaml_scanner import YamlSyntaxError
+from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.source import Span
 from rlinf_core.suggest import excerpt
+
+
+class _Problem(NamedTuple):
+    """What the parser said, where it stopped, and where the construct that it was in starts."""
+
+    words: str
+    at: int
+    context_at: int | None
 
 
 class _Slip(NamedTuple):
@@ -27,8 +34,8 @@ class _Slip(NamedTuple):
 
 # The parser's message, "CONTEXT: PROBLEM"; the span to underline, from where it stopped or, after `<`, from the start
 # of the context; and our message, with `{first}`, `{piece}` and `{quoted}` of the underlined text.
-_LEFT_OVER = "(?s).*: expected <block end>, but found "
-_RULES: tuple[tuple[str, str, str, str | None], ...] = (
+_LEFT_OVER: Final = "(?s).*: expected <block end>, but found "
+_RULES: Final[tuple[tuple[str, str, str, str | None], ...]] = (
     (
         ".*: found undefined tag handle",
         "word",
@@ -36,15 +43,10 @@ _RULES: tuple[tuple[str, str, str, str | None], ...] = (
         "remove the tag, or quote the value if the `!` belongs to it",
     ),
     (
-        ".*: found character .+ that cannot start any token",
-        "value",
-        "an unquoted value cannot start with `{first}`",
-        "quote it: {quoted}",
-    ),
-    (
-        "while scanning an a(lias|nchor)",
+        ".*: found character .+ that cannot start any token|while scanning an a(lias|nchor)|"
+        "while scanning a block scalar: expected",
         "<value",
-        "`{first}` starts an alias or an anchor, but no valid name follows",
+        "an unquoted value cannot start with `{first}`",
         "quote it: {quoted}",
     ),
     (".*quoted scalar: found unexpected", "<line", "the text that starts here with `{first}` is never closed", None),
@@ -67,7 +69,7 @@ _RULES: tuple[tuple[str, str, str, str | None], ...] = (
         "quote the value, or write the key on its own line, aligned with the keys it belongs to",
     ),
     (
-        f"{_LEFT_OVER}'<block (mapping|sequence) start>'",
+        f"{_LEFT_OVER}'<block (mapping|sequence) start>'|.*: expected '<document start>'",
         "value",
         "the indentation of this line matches no line above it",
         "align it with the keys or items it belongs to",
@@ -90,78 +92,79 @@ _RULES: tuple[tuple[str, str, str, str | None], ...] = (
         "a list item cannot start on the line of its key",
         "write the items on the lines below, or `[a, b]`",
     ),
-    (
-        "while scanning a block scalar: expected",
-        "<value",
-        "an unquoted `{first}` starts a block of text, which must begin on the next line",
-        "quote it: {quoted}",
-    ),
-    (
-        ".*: expected '<document start>'",
-        "value",
-        "this line does not belong to the content above it",
-        "align it with the first key of the file; remove lines that start with `%`",
-    ),
 )
 
 
-def explain(layout: Indentation, problem: YamlSyntaxError) -> Diagnostic:
-    """Return the finding for a text that the parser rejected."""
-    text = layout.text
+def explain(
+    span: Callable[[int, int], Span], text: str, error: Exception, stopped: int, diagnostics: Diagnostics
+) -> None:
+    """Report why the parser rejected a text.
+
+    Args:
+        span: returns the place in the source of a range of the text.
+        text: the text.
+        error: what the parser raised.
+        stopped: where the parser stopped, for an error that does not say.
+        diagnostics: takes the finding.
+    """
+    marked = cast("Any", error)
+    mark, context = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
+    words = (
+        f"{marked.context or ''}: {marked.problem or ''}" if hasattr(error, "problem") else ": a number is too large"
+    )
+    problem = _Problem(words, stopped if mark is None else mark.index, None if context is None else context.index)
     slip = next(_slips(text, problem))
     help = slip.help
     if slip.code == "yaml-syntax" and "{{" in _line(text, problem.at):
         help = "quote the whole value if `{{ ... }}` is meant as text"
-    size = len(text)
-    span = layout.span(min(slip.start, size), min(slip.end, size))
-    at = slip.opened_at
-    related = () if at is None else ((layout.span(at, at + 1), "opened here"),)
-    return Diagnostic(slip.code, Severity.ERROR, slip.message, span, (), help, related)
+    size, at = len(text), slip.opened_at
+    related = () if at is None else ((span(at, at + 1), "opened here"),)
+    diagnostics.error(slip.code, slip.message, span(min(slip.start, size), min(slip.end, size)), (), help, related)
 
 
-def _slips(text: str, problem: YamlSyntaxError) -> Iterator[_Slip]:
+def _slips(text: str, problem: _Problem) -> Iterator[_Slip]:
     """Return the matching explanations, best first, with a generic one at the end."""
     for rule in (_tab, _open_bracket, _missing_space):
         if slip := rule(text, problem):
             yield slip
-    words = f"{problem.context}: {problem.problem}"
     for complaint, extent, message, help in _RULES:
-        start = problem.context_at if extent.startswith("<") else problem.at
-        if start is not None and re.match(complaint, words):
+        start = problem.at if problem.context_at is None or not extent.startswith("<") else problem.context_at
+        if re.match(complaint, problem.words):
             ends = {"char": start + 1, "word": _word_end(text, start), "<line": _line_end(text, start)}
             end = ends.get(extent) or _value_end(text, start)
             if extent == "escape":
                 start, end = max(text.rfind("\\", 0, start + 1), 0), start + 1
             piece = text[start:end]
-            parts = {"first": piece[:1], "quoted": _quoted(piece), "piece": excerpt(piece)}
+            quoted = "`'" + excerpt(piece).replace("'", "''") + "'`"
+            parts = {"first": piece[:1], "quoted": quoted, "piece": excerpt(piece)}
             code = "unknown-tag" if "tag handle" in complaint else "yaml-syntax"
             yield _Slip(message.format(**parts), start, end, help and help.format(**parts), code)
-    words = problem.problem.replace("'\\x00'", "the end of the file") or problem.context
+    words = problem.words.partition(": ")[2].replace("'\\x00'", "the end of the file") or problem.words
     yield _Slip(f"this is not YAML: {excerpt(words, 200)}", problem.at, _word_end(text, problem.at))
 
 
-def _tab(text: str, problem: YamlSyntaxError) -> _Slip | None:
+def _tab(text: str, problem: _Problem) -> _Slip | None:
     start = _line_start(text, problem.at)
     before = text[start : problem.at]
     if text[problem.at : problem.at + 1] == "\t" and not before.strip():
         end = problem.at + len(text[problem.at :]) - len(text[problem.at :].lstrip(" \t"))
         message = "this line is indented with a tab, which YAML does not allow"
         return _Slip(message, start, end, "indent with spaces only", "tab-indentation")
-    if "not allowed here" in problem.problem and (after := re.match(r" *(?:[-?] +)*[-?] *(\t)", before)):
+    if "not allowed here" in problem.words and (after := re.match(r" *(?:[-?] +)*[-?] *(\t)", before)):
         message = "a tab follows `-` or `?` before a nested value"
         return _Slip(message, start + after.start(1), start + after.end(1), "write a space")
     return None
 
 
-_BRACKETS = re.compile(r"""[\[\]{}]|"(?:\\.|[^"\\])*"|'[^']*'|#.*""")
-_CLOSING = {"[": "]", "{": "}"}
+_BRACKETS: Final = re.compile(r"""[\[\]{}]|"(?:\\.|[^"\\])*"|'[^']*'|#.*""")
+_CLOSING: Final = {"[": "]", "{": "}"}
 
 
-def _open_bracket(text: str, problem: YamlSyntaxError) -> _Slip | None:
-    if not problem.problem.startswith(("expected ',' or", "expected the node content")):
+def _open_bracket(text: str, problem: _Problem) -> _Slip | None:
+    if not re.search(": expected (',' or|the node content)", problem.words):
         return None
     at = problem.context_at
-    if "<stream end>" in problem.problem:
+    if "<stream end>" in problem.words:
         open_brackets: list[int] = []
         for match in _BRACKETS.finditer(text):
             if match[0] in _CLOSING:
@@ -171,7 +174,7 @@ def _open_bracket(text: str, problem: YamlSyntaxError) -> _Slip | None:
         at = open_brackets[-1] if open_brackets else at
         if at is not None and text[at : at + 1] in _CLOSING:
             return _Slip(f"the `{text[at]}` here is never closed with `{_CLOSING[text[at]]}`", at, at + 1)
-    if at is None or text[at : at + 1] not in _CLOSING or not problem.context.startswith("while parsing a flow "):
+    if at is None or text[at : at + 1] not in _CLOSING or not problem.words.startswith("while parsing a flow "):
         return None
     closing = _CLOSING[text[at]]
     message = f"`,` or `{closing}` is expected here, inside the open `{text[at]}`"
@@ -179,25 +182,24 @@ def _open_bracket(text: str, problem: YamlSyntaxError) -> _Slip | None:
     return _Slip(message, problem.at, _word_end(text, problem.at), help, opened_at=at)
 
 
-def _missing_space(text: str, problem: YamlSyntaxError) -> _Slip | None:
+def _missing_space(text: str, problem: _Problem) -> _Slip | None:
     """Return the explanation for `key:value` without a space: here inside braces, else on the unfinished line."""
     at = problem.at
     if text[at : at + 2] in (":[", ":{") and (key := re.search(r"[A-Za-z_][\w.-]*\Z", text[:at])):
         return _no_space(at, key[0])
-    lines: list[int | None] = []
-    if problem.problem == "could not find expected ':'" and problem.context_at is not None:
-        lines = [_line_start(text, problem.context_at)]
-    elif problem.problem.startswith(("mapping values are not allowed", "expected '<document start>'")):
+    line: int | None = None
+    if "could not find expected ':'" in problem.words and problem.context_at is not None:
+        line = _line_start(text, problem.context_at)
+    elif re.search(": (mapping values are not allowed|expected '<document start>')", problem.words):
         start = _line_start(text, at)
-        lines = [] if re.search(r":\s+\S", text[start:at]) else [_line_above(text, start)]
-    for line in lines:
-        match = None if line is None else _GLUED.match(text, line)
-        if match and not re.search(r":(\s|$)", _line(text, match.start())):
-            return _no_space(match.end() - 1, match[1])
+        line = None if re.search(r":\s+\S", text[start:at]) else _line_above(text, start)
+    match = None if line is None else _GLUED.match(text, line)
+    if match and not re.search(r":(\s|$)", _line(text, match.start())):
+        return _no_space(match.end() - 1, match[1])
     return None
 
 
-_GLUED = re.compile(r"[ \t]*(?:- +)?([A-Za-z_][\w.-]*):(?=[^\s/:])")
+_GLUED: Final = re.compile(r"[ \t]*(?:- +)?([A-Za-z_][\w.-]*):(?=[^\s/:])")
 
 
 def _no_space(colon: int, key: str) -> _Slip:
@@ -241,7 +243,3 @@ def _value_end(text: str, at: int) -> int:
     end = _line_end(text, at)
     comment = re.compile(r"\s+#").search(text, at, end)
     return max(comment.start() if comment else end, at + 1)
-
-
-def _quoted(value: str) -> str:
-    return "`'" + excerpt(value).replace("'", "''") + "'`"

@@ -13,9 +13,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from rlinf_core.config.diagnostics import Diagnostics, Severity
+from rlinf_core.config.reading import Limits, decode, read, read_value
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Node, ScalarNode, SequenceNode, to_data
-from rlinf_core.config.yaml.reader import Limits, decode, read, read_value
 
 # Small limits, so that passing them is part of what is tried.
 LIMITS = Limits(file_bytes=100_000, nodes=2000, depth=50)

@@ -15,22 +15,17 @@ from typing import BinaryIO, Literal
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.source import STDIN_NAME, SourceText, Span
 from rlinf_core.config.tree import MappingNode, Node, ScalarNode, SequenceNode
-from rlinf_core.config.yaml.composer import Composer, LimitError, Limits
-from rlinf_core.config.yaml.yaml_layout import Indentation
-from rlinf_core.config.yaml.yaml_scanner import YamlSyntaxError, version_directives
-from rlinf_core.config.yaml.yaml_types import resolve_plain
+from rlinf_core.config.yaml_tree import Limits, compose, shared_indentation
 from rlinf_core.foreign.encodings import wide_encoding
 from rlinf_core.foreign.files import BadFileError, open_regular
-
-__all__ = ["Limits", "decode", "load_source", "read", "read_document", "read_value", "resolve_plain"]
 
 _DEFAULT_LIMITS = Limits()
 _BOM = "\ufeff"
 # Seconds after which a wait for a terminal looks for signals.
 _WAKE_SECONDS = 0.2
-# All characters but the printable ones of YAML 1.2 (production 1, c-printable), and the ASCII part of that set: it
-# suffices for most files, and compiles quickly.
-_CONTROL = "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+# All characters but the printable ones of YAML 1.2 (production 1, c-printable), and the line ends of YAML 1.1, which
+# are ordinary characters in 1.2 but not to the parser. The ASCII part of that set suffices for most files.
+_CONTROL = "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 _ASCII_CONTROL = "[^\t\n\r\x20-\x7e]"
 
 
@@ -118,21 +113,20 @@ def read_document(
     source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS
 ) -> tuple[bool, Node | None]:
     """Return whether a file is YAML, and the value that it holds: None for a file without content."""
-    layout = Indentation.of_file(source)
-    if layout.prefix:
-        with_what = "tab" if "\t" in layout.prefix else "blanks"
-        first = layout.span(len(layout.text) - len(layout.text.lstrip("\r\n")), 0).start
+    prefix = shared_indentation(source.text)
+    if prefix:
+        with_what = "tab" if "\t" in prefix else "blanks"
+        first = len(source.text) - len(source.text.lstrip("\r\n"))
         diagnostics.add(
             Diagnostic(
                 "indented-file",
                 Severity.WARNING,
                 f"every line starts with the same {with_what}, which {'is' if with_what == 'tab' else 'are'} ignored",
-                Span(source, first - len(layout.prefix), first),
+                Span(source, first, first + len(prefix)),
                 help="remove the indentation from every line",
             )
         )
-    _check_version(layout, diagnostics)
-    return _tree(layout, diagnostics, limits)
+    return compose(source, 0, len(source.text), diagnostics, limits)
 
 
 def read_value(
@@ -143,36 +137,10 @@ def read_value(
     """
     if not _printable(source, start, end, diagnostics):
         return None
-    built, root = _tree(Indentation.of_value(source, start, end), diagnostics, limits)
-    if not built:
+    is_yaml, root = compose(source, start, end, diagnostics, limits)
+    if not is_yaml:
         return None
     return root if root is not None else ScalarNode(Span(source, start, start), "", None)
-
-
-def _check_version(layout: Indentation, diagnostics: Diagnostics) -> None:
-    for number, directive in enumerate(version_directives(layout.text)):
-        if directive[1] != "1.2" or number:
-            message = f"the file asks for YAML {directive[1][:9]}, but it is read as YAML 1.2"
-            help = "remove the line; in YAML 1.2 `on` and `yes` are text, and `010` is ten"
-            span = layout.span(directive.start(), directive.start() + len(directive[0].rstrip()))
-            diagnostics.error("yaml-version", message, span, help=help)
-
-
-def _tree(layout: Indentation, diagnostics: Diagnostics, limits: Limits) -> tuple[bool, Node | None]:
-    """Return whether there is a tree, and its root, None for a text without content."""
-    composer = Composer(layout, limits)
-    try:
-        root = composer.compose()
-    except YamlSyntaxError as problem:
-        from rlinf_core.config.yaml.yaml_hints import explain
-
-        diagnostics.add(explain(layout, problem))
-        return False, None
-    except LimitError:
-        diagnostics.extend(composer.findings)
-        return False, None
-    diagnostics.extend(composer.findings)
-    return True, root
 
 
 def _printable(source: SourceText, start: int, end: int, diagnostics: Diagnostics) -> bool:

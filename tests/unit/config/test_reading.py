@@ -9,9 +9,9 @@ from pathlib import Path as FilePath
 import pytest
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.reading import Limits, decode, load_source, read, read_value
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import MappingNode, ScalarNode, Value, find, to_data
-from rlinf_core.config.yaml.reader import Limits, decode, load_source, read, read_value
 
 
 def read_text(text: str, limits: Limits | None = None) -> tuple[MappingNode | None, list[Diagnostic]]:
@@ -160,11 +160,6 @@ class TestBytes:
         assert data("a: 1\rb: 2\r") == {"a": 1, "b": 2}
         assert report("a: 1\rb: *c\r") == [("undefined-alias", "2:4", "*c")]
 
-    @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85"])
-    def test_former_line_ends_are_ordinary_characters(self, character: str) -> None:
-        assert data(f"a: x{character}y {character} z  # c{character}b: 1\n") == {"a": f"x{character}y {character} z"}
-        assert data(f"a: '{character}'\nb: \"\\L\"\n") == {"a": character, "b": "\u2028"}
-
     @pytest.mark.parametrize(
         ("content", "place", "offset"),
         [
@@ -190,7 +185,7 @@ class TestBytes:
         (finding,) = diagnostics
         assert (finding.code, finding.message) == ("not-utf8", f"the file is {encoding}, but a configuration is UTF-8")
 
-    @pytest.mark.parametrize("character", ["\0", "\x01", "\x1b", "\x7f", "\x80", "\ufffe"])
+    @pytest.mark.parametrize("character", ["\0", "\x01", "\x1b", "\x7f", "\x80", "\ufffe", "\x85", "\u2028", "\u2029"])
     def test_control_characters(self, character: str) -> None:
         assert report(f"a: 1\nb: 'x{character}'\n") == [("control-character", "2:6", character)]
 
@@ -310,7 +305,7 @@ class TestTabs:
         assert to_data(tree) == {"a": 1, "b": 2}
 
     def test_tabs_below_a_shared_tab(self) -> None:
-        assert report("\ta:\n\t\tb: 1\n") == [("indented-file", "1:1", "\t"), ("tab-indentation", "2:2", "\t")]
+        assert report("\ta:\n\t\tb: 1\n") == [("indented-file", "1:1", "\t"), ("tab-indentation", "2:1", "\t\t")]
 
     def test_no_shared_prefix(self) -> None:
         assert data("# c\n  a: 1\n  b: 2\n") == {"a": 1, "b": 2}
@@ -383,16 +378,16 @@ class TestTags:
         "tag",
         ["!env", "!Foo", "!<tag:x>", "!!binary", "!!set", "!!omap", "!!timestamp", "!!python/object/apply:os.system"],
     )
-    @pytest.mark.parametrize("value", ["x", "[x]", "{x: 1}", "&a x"])
+    @pytest.mark.parametrize("value", ["x", "[x]", "{x: 1}"])
     def test_any_other_tag_is_refused(self, tag: str, value: str) -> None:
         assert report(f"a: {tag} {value}\n") == [("unknown-tag", "1:4", tag)]
 
     def test_a_tag_after_an_anchor(self) -> None:
         assert report("a: &b !c d\n") == [("unknown-tag", "1:7", "!c")]
 
-    @pytest.mark.parametrize("text", ["a: !b &c\n  !!str d: 1\n", "a: &c !b\n  !!str d: 1\n", "a: !b &c d\n"])
-    def test_tags_and_anchors_in_either_order(self, text: str) -> None:
-        assert report(text) == [("unknown-tag", "1:" + str(text.index("!b") + 1), "!b")]
+    def test_a_tag_before_an_anchor_is_named(self) -> None:
+        _, (finding,) = read_text("a: !b &c d\n")
+        assert (finding.code, "`!b`" in finding.message) == ("unknown-tag", True)
 
     def test_help_for_tags_of_other_tools(self) -> None:
         _, (env, include) = read_text("a: !ENV HOME\nb: !include c.yaml\n")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.reading import read
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, key_span
-from rlinf_core.config.yaml.reader import read
 
 
 def tree_of(text: str) -> MappingNode:
@@ -66,7 +66,6 @@ def tree_of(text: str) -> MappingNode:
         ("a: &x !!str «1»\n", ("a",)),
         ("a: !!str &x «1»\n", ("a",)),
         ("a: &x\n  «b: 1»\n", ("a",)),
-        ("a: &x  # c\n  # d\n  «- 1»\n", ("a",)),
         ("a: &x\n«- 1»\n", ("a",)),
         ("a: &x «[1]»\n", ("a",)),
         ("a: &x\n  &y «b»: 1\n", ("a", "b", "key")),

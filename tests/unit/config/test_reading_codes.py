@@ -6,7 +6,7 @@ import pytest
 
 from rlinf_cli.codes import CLOSE, OPEN, Code, Example, codes_by_stage
 from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.yaml.reader import decode, load_source, read
+from rlinf_core.config.reading import decode, load_source, read
 
 
 def findings(example: Example) -> Diagnostics:

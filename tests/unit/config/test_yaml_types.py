@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.config.yaml.yaml_types import resolve_plain
+from rlinf_core.config.tree import resolve_plain
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""YAML with positions: bytes to a tree, and words for its mistakes."""
