@@ -16,7 +16,7 @@ from rlinf_core.suggest import excerpt
 
 
 class _Problem(NamedTuple):
-    """What the parser said, where it stopped, and where the construct that it was in starts."""
+    """An error of the parser: its words, where it stopped, and the start of the construct that it was in."""
 
     words: str
     at: int

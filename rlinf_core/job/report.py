@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
-from rlinf_core.config.composing.merge import COMPONENT_PLACEMENT, find_components
+from rlinf_core.config.composing.merge import COMPONENT_PLACEMENT
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.places import part, place
+from rlinf_core.config.places import naming, place
 from rlinf_core.config.sections.hub_names import hub_paths
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import MappingNode, Path, find
+from rlinf_core.config.tree import Path, key_span
 from rlinf_core.config.validating.pruning import Validated
 
 
@@ -73,15 +73,7 @@ class Report:
         return any(whole[:size] in wrong for size in range(1, len(whole) + 1))
 
     def _find(self, path: Path) -> tuple[Path, Span]:
-        """Return the path in the file and the span to underline: a component may share a key with others."""
+        """Return the path in the file and the span to underline: of a component its name."""
         tree = self._view.tree
-        section = find(tree, COMPONENT_PLACEMENT)
-        if path[:-1] == COMPONENT_PLACEMENT and isinstance(section, MappingNode):
-            name = str(path[-1])
-            entry = find_components(section, name)
-            if entry is not None:
-                start = entry.key.raw.find(name)
-                return (*COMPONENT_PLACEMENT, entry.key.raw), part(
-                    entry.key, start, start + len(name)
-                ) or entry.key.span
-        return path, place(tree, path)
+        is_component = path[:-1] == COMPONENT_PLACEMENT and key_span(tree, path) is not None
+        return path, naming(tree, path) if is_component else place(tree, path)

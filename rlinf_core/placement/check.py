@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.machines.cluster import RESERVED_LABELS, ClusterConfig, NodeGroup
 from rlinf_core.config.ranks import format_ranks
-from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.placement.positions import (
     GROUPS,
     component_paths,
-    components_of,
     problem_span,
 )
 from rlinf_core.placement.resolve import Resolution, resolve
@@ -67,7 +65,6 @@ class _Check:
         self._validated: Validated[ClusterConfig] = Validated(cluster, tree, pruned, {}, tree)
 
     def run(self) -> dict[str, Resolution]:
-        self._report_twice()
         if self._damaged(("cluster", "num_nodes")):
             return {}
         doubtful = self._doubtful_labels()
@@ -90,19 +87,6 @@ class _Check:
 
     def _damaged(self, path: Path) -> bool:
         return self._validated.damaged(path)
-
-    def _report_twice(self) -> None:
-        first: dict[str, Span] = {}
-        for name, path, span in components_of(self.tree):
-            if first.setdefault(name, span) is not span:
-                self.diagnostics.error(
-                    "component-twice",
-                    f"component `{name}` is placed twice",
-                    span,
-                    path,
-                    "write one entry per component; an entry may list several parts, as in `0-3,8-11`",
-                    ((first[name], "first placed at"),),
-                )
 
     def _doubtful_labels(self) -> set[str]:
         """Labels of groups that have reported mistakes, so that their units may be wrong."""

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from rlinf_core.config.composing.merge import COMPONENT_PLACEMENT as PLACEMENT
 from rlinf_core.config.names import name_pieces
 from rlinf_core.config.places import part, place
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find
 from rlinf_core.placement.selection import PlacementProblem
 
-PLACEMENT: Path = ("cluster", "component_placement")
 GROUPS: Path = ("cluster", "node_groups")
 
 
-def components_of(tree: MappingNode) -> Iterator[tuple[str, Path, Span]]:
-    """Return every component of the file, with the path of its entry and the span of its name."""
-    section = find(tree, PLACEMENT)
-    for entry in section.entries if isinstance(section, MappingNode) else ():
-        for name, start, end in name_pieces(entry.key.raw):
-            if name:  # `a,,b`, which the model reports
-                yield name, (*PLACEMENT, entry.key.raw), part(entry.key, start, end) or entry.key.span
-
-
 def component_paths(tree: MappingNode) -> dict[str, Path]:
-    """Return the path of each component's entry, the first one if it is placed twice."""
-    paths: dict[str, Path] = {}
-    for name, path, _ in components_of(tree):
-        paths.setdefault(name, path)
-    return paths
+    """Return the path of each component's entry."""
+    section = find(tree, PLACEMENT)
+    entries = section.entries if isinstance(section, MappingNode) else ()
+    return {entry.key.raw: (*PLACEMENT, entry.key.raw) for entry in entries}
 
 
 def map_path(tree: MappingNode, entry: Path) -> Path:

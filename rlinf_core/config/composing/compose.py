@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from rlinf_core.config.composing.merge import merge
+from rlinf_core.config.composing.merge import merge, split_components
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.places import first_line
 from rlinf_core.config.reading import load_source, read
@@ -100,7 +100,7 @@ def with_bases(
     Returns:
         The tree without `extends`, and the sources, `main` first; None if `main` or a base could not be read.
     """
-    tree = read(main, diagnostics)
+    tree = _read(main, diagnostics)
     if tree is None:
         return None
     loader = _Loader(diagnostics, find_base, main)
@@ -108,6 +108,12 @@ def with_bases(
         loader.chain.append(os.path.realpath(main.name))
     merged = loader.over_bases(tree, main)
     return None if merged is None else (merged, tuple(loader.sources))
+
+
+def _read(source: SourceText, diagnostics: Diagnostics) -> MappingNode | None:
+    tree = read(source, diagnostics)
+    split = None if tree is None else split_components(tree, (), diagnostics)
+    return split if isinstance(split, MappingNode) else None
 
 
 class _Loader:
@@ -195,7 +201,7 @@ class _Loader:
         self.diagnostics.extend(reports)
         source = text.as_base(of, index)
         self.sources.append(source)
-        tree = read(source, self.diagnostics)
+        tree = _read(source, self.diagnostics)
         if tree is None:
             return None
         if (why := no_configuration(tree)) is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from rlinf_core.config.composing.merge import COMPONENT_PLACEMENT, find_components
 from rlinf_core.config.composing.paths import to_path
 from rlinf_core.config.composing.references import Reference, ReferenceSyntaxError, has_references, split_references
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
@@ -224,7 +223,7 @@ class _Resolver:
                 current = self.resolve(current, path[:index], depth + 1)
                 if id(current) in self.failed:
                     return None
-            below = _below(current, segment, path[:index])
+            below = _below(current, segment)
             if below is None:
                 self._report_unknown(use, current, path, index)
                 return None
@@ -236,7 +235,7 @@ class _Resolver:
         return resolved
 
     def _copy(self, target: Node, use: _Use) -> Node:
-        """Return a copy of `found` with the span of the reference; its children keep their own spans."""
+        """Return a copy of `target` with the span of the reference; its children keep their own spans."""
         size, height = self._measure(target)
         if not self._afford(use, size):
             return self._fail(use.scalar)
@@ -321,14 +320,9 @@ class _Resolver:
         self.diagnostics.error("reference-too-large", message, use.span, use.path, help)
 
 
-def _below(node: Node, segment: str | int, path: Path) -> Node | None:
-    if isinstance(node, MappingNode) and isinstance(segment, str):
-        entry = node.get(segment)
-        if entry is None and path == COMPONENT_PLACEMENT:
-            joined = find_components(node, segment)
-            return joined.value if joined else None
-        return entry
-    return child(node, segment) if isinstance(node, SequenceNode) else None
+def _below(node: Node, segment: str | int) -> Node | None:
+    fits = isinstance(segment, int) if isinstance(node, SequenceNode) else isinstance(segment, str)
+    return child(node, segment) if fits else None
 
 
 def _piece(scalar: ScalarNode, start: int, end: int) -> Span:

@@ -133,8 +133,7 @@ def _model_below(model: object, name: str) -> object:
         return None if field is None else getattr(model, field)
     if isinstance(model, Mapping):
         values = cast("Mapping[str, object]", model)
-        # `actor,rollout` places both, each under its own name.
-        return values.get(name, values.get(name.partition(",")[0].strip()))
+        return values.get(name)
     if isinstance(model, tuple):
         # Environment variables: pairs of a name and a value, or one such pair.
         items = cast("tuple[object, ...]", model)

@@ -7,19 +7,14 @@ values replace. Missing parents are created. All arguments form one source, one 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from rlinf_core.config.composing.merge import (
-    COMPONENT_PLACEMENT,
-    component_names,
-    find_components,
-    merge,
-    split_components,
-)
+from rlinf_core.config.composing.merge import COMPONENT_PLACEMENT, merge, split_components
 from rlinf_core.config.composing.paths import PathSyntaxError, Step, parse_path, to_path
 from rlinf_core.config.composing.references import has_references
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.names import name_pieces
 from rlinf_core.config.reading import read_value
 from rlinf_core.config.source import OVERRIDES_NAME, SourceText, Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, format_path
@@ -62,7 +57,7 @@ def parse_overrides(arguments: Sequence[str], diagnostics: Diagnostics) -> tuple
             overrides.append(override)
         start += len(line) + 1
     _warn_of_shadowed(overrides, diagnostics)
-    return source, overrides
+    return source, [single for override in overrides for single in _by_component(override, diagnostics)]
 
 
 def apply_overrides(tree: MappingNode, overrides: Sequence[Override], diagnostics: Diagnostics) -> MappingNode:
@@ -77,6 +72,23 @@ def apply_overrides(tree: MappingNode, overrides: Sequence[Override], diagnostic
         else:
             tree = changed if isinstance(changed, MappingNode) else tree
     return tree
+
+
+def _by_component(override: Override, diagnostics: Diagnostics) -> Iterator[Override]:
+    """Yield an override for each component that its path or its value names together, as in `actor,env=0-3`."""
+    span, steps, value = override
+    value = None if value is None else split_components(value, override.path, diagnostics)
+    at = len(COMPONENT_PLACEMENT)
+    name = steps[at].segment if override.path[:at] == COMPONENT_PLACEMENT and len(steps) > at else 0
+    pieces = name_pieces(name) if isinstance(name, str) else []
+    if not all(piece.name for piece in pieces) or len(pieces) < 2:
+        yield Override(span, steps, value)
+        return
+    quote = (steps[at].end - steps[at].start - len(str(name))) // 2
+    start = steps[at].start + quote
+    for piece in pieces:
+        step = Step(piece.name, start + piece.start, start + piece.end)
+        yield Override(span, (*steps[:at], step, *steps[at + 1 :]), value)
 
 
 def _shown(character: str) -> str:
@@ -181,7 +193,7 @@ def _change(node: Node | None, override: Override, depth: int) -> Node | None:
     """Return `node` (None if missing) after `depth` steps, with the override applied; None if it deletes."""
     if depth == len(override.steps):
         value = override.value
-        return value if node is None or value is None else merge(node, value, override.path)
+        return value if node is None or value is None else merge(node, value)
     segment = override.steps[depth].segment
     if isinstance(segment, int):
         return _change_item(node, segment, override, depth)
@@ -191,8 +203,6 @@ def _change(node: Node | None, override: Override, depth: int) -> Node | None:
         node = MappingNode(Span(override.span.source, start, override.span.end), ())
     if not isinstance(node, MappingNode):
         raise _no_mapping(node, override, depth)
-    if override.path[:depth] == COMPONENT_PLACEMENT:
-        return _change_components(node, segment, override, depth)
     return _change_entry(node, segment, override, depth)
 
 
@@ -248,17 +258,3 @@ def _change_entry(node: MappingNode, name: str, override: Override, depth: int) 
     if known is None:
         return MappingNode(node.span, (*node.entries, new))
     return MappingNode(node.span, tuple(new if entry is known else entry for entry in node.entries))
-
-
-def _change_components(node: MappingNode, name: str, override: Override, depth: int) -> MappingNode:
-    """Change each component in `name`, however the file groups them in keys."""
-    names = component_names(name)
-    entry = find_components(node, name)
-    if entry is not None and sorted(component_names(entry.key.raw)) == sorted(names):
-        return _change_entry(node, entry.key.raw, override, depth)
-    split = split_components(node, set(names))
-    if not any(split.entry(single) for single in names):
-        return _change_entry(node, name, override, depth)
-    for single in names:
-        split = _change_entry(split, single, override, depth)
-    return split

@@ -341,5 +341,7 @@ def _use_of_alias(tree: MappingNode, first: Path, second: Path) -> Span | None:
     for size in range(min(len(first), len(second)), 0, -1):
         here, there = naming(tree, second[:size]), naming(tree, first[:size])
         if (here.source, here.start) != (there.source, there.start):
-            return here
+            # An alias stands after what it names; `actor,env: 0-3` has its only value after both.
+            value = find(tree, second[:size])
+            return here if value is None or value.span.start < here.start else None
     return None

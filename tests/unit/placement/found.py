@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from rlinf_cli.codes import CLOSE, OPEN
 from rlinf_cli.lint.placement import lint
+from rlinf_core.config.composing.compose import with_bases
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.model import ConfigModel
-from rlinf_core.config.reading import decode, read
+from rlinf_core.config.reading import decode
 from rlinf_core.config.validating.validation import validate
 from rlinf_core.job.load import Job
 from rlinf_core.placement.check import check_placement
@@ -28,8 +29,9 @@ def findings(text: str, assume: tuple[str, ...] = (), accelerators: int | None =
     result, ours = Diagnostics(), Diagnostics()
     source = decode("file.yaml", text.replace(OPEN, "").replace(CLOSE, "").encode(), result)
     assert source is not None
-    tree = read(source, result)
-    assert tree is not None
+    composed = with_bases(source, ours)
+    assert composed is not None
+    tree, _ = composed
     validated = validate(File, tree, result, stand_ins={("cluster", "num_nodes"): 1})
     assert validated.model is not None, list(result)
     cluster = validated.model.cluster

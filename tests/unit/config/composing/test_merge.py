@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.config.composing.merge import component_names, find_components, merge
+from rlinf_core.config.composing.merge import merge, split_components
+from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, key_span, to_data
 
@@ -83,36 +84,37 @@ def placement(keys: list[str], mark: str) -> dict[str, Any]:
 
 def by_component(tree: Any) -> dict[str, Any]:
     entries = tree["cluster"]["component_placement"]
-    return {name: value for key, value in entries.items() for name in component_names(key)}
+    return {name.strip(): value for key, value in entries.items() for name in key.split(",")}
+
+
+def over(base: Node, upper: Node) -> Node:
+    """Merge two files as they are read: with an entry for each component."""
+    findings = Diagnostics()
+    merged = merge(split_components(base, (), findings), split_components(upper, (), findings))
+    assert not len(findings)
+    return merged
 
 
 @given(_PLACEMENT, _PLACEMENT)
-def test_components_merge_one_by_one_however_they_are_joined(base: list[str], over: list[str]) -> None:
-    low, high = placement(base, "base"), placement(over, "over")
-    result = to_data(merge(node(low), node(high)))
+def test_components_merge_one_by_one_however_they_are_joined(base: list[str], upper: list[str]) -> None:
+    low, high = placement(base, "base"), placement(upper, "upper")
+    result = to_data(over(node(low), node(high)))
     assert by_component(result) == by_component(low) | by_component(high)
 
 
-@given(_PLACEMENT, _PLACEMENT, _PLACEMENT)
-def test_merging_components_is_associative(first: list[str], second: list[str], third: list[str]) -> None:
-    a, b, c = (node(placement(keys, mark)) for keys, mark in ((first, "a"), (second, "b"), (third, "c")))
-    left, right = merge(merge(a, b), c), merge(a, merge(b, c))
-    assert by_component(to_data(left)) == by_component(to_data(right))
-
-
-def both(tree_of: TreeOf, base: str, over: str) -> dict[str, Any]:
+def both(tree_of: TreeOf, base: str, upper: str) -> dict[str, Any]:
     indent = "cluster:\n  component_placement:\n    "
-    tree = merge(tree_of(indent + base), tree_of(indent + over))
+    tree = over(tree_of(indent + base), tree_of(indent + upper))
     data: Any = to_data(tree)
     return data["cluster"]["component_placement"]
 
 
 @pytest.mark.parametrize(
-    ("base", "over", "result"),
+    ("base", "upper", "result"),
     [
         ("actor,env: 0-3", "actor: 4-7", {"actor": "4-7", "env": "0-3"}),
-        ("actor,env: 0-3", "rollout: 4-7", {"actor,env": "0-3", "rollout": "4-7"}),
-        ("actor,env: 0-3", "env , actor: 4-7", {"actor,env": "4-7"}),
+        ("actor,env: 0-3", "rollout: 4-7", {"actor": "0-3", "env": "0-3", "rollout": "4-7"}),
+        ("actor,env: 0-3", "env , actor: 4-7", {"actor": "4-7", "env": "4-7"}),
         ("actor: 0-3", "actor,env: 4-7", {"actor": "4-7", "env": "4-7"}),
         ("actor, env: {node_group: a, placement: 0-3}", "env: {placement: 5}",
          {"actor": {"node_group": "a", "placement": "0-3"}, "env": {"node_group": "a", "placement": 5}}),
@@ -120,35 +122,30 @@ def both(tree_of: TreeOf, base: str, over: str) -> dict[str, Any]:
          {"actor": {"node_group": "a", "placement": "0-3"}, "env": 5}),
     ],
 )  # fmt: skip
-def test_joined_components(tree_of: TreeOf, base: str, over: str, result: dict[str, Any]) -> None:
-    assert both(tree_of, base, over) == result
+def test_joined_components(tree_of: TreeOf, base: str, upper: str, result: dict[str, Any]) -> None:
+    assert both(tree_of, base, upper) == result
 
 
 def test_joined_keys_elsewhere_are_ordinary_keys(tree_of: TreeOf) -> None:
-    tree = merge(tree_of("x:\n  actor,env: 1"), tree_of("x:\n  actor: 2"))
+    tree = over(tree_of("x:\n  actor,env: 1"), tree_of("x:\n  actor: 2"))
     assert to_data(tree) == {"x": {"actor,env": 1, "actor": 2}}
 
 
-@pytest.mark.parametrize(
-    ("base", "over", "values"),
-    [
-        ("actor: 1\n    actor,env: 2", "env: 3", {"1", "2", "3"}),
-        ("actor: 1", "actor: 2\n    env,actor: 3", {"2", "3"}),
-    ],
-)
-def test_a_component_named_twice_in_one_file_stays_twice(
-    tree_of: TreeOf, base: str, over: str, values: set[str]
-) -> None:
-    result = both(tree_of, base, over)
-    actors = [str(value) for key, value in result.items() if "actor" in component_names(key)]
-    assert len(actors) == 2
-    assert {str(value) for value in result.values()} == values
+@pytest.mark.parametrize("keys", ["actor: 1\n    actor,env: 2", "env,actor: 1\n    '  actor': 2"])
+def test_a_component_named_twice_in_one_file_is_reported_and_keeps_its_first_place(tree_of: TreeOf, keys: str) -> None:
+    findings = Diagnostics()
+    data: Any = to_data(split_components(tree_of(f"cluster:\n  component_placement:\n    {keys}"), (), findings))
+    assert data["cluster"]["component_placement"]["actor"] == 1
+    (finding,) = findings
+    ((first, _),) = finding.related
+    assert (finding.code, finding.span.text.strip("' "), first.text) == ("component-twice", "actor", "actor")
+    assert (finding.span.begin.line, first.begin.line) == (4, 3)
 
 
 def test_a_split_key_points_at_its_piece(tree_of: TreeOf) -> None:
     base = tree_of("cluster:\n  component_placement:\n    actor, env: 0-3")
-    over = tree_of("cluster:\n  component_placement:\n    actor: 4-7", name="over.yaml")
-    tree = merge(base, over)
+    upper = tree_of("cluster:\n  component_placement:\n    actor: 4-7", name="over.yaml")
+    tree = over(base, upper)
     env = key_span(tree, ("cluster", "component_placement", "env"))
     actor = key_span(tree, ("cluster", "component_placement", "actor"))
     assert env is not None
@@ -165,9 +162,3 @@ def test_keys_and_values_point_at_who_wrote_them_last(tree_of: TreeOf) -> None:
         "job.yaml:2:3",
         "over.yaml:2:3",
     ]
-
-
-def test_finding_components(tree_of: TreeOf) -> None:
-    tree = tree_of("actor,env: 1\nrollout: 2\n")
-    results = [find_components(tree, key) for key in ("env", "env,actor", "rollout", "env,rollout", "agent")]
-    assert [entry.key.raw if entry else None for entry in results] == ["actor,env", "actor,env", "rollout", None, None]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlinf_core.config.composing.merge import split_components
 from rlinf_core.config.composing.origins import inline
 from rlinf_core.config.composing.overrides import apply_overrides, parse_overrides
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
@@ -35,6 +36,7 @@ _KEYS = st.text(st.characters(exclude_categories=["C"]), max_size=6)
 def applied(tree: MappingNode, *arguments: str) -> tuple[MappingNode, Diagnostics]:
     diagnostics = Diagnostics()
     _, overrides = parse_overrides(arguments, diagnostics)
+    tree = cast("MappingNode", split_components(tree, (), diagnostics))
     return apply_overrides(tree, overrides, diagnostics), diagnostics
 
 
@@ -104,11 +106,12 @@ def test_deleting(tree_of: TreeOf) -> None:
     ("arguments", "placement"),
     [
         (["{}.actor=4-7"], {"actor": "4-7", "env": "0-3"}),
-        (["{}.actor,env=4-7"], {"actor,env": "4-7"}),
-        (['{}."env, actor"=4-7'], {"actor,env": "4-7"}),
+        (["{}.actor,env=4-7"], {"actor": "4-7", "env": "4-7"}),
+        (['{}."env, actor"=4-7'], {"actor": "4-7", "env": "4-7"}),
+        (["{}={{'env, actor': 4-7}}"], {"actor": "4-7", "env": "4-7"}),
         (['{}."actor,agent"=4-7'], {"actor": "4-7", "env": "0-3", "agent": "4-7"}),
-        (["{}.agent=4-7"], {"actor,env": "0-3", "agent": "4-7"}),
-        (['{}."agent,data"=4-7'], {"actor,env": "0-3", "agent,data": "4-7"}),
+        (["{}.agent=4-7"], {"actor": "0-3", "env": "0-3", "agent": "4-7"}),
+        (['{}."agent,data"=4-7'], {"actor": "0-3", "env": "0-3", "agent": "4-7", "data": "4-7"}),
         (["{}={{actor: 4-7}}"], {"actor": "4-7", "env": "0-3"}),
         (["~{}.actor"], {"env": "0-3"}),
         (["~{}.actor,env"], {}),
@@ -131,6 +134,18 @@ def test_a_joined_key_shared_by_both_overrides_each(tree_of: TreeOf) -> None:
     data = overridden(tree, 'cluster.component_placement."actor,env".placement=3')
     placement = data["cluster"]["component_placement"]
     assert placement == {"actor": {"placement": 3}, "env": {"node_group": "a", "placement": 3}}
+
+
+def test_a_part_of_a_joined_key_that_is_set_later_leaves_the_rest(tree_of: TreeOf) -> None:
+    at = "cluster.component_placement"
+    _, findings = applied(tree_of(FILE), f"{at}.actor,env=4-7", f"{at}.actor=1")
+    assert not list(findings)
+
+
+@pytest.mark.parametrize("quote", ["", "'", '"'])
+def test_a_wrong_part_of_a_joined_key_is_underlined(tree_of: TreeOf, quote: str) -> None:
+    _, (finding,) = applied(tree_of(FILE), f"~cluster.component_placement.{quote}actor,agent{quote}")
+    assert (finding.code, finding.span.text) == ("override-path", "agent")
 
 
 def test_places_are_in_the_arguments(tree_of: TreeOf) -> None:
