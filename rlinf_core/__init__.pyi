@@ -26,9 +26,9 @@ from rlinf_core.channel.operation import ChannelEmpty as ChannelEmpty
 from rlinf_core.channel.operation import ChannelFull as ChannelFull
 from rlinf_core.cluster.cluster import Cluster as Cluster
 from rlinf_core.collective.work import Work as Work
+from rlinf_core.config.machines.cluster import JobConfig as JobConfig
 from rlinf_core.config.model import ConfigModel as ConfigModel
 from rlinf_core.config.model import IgnoredKeys as IgnoredKeys
-from rlinf_core.config.sections.job import JobConfig as JobConfig
 from rlinf_core.config.sections.runner import RunnerConfig as RunnerConfig
 from rlinf_core.config.sections.values import Count as Count
 from rlinf_core.config.sections.values import Fraction as Fraction
@@ -44,10 +44,10 @@ from rlinf_core.errors import PlacementError as PlacementError
 from rlinf_core.errors import RLinfError as RLinfError
 from rlinf_core.errors import WorkerDiedError as WorkerDiedError
 from rlinf_core.failures import WorkerGroupError as WorkerGroupError
-from rlinf_core.hardware.accelerators.registry import register_accelerator as register_accelerator
+from rlinf_core.hardware.accelerators.vendors import register_accelerator as register_accelerator
 from rlinf_core.hardware.robots.plugin_driven import GenericRobot as GenericRobot
-from rlinf_core.hardware.robots.registry import register_hardware as register_hardware
 from rlinf_core.hardware.robots.unit import RobotUnit as RobotUnit
+from rlinf_core.hardware.robots.unit import register_hardware as register_hardware
 from rlinf_core.job.load import load_job as load_job
 from rlinf_core.job.recipe import Job as Job
 from rlinf_core.job.recipe import Recipe as Recipe
@@ -55,9 +55,9 @@ from rlinf_core.job.report import Report as Report
 from rlinf_core.placement.component import ComponentPlacement as ComponentPlacement
 from rlinf_core.placement.component import HybridComponentPlacement as HybridComponentPlacement
 from rlinf_core.placement.component import PlacementMode as PlacementMode
-from rlinf_core.placement.flexible import FlexiblePlacementStrategy as FlexiblePlacementStrategy
-from rlinf_core.placement.node import NodePlacementStrategy as NodePlacementStrategy
-from rlinf_core.placement.packed import PackedPlacementStrategy as PackedPlacementStrategy
+from rlinf_core.placement.strategies import FlexiblePlacementStrategy as FlexiblePlacementStrategy
+from rlinf_core.placement.strategies import NodePlacementStrategy as NodePlacementStrategy
+from rlinf_core.placement.strategies import PackedPlacementStrategy as PackedPlacementStrategy
 from rlinf_core.placement.strategy import PlacementStrategy as PlacementStrategy
 from rlinf_core.runners.opened_run import Run as Run
 from rlinf_core.runners.opened_run import load_policy as load_policy

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.hardware.robots.unit import RobotUnit
-from rlinf_core.placement.placement import Placement
+from rlinf_core.placement.strategy import Placement
 
 
 @dataclass(frozen=True, slots=True)

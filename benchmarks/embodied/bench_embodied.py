@@ -34,7 +34,7 @@ from recipes.embodied.program import program
 from recipes.training.weights.flat_weights import FlatWeights
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.job.load import Job, load_job
-from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.worker.worker import Worker
 

@@ -43,7 +43,7 @@ from recipes.language.models.tree_attention import TreeAttention
 from rlinf_core import LossSettings
 from rlinf_core.algorithms.registry import get_policy_loss
 from rlinf_core.job.load import load_job
-from rlinf_core.job.process_forecast import DEVICE_PARTS
+from rlinf_core.job.recipe import DEVICE_PARTS
 from rlinf_core.runners.storage.first_contact import FirstContact
 
 VOCABULARY, HEADS, GROUPS, DIM = 64_000, 14, 2, 64

@@ -25,7 +25,7 @@ from ray.util.queue import Queue
 from benchmarks import against
 from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
 

@@ -9,7 +9,7 @@ from typing import Final
 from recipes.agent.config import AgentConfig
 from recipes.language.language_memory import Sizes, component_forecasts
 from recipes.training.memory_parts import WORKER
-from rlinf_core.job.process_forecast import ProcessForecast
+from rlinf_core.job.recipe import ProcessForecast
 
 # What an agent process imports besides, measured.
 _AGENT: Final = 12 * 2**20

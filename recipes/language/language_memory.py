@@ -19,7 +19,7 @@ from recipes.language.model_sizes import LanguageModelSizes, model_sizes
 from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.memory_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
 from recipes.training.typed_tensors import DTYPES
-from rlinf_core.job.process_forecast import ProcessForecast
+from rlinf_core.job.recipe import ProcessForecast
 from rlinf_core.runners.runner import NEVER
 
 # Bytes of a token of a batch that is trained on: itself, whether it is trained, log-probability, version, reward,

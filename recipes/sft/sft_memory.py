@@ -20,7 +20,7 @@ from recipes.embodied.embodied_memory import (
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.sft.config import SftConfig, evaluates
 from rlinf_core import ConfigError
-from rlinf_core.job.process_forecast import ProcessForecast
+from rlinf_core.job.recipe import ProcessForecast
 
 # What the readers of data sets import (pyarrow, and av or PIL), measured.
 _READERS: Final = 45 * 2**20

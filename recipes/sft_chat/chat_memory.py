@@ -10,7 +10,7 @@ from recipes.language.language_memory import gathered_parts
 from recipes.language.model_sizes import model_sizes
 from recipes.sft_chat.config import ChatConfig
 from recipes.training.memory_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
-from rlinf_core.job.process_forecast import ProcessForecast
+from rlinf_core.job.recipe import ProcessForecast
 
 # Bytes in memory for each byte of a file of conversations: rows as objects, and their tokens.
 _READ: Final = 6

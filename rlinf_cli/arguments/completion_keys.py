@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
-from rlinf_core.config.composing.paths import PathSyntaxError, parse_path, to_path
+from rlinf_core.config.composing.references import PathSyntaxError, parse_path, to_path
 from rlinf_core.config.tree import MappingNode, Path, SequenceNode, find, format_path
 from rlinf_core.config.validating.model_fields import fields_at, item_type, model_of, types_at, value_type
 

@@ -24,8 +24,8 @@ from rlinf_core.errors import PlacementError
 from rlinf_core.job.recipe import Trial
 from rlinf_core.node.cluster_records import ClusterRecord
 from rlinf_core.placement.component import ComponentPlacement
-from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.resolve import resolve
+from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
 # Seconds for a node to collect its facts: vendor tools may need twenty.

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
-from rlinf_core.config.composing.paths import PathSyntaxError, parse_path
+from rlinf_core.config.composing.references import PathSyntaxError, parse_path
 from rlinf_core.config.ranks import NodeRanks, RankMap, format_range
 from rlinf_core.config.validating.foreign_names import foreign_names
 from rlinf_core.config.validating.model_fields import (
@@ -30,8 +30,7 @@ from rlinf_core.config.validating.model_fields import (
     value_type,
 )
 from rlinf_core.errors import ConfigError
-from rlinf_core.hardware.robots.registry import hardware_model, hardware_types
-from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.hardware.robots.unit import RobotUnit, hardware_model, hardware_types
 
 _WORDS: Final[dict[object, str]] = {
     str: "text",

@@ -26,7 +26,7 @@ from rlinf_cli.importing.rules.foreign_reasons import reason_of
 from rlinf_cli.importing.rules.machine_places import Rest, without_inner
 from rlinf_cli.importing.rules.rules_verl import engine, needs_values
 from rlinf_cli.importing.rules.shared_rules import Table, Values
-from rlinf_core.config.composing.paths import parse_path, to_path
+from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, format_path
 from rlinf_core.config.validating.model_fields import fields_at, model_of, types_at
 

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple, cast
 
 from pydantic import BaseModel
 
-from rlinf_core.config.composing.merge import merge
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.tree import (
     Entry,
@@ -25,6 +24,7 @@ from rlinf_core.config.tree import (
     SequenceNode,
     find,
     format_path,
+    merge,
     to_data,
 )
 from rlinf_core.config.validating.foreign_names import Renamed

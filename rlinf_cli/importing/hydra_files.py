@@ -13,11 +13,10 @@ from typing import Final, NamedTuple
 
 from rlinf_cli.importing.hydra_defaults import DEFAULTS, HYDRA, named_files, order_files
 from rlinf_cli.importing.projects import FOLDER_BY_VARIABLE
-from rlinf_core.config.composing.merge import merge
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.reading import read
 from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, find, resolve_plain
+from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, find, merge, resolve_plain
 
 _VARIABLE: Final = re.compile(r"\$\{(?:oc\.)?env:\s*([A-Za-z_]\w*)\s*(?:,\s*([^}]*?)\s*)?\}")
 _OLD_BOOLEANS: Final = {"yes": "true", "on": "true", "no": "false", "off": "false"}

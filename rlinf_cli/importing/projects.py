@@ -5,8 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from rlinf_core.config.names import name_pieces
-from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find
+from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, name_pieces
 from rlinf_core.errors import ConfigError
 
 

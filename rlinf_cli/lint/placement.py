@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.machines.cluster import RESERVED_LABELS, ClusterConfig, EnvConfig
-from rlinf_core.config.places import naming, place
 from rlinf_core.config.ranks import format_range, format_ranks, intersect, merge_ranges, subtract
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find
+from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find, naming, place
 from rlinf_core.job.load import Job
-from rlinf_core.placement.positions import GROUPS, component_paths, map_path
+from rlinf_core.placement.check import GROUPS, component_paths, map_path
 from rlinf_core.placement.resolve import Coverage, Resolution
 from rlinf_core.suggest import quoted
 from rlinf_core.topology import ACCELERATORS, CLUSTER_LABEL, ClusterTopology, UnitKind

@@ -12,7 +12,7 @@ from rlinf_core.config.secrets import MASK, is_secret, mask_text, mask_urls
 from rlinf_core.config.tree import ScalarNode, find
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.component import ComponentPlacement
-from rlinf_core.placement.placement import Placement
+from rlinf_core.placement.strategy import Placement
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology
 

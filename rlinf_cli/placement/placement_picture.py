@@ -9,7 +9,7 @@ from rlinf_cli.placement.picture import ACCELERATOR, NODE, Card, Cell, Picture, 
 from rlinf_cli.placement.unit_uses import UnitUse, unit_uses
 from rlinf_core.config.machines.cluster import RESERVED_LABELS, ClusterConfig
 from rlinf_core.config.ranks import format_ranks
-from rlinf_core.placement.placement import Placement
+from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, NodeInfo
 
 

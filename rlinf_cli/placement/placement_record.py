@@ -9,9 +9,9 @@ from rlinf_cli.file.job_file import SoundJob
 from rlinf_cli.placement.job_layout import JobLayout, masked, secret_texts
 from rlinf_cli.placement.process_variables import process_variables
 from rlinf_cli.placement.unit_uses import unit_uses
-from rlinf_core.config.machines.spares import replaceable
+from rlinf_core.config.machines.cluster import replaceable
 from rlinf_core.placement.environment import process_environment
-from rlinf_core.placement.placement import Placement
+from rlinf_core.placement.strategy import Placement
 
 SCHEMA = "rlinf.placement/1"
 

@@ -10,10 +10,10 @@ from rlinf_cli.placement.job_layout import JobLayout, masked, secret_texts
 from rlinf_cli.placement.picture import NODE, Card, Picture
 from rlinf_cli.placement.placement_picture import hosts_by_rank, robot_numbers
 from rlinf_cli.placement.process_variables import Layer, process_interpreter, process_variables
-from rlinf_core.config.machines.spares import replaceable
+from rlinf_core.config.machines.cluster import replaceable
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.render import visible
-from rlinf_core.placement.placement import Placement
+from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology
 
 _HEADERS = ("component", "processes", "group", "nodes", "units", "per process", "accelerators")

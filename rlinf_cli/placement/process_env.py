@@ -12,7 +12,7 @@ from rlinf_cli.placement.process_variables import ProcessVariable, process_inter
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.render import visible
 from rlinf_core.config.source import Span
-from rlinf_core.placement.placement import Placement
+from rlinf_core.placement.strategy import Placement
 
 SCHEMA = "rlinf.env/1"
 

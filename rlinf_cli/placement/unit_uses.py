@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlinf_core.placement.placement import Placement
+from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import Bytes, FileModel, Rank, read_model
-from rlinf_core.job.process_forecast import DEVICE_PARTS
+from rlinf_core.job.recipe import DEVICE_PARTS
 from rlinf_core.process.process_memory import Peak
 
 if TYPE_CHECKING:
     from rlinf_core.config.machines.cluster import ClusterConfig
-    from rlinf_core.job.process_forecast import ProcessForecast
+    from rlinf_core.job.recipe import ProcessForecast
     from rlinf_core.process.process_memory import Peak
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rlinf_core import env_vars
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.collective.connections.listener import listen_tcp
-from rlinf_core.hardware.accelerators.registry import find_accelerators
+from rlinf_core.hardware.accelerators.vendors import find_accelerators
 from rlinf_core.version import __version__
 
 _BUFFER_BYTES = 1 << 16

@@ -7,8 +7,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from rlinf_core.cluster.membership import NodeMember
-from rlinf_core.config.machines.cluster import ClusterConfig
-from rlinf_core.config.machines.spares import choose_spares, groups_of
+from rlinf_core.config.machines.cluster import ClusterConfig, choose_spares, groups_of
 from rlinf_core.errors import ClusterError
 from rlinf_core.placement.elastic import can_lack, needed_nodes, nodes_of_components
 from rlinf_core.suggest import quoted

@@ -10,12 +10,12 @@ import os
 import re
 import select
 import sys
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Final, Literal
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.source import STDIN_NAME, SourceText, Span
-from rlinf_core.config.tree import MappingNode, Node, ScalarNode, SequenceNode
-from rlinf_core.config.yaml_tree import Limits, compose, shared_indentation
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, name_pieces, part
+from rlinf_core.config.yaml_tree import Limits, compose
 from rlinf_core.foreign.encodings import wide_encoding
 from rlinf_core.foreign.files import BadFileError, open_regular
 
@@ -27,6 +27,9 @@ _WAKE_SECONDS = 0.2
 # are ordinary characters in 1.2 but not to the parser. The ASCII part of that set suffices for most files.
 _CONTROL = "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 _ASCII_CONTROL = "[^\t\n\r\x20-\x7e]"
+_HEADER: Final = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|%[^\n]*\n)*")
+_VERSION: Final = re.compile(r"^%YAML(?![^\s])[ \t]*([^\n#]*?)[ \t\r]*(?:#[^\n]*)?$", re.MULTILINE)
+COMPONENT_PLACEMENT: Final[Path] = ("cluster", "component_placement")
 
 
 def load_source(
@@ -113,7 +116,7 @@ def read_document(
     source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS
 ) -> tuple[bool, Node | None]:
     """Return whether a file is YAML, and the value that it holds: None for a file without content."""
-    prefix = shared_indentation(source.text)
+    prefix = _shared_indentation(source.text)
     if prefix:
         with_what = "tab" if "\t" in prefix else "blanks"
         first = len(source.text) - len(source.text.lstrip("\r\n"))
@@ -126,7 +129,72 @@ def read_document(
                 help="remove the indentation from every line",
             )
         )
-    return compose(source, 0, len(source.text), diagnostics, limits)
+    text = _without_versions(source, _with_blanks_for_tabs(source.text, prefix), diagnostics)
+    return compose(source, text, 0, len(source.text), diagnostics, limits)
+
+
+def _shared_indentation(text: str) -> str:
+    """Return the blanks and tabs that all lines start with, blank ones aside."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    if not lines or lines[0][0] not in " \t":
+        return ""
+    prefix = lines[0][: len(lines[0]) - len(lines[0].lstrip(" \t"))]
+    for line in lines:
+        while not line.startswith(prefix):
+            prefix = prefix[:-1]
+    return prefix
+
+
+def _with_blanks_for_tabs(text: str, prefix: str) -> str:
+    """Return a text with blanks for the tabs of the prefix of its lines; offsets stay."""
+    if "\t" not in prefix:
+        return text
+    size = len(prefix)
+    return "\n".join(line[:size].replace("\t", " ") + line[size:] for line in text.split("\n"))
+
+
+def _without_versions(source: SourceText, text: str, diagnostics: Diagnostics) -> str:
+    """Return a text with comments for its `%YAML` lines, which have no effect; report those of another version."""
+    header = _HEADER.match(text)
+    for number, directive in enumerate(list(_VERSION.finditer(text, 0, header.end() if header else 0))):
+        if directive[1] != "1.2" or number:
+            message = f"the file asks for YAML {directive[1][:9]}, but it is read as YAML 1.2"
+            help = "remove the line; in YAML 1.2 `on` and `yes` are text, and `010` is ten"
+            span = Span(source, directive.start(), directive.start() + len(directive[0].rstrip()))
+            diagnostics.error("yaml-version", message, span, help=help)
+        text = f"{text[: directive.start()]}#{text[directive.start() + 1 :]}"
+    return text
+
+
+def split_components(node: Node, path: Path, diagnostics: Diagnostics) -> Node:
+    """Return a value at `path` with one entry for each component of `cluster.component_placement`.
+
+    `actor,env: 0-3` becomes two entries, each with its part of the key. A component that is placed twice is reported,
+    and keeps its first place. A key with a missing name stays as it is, for the model to refuse.
+    """
+    if not isinstance(node, MappingNode) or path != COMPONENT_PLACEMENT[: len(path)]:
+        return node
+    if path != COMPONENT_PLACEMENT:
+        inner = node.entry(key := str(COMPONENT_PLACEMENT[len(path)]))
+        if inner is None:
+            return node
+        split = Entry(inner.key, split_components(inner.value, (*path, key), diagnostics))
+        return MappingNode(node.span, tuple(split if entry is inner else entry for entry in node.entries))
+    entries: dict[str, Entry] = {}
+    for whole in node.entries:
+        pieces = name_pieces(whole.key.raw)
+        if not all(name for name, _, _ in pieces):
+            entries[whole.key.raw] = whole
+            continue
+        for name, start, end in pieces:
+            key = ScalarNode(part(whole.key, start, end) or whole.key.span, name, name, whole.key.plain)
+            first = entries.setdefault(name, Entry(key, whole.value)).key
+            if first is not key:
+                message = f"component `{name}` is placed twice"
+                help = "write one entry per component; an entry may list several parts, as in `0-3,8-11`"
+                related = ((first.span, "first placed at"),)
+                diagnostics.error("component-twice", message, key.span, (*path, name), help, related)
+    return MappingNode(node.span, tuple(entries.values()))
 
 
 def read_value(
@@ -137,7 +205,7 @@ def read_value(
     """
     if not _printable(source, start, end, diagnostics):
         return None
-    is_yaml, root = compose(source, start, end, diagnostics, limits)
+    is_yaml, root = compose(source, f" {source.text[start:end]}", start, end, diagnostics, limits)
     if not is_yaml:
         return None
     return root if root is not None else ScalarNode(Span(source, start, start), "", None)

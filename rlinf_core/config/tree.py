@@ -1,8 +1,7 @@
 """A configuration as a tree whose nodes know their position in the source.
 
 Reading creates such trees, composition creates new ones from them, and `to_data` converts one to plain data for
-validation. Nodes are immutable; spans within one tree may belong to different sources.
-"""
+validation. Nodes are immutable; spans within one tree may belong to different sources."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from rlinf_core.config.source import Span
 from rlinf_core.scalars import YamlBool, YamlFloat, YamlInt
@@ -115,6 +114,21 @@ def key_span(node: Node, path: Path) -> Span | None:
     return None
 
 
+def merge(base: Node, over: Node) -> Node:
+    """Return `base` overridden by `over`.
+
+    Keys keep the order of `base`, new ones follow. Spans are those of the last layer to set a value.
+    """
+    if not (isinstance(base, MappingNode) and isinstance(over, MappingNode)):
+        return over
+    entries = {entry.key.raw: entry for entry in base.entries}
+    for entry in over.entries:
+        earlier = entries.get(entry.key.raw)
+        value = entry.value if earlier is None else merge(earlier.value, entry.value)
+        entries[entry.key.raw] = Entry(entry.key, value)
+    return MappingNode(over.span, tuple(entries.values()))
+
+
 def to_data(node: Node) -> Value:
     """Return plain data for validation. Numbers and booleans keep their text as `.raw` (see `rlinf_core.scalars`)."""
     if isinstance(node, ScalarNode):
@@ -189,3 +203,87 @@ def resolve_plain(raw: str) -> bool | int | float | str | None:
     if _INFINITY.fullmatch(raw):
         return float("-inf") if raw[0] == "-" else float("inf")
     return float("nan") if raw in _NANS else raw
+
+
+def place(tree: MappingNode, path: Path) -> Span:
+    """Return the span to underline for the value at `path`, or for its nearest existing parent."""
+    node = find(tree, path)
+    if isinstance(node, ScalarNode) and node.span.end > node.span.start:
+        return node.span
+    return naming(tree, path)
+
+
+def naming(tree: MappingNode, path: Path) -> Span:
+    """Return the key that names the value at `path`, the first line of a list item, or the start of the file."""
+    while path:
+        key = key_span(tree, path)
+        if key is not None:
+            return key
+        node = find(tree, path)
+        if node is not None:
+            return first_line(node)
+        path = path[:-1]
+    return Span(tree.span.source, 0, 0)
+
+
+def first_line(node: Node) -> Span:
+    """Return the node's first line, without trailing blanks or a comment after its first entry."""
+    span = node.span
+    text = span.source.text
+    if not text.startswith(("[", "{"), span.start):
+        span = _without_comment(node)
+    newline = text.find("\n", span.start, span.end)
+    end = newline if newline >= 0 else span.end
+    while end > span.start + 1 and text[end - 1].isspace():
+        end -= 1
+    return Span(span.source, span.start, end)
+
+
+def _without_comment(node: Node) -> Span:
+    """Return the span of a block collection up to the end of its first entry: its own end is after comments.
+
+    Composed nodes may have parts from other sources, which say nothing about this line.
+    """
+    span = node.span
+    if isinstance(node, MappingNode) and node.entries and _within(span, node.entries[0].key.span):
+        key, value = node.entries[0].key.span, node.entries[0].value
+        same = isinstance(value, ScalarNode) and _within(span, value.span) and value.span.end > key.end
+        return Span(span.source, span.start, value.span.end if same else key.end)
+    if isinstance(node, SequenceNode) and node.items and _within(span, node.items[0].span):
+        return Span(span.source, span.start, max(span.start, first_line(node.items[0]).end))
+    return span
+
+
+def _within(outer: Span, inner: Span) -> bool:
+    return inner.source is outer.source and outer.start <= inner.start <= outer.end
+
+
+def part(node: Node | None, start: int, end: int) -> Span | None:
+    """Return the span of a part of a scalar's raw text; None if escapes or folding change it in the source."""
+    if not isinstance(node, ScalarNode):
+        return None
+    written = node.span.text
+    for shift in (0, 1):
+        if written[shift : shift + len(node.raw)] == node.raw and len(written) == len(node.raw) + 2 * shift:
+            return node.span.part(shift + start, shift + max(end, start + 1))
+    return None
+
+
+class NamePiece(NamedTuple):
+    """One of several names, stripped; `start` and `end` are its offsets in the whole text."""
+
+    name: str
+    start: int
+    end: int
+
+
+def name_pieces(text: str) -> list[NamePiece]:
+    """Return the pieces between commas; one between two commas is empty."""
+    pieces: list[NamePiece] = []
+    at = 0
+    for piece in text.split(","):
+        name = piece.strip()
+        start = at + len(piece) - len(piece.lstrip()) if name else at + len(piece)
+        pieces.append(NamePiece(name, start, start + len(name)))
+        at += len(piece) + 1
+    return pieces

@@ -36,8 +36,6 @@ _PROPERTY: Final = re.compile(r"[&!]\S*[ \t\r\n]*")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # Blank lines and comments between tokens.
 _GAP: Final = re.compile(r"(?:[ \t]*(?:(?<![^ \t\n])#[^\n\0]*|\r)?\n)*[ \t]*(?:(?<![^ \t\n])#[^\n\0]*)?")
-_HEADER: Final = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|%[^\n]*\n)*")
-_VERSION: Final = re.compile(r"^%YAML(?![^\s])[ \t]*([^\n#]*?)[ \t\r]*(?:#[^\n]*)?$", re.MULTILINE)
 # Similar names are searched for in this many findings at most, among names of this length.
 _MOST_SUGGESTIONS: Final = 20
 _LONGEST_NAME: Final = 60
@@ -61,23 +59,23 @@ class _LimitError(Exception):
 
 
 def compose(
-    source: SourceText, start: int, end: int, diagnostics: Diagnostics, limits: Limits
+    source: SourceText, text: str, start: int, end: int, diagnostics: Diagnostics, limits: Limits
 ) -> tuple[bool, Node | None]:
-    """Return whether a part of a source is YAML, and its value; None for a text without content.
+    """Return whether a text is YAML, and its value; None for a text without content.
 
-    Every line may have the same indentation. A part that begins within a line is a value: neither a directive nor a
-    document's mark starts it.
+    Args:
+        source, start, end: where the text is, for positions. One that does not start the source has a blank before it,
+            which keeps `%` and `---` out of the first column, where they are a directive and a document's mark.
+        text: the text.
+        diagnostics: takes the findings.
+        limits: limits on its size.
     """
-    piece = source.text[start:end]
-    text = f" {piece}" if start else _with_blanks_for_tabs(piece)
-    shift = start - 1 if start else 0
-    text = _without_versions(source, text, diagnostics)
     # A last line of blanks is a line: one of a block of text.
     text += "\n" if text.endswith((" ", "\t")) else ""
     yaml: Any = YAML(typ="safe", pure=True)
     yaml.Scanner, yaml.Parser, yaml.Composer = _QuickScanner, _QuickParser, _TreeComposer
     composer: _TreeComposer = yaml.composer
-    composer.begin(source, text, shift, end, limits)
+    composer.begin(source, text, start, end, limits)
     root: Node | None = None
     try:
         _, parser = yaml.get_constructor_parser(text)
@@ -97,40 +95,6 @@ def compose(
         return False, None
     diagnostics.extend(composer.findings)
     return True, root
-
-
-def shared_indentation(text: str) -> str:
-    """Return the blanks and tabs that all lines start with, blank ones aside."""
-    lines = [line for line in text.split("\n") if line.strip()]
-    if not lines or lines[0][0] not in " \t":
-        return ""
-    prefix = lines[0][: len(lines[0]) - len(lines[0].lstrip(" \t"))]
-    for line in lines:
-        while not line.startswith(prefix):
-            prefix = prefix[:-1]
-    return prefix
-
-
-def _with_blanks_for_tabs(text: str) -> str:
-    """Return a text with blanks for the tabs of its shared indentation; offsets stay."""
-    prefix = shared_indentation(text)
-    if "\t" not in prefix:
-        return text
-    size = len(prefix)
-    return "\n".join(line[:size].replace("\t", " ") + line[size:] for line in text.split("\n"))
-
-
-def _without_versions(source: SourceText, text: str, diagnostics: Diagnostics) -> str:
-    """Return a text with comments for its `%YAML` lines, which have no effect; report those of another version."""
-    header = _HEADER.match(text)
-    for number, directive in enumerate(list(_VERSION.finditer(text, 0, header.end() if header else 0))):
-        if directive[1] != "1.2" or number:
-            message = f"the file asks for YAML {directive[1][:9]}, but it is read as YAML 1.2"
-            help = "remove the line; in YAML 1.2 `on` and `yes` are text, and `010` is ten"
-            span = Span(source, directive.start(), directive.start() + len(directive[0].rstrip()))
-            diagnostics.error("yaml-version", message, span, help=help)
-        text = f"{text[: directive.start()]}#{text[directive.start() + 1 :]}"
-    return text
 
 
 class _QuickParser(_Parser):
@@ -196,10 +160,10 @@ class _TreeComposer(_Composer):
 
     parser = cached_property(lambda self: self.loader.parser)
 
-    def begin(self, source: SourceText, text: str, shift: int, end: int, limits: Limits) -> None:
-        """Take the text, and where it is in its source: at `shift` more, and before `end`."""
-        self._source, self._text, self._shift = source, text, shift
-        self._start, self._stop = (shift + 1 if shift else 0), end
+    def begin(self, source: SourceText, text: str, start: int, end: int, limits: Limits) -> None:
+        """Take the text, and where it is in its source."""
+        self._source, self._text, self._shift = source, text, start - 1 if start else 0
+        self._start, self._stop = start, end
         self._limits, self.findings = limits, Diagnostics()
         self._anchored: dict[str, _Anchored | None] = {}
         self._path: list[str | int] = []

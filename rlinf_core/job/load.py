@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path as FilePath
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,19 +17,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from rlinf_core.config.composing.compose import ANOTHER_FILE, Composed, compose, no_configuration
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.machines.cluster import ClusterConfig
-from rlinf_core.config.places import place
-from rlinf_core.config.reading import decode, load_source, read
-from rlinf_core.config.rules import environment, groups, hardware, spares
+from rlinf_core.config.reading import decode, load_source
+from rlinf_core.config.rules import groups, hardware
 from rlinf_core.config.rules.site import Site
 from rlinf_core.config.secrets import environment_secrets, secret_values
-from rlinf_core.config.sections.hub_names import commits_in, hub_paths, pins_of, unfetched
+from rlinf_core.config.sections.hub_names import hub_paths, unfetched
 from rlinf_core.config.shipped import is_bare_name, meant_config, shipped_config, shipped_configs
 from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, to_data
+from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, place, to_data
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.validating.validation import ANY_ITEM, StandIns, validate
 from rlinf_core.errors import ConfigError, RLinfError
-from rlinf_core.job.earlier_keys import is_config_of_a_run, without_earlier_keys
+from rlinf_core.job.earlier_run import commits_of_resumed, is_config_of_a_run, without_earlier_keys
 from rlinf_core.job.recipe import Job, Recipe
 from rlinf_core.placement.check import check_placement
 from rlinf_core.placement.resolve import Resolution
@@ -46,7 +44,7 @@ Rule: TypeAlias = Callable[[Site], None]
 
 def _meant_type(written: str) -> str:
     """Return the type that a misspelt hardware type was probably meant to be, or the stand-in for any."""
-    from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE, hardware_types
+    from rlinf_core.hardware.robots.unit import UNKNOWN_TYPE, hardware_types
     from rlinf_core.suggest import near
 
     return next(iter(near(written, hardware_types())), UNKNOWN_TYPE)
@@ -54,8 +52,6 @@ def _meant_type(written: str) -> str:
 
 # Begins the name of a job that is the configuration of a recipe, as in `recipe=embodied`.
 FROM_RECIPE: Final = "recipe="
-# Folders from that of a checkpoint up to that of its run.
-_DEPTH: Final = 3
 _ADDRESSES: Final = ("robot_ip", "left_robot_ip", "right_robot_ip")
 _GROUP: Final[Path] = ("cluster", "node_groups", ANY_ITEM)
 # Stand-ins for required values that are missing or wrong: rules never trust them (`Validated.damaged`), but need them
@@ -134,25 +130,8 @@ def load_job(
     first = Diagnostics()
     first.extend(diagnostics)
     job = understood(overrides, diagnostics)
-    pins = _commits_of_resumed(job)
+    pins = commits_of_resumed(job)
     return understood((*overrides, *pins), first) if pins else job
-
-
-def _commits_of_resumed(job: Job) -> tuple[str, ...]:
-    """Return the overrides that pin names of the hub to the commits of the run that a job resumes."""
-    paths = [path for _, path in hub_paths(job.config)]
-    resume = getattr(getattr(job.config, "runner", None), "resume_dir", None)
-    if job.tree is None or not paths or not isinstance(resume, str):
-        return ()
-    folder = FilePath(resume).absolute()
-    # A checkpoint is in a folder of its run.
-    files = [parent / "config.yaml" for parent in (folder, *list(folder.parents)[: _DEPTH - 1])]
-    file = next((file for file in files if file.is_file()), None)
-    findings = Diagnostics()
-    source = None if file is None else load_source(str(file), findings)
-    earlier = None if source is None else read(source, findings)
-    commits = {} if earlier is None else commits_in(earlier)
-    return pins_of(paths, job.tree, lambda path: commits.get(path.name))
 
 
 def _load_source(
@@ -313,8 +292,8 @@ def _probed(
     mismatches = accelerator_mismatches(cluster, nodes)
     if not mismatches:
         return ClusterTopology.from_nodes(nodes, cluster)
-    from rlinf_core.config.places import naming
     from rlinf_core.config.ranks import format_ranks
+    from rlinf_core.config.tree import naming
 
     alike: dict[tuple[str, str, str], list[int]] = {}
     for mismatch in mismatches:
@@ -378,14 +357,13 @@ def _check_recipe(
     world_sizes: Mapping[str, int | None],
     diagnostics: Diagnostics,
 ) -> None:
-    from rlinf_core.job.elastic_check import check_elastic
-    from rlinf_core.job.report import Report
+    from rlinf_core.job.report import Report, check_elastic
 
     with rules_of(recipe, view, diagnostics):
         check = recipe.load(recipe.check)
         if check is not None:
             check(config, world_sizes, Report(view, diagnostics))
-    check_elastic(recipe, config, Report(view, diagnostics))
+    check_elastic(recipe.name, recipe.elastic, config, Report(view, diagnostics))
 
 
 @contextmanager
@@ -412,5 +390,5 @@ def check_cluster(
 ) -> None:
     """Report every contradiction within the section, with additional `rules`; `view` is the validated file."""
     site = Site(cluster, view, diagnostics)
-    for check in (groups.check, environment.check, hardware.check, spares.check, *rules):
+    for check in (groups.check, hardware.check, *rules):
         check(site)

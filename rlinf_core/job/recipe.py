@@ -1,8 +1,7 @@
 """Recipes, the parts that one may have, and the jobs that select them.
 
 A part is a function, or names one as `module:function`, which is then imported when it is needed: listing recipes and
-checking a file imports nothing heavy. Each part has a protocol here, which says what is called and what comes back.
-"""
+checking a file imports nothing heavy. Each part has a protocol here, which says what is called and what comes back."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from rlinf_core.errors import ConfigError
 
@@ -24,10 +23,59 @@ if TYPE_CHECKING:
     from rlinf_core.config.tree import MappingNode
     from rlinf_core.config.tree import Path as KeyPath
     from rlinf_core.config.validating.pruning import Validated
-    from rlinf_core.job.process_forecast import ProcessForecast
     from rlinf_core.job.report import Report
     from rlinf_core.placement.resolve import Resolution
     from rlinf_core.topology import ClusterTopology
+
+
+# Parts that wait on the host where a process leaves its accelerator to others, and all that lie on the accelerator.
+_RESIDENT: Final = ("weights", "optimizer", "critics")
+DEVICE_PARTS: Final = (
+    *(*_RESIDENT, "gradients", "activations", "advantages", "batch", "merged adapter", "keys and values"),
+    *("gathered weights", "gathered gradients"),
+)
+# Host memory of a process that computes on an accelerator: libraries of CUDA and their context. On an H200 with torch
+# 2.11 an engine took 1.5 GiB, and a trainer that compiles kernels 2.2.
+ACCELERATOR_LIBRARIES: Final = 3 << 29
+
+
+class ProcessForecast(NamedTuple):
+    """The most memory that the processes of a component will hold; each holds the same.
+
+    Attributes:
+        component: the component of the job.
+        processes: the number of processes.
+        parts: bytes by what they hold: `base` (interpreter and libraries), `weights`, `gradients`, ...
+        shared: bytes of shared memory (/dev/shm) that its messages take at most, over all processes.
+        offloads: whether it leaves its accelerator while others use it.
+        notes: what is not known.
+        on_accelerator: bytes of those parts that take another amount on an accelerator.
+    """
+
+    component: str
+    processes: int
+    parts: Mapping[str, int]
+    shared: int = 0
+    offloads: bool = False
+    notes: tuple[str, ...] = ()
+    on_accelerator: Mapping[str, int] = MappingProxyType({})
+
+    def parts_of(self, *, accelerated: bool) -> dict[str, int]:
+        """Return the parts of a process that has an accelerator, or has none."""
+        return {**self.parts, **self.on_accelerator} if accelerated else dict(self.parts)
+
+    def held(self, *, accelerated: bool) -> tuple[int, int]:
+        """Return the bytes of the host's memory and of an accelerator's, of a process that has one or has none."""
+        parts = self.parts_of(accelerated=accelerated)
+        host = sum(parts.values())
+        if not accelerated:
+            return host, 0
+        device = sum(parts.get(name, 0) for name in DEVICE_PARTS)
+        # Weights are loaded on the host, and go to the accelerator from there.
+        waiting = _RESIDENT if self.offloads else _RESIDENT[:1]
+        stays = ACCELERATOR_LIBRARIES + sum(parts.get(name, 0) for name in waiting)
+        return host - device + stays, device
+
 
 P = TypeVar("P")
 Fact: TypeAlias = "str | int | float | bool | None"

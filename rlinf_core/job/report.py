@@ -1,17 +1,20 @@
-"""Reporting of findings by a recipe's rules."""
+"""Reporting of findings by a recipe's rules, and the rules for components that go on with fewer processes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
-from rlinf_core.config.composing.merge import COMPONENT_PLACEMENT
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.places import naming, place
+from rlinf_core.config.machines.cluster import ClusterConfig, has_robots
+from rlinf_core.config.ranks import format_ranks
+from rlinf_core.config.reading import COMPONENT_PLACEMENT
 from rlinf_core.config.sections.hub_names import hub_paths
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Path, key_span
+from rlinf_core.config.tree import Path, key_span, naming, place
 from rlinf_core.config.validating.pruning import Validated
+from rlinf_core.placement.elastic import nodes_of_components
+from rlinf_core.suggest import quoted
 
 
 class FindingPlace(NamedTuple):
@@ -77,3 +80,40 @@ class Report:
         tree = self._view.tree
         is_component = path[:-1] == COMPONENT_PLACEMENT and key_span(tree, path) is not None
         return path, naming(tree, path) if is_component else place(tree, path)
+
+
+def check_elastic(recipe: str, able: tuple[str, ...], config: Any, report: Report) -> None:
+    """Report components that are marked `elastic` and cannot do without any of their nodes."""
+    cluster: ClusterConfig = config.cluster
+    marked = [name for name, entry in cluster.component_placement.items() if entry.elastic]
+    if not marked:
+        return
+    used = nodes_of_components(cluster)
+    for name in marked:
+        reason, remedy = _reason(recipe, able, cluster, name, used[name])
+        if reason:
+            report(
+                ("cluster", "component_placement", name),
+                "component-not-elastic",
+                f"component `{name}` cannot go on with fewer processes: {reason}",
+                remedy,
+            )
+
+
+def _reason(
+    recipe: str, able: tuple[str, ...], cluster: ClusterConfig, name: str, nodes: frozenset[int]
+) -> tuple[str, str]:
+    if name not in able:
+        placed = [other for other in able if other in cluster.component_placement]
+        which = f"only {quoted(placed)} can" if placed else f"no component of recipe `{recipe}` can"
+        return f"in recipe `{recipe}` {which}", f"remove `elastic` from `{name}`; {_SPARES}"
+    if any(has_robots(cluster, rank) for rank in nodes):
+        return "each robot is driven by its own", "remove `elastic` from it"
+    if len(nodes - {0}) == 0:
+        return "all of them are on node 0, the head, with which the whole cluster ends", "remove `elastic` from it"
+    if len(nodes) == 1:
+        return f"all of them are on node {format_ranks(nodes)}", f"place it on several nodes; {_SPARES}"
+    return "", ""
+
+
+_SPARES = "`cluster.spare_nodes` keeps nodes for the place of a lost one"

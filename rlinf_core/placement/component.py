@@ -13,9 +13,15 @@ from rlinf_core.config.machines.cluster import ClusterConfig, PlacementEntry
 from rlinf_core.config.ranks import merge_ranges
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.elastic import Divides, without_nodes
-from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.resolve import Coverage, Resolution, resolve
-from rlinf_core.placement.strategy import ClusterLike, PlacementStrategy, place, topology_of, unknown_accelerators
+from rlinf_core.placement.strategy import (
+    ClusterLike,
+    Placement,
+    PlacementStrategy,
+    place,
+    topology_of,
+    unknown_accelerators,
+)
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, UnitKind
 

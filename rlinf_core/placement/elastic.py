@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL, ClusterConfig
 from rlinf_core.errors import PlacementError
-from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.resolve import resolve
+from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology
 
 Divides: TypeAlias = Callable[[int], bool]

@@ -28,7 +28,7 @@ from rlinf_core.collective.endpoint_info import EndpointInfo, advertised_on
 from rlinf_core.context import WorkerContext, enter_session
 from rlinf_core.errors import CancelledOperationError, MismatchError, PayloadError
 from rlinf_core.failures import PackedError
-from rlinf_core.hardware.accelerators.registry import get_accelerator
+from rlinf_core.hardware.accelerators.vendors import get_accelerator
 from rlinf_core.node.stacks import stack_signal
 from rlinf_core.process import tracing
 from rlinf_core.process.import_path import add_user_folders, add_working_folder

@@ -26,7 +26,7 @@ _ROBOT_SECONDS = 3.0
 # The same code as in a running job, in Ray's environment.
 _ACCELERATORS = r"""
 import json
-from rlinf_core.hardware.accelerators.registry import find_accelerators
+from rlinf_core.hardware.accelerators.vendors import find_accelerators
 found = find_accelerators()
 print(json.dumps({"type": found.accelerator.name, "models": [device.model for device in found.devices]}))
 """

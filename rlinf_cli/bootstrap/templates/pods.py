@@ -12,7 +12,7 @@ from rlinf_cli.bootstrap.templates.wishes import Wish, unknown
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.env_vars import ADDRESS
 from rlinf_core.errors import ConfigError
-from rlinf_core.hardware.accelerators.registry import accelerator_of_model
+from rlinf_core.hardware.accelerators.vendors import accelerator_of_model
 
 # Resource names of the vendors' device plugins.
 _DEVICE_PLUGINS: Final = {

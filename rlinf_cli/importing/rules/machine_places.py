@@ -9,8 +9,7 @@ from rlinf_cli.importing.outcomes import Added, Leaf
 from rlinf_cli.importing.rules.rules_verl import engine, kl_in_loss, kl_in_reward, needs_values
 from rlinf_cli.importing.rules.rules_verl_algorithm import distills
 from rlinf_cli.importing.rules.shared_rules import Result, Table, Values, same
-from rlinf_core.config.names import name_pieces
-from rlinf_core.config.tree import MappingNode
+from rlinf_core.config.tree import MappingNode, name_pieces
 
 _SHARED: Final = "as in verl, all components share the GPUs"
 _PLACES: Final = ("cluster", "component_placement")

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
 from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue
-from rlinf_core.config.composing.paths import parse_path, to_path
+from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, to_data
 
 # Notes on keys whose meaning differs here.

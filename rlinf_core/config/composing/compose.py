@@ -6,15 +6,23 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from rlinf_core.config.composing.merge import merge, split_components
 from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.places import first_line
-from rlinf_core.config.reading import load_source, read
+from rlinf_core.config.reading import load_source, read, split_components
 from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
+from rlinf_core.config.tree import (
+    Entry,
+    MappingNode,
+    Node,
+    Path,
+    ScalarNode,
+    SequenceNode,
+    first_line,
+    merge,
+)
 
 if TYPE_CHECKING:
     from rlinf_core.config.composing.overrides import Override
+
 
 EXTENDS: Final = "extends"
 # Real chains have a handful of files; a much longer one is a mistake, or an attack on the stack.

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from rlinf_core.config.composing.paths import to_path
-from rlinf_core.config.composing.references import Reference, ReferenceSyntaxError, has_references, split_references
+from rlinf_core.config.composing.references import (
+    Reference,
+    ReferenceSyntaxError,
+    has_references,
+    split_references,
+    to_path,
+)
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.places import first_line, part
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import (
@@ -24,7 +28,9 @@ from rlinf_core.config.tree import (
     SequenceNode,
     child,
     children,
+    first_line,
     format_path,
+    part,
     resolve_plain,
     scalars,
 )

@@ -10,14 +10,21 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from rlinf_core.config.composing.merge import COMPONENT_PLACEMENT, merge, split_components
-from rlinf_core.config.composing.paths import PathSyntaxError, Step, parse_path, to_path
-from rlinf_core.config.composing.references import has_references
+from rlinf_core.config.composing.references import PathSyntaxError, Step, has_references, parse_path, to_path
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.names import name_pieces
-from rlinf_core.config.reading import read_value
+from rlinf_core.config.reading import COMPONENT_PLACEMENT, read_value, split_components
 from rlinf_core.config.source import OVERRIDES_NAME, SourceText, Span
-from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, format_path
+from rlinf_core.config.tree import (
+    Entry,
+    MappingNode,
+    Node,
+    Path,
+    ScalarNode,
+    SequenceNode,
+    format_path,
+    merge,
+    name_pieces,
+)
 
 # Deeper than any configuration, and shallow enough for recursion in later stages.
 _MAX_STEPS: Final = 50

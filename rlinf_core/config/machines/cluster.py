@@ -4,11 +4,11 @@ These models validate each value separately. Relations between values are checke
 
 An invalid value raises a `PydanticCustomError` whose `type` is the diagnostic code. Its `ctx` may hold `start` and
 `end`, offsets in the scalar's raw text, and `help`. Validators of lists and mappings report every invalid item, under
-its index or key in `loc`.
-"""
+its index or key in `loc`."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import (
@@ -41,8 +41,7 @@ from rlinf_core.config.machines.cluster_values import (
 )
 from rlinf_core.config.model import ConfigModel, IgnoredKeys
 from rlinf_core.config.ranks import RANK_MAP_SCHEMA, NodeRanksField, RankMap, RankMapField
-from rlinf_core.hardware.robots.registry import hardware_model
-from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.hardware.robots.unit import RobotUnit, hardware_model
 from rlinf_core.scalars import Bool, Float, Int, Text, expected
 
 # Below Linux's default ephemeral range (32768-60999), where client sockets may hold a port.
@@ -308,3 +307,66 @@ class ClusterConfig(ConfigModel):
     def spare_ranks(self) -> range:
         """The ranks of the spares."""
         return range(self.num_active_nodes, self.num_nodes)
+
+
+def groups_of(cluster: ClusterConfig, rank: int) -> frozenset[str]:
+    """Return the labels of a node's groups."""
+    return frozenset(group.label for group in cluster.node_groups if rank in group.node_ranks)
+
+
+def has_robots(cluster: ClusterConfig, rank: int) -> bool:
+    """Return whether a robot is attached to a node, or controlled from it."""
+    units = (unit for group in cluster.node_groups if group.hardware for unit in group.hardware.configs)
+    return any(
+        rank == unit.node_rank or rank in (getattr(unit, field) for field in type(unit).node_ranks) for unit in units
+    )
+
+
+def can_replace(cluster: ClusterConfig, spare: int, rank: int) -> bool:
+    """Return whether a spare can serve as node `rank`: one of the same groups, without robots, and not the head.
+
+    The driver and Ray's control service end with the head. A robot is attached to its own node.
+    """
+    return (
+        rank in range(1, cluster.num_active_nodes)
+        and groups_of(cluster, spare) == groups_of(cluster, rank)
+        and not has_robots(cluster, rank)
+        and not has_robots(cluster, spare)
+    )
+
+
+def replaceable(cluster: ClusterConfig, spare: int) -> tuple[int, ...]:
+    """Return the ranks of the nodes that a spare can serve as."""
+    return tuple(rank for rank in range(cluster.num_active_nodes) if can_replace(cluster, spare, rank))
+
+
+def choose_spares(
+    cluster: ClusterConfig, lost: Collection[int], spares: Collection[int], needed: Collection[int] = ()
+) -> dict[int, int]:
+    """Return the spare that serves as each lost node; lost nodes without one are left out.
+
+    Lower ranks come first on both sides: nodes of the same groups can be replaced by the same spares.
+
+    Args:
+        cluster: the nodes.
+        lost: ranks of nodes that do not serve.
+        spares: ranks of spares that can be used.
+        needed: ranks of nodes that come before all others.
+    """
+    chosen: dict[int, int] = {}
+    for rank in sorted(lost, key=lambda rank: (rank not in needed, rank)):
+        free = (spare for spare in sorted(spares) if spare not in chosen.values())
+        spare = next((spare for spare in free if can_replace(cluster, spare, rank)), None)
+        if spare is not None:
+            chosen[rank] = spare
+    return chosen
+
+
+class JobConfig(ConfigModel):
+    """A whole file. A recipe adds its sections."""
+
+    recipe: Text = Field(
+        description="Recipe to train, a name listed by `rlinf recipes`, or your own as `package.module:name`. A file"
+        " without it only describes machines."
+    )
+    cluster: ClusterConfig = Field(description="The machines, and the placement of components on them.")

@@ -12,8 +12,8 @@ from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.machines.hosts import HostSyntaxError, check_destination, expand_hosts, without_brackets
 from rlinf_core.config.model import Finding, several
-from rlinf_core.config.names import name_pieces
 from rlinf_core.config.ranks import RankSyntaxError, parse_ranks
+from rlinf_core.config.tree import name_pieces
 from rlinf_core.scalars import Text, expected, plain, problem, text_of
 
 T = TypeVar("T")

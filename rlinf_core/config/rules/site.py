@@ -7,10 +7,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.machines.cluster import ClusterConfig, NodeGroup
-from rlinf_core.config.places import naming, part, place
 from rlinf_core.config.ranks import NodeRanks, subtract
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Path, child, find
+from rlinf_core.config.tree import Path, child, find, naming, part, place
 from rlinf_core.config.validating.pruning import Validated
 
 V = TypeVar("V", bound=Hashable)

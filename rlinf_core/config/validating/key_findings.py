@@ -10,8 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.diagnostics import Diagnostic, Severity
-from rlinf_core.config.places import naming
-from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, format_path, key_span
+from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, format_path, key_span, naming
 from rlinf_core.config.validating.foreign_names import foreign_names
 from rlinf_core.config.validating.model_fields import (
     fields_at,
@@ -23,7 +22,7 @@ from rlinf_core.config.validating.model_fields import (
     value_type,
     written_fields,
 )
-from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE, hardware_model, hardware_types
+from rlinf_core.hardware.robots.unit import UNKNOWN_TYPE, hardware_model, hardware_types
 from rlinf_core.suggest import near, quoted
 
 _LISTED = 12

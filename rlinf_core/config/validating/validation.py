@@ -12,10 +12,22 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, Ty
 from pydantic import BaseModel, ValidationError
 
 from rlinf_core.config.diagnostics import MOST, Diagnostic, Diagnostics, Severity
-from rlinf_core.config.places import naming, part, place
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, child, find, format_path, to_data
+from rlinf_core.config.tree import (
+    Entry,
+    MappingNode,
+    Node,
+    Path,
+    ScalarNode,
+    child,
+    find,
+    format_path,
+    naming,
+    part,
+    place,
+    to_data,
+)
 from rlinf_core.config.validating.pruning import Cuts, Kept, Validated, cut, original, prefixes
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from rlinf_core.hardware.robots.registry import register_hardware
 from rlinf_core.hardware.robots.unit import (
     FROM_NODE,
     CameraType,
@@ -18,6 +17,7 @@ from rlinf_core.hardware.robots.unit import (
     RobotUnit,
     Serials,
     Workspace,
+    register_hardware,
 )
 from rlinf_core.scalars import Bool
 

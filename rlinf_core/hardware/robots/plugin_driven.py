@@ -6,8 +6,16 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from rlinf_core.hardware.robots.registry import register_hardware
-from rlinf_core.hardware.robots.unit import FROM_NODE, CameraType, Connection, Port, RobotUnit, Serials, variable_of
+from rlinf_core.hardware.robots.unit import (
+    FROM_NODE,
+    CameraType,
+    Connection,
+    Port,
+    RobotUnit,
+    Serials,
+    register_hardware,
+    variable_of,
+)
 from rlinf_core.scalars import Bool, Data, Text, problem
 
 

@@ -17,9 +17,8 @@ from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import WorkerContext, current_session
 from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RuntimeFailure, WorkerDiedError
 from rlinf_core.placement.component import mapped_strategy
-from rlinf_core.placement.packed import default_strategy
-from rlinf_core.placement.placement import Placement
-from rlinf_core.placement.strategy import PlacementStrategy, topology_of
+from rlinf_core.placement.strategies import default_strategy
+from rlinf_core.placement.strategy import Placement, PlacementStrategy, topology_of
 from rlinf_core.process.import_path import user_folders, working_folder
 from rlinf_core.supervision.client import current_client
 from rlinf_core.supervision.lives import GroupLife

@@ -32,7 +32,7 @@ from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.queue_state import KeyStatistics
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, RLinfError
-from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
 

@@ -19,7 +19,7 @@ from rlinf_core.context import current_session
 from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.node.stacks.process_stacks import py_spy
-from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
 from tests.waiting import until

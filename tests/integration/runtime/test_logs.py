@@ -13,7 +13,7 @@ import pytest
 
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.context import enter_session
-from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.process.known_secrets import remember
 from rlinf_core.worker.worker import Worker
 

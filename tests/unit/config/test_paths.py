@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.config.composing.paths import PathSyntaxError, parse_path, to_path
+from rlinf_core.config.composing.references import PathSyntaxError, parse_path, to_path
 from rlinf_core.config.tree import Path, format_path
 
 _PATHS = st.builds(

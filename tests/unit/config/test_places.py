@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlinf_core.config.places import naming, part, place
-from rlinf_core.config.tree import MappingNode, Path, find
+from rlinf_core.config.tree import MappingNode, Path, find, naming, part, place
 
 TreeOf = Callable[..., MappingNode]
 

@@ -10,14 +10,18 @@ import pytest
 
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device, Host, run_tool
-from rlinf_core.hardware.accelerators.registry import (
+from rlinf_core.hardware.accelerators.vendors import (
+    Amd,
+    Ascend,
+    Intel,
+    Musa,
+    Nvidia,
     accelerator_names,
     accelerator_of_model,
     find_accelerators,
     get_accelerator,
     register_accelerator,
 )
-from rlinf_core.hardware.accelerators.vendors import Amd, Ascend, Intel, Musa, Nvidia
 
 THREE_GPUS = """\
 1, NVIDIA A800-SXM4-80GB, GPU-bbbb
@@ -175,7 +179,7 @@ def test_an_instance_of_mig_is_one_device(tmp_path: Path, value: str, expected: 
 
 def test_a_process_is_given_an_instance_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     from rlinf_core.cluster import probe
-    from rlinf_core.hardware.accelerators.registry import Found
+    from rlinf_core.hardware.accelerators.vendors import Found
 
     instance = Device(0, "NVIDIA A800-SXM4-80GB", "MIG-1b", divided=True)
     monkeypatch.setattr(probe, "find_accelerators", lambda: Found(Nvidia(), (instance,)))
@@ -288,9 +292,9 @@ class _Tpu(Accelerator):
 
 
 def test_a_vendor_can_be_added_once(monkeypatch: pytest.MonkeyPatch, machine: Callable[..., Host]) -> None:
-    from rlinf_core.hardware.accelerators import registry
+    from rlinf_core.hardware.accelerators import vendors
 
-    monkeypatch.setattr(registry, "_ACCELERATORS", dict(registry._ACCELERATORS))
+    monkeypatch.setattr(vendors, "_ACCELERATORS", dict(vendors._ACCELERATORS))
     register_accelerator(_Tpu())
     assert find_accelerators(machine({"/dev/accel0": "", "/dev/accel1": ""}), {}).devices == (Device(0), Device(1))
     with pytest.raises(ConfigError, match="registered twice"):

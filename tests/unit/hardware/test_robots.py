@@ -15,10 +15,10 @@ from pydantic_core import PydanticCustomError
 from rlinf_core.errors import ConfigError
 
 # `plugin_driven` is imported here, so that each test's own registry begins with what it registers.
-from rlinf_core.hardware.robots import plugin_driven, registry
+from rlinf_core.hardware.robots import plugin_driven
+from rlinf_core.hardware.robots import unit as units
 from rlinf_core.hardware.robots.franka import ROBOT_PORT, Franka
-from rlinf_core.hardware.robots.registry import hardware_model, hardware_types, register_hardware
-from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.hardware.robots.unit import RobotUnit, hardware_model, hardware_types, register_hardware
 from rlinf_core.scalars import Float, YamlInt
 
 assert plugin_driven
@@ -36,7 +36,7 @@ class Gantry(RobotUnit):
 
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.setattr(units, "_registered", dict(units._registered))
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make installed packages offer hardware types by name and `module:object`."""
 
     def make(**offered: str) -> None:
-        points = EntryPoints(EntryPoint(name, value, registry.ENTRY_POINT_GROUP) for name, value in offered.items())
+        points = EntryPoints(EntryPoint(name, value, units.ENTRY_POINT_GROUP) for name, value in offered.items())
         monkeypatch.setattr(importlib.metadata, "entry_points", lambda **wanted: points.select(**wanted))
 
     return make
@@ -230,7 +230,7 @@ def test_one_name_has_one_model() -> None:
 
 def test_a_package_offers_a_robot_by_entry_point(offer: Any) -> None:
     offer(Gantry=f"{__name__}:Gantry")
-    assert "Gantry" not in registry._registered
+    assert "Gantry" not in units._registered
     assert hardware_types() == sorted([*OURS, "Gantry"])
     assert hardware_model("Gantry").__name__ == "Gantry"
 

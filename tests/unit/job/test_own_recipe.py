@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.job.find_recipe import find_recipe
+from rlinf_core.job.find_recipe import UnknownRecipeError, find_recipe
 from rlinf_core.job.load import Job, load_job
-from rlinf_core.job.own_recipe import UnknownRecipeError
 from rlinf_core.process import import_path
 from tests.payloads import code
 

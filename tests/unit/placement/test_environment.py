@@ -12,7 +12,7 @@ from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import ConfigError
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.placement.environment import ProcessEnvironment, process_environment
-from rlinf_core.placement.flexible import FlexiblePlacementStrategy
+from rlinf_core.placement.strategies import FlexiblePlacementStrategy
 from rlinf_core.topology import ClusterTopology
 
 Places = Callable[..., list[ProcessEnvironment]]

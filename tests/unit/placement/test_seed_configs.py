@@ -11,7 +11,7 @@ from rlinf_cli.lint.load import load_with_lint
 from rlinf_core import HybridComponentPlacement, PlacementMode
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.placement.environment import process_environment
-from rlinf_core.placement.placement import Placement
+from rlinf_core.placement.strategy import Placement
 
 EIGHTEEN_NODES = """\
 cluster:

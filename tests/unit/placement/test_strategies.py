@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import PlacementError
-from rlinf_core.placement.flexible import FlexiblePlacementStrategy
-from rlinf_core.placement.node import NodePlacementStrategy
-from rlinf_core.placement.packed import PackedPlacementStrategy, default_strategy
-from rlinf_core.placement.placement import Placement
+from rlinf_core.placement.strategies import (
+    FlexiblePlacementStrategy,
+    NodePlacementStrategy,
+    PackedPlacementStrategy,
+    default_strategy,
+)
+from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
 TWO_BY_EIGHT = ClusterTopology.from_nodes([NodeInfo(0, 8, "NVIDIA"), NodeInfo(1, 8, "NVIDIA")])

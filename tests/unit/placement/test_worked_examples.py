@@ -9,8 +9,8 @@ import pytest
 
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.placement.component import ComponentPlacement, PlacementMode
-from rlinf_core.placement.packed import PackedPlacementStrategy
-from rlinf_core.placement.placement import Placement
+from rlinf_core.placement.strategies import PackedPlacementStrategy
+from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology
 
 Make = Callable[..., ClusterConfig]

@@ -10,7 +10,7 @@ import pytest
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import DeadlockError
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
 

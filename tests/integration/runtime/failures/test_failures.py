@@ -25,7 +25,7 @@ from rlinf_core.errors import (
 )
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.node.process_end import memory_kill
-from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.supervision.client import ManagerClient
 from rlinf_core.worker.group import worker_group
 from rlinf_core.worker.group.handle import WorkerGroupHandle

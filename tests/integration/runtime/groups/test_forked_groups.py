@@ -20,8 +20,7 @@ from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.placement.flexible import FlexiblePlacementStrategy
-from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy
 from rlinf_core.worker.group.launch import WAVE
 from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker

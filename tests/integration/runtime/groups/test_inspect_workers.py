@@ -16,7 +16,7 @@ import pytest
 
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.context import current_session
-from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.worker.worker import Worker
 
 pexpect: Any = pytest.importorskip("pexpect")

@@ -13,8 +13,7 @@ import pytest
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError, ConfigError
-from rlinf_core.placement.flexible import FlexiblePlacementStrategy
-from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy
 from rlinf_core.worker.worker import Worker
 
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.placement.node import NodePlacementStrategy
-from rlinf_core.placement.packed import PackedPlacementStrategy
+from rlinf_core.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
 from rlinf_core.topology import ClusterTopology
 from rlinf_core.worker.worker import Worker
 

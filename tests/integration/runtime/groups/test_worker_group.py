@@ -25,7 +25,7 @@ from rlinf_core.errors import (
     WorkerDiedError,
 )
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.worker.group.worker_group import WorkerGroup, launch_together
 from rlinf_core.worker.worker import Worker
 

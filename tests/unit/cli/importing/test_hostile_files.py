@@ -14,9 +14,9 @@ from rlinf_cli.importing.shell.grammar import ScriptError
 from rlinf_cli.importing.shell.script import find_launch
 from rlinf_cli.importing.sources import job_files, read_job
 from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.reading import read
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import MappingNode, ScalarNode
-from rlinf_core.config.yaml.reader import read
 
 pytestmark = pytest.mark.security
 JOB = """actor: {model: {}}

@@ -10,8 +10,7 @@ from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.reading import decode, read
 from rlinf_core.config.tree import MappingNode, find, to_data
 from rlinf_core.placement.component import ComponentPlacement
-from rlinf_core.placement.flexible import FlexiblePlacementStrategy
-from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy
 from rlinf_core.topology import ClusterTopology
 
 TEXT = """

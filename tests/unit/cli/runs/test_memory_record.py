@@ -9,8 +9,8 @@ import pytest
 from rlinf_cli.render.memory_table import memory_text
 from rlinf_cli.runs.memory_record import NodeMemory, memory_record, node_memory, node_needs
 from rlinf_core.job.load import load_job
-from rlinf_core.job.process_forecast import ACCELERATOR_LIBRARIES, ProcessForecast
-from rlinf_core.placement.placement import Placement
+from rlinf_core.job.recipe import ACCELERATOR_LIBRARIES, ProcessForecast
+from rlinf_core.placement.strategy import Placement
 from rlinf_core.process.process_memory import Peak
 
 MIB, GIB = 2**20, 2**30

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.config.composing.merge import merge, split_components
 from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.reading import split_components
 from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, key_span, to_data
+from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, key_span, merge, to_data
 
 TreeOf = Callable[..., MappingNode]
 
@@ -132,7 +132,7 @@ def test_joined_keys_elsewhere_are_ordinary_keys(tree_of: TreeOf) -> None:
 
 
 @pytest.mark.parametrize("keys", ["actor: 1\n    actor,env: 2", "env,actor: 1\n    '  actor': 2"])
-def test_a_component_named_twice_in_one_file_is_reported_and_keeps_its_first_place(tree_of: TreeOf, keys: str) -> None:
+def test_a_component_that_is_placed_twice_keeps_its_first_place(tree_of: TreeOf, keys: str) -> None:
     findings = Diagnostics()
     data: Any = to_data(split_components(tree_of(f"cluster:\n  component_placement:\n    {keys}"), (), findings))
     assert data["cluster"]["component_placement"]["actor"] == 1

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.config.composing.merge import split_components
 from rlinf_core.config.composing.origins import inline
 from rlinf_core.config.composing.overrides import apply_overrides, parse_overrides
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
-from rlinf_core.config.reading import decode, read
+from rlinf_core.config.reading import decode, read, split_components
 from rlinf_core.config.source import OVERRIDES_NAME
 from rlinf_core.config.tree import MappingNode, find, format_path, key_span, to_data
 
@@ -136,7 +135,7 @@ def test_a_joined_key_shared_by_both_overrides_each(tree_of: TreeOf) -> None:
     assert placement == {"actor": {"placement": 3}, "env": {"node_group": "a", "placement": 3}}
 
 
-def test_a_part_of_a_joined_key_that_is_set_later_leaves_the_rest(tree_of: TreeOf) -> None:
+def test_a_part_that_is_set_later_shadows_no_joined_key(tree_of: TreeOf) -> None:
     at = "cluster.component_placement"
     _, findings = applied(tree_of(FILE), f"{at}.actor,env=4-7", f"{at}.actor=1")
     assert not list(findings)

@@ -15,7 +15,7 @@ from rlinf_core.config.ranks import common, merge_ranges
 from rlinf_core.config.reading import decode, read
 from rlinf_core.config.rules.site import Claim, contradictions, outside
 from rlinf_core.config.validating.validation import validate
-from rlinf_core.hardware.robots import registry
+from rlinf_core.hardware.robots import unit as units
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.job.load import ClusterFile, check_cluster
 from tests.unit.config.cluster_findings import Found, check, env, faults_of, groups
@@ -202,9 +202,9 @@ def test_hardware_of_two_groups_on_one_node() -> None:
 
 
 def test_units_that_nothing_tells_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(units, "_registered", {})
 
-    @registry.register_hardware("TestGripper")
+    @units.register_hardware("TestGripper")
     class _Gripper(RobotUnit):
         color: str = "red"
 

@@ -9,7 +9,7 @@ import pytest
 
 from recipes.agent import agent_memory
 from rlinf_core import load_job
-from rlinf_core.job.process_forecast import ProcessForecast
+from rlinf_core.job.recipe import ProcessForecast
 
 SMALL = ("actor.model.hidden_dim=64", "actor.warm_start.steps=0", "data.rollout_batch_size=4")
 

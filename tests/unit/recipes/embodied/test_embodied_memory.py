@@ -14,7 +14,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.policy_folder import BACKBONE, WEIGHTS, save_policy
 from recipes.embodied.models.registry import make_model
 from rlinf_core import ConfigError, load_job
-from rlinf_core.job.process_forecast import ProcessForecast
+from rlinf_core.job.recipe import ProcessForecast
 
 STATES, ACTIONS = 21, 8
 VISION = ("env.train.env_type=franka_vision", "env.train.task=touch")

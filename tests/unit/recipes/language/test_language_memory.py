@@ -13,7 +13,7 @@ from recipes.language.models.load_model import built_model, make_tokenizer
 from recipes.sections.actor import LoraSettings
 from recipes.training.huggingface import with_lora
 from rlinf_core import ConfigError, HybridComponentPlacement, load_job
-from rlinf_core.job.process_forecast import ProcessForecast
+from rlinf_core.job.recipe import ProcessForecast
 
 WIDTH, LAYERS, SYMBOLS = 64, 2, 24
 # Attention with three biases, an MLP of twice the width, two norms; embedding, output matrix and the last norm.

@@ -6,7 +6,7 @@ import pytest
 
 from recipes.sections.actor import FsdpConfig
 from recipes.training.memory_parts import shard_parts
-from rlinf_core.job.process_forecast import ACCELERATOR_LIBRARIES, ProcessForecast
+from rlinf_core.job.recipe import ACCELERATOR_LIBRARIES, ProcessForecast
 
 PARTS = {"base": 300, "weights": 100, "optimizer": 200, "activations": 50, "trajectories": 7}
 

@@ -1,22 +1,28 @@
-"""The configuration that an earlier rlinf wrote into a run folder: keys that were removed since."""
+"""Earlier runs of a job: keys of their configuration that were removed since, and the commits of their models."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path as FilePath
 from typing import Final
 
 from pydantic import BaseModel
 
 from rlinf_core.config.composing.compose import Composed
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.reading import load_source, read
+from rlinf_core.config.sections.hub_names import commits_in, hub_paths, pins_of
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import format_path
 from rlinf_core.config.validating.model_fields import types_at
 from rlinf_core.config.validating.pruning import cut
 from rlinf_core.errors import RLinfError
 from rlinf_core.foreign.files import read_json_object
+from rlinf_core.job.recipe import Job
 
 _MOST_NAMED: Final = 12
+# Folders from that of a checkpoint up to that of its run.
+_DEPTH: Final = 3
 
 
 def is_config_of_a_run(name: str) -> bool:
@@ -57,3 +63,20 @@ def without_earlier_keys(
     message = f"an earlier rlinf wrote keys that this one has no more, and that are left out: {named}{others}"
     diagnostics.add(Diagnostic("no-effect", Severity.NOTE, message, Span(file, 0, 0), removed[0]))
     return composed._replace(tree=cut(composed.tree, dict.fromkeys(removed), {}))
+
+
+def commits_of_resumed(job: Job) -> tuple[str, ...]:
+    """Return the overrides that pin names of the hub to the commits of the run that a job resumes."""
+    paths = [path for _, path in hub_paths(job.config)]
+    resume = getattr(getattr(job.config, "runner", None), "resume_dir", None)
+    if job.tree is None or not paths or not isinstance(resume, str):
+        return ()
+    folder = FilePath(resume).absolute()
+    # A checkpoint is in a folder of its run.
+    files = [parent / "config.yaml" for parent in (folder, *list(folder.parents)[: _DEPTH - 1])]
+    file = next((file for file in files if file.is_file()), None)
+    findings = Diagnostics()
+    source = None if file is None else load_source(str(file), findings)
+    earlier = None if source is None else read(source, findings)
+    commits = {} if earlier is None else commits_in(earlier)
+    return pins_of(paths, job.tree, lambda path: commits.get(path.name))
