@@ -212,7 +212,7 @@ class _TreeComposer(_Composer):
         bracketed = bool(cast("Any", event).flow_style)
         tag, start = self._content(event, len(self._text))
         if tag is not None:
-            self._tagged(event, "", kind, tag)
+            self._tagged(event, "", kind, tag, self.span(start))
         self._depth += 1
         self._deepest = max(self._deepest, self._depth)
         if self._depth > self._limits.depth:
@@ -254,7 +254,7 @@ class _TreeComposer(_Composer):
         if style == '"' and _SURROGATE.search(text):
             text = self._whole_characters(text, span)
         if tag is not None:
-            value, plain = self._tagged(event, text, "scalar", tag)
+            value, plain = self._tagged(event, text, "scalar", tag, span)
         else:
             value = resolve_plain(text) if plain else text
         return ScalarNode(span, text, value, plain)
@@ -336,7 +336,7 @@ class _TreeComposer(_Composer):
                 self._error("bad-merge", message, node.span, "quote the key if it is meant to be the text `<<`")
         return [node for node in candidates if isinstance(node, MappingNode)]
 
-    def _tagged(self, event: Any, raw: str, kind: str, span: Span) -> tuple[Any, bool]:
+    def _tagged(self, event: Any, raw: str, kind: str, span: Span, content: Span) -> tuple[Any, bool]:
         """Return the value of a tagged node and whether it was resolved; report a tag that does not fit."""
         tag, written = str(event.ctag), f"{event.ctag.handle or ''}{event.ctag.suffix}"
         # A lone `!` makes a scalar text, and has no meaning for a collection.
@@ -354,7 +354,8 @@ class _TreeComposer(_Composer):
         if kind == "scalar" and type(value) is _SCALAR_TAGS.get(name):
             return value, True
         what = {"map": "a mapping", "seq": "a list"}.get(kind, f"`{excerpt(raw)}`")
-        self._error("tag-mismatch", f"the tag `{excerpt(written)}` does not fit {what}", span, "remove the tag")
+        message = f"the tag `{excerpt(written)}` does not fit {what}"
+        self._error("tag-mismatch", message, span, "remove the tag", ((content, "the value"),))
         return raw, False
 
     def _whole_characters(self, raw: str, span: Span) -> str:
