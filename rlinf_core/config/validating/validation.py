@@ -7,6 +7,7 @@ the rules about relations between places can check the valid rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -61,7 +62,7 @@ def validate(
         path matches any index. Rules check `Validated.damaged` before they trust a value.
         unresolved, secret, referred: see `Composed`.
     """
-    rounds = _Rounds(model_type, tree, diagnostics, stand_ins or {}, frozenset(secret), frozenset(referred))
+    rounds = _Rounds(model_type, tree, tree, diagnostics, stand_ins or {}, frozenset(secret), frozenset(referred))
     model = rounds.begin(unresolved)
     for _ in range(_ROUNDS):
         if rounds.hopeless or model is not None:
@@ -79,30 +80,22 @@ def validate(
     )
 
 
+@dataclass(slots=True)
 class _Rounds(Generic[M]):
     """The state of one `validate`: the remaining tree, and the paths taken out of it."""
 
-    def __init__(
-        self,
-        model_type: type[M],
-        tree: MappingNode,
-        diagnostics: Diagnostics,
-        stand_ins: StandIns,
-        secret: frozenset[Path],
-        referred: frozenset[Path],
-    ) -> None:
-        self.secret = secret
-        self.referred = referred
-        self.model_type = model_type
-        self.whole = tree
-        self.tree = tree
-        self.diagnostics = diagnostics
-        self.stand_ins = stand_ins
-        self.pruned: set[Path] = set()
-        self.misspelt: set[Path] = set()
-        self.kept: Kept = {}
-        self.hopeless = False
-        self._unknown_keys = 0
+    model_type: type[M]
+    whole: MappingNode
+    tree: MappingNode
+    diagnostics: Diagnostics
+    stand_ins: StandIns
+    secret: frozenset[Path]
+    referred: frozenset[Path]
+    pruned: set[Path] = field(default_factory=set[Path])
+    misspelt: set[Path] = field(default_factory=set[Path])
+    kept: Kept = field(default_factory=dict[Path, list[int]])
+    hopeless: bool = False
+    unknown_keys: int = 0
 
     def begin(self, unresolved: Collection[Path]) -> M | None:
         """Replace aliases of keys, remove unresolved values, and return the model if everything is valid."""
@@ -190,9 +183,9 @@ class _Rounds(Generic[M]):
     def _unknown_key(self, path: Path) -> Diagnostic:
         from rlinf_core.config.validating import key_findings
 
-        self._unknown_keys += 1
+        self.unknown_keys += 1
         # Guesses take long, and no more are shown.
-        if self._unknown_keys > MOST:
+        if self.unknown_keys > MOST:
             return Diagnostic("unknown-key", Severity.ERROR, "", naming(self.whole, path))
         return key_findings.unknown_key(self.model_type, self.whole, path)
 
@@ -225,9 +218,9 @@ class _Rounds(Generic[M]):
         from rlinf_core.config.validating.model_fields import fields_at
         from rlinf_core.config.validating.validation_messages import words_for
 
-        field = fields_at(self.model_type, path[:-1]).get(str(path[-1])) if path else None
-        holds = [key for key, field in fields_at(self.model_type, path).items() if field.is_required()] if path else []
-        words = words_for(located.error, subject_of(path), field, holds)
+        own = fields_at(self.model_type, path[:-1]).get(str(path[-1])) if path else None
+        holds = [key for key, info in fields_at(self.model_type, path).items() if info.is_required()] if path else []
+        words = words_for(located.error, subject_of(path), own, holds)
         value = find(self.whole, path)
         written = value.raw if isinstance(value, ScalarNode) else None
         if path in self.secret or is_secret(str(path[-1] if path else ""), written):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 
 import pytest
@@ -10,93 +11,35 @@ from hypothesis import strategies as st
 
 from rlinf_core.config.tree import resolve_plain
 
-
-@pytest.mark.parametrize(
-    ("raw", "value"),
-    [
-        ("", None),
-        ("~", None),
-        ("null", None),
-        ("Null", None),
-        ("NULL", None),
-        ("true", True),
-        ("True", True),
-        ("FALSE", False),
-        ("0", 0),
-        ("-7", -7),
-        ("+7", 7),
-        ("010", 10),
-        ("0644", 644),
-        ("0o10", 8),
-        ("0x1F", 31),
-        ("0xff", 255),
-        ("1.5", 1.5),
-        ("2.50", 2.5),
-        ("1.", 1.0),
-        (".5", 0.5),
-        ("-.5", -0.5),
-        ("5e5", 5e5),
-        ("1e3", 1000.0),
-        ("1E-3", 0.001),
-        (".inf", math.inf),
-        ("+.Inf", math.inf),
-        ("-.INF", -math.inf),
-    ],
-)
-def test_core_schema(raw: str, value: bool | int | float | None) -> None:
-    resolved = resolve_plain(raw)
-    assert resolved == value
-    assert type(resolved) is type(value)
+# A scalar as it is written, and what it means in Python.
+VALUES = """
+    ~ None, null None, Null None, NULL None, true True, True True, FALSE False,
+    0 0, -7 -7, +7 7, 010 10, 0644 644, 0o10 8, 0x1F 31, 0xff 255,
+    1.5 1.5, 2.50 2.5, 1. 1.0, .5 0.5, -.5 -0.5, 5e5 5e5, 1e3 1000.0, 1E-3 0.001
+"""
+# Booleans, binary and sexagesimal numbers, underscores and dates of YAML 1.1, and near misses of 1.2.
+TEXTS = """
+    on off yes no y n nULL tRUE 0b11 1_000 1:20 1:2 0-7 2024-01-01 0o8 0xg -0x1 -0o7 + - . .. 1e e5 .e5 1.2.3
+    10.10.10.1 0-1:0-199 nan inf .infinity +.nan 12a ١٢ ²
+"""
 
 
-@pytest.mark.parametrize("raw", [".nan", ".NaN", ".NAN"])
-def test_not_a_number(raw: str) -> None:
-    value = resolve_plain(raw)
-    assert isinstance(value, float)
-    assert math.isnan(value)
+@pytest.mark.parametrize("row", VALUES.replace("\n", " ").split(","))
+def test_core_schema(row: str) -> None:
+    raw, expected = row.split()
+    assert repr(resolve_plain(raw)) == repr(ast.literal_eval(expected))
 
 
-@pytest.mark.parametrize(
-    "raw",
-    # Booleans, binary and sexagesimal numbers, underscores and dates of YAML 1.1, and near misses of 1.2.
-    [
-        "on",
-        "off",
-        "yes",
-        "no",
-        "y",
-        "n",
-        "nULL",
-        "tRUE",
-        "0b11",
-        "1_000",
-        "1:20",
-        "1:2",
-        "0-7",
-        "2024-01-01",
-        "0o8",
-        "0xg",
-        "-0x1",
-        "-0o7",
-        "+",
-        "-",
-        ".",
-        "..",
-        "1e",
-        "e5",
-        ".e5",
-        "1.2.3",
-        "10.10.10.1",
-        "0-1:0-199",
-        "nan",
-        "inf",
-        ".infinity",
-        "+.nan",
-        "12a",
-        "١٢",
-        "²",
-    ],
-)
+def test_an_empty_scalar_infinities_and_no_number() -> None:
+    assert resolve_plain("") is None
+    assert [resolve_plain(raw) for raw in (".inf", "+.Inf", "-.INF")] == [math.inf, math.inf, -math.inf]
+    for raw in (".nan", ".NaN", ".NAN"):
+        value = resolve_plain(raw)
+        assert isinstance(value, float)
+        assert math.isnan(value)
+
+
+@pytest.mark.parametrize("raw", TEXTS.split())
 def test_everything_else_is_text(raw: str) -> None:
     assert resolve_plain(raw) == raw
 
