@@ -90,128 +90,41 @@ def test_sound_file_has_no_findings(check: Check) -> None:
     assert view.pruned == frozenset()
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "underlined", "message", "help"),
-    [
-        ("car: {nmae: x}", "unknown-key", "nmae", "unknown key `nmae` in `car`", "did you mean `name`?"),
-        (
-            "car: {spokes: 1}",
-            "unknown-key",
-            "spokes",
-            "unknown key `spokes` in `car`",
-            "`spokes` belongs in `car.wheels[]`",
-        ),
-        (
-            "car: {name: a,b}",
-            "unknown-key",
-            "b",
-            "unknown key `b` in `car`",
-            'inside braces a comma ends a value: write `name: "a,b"`',
-        ),
-        (
-            "car: {engine: {zzz: 1}}",
-            "unknown-key",
-            "zzz",
-            "unknown key `zzz` in `car.engine`",
-            "known keys: `power`, `fuel`",
-        ),
-        (
-            "car:\n  wheels:\n    - spokes: 3\n",
-            "missing-key",
-            "spokes: 3",
-            "`car.wheels[0]` needs `size`",
-            "add `size: 1`",
-        ),
-        (
-            "car: {electric: yes}",
-            "wrong-type",
-            "yes",
-            "`electric`: expected true or false, found text",
-            "write `true`",
-        ),
-        (
-            "car: {electric: 1}",
-            "wrong-type",
-            "1",
-            "`electric`: expected true or false, found an integer",
-            "write `true`",
-        ),
-        (
-            "car: {door_count: 1_000}",
-            "wrong-type",
-            "1_000",
-            "`door_count`: expected an integer, found text",
-            "write `1000`",
-        ),
-        (
-            "car: {\u00a0name: x}",
-            "unknown-key",
-            "\u00a0name",
-            "unknown key `\u00a0name` in `car`",
-            "it contains U+00A0 (no-break space): write it with plain characters",
-        ),
-        (
-            "ca\u200br: {name: x}",
-            "unknown-key",
-            "ca\u200br",
-            "unknown key `ca\u200br` at the top of the file",
-            "it contains U+200B (zero width space): write it with plain characters",
-        ),
-        (
-            'car: {door_count: "4"}',
-            "wrong-type",
-            '"4"',
-            "`door_count`: expected an integer, found text",
-            "remove the quotes",
-        ),
-        ("car: {door_count: 4.5}", "wrong-type", "4.5", "`door_count`: expected an integer, found a number", None),
-        (
-            "car: {wheels: {size: 1}}",
-            "wrong-type",
-            "wheels",
-            "`wheels`: expected a list, found a mapping",
-            "start each item of a list with `- `",
-        ),
-        (
-            "car: {wheels: 3}",
-            "wrong-type",
-            "3",
-            "`wheels`: expected a list, found an integer",
-            "write it as a list: `[3]`",
-        ),
-        ("car: {engine: big}", "wrong-type", "big", "`engine`: expected a mapping, found text", None),
-        (
-            "car:\n  wheels:\n",
-            "wrong-type",
-            "wheels",
-            "`wheels` is empty; expected a list",
-            "give it a value or remove the key",
-        ),
-        ("car: {wheels: [{size: 0}]}", "bad-value", "0", "`size` must be at least 1, found `0`", None),
-        ("car: {engine: {power: -0x}}", "wrong-type", "-0x", "`power`: expected a number, found text", None),
-        ("car: {engine: {power: 0.00}}", "bad-value", "0.00", "`power` must be greater than 0, found `0.00`", None),
-        (
-            "car: {engine: {fuel: deisel}}",
-            "bad-value",
-            "deisel",
-            "`fuel` must be one of `petrol`, `diesel`, found `deisel`",
-            "did you mean `diesel`?",
-        ),
-        (
-            "car: {name: 123456789}",
-            "bad-value",
-            "123456789",
-            "`name` must have at most 8 characters, found `123456789`",
-            None,
-        ),
-    ],
-)
-def test_each_mistake_is_told_at_its_place(
-    check: Check, text: str, code: str, underlined: str, message: str, help: str | None
-) -> None:
-    verdict, _ = check(text + "\n")
-    assert faults_of(verdict) == [(code, underlined)]
-    assert (verdict[0].message, verdict[0].help) == (message, help)
+# A text with the underlined piece, the code, the message and the remedy.
+MISTAKES = r"""
+car: {«nmae»: x} | unknown-key | unknown key `nmae` in `car` | did you mean `name`?
+car: {«spokes»: 1} | unknown-key | unknown key `spokes` in `car` | `spokes` belongs in `car.wheels[]`
+car: {name: a,«b»} | unknown-key | unknown key `b` in `car` | inside braces a comma ends a value: write `name: "a,b"`
+car: {engine: {«zzz»: 1}} | unknown-key | unknown key `zzz` in `car.engine` | known keys: `power`, `fuel`
+car:\n  wheels:\n    - «spokes: 3»\n | missing-key | `car.wheels[0]` needs `size` | add `size: 1`
+car: {electric: «yes»} | wrong-type | `electric`: expected true or false, found text | write `true`
+car: {electric: «1»} | wrong-type | `electric`: expected true or false, found an integer | write `true`
+car: {door_count: «1_000»} | wrong-type | `door_count`: expected an integer, found text | write `1000`
+car: {«\xa0name»: x} | unknown-key | unknown key `\xa0name` in `car` | it contains U+00A0 (no-break space)...
+«ca\u200br»: {name: x} | unknown-key | unknown key `ca\u200br` at the top of the file | it contains U+200B ...
+car: {door_count: «"4"»} | wrong-type | `door_count`: expected an integer, found text | remove the quotes
+car: {door_count: «4.5»} | wrong-type | `door_count`: expected an integer, found a number | -
+car: {«wheels»: {size: 1}} | wrong-type | `wheels`: expected a list, found a mapping | start each item...
+car: {wheels: «3»} | wrong-type | `wheels`: expected a list, found an integer | write it as a list: `[3]`
+car: {engine: «big»} | wrong-type | `engine`: expected a mapping, found text | -
+car:\n  «wheels»:\n | wrong-type | `wheels` is empty; expected a list | give it a value or remove the key
+car: {wheels: [{size: «0»}]} | bad-value | `size` must be at least 1, found `0` | -
+car: {engine: {power: «-0x»}} | wrong-type | `power`: expected a number, found text | -
+car: {engine: {power: «0.00»}} | bad-value | `power` must be greater than 0, found `0.00` | -
+car: {engine: {fuel: «deisel»}} | bad-value | `fuel` must be one of `petrol`, `diesel`, found `deisel` | did you mean...
+car: {name: «123456789»} | bad-value | `name` must have at most 8 characters, found `123456789` | -
+"""
+
+
+@pytest.mark.parametrize("row", MISTAKES.strip().splitlines())
+def test_each_mistake_is_told_at_its_place(check: Check, row: str) -> None:
+    marked, code, message, help = (part.encode("latin-1").decode("unicode_escape") for part in row.split(" | "))
+    start, end = marked.index("«"), marked.index("»") - 1
+    (verdict,), _ = check(marked.replace("«", "").replace("»", "") + "\n")
+    assert (verdict.code, verdict.span.start, verdict.span.end) == (code, start, end)
+    shown = verdict.help or "-"
+    assert verdict.message == message
+    assert shown == help or (help.endswith("...") and shown.startswith(help.removesuffix("...")))
 
 
 def test_missing_section_is_told_at_the_start_of_the_file(check: Check) -> None:
