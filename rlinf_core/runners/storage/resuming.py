@@ -78,8 +78,18 @@ def values_of(config_text: str) -> Values | None:
         return None
     if not isinstance(data, dict):
         return None
+    _split_components(cast("dict[object, object]", data))
     values = dict(islice(_leaves(cast("dict[object, object]", data), ""), _MOST_VALUES + 1))
     return values if len(values) <= _MOST_VALUES else None
+
+
+def _split_components(data: dict[object, object]) -> None:
+    """Give each component an entry of its own: an earlier rlinf kept keys such as `actor,env`."""
+    cluster: Any = data.get("cluster")
+    placed: Any = cluster.get("component_placement") if isinstance(cluster, dict) else None
+    if isinstance(placed, dict):
+        entries = cast("dict[object, object]", placed).items()
+        cluster["component_placement"] = {name.strip(): at for key, at in entries for name in str(key).split(",")}
 
 
 def config_id(values: Values) -> str:
@@ -204,7 +214,9 @@ def _of_configuration(candidates: Sequence[_Candidate], values: Values) -> list[
         CheckpointError: there are some with checkpoints, but none with this configuration.
     """
     own = config_id(values)
-    same = [candidate for candidate in candidates if _id_of(candidate) == own]
+    same = [candidate for candidate in candidates if (candidate.state.config_id or _id_in(candidate.path)) == own]
+    # An earlier rlinf made the digest of keys that name several components.
+    same = same or [candidate for candidate in candidates[:_MOST_CANDIDATES] if _id_in(candidate.path) == own]
     others = [candidate for candidate in candidates if candidate.checkpoint is not None]
     if same or not others:
         return same
@@ -221,11 +233,9 @@ def _of_configuration(candidates: Sequence[_Candidate], values: Values) -> list[
     )
 
 
-def _id_of(candidate: _Candidate) -> str | None:
-    """Return the digest of a candidate's configuration, computed from the file for runs of an earlier rlinf."""
-    if candidate.state.config_id:
-        return candidate.state.config_id
-    values = _values_in(candidate.path)
+def _id_in(run: Path) -> str | None:
+    """Return the digest of the configuration in a run's folder."""
+    values = _values_in(run)
     return config_id(values) if values is not None else None
 
 

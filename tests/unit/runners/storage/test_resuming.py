@@ -108,6 +108,15 @@ def test_runs_of_an_earlier_rlinf_match_by_configuration(tmp_path: Path) -> None
     assert started(tmp_path, text_of("actor.seed=1"), resume_dir="auto").path == runs[0].path
 
 
+def test_a_run_that_kept_several_components_in_one_key_matches(tmp_path: Path) -> None:
+    placed = "recipe: a\ncluster: {{component_placement: {{{}}}}}\n"
+    texts = [placed.format("'actor, env': 0-3"), placed.format("actor: 0-3, env: 0-3")]
+    run = started(tmp_path, texts[0])
+    saved(run, 3, 1.0)
+    run.update(config_id="digest of an earlier rlinf")
+    assert started(tmp_path, texts[1], resume_dir="auto").path == run.path
+
+
 def test_one_whose_configuration_is_gone_is_named(tmp_path: Path) -> None:
     run = started(tmp_path, text_of())
     saved(run, 3, 1.0)
