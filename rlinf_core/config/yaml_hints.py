@@ -52,7 +52,7 @@ _RULES: Final[tuple[tuple[str, str, str, str | None], ...]] = (
     (".*quoted scalar: found unexpected", "<line", "the text that starts here with `{first}` is never closed", None),
     (
         "while scanning a double-quoted scalar",
-        "escape",
+        "char",
         "`{piece}` is not a YAML escape",
         "write `\\\\` for a backslash, or use single quotes, where a backslash is an ordinary character",
     ),
@@ -130,17 +130,16 @@ def _slips(text: str, problem: _Problem) -> Iterator[_Slip]:
     for complaint, extent, message, help in _RULES:
         start = problem.at if problem.context_at is None or not extent.startswith("<") else problem.context_at
         if re.match(complaint, problem.words):
-            ends = {"char": start + 1, "word": _word_end(text, start), "<line": _line_end(text, start)}
-            end = ends.get(extent) or _value_end(text, start)
-            if extent == "escape":
-                start, end = max(text.rfind("\\", 0, start + 1), 0), start + 1
+            end = _end(text, start, extent.lstrip("<"))
+            if complaint.endswith("double-quoted scalar"):
+                start = max(text.rfind("\\", 0, start + 1), 0)
             piece = text[start:end]
             quoted = "`'" + excerpt(piece).replace("'", "''") + "'`"
             parts = {"first": piece[:1], "quoted": quoted, "piece": excerpt(piece)}
             code = "unknown-tag" if "tag handle" in complaint else "yaml-syntax"
             yield _Slip(message.format(**parts), start, end, help and help.format(**parts), code)
     words = problem.words.partition(": ")[2].replace("'\\x00'", "the end of the file") or problem.words
-    yield _Slip(f"this is not YAML: {excerpt(words, 200)}", problem.at, _word_end(text, problem.at))
+    yield _Slip(f"this is not YAML: {excerpt(words, 200)}", problem.at, _end(text, problem.at))
 
 
 def _tab(text: str, problem: _Problem) -> _Slip | None:
@@ -179,7 +178,7 @@ def _open_bracket(text: str, problem: _Problem) -> _Slip | None:
     closing = _CLOSING[text[at]]
     message = f"`,` or `{closing}` is expected here, inside the open `{text[at]}`"
     help = f"close it with `{closing}`, or quote the value if the bracket belongs to it"
-    return _Slip(message, problem.at, _word_end(text, problem.at), help, opened_at=at)
+    return _Slip(message, problem.at, _end(text, problem.at), help, opened_at=at)
 
 
 def _missing_space(text: str, problem: _Problem) -> _Slip | None:
@@ -206,21 +205,26 @@ def _no_space(colon: int, key: str) -> _Slip:
     return _Slip("a space is missing after this `:`", colon, colon + 1, f"write `{key}: ...`")
 
 
-# Places
+# Ends of what is underlined, from where it starts: a word, and a line with or without the comment in it.
+_EXTENTS: Final = {
+    "char": re.compile("."),
+    "word": re.compile(r"[^\s,\[\]{}]*"),
+    "line": re.compile(r"[^\n]*?(?=\s*(?:\n|\Z))"),
+    "value": re.compile(r"[^\n]*?(?=\s*(?:\n|\Z)|\s+#)"),
+}
+
+
+def _end(text: str, at: int, extent: str = "word") -> int:
+    match = _EXTENTS[extent].match(text, at)
+    return max(match.end() if match else at, at + 1)
 
 
 def _line_start(text: str, at: int) -> int:
     return text.rfind("\n", 0, at) + 1
 
 
-def _line_end(text: str, at: int) -> int:
-    end = text.find("\n", at)
-    end = len(text) if end < 0 else end
-    return max(at + 1, at + len(text[at:end].rstrip()))
-
-
 def _line(text: str, at: int) -> str:
-    return text[_line_start(text, at) : _line_end(text, at)]
+    return text[_line_start(text, at) : _end(text, at, "line")]
 
 
 def _line_above(text: str, start: int) -> int | None:
@@ -231,15 +235,3 @@ def _line_above(text: str, start: int) -> int | None:
         if line and not line.startswith("#"):
             return start
     return None
-
-
-def _word_end(text: str, at: int) -> int:
-    match = re.compile(r"[^\s,\[\]{}]*").match(text, at)
-    return max(match.end() if match else at, at + 1)
-
-
-def _value_end(text: str, at: int) -> int:
-    """Return the end of the line, or of what precedes a comment in it."""
-    end = _line_end(text, at)
-    comment = re.compile(r"\s+#").search(text, at, end)
-    return max(comment.start() if comment else end, at + 1)
