@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from rlinf_core.cluster.membership import NodeMember
 from rlinf_core.config.machines.cluster import ClusterConfig, choose_spares, groups_of
 from rlinf_core.errors import ClusterError
-from rlinf_core.placement.elastic import can_lack, needed_nodes, nodes_of_components
+from rlinf_core.placement.component import can_lack, needed_nodes, nodes_of_components
 from rlinf_core.suggest import quoted
 from rlinf_core.topology import ACCELERATORS, ClusterTopology, NodeInfo
 

@@ -13,7 +13,7 @@ from rlinf_core.config.sections.hub_names import hub_paths
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Path, key_span, naming, place
 from rlinf_core.config.validating.pruning import Validated
-from rlinf_core.placement.elastic import nodes_of_components
+from rlinf_core.placement.component import nodes_of_components
 from rlinf_core.suggest import quoted
 
 

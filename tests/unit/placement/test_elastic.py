@@ -8,8 +8,7 @@ import pytest
 
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import PlacementError
-from rlinf_core.placement.component import ComponentPlacement
-from rlinf_core.placement.elastic import can_lack, needed_nodes, nodes_of_components
+from rlinf_core.placement.component import ComponentPlacement, can_lack, needed_nodes, nodes_of_components
 from rlinf_core.topology import ClusterTopology
 
 SECTION: dict[str, Any] = {
