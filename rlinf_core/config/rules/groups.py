@@ -74,7 +74,7 @@ def out_of_range(site: Site, path: Path, piece: range, span: Span) -> None:
     """Report a range of node ranks beyond the last node."""
     count = site.cluster.num_nodes
     if counts_from_one(site):
-        return  # told once, at the first group
+        return  # reported once, at the first group
     beyond = range(max(piece.start, count), piece.stop)
     help_text = (
         f"{count} nodes have the ranks {format_range(range(count))}" if count > 1 else "the only node has rank 0"
