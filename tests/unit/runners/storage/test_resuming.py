@@ -113,7 +113,7 @@ def test_a_run_that_kept_several_components_in_one_key_matches(tmp_path: Path) -
     texts = [placed.format("'actor, env': 0-3"), placed.format("actor: 0-3, env: 0-3")]
     run = started(tmp_path, texts[0])
     saved(run, 3, 1.0)
-    run.update(config_id="digest of an earlier rlinf")
+    run.update(config_id="0123456789abcdef")
     assert started(tmp_path, texts[1], resume_dir="auto").path == run.path
 
 
