@@ -183,28 +183,31 @@ class _TreeComposer(_Composer):
         """Return the node that comes next: an item or a value of `parent`, or its key where there is no index."""
         event = self.parser.peek_event()
         is_key = index is None and parent is not None
-        if type(event) is AliasEvent:
-            return self._alias(self.parser.get_event(), is_key)
-        anchor = event.anchor
         key = index if isinstance(index, ScalarNode) else None
         segment = key.raw if key is not None else index if isinstance(index, int) else None
         if segment is not None:
             self._path.append(segment)
+        if type(event) is AliasEvent:
+            node = self._alias(self.parser.get_event(), is_key)
+        else:
+            node = self._content_of(event, key, is_key)
+        if segment is not None:
+            self._path.pop()
+        return node
+
+    def _content_of(self, event: Any, key: ScalarNode | None, is_key: bool) -> Node:
+        anchor = event.anchor
         if not is_key:
             self._counted(1, event.start_mark.index)
         size, deepest = self._count, self._deepest
         if anchor is not None:
             self._deepest, self._anchored[anchor] = self._depth, None
-        if type(event) is ScalarEvent:
-            node: Node = self._scalar(self.parser.get_event(), key)
-        else:
-            node = self._collection(event)
+        is_scalar = type(event) is ScalarEvent
+        node: Node = self._scalar(self.parser.get_event(), key) if is_scalar else self._collection(event)
         if anchor is not None:
             if self._anchored[anchor] is None:  # else a nested node has taken the name
                 self._anchored[anchor] = _Anchored(node, 1 + self._count - size, self._deepest - self._depth)
             self._deepest = max(deepest, self._deepest)
-        if segment is not None:
-            self._path.pop()
         return node
 
     def _collection(self, event: Any) -> MappingNode | SequenceNode:
