@@ -85,8 +85,9 @@ def values_of(config_text: str) -> Values | None:
 
 def _split_components(data: dict[object, object]) -> None:
     """Give each component an entry of its own: an earlier rlinf kept keys such as `actor,env`."""
-    cluster: Any = data.get("cluster")
-    placed: Any = cluster.get("component_placement") if isinstance(cluster, dict) else None
+    section = data.get("cluster")
+    cluster = cast("dict[object, object]", section) if isinstance(section, dict) else {}
+    placed = cluster.get("component_placement")
     if isinstance(placed, dict):
         entries = cast("dict[object, object]", placed).items()
         cluster["component_placement"] = {name.strip(): at for key, at in entries for name in str(key).split(",")}

@@ -12,7 +12,7 @@ from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.reading import decode, read_document
 from rlinf_core.config.tree import to_data
 
-CASES = Path(__file__).parents[2] / "data" / "yaml-test-suite" / "cases.jsonl"
+CASES = Path(__file__).parents[3] / "data" / "yaml-test-suite" / "cases.jsonl"
 
 # Valid YAML that is refused, by the code that says so.
 REFUSED = {
