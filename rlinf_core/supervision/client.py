@@ -35,7 +35,7 @@ from rlinf_core.node.process_identity import UnprovenProcessError, own_identity
 from rlinf_core.node.stacks.process_stacks import SECONDS, ProcessStacks, StackRequest, read_stacks
 from rlinf_core.node.stacks.stack_text import describe_stacks
 from rlinf_core.process.inflight_ops import InflightOps
-from rlinf_core.supervision.deaths import CAUSE_SECONDS, DeathNews, Died, last_words, own_log
+from rlinf_core.supervision.deaths import CAUSE_SECONDS, DeathNews, Died, exit_reason, own_log
 from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks
 from rlinf_core.supervision.lives import MANAGER, GroupLife, Hello, NotYet
 from rlinf_core.supervision.rpc import LATER, Caller, Reply, Rpc
@@ -128,7 +128,7 @@ class ManagerClient(Resolver):
             self.stuck,
             self.cancelled,
             self.not_yet,
-            self.last_words,
+            self.exit_reason,
             self.answer_stacks,
             self.at_breakpoint,
         )
@@ -308,9 +308,9 @@ class ManagerClient(Resolver):
         if serial in self._requests:
             self._notices[serial] = NotYet(message, help)
 
-    def last_words(self, caller: Caller, log: str | None) -> str | None:
+    def exit_reason(self, caller: Caller, log: str | None) -> str | None:
         """Return the cause of death of a process of this node, from its log."""
-        return last_words(log)
+        return exit_reason(log)
 
     def answer_stacks(self, caller: Caller, request: StackRequest) -> object:
         """Answer with the stacks of a process of this node, and of those that it started; takes up to 2 s."""

@@ -121,7 +121,7 @@ class DeathNews:
             return True
 
 
-def last_words(log: str | None) -> str | None:
+def exit_reason(log: str | None) -> str | None:
     """Return what a process on this node left in the file of its standard error, `log`, in words, or None."""
     lines = tail(log, _TAIL_BYTES).splitlines() if log is not None else []
     crash = _crash(lines)

@@ -23,7 +23,7 @@ from rlinf_core.errors import ProcessEnd, RLinfError, RuntimeFailure, UnknownGro
 from rlinf_core.failures import PackedError
 from rlinf_core.node.process_end import EndWatch
 from rlinf_core.node.stacks.process_stacks import StackRequest
-from rlinf_core.supervision.deaths import Died, last_words
+from rlinf_core.supervision.deaths import Died, exit_reason
 from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks
 from rlinf_core.supervision.lives import (
     DRIVER,
@@ -281,14 +281,14 @@ class Manager:
             return
         neighbour = next((other for other in self._peers.values() if other.hello.info.place == hello.info.place), None)
         if neighbour is not None:
-            call = self._rpc.call("last_words", hello.log)
-            take = partial(self._in_thread, partial(self._take_last_words, death))
+            call = self._rpc.call("exit_reason", hello.log)
+            take = partial(self._in_thread, partial(self._take_exit_reason, death))
             self._rpc.ask(neighbour.stream, call, take)
 
     def _in_thread(self, function: Callable[[Reply], object], reply: Reply) -> None:
         self._rpc.soon(partial(function, reply))
 
-    def _take_last_words(self, death: _Death, reply: Reply) -> None:
+    def _take_exit_reason(self, death: _Death, reply: Reply) -> None:
         if reply.error is None and self._deaths.get(death.peer.name) is death:
             del self._deaths[death.peer.name]
             self._conclude(death.peer, reply.value)
@@ -299,7 +299,7 @@ class Manager:
         end = self._ends.end(name)
         if end is not None or last:
             self._deaths.pop(name, None)
-            self._conclude(death.peer, last_words(death.peer.hello.log), end=end)
+            self._conclude(death.peer, exit_reason(death.peer.hello.log), end=end)
 
     def _conclude(
         self, peer: Peer, cause: str | None, *, vanished: bool = False, end: ProcessEnd | None = None

@@ -32,7 +32,7 @@ LATER: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ManagerCall:
     """A call of a method at the other end; with a serial other than 0 it is answered."""
 
     name: str
@@ -92,13 +92,13 @@ class Rpc:
 
     def tell(self, stream: PeerStream, name: str, *args: object) -> None:
         """Call a method without waiting, and without an answer. The endpoint reports lost peers itself."""
-        self.send(stream, Call(name, args))
+        self.send(stream, ManagerCall(name, args))
 
-    def call(self, name: str, *args: object) -> Call:
+    def call(self, name: str, *args: object) -> ManagerCall:
         """Return a call for `ask`."""
-        return Call(name, args, next(self._serials))
+        return ManagerCall(name, args, next(self._serials))
 
-    def ask(self, stream: PeerStream, call: Call, take: Callable[[Reply], object]) -> None:
+    def ask(self, stream: PeerStream, call: ManagerCall, take: Callable[[Reply], object]) -> None:
         """Make a call; `take` gets the reply, in the reading thread."""
         self._asked[call.serial] = stream.peer, take
         self.send(stream, call)
@@ -128,7 +128,7 @@ class Rpc:
         self._stopped = True
         self._inbox.put(None)
 
-    def received(self, stream: PeerStream, message: Call | Reply) -> None:
+    def received(self, stream: PeerStream, message: ManagerCall | Reply) -> None:
         """Take a message, in the reading thread."""
         if isinstance(message, Reply):
             _, take = self._asked.pop(message.serial, ("", None))
@@ -140,7 +140,7 @@ class Rpc:
             heard(*message.args)
         self.soon(partial(self._run, Caller(stream, message.serial), message))
 
-    def _run(self, caller: Caller, call: Call) -> None:
+    def _run(self, caller: Caller, call: ManagerCall) -> None:
         try:
             value = self._methods[call.name](caller, *call.args)
         except RLinfError as error:
@@ -152,9 +152,9 @@ class Rpc:
                 self.answer(caller, value)
 
     def _deliver(self, delivery: ServiceMessage) -> None:
-        self.received(delivery.stream, cast("Call | Reply", delivery.received.load()))
+        self.received(delivery.stream, cast("ManagerCall | Reply", delivery.received.load()))
 
-    def send(self, stream: PeerStream, message: Call | Reply) -> None:
+    def send(self, stream: PeerStream, message: ManagerCall | Reply) -> None:
         """Send a message without waiting."""
         endpoint = self._endpoint
         work = endpoint.work(OperationKind.SEND, stream.peer, stretched(_SEND_SECONDS))

@@ -44,7 +44,7 @@ class InProcessChat(_library.Harness[_library.HarnessConfig]):
         data: Any,
     ) -> Any:
         """Run the chat, and return as a program does that has ended well."""
-        client = self._client.options_model(base_url=endpoint, api_key=secret)
+        client = self._client.with_options(base_url=endpoint, api_key=secret)
         messages = _first_messages(*self.resolve_prompt(data))
         async with AsyncExitStack() as stack:
             tools = _Tools()

@@ -18,7 +18,7 @@ from recipes.embodied.learning.policy_precision import computing, evaluation_in_
 from recipes.embodied.learning.reductions import leading, sum_to_level
 from recipes.sections.own_options import own_names, refuse_unknown_options
 from recipes.training.finite import REMEDY, NonFiniteError
-from recipes.training.optimizer import of_values
+from recipes.training.optim.optimizer import of_values
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, UntrainedError, Updater, first_nonfinite
 from rlinf_core import ConfigError, Loss, LossInputs, LossSettings

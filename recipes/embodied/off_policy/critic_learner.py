@@ -35,7 +35,7 @@ from recipes.embodied.off_policy.losses import (
 )
 from recipes.embodied.replay.replay_types import ReplayBatch
 from recipes.training.arrays import Array
-from recipes.training.optimizer import EagerAdamW
+from recipes.training.optim.optimizer import EagerAdamW
 from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import Figures, Updater
 from rlinf_core import Loss

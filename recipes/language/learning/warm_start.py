@@ -23,7 +23,7 @@ from recipes.language.models.policy import AnswerModel, LanguagePolicy, checkpoi
 from recipes.training.huggingface import with_lora
 from recipes.training.initial.pretrained import stored_weights, within
 from recipes.training.initial.weight_sources import WeightsOfRankZero, WeightSource
-from recipes.training.optimizer import EagerAdamW
+from recipes.training.optim.optimizer import EagerAdamW
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.typed_tensors import DTYPES, cast_weights
 from recipes.training.without_memory import forget_weights, without_memory

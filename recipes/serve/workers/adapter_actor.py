@@ -23,7 +23,7 @@ from recipes.serve.workers.model_variants import ModelVariants
 from recipes.serve.workers.served_model import load_base, served_facts
 from recipes.serve.workers.token_losses import LOSSES
 from recipes.training.comparing_worker import ComparingWorker
-from recipes.training.optimizer import EagerAdamW
+from recipes.training.optim.optimizer import EagerAdamW
 from recipes.training.sharding import join_ranks
 from recipes.training.typed_tensors import pieces
 from rlinf_core import RLinfError, WorkerDiedError

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from recipes.training.optim.small_moments import SmallStateAdamW
 from recipes.training.reading.adapter_names import beneath_adapters, new_adapters
-from recipes.training.small_moments import SmallStateAdamW
 from rlinf_core import CheckpointError
 from rlinf_core.foreign.write_fault import lacks_room, write_fault
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.initial.weight_sources import WeightSource
-from recipes.training.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
+from recipes.training.optim.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
 from recipes.training.sharding import is_sharded, parallelize
 from recipes.training.state.state_checkpoint import ACTOR, load, save
 from recipes.training.weights.flat_weights import FlatWeights

@@ -13,7 +13,7 @@ from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.supervision.deaths import Died
 from rlinf_core.supervision.lives import Hello
 from rlinf_core.supervision.manager import Manager
-from rlinf_core.supervision.rpc import Call, Reply, Rpc
+from rlinf_core.supervision.rpc import ManagerCall, Reply, Rpc
 from rlinf_core.supervision.wait_graph import knots
 from rlinf_core.supervision.waits import ProcessAnswer
 from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
@@ -38,8 +38,8 @@ class Control(Rpc):
     def soon(self, function: Callable[[], object]) -> None:
         self._wire.send(function)
 
-    def send(self, stream: Any, message: Call | Reply) -> None:
-        if isinstance(message, Call) and message.name == "stuck":
+    def send(self, stream: Any, message: ManagerCall | Reply) -> None:
+        if isinstance(message, ManagerCall) and message.name == "stuck":
             self._judge(message.args[1])
         stream.wire.send(message)
 
@@ -87,11 +87,11 @@ class Member:
             self._there.send(message)
 
     def tell(self, name: str, *args: object) -> None:
-        self.say(Call(name, args))
+        self.say(ManagerCall(name, args))
 
     def ask(self, name: str, *args: object) -> int:
         self.serial += 1
-        self.say(Call(name, args, int(self.serial)))
+        self.say(ManagerCall(name, args, int(self.serial)))
         return int(self.serial)
 
     def wait(self, peer: Member) -> None:
@@ -121,7 +121,7 @@ class Member:
         self.run.world.note(self.name, self.incarnation, "dies")
         self._there.send(None)
 
-    def _receive(self, message: Call | Reply) -> None:
+    def _receive(self, message: ManagerCall | Reply) -> None:
         if not self.alive:
             return
         if isinstance(message, Reply):
@@ -135,7 +135,7 @@ class Member:
                 self.reports.append(died)
                 if self.waits_for is not None and self.waits_for.name == died.address:
                     self.go_on()
-            case "last_words", _:
+            case "exit_reason", _:
                 self.say(Reply(message.serial, "its log ends"))
             case "stuck", (serials, members, _):
                 self.run.stuck(self, serials, members)
@@ -185,7 +185,7 @@ class ManagerRun:
             if self._present.get(stream.peer) is stream:
                 self._lost(stream.peer, "its connection ended")
             return
-        if isinstance(message, Call) and message.name == "hello":
+        if isinstance(message, ManagerCall) and message.name == "hello":
             self._present[stream.peer] = stream
         # What a dead process said is dropped once its successor has spoken, see `PeerStreams.bind`.
         if self._present[stream.peer] is stream:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_core.supervision.deaths import describe_death, last_words
+from rlinf_core.supervision.deaths import describe_death, exit_reason
 
 CRASH = """\
 :actor_name:env
@@ -30,7 +30,7 @@ Extension modules: a, b (total: 2)
 def test_a_crash_is_told_with_the_users_part_of_the_stack(tmp_path: Path) -> None:
     log = tmp_path / "err"
     log.write_text(CRASH)
-    assert last_words(str(log)) == (
+    assert exit_reason(str(log)) == (
         "it crashed: Segmentation fault; its stack, innermost call first:\n"
         "    /lib/ctypes/__init__.py:519 in string_at\n"
         "    /home/me/env.py:13 in step"
@@ -40,16 +40,16 @@ def test_a_crash_is_told_with_the_users_part_of_the_stack(tmp_path: Path) -> Non
 def test_else_the_last_lines_are_told_without_the_engines(tmp_path: Path) -> None:
     log = tmp_path / "err"
     log.write_text(":actor_name:env\n" + "".join(f"line {n}\n" for n in range(20)) + "[2026-01-01 E] logging.cc\n")
-    output = last_words(str(log))
+    output = exit_reason(str(log))
     assert output is not None
     assert output.splitlines() == ["the last lines of its log:", *(f"    line {n}" for n in range(12, 20))]
 
 
 def test_nothing_is_made_up(tmp_path: Path) -> None:
     (tmp_path / "err").write_text(":job_id:01\n")
-    assert last_words(str(tmp_path / "err")) is None
-    assert last_words(str(tmp_path / "missing")) is None
-    assert last_words(None) is None
+    assert exit_reason(str(tmp_path / "err")) is None
+    assert exit_reason(str(tmp_path / "missing")) is None
+    assert exit_reason(None) is None
 
 
 @pytest.mark.parametrize(

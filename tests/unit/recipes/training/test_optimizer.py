@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from recipes.sections.actor import OptimConfig, ValueOptimConfig
-from recipes.training.optimizer import EagerAdamW, apply_settings, learning_rate_factor, make_optimizer
+from recipes.training.optim.optimizer import EagerAdamW, apply_settings, learning_rate_factor, make_optimizer
 
 # One training step of the actor's state, and which of torch's slow modules it has imported.
 START = """

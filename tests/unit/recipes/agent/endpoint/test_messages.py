@@ -132,7 +132,7 @@ def test_what_cannot_be_done_is_refused_in_its_words(change: dict[str, Any], why
 def test_errors_are_those_that_the_client_knows() -> None:
     async def run(client: anthropic.AsyncAnthropic) -> list[type[Exception]]:
         kinds: list[type[Exception]] = []
-        for item in (client, client.options_model(api_key="wrong")):
+        for item in (client, client.with_options(api_key="wrong")):
             try:
                 await item.messages.create(model="m", max_tokens=9, messages=HI)
             except anthropic.APIStatusError as error:

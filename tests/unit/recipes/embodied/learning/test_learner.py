@@ -18,7 +18,7 @@ from recipes.embodied.learning.learner import Learner
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.mlp_policy import MlpPolicy
 from recipes.training.finite import NonFiniteError
-from recipes.training.optimizer import make_optimizer
+from recipes.training.optim.optimizer import make_optimizer
 from recipes.training.sharding import SingleProcess
 from recipes.training.updater import Figures, UntrainedError
 from rlinf_core import ConfigError

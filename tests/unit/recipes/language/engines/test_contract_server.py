@@ -309,6 +309,7 @@ def test_redirects_and_deep_answers_are_errors(server: FakeServer, engine: Engin
         ("gzip, gzip", b"", "compressed"),
         ("", b"[" + b"[]," * 3_000_000 + b"0]", "claims"),
     ],
+    ids=["gzip", "gzip twice", "many lists"],
 )
 def test_an_answer_takes_no_more_than_its_bytes(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, encoding: str, content: bytes, words: str

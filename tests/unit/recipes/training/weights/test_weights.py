@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from recipes.training.optimizer import move_state
+from recipes.training.optim.optimizer import move_state
 from recipes.training.weights.flat_weights import FlatWeights
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from recipes.sections.actor import OptimConfig
-from recipes.training.small_moments import ByteStateAdamW, HalfStateAdamW
+from recipes.training.optim.small_moments import ByteStateAdamW, HalfStateAdamW
 
 # Parts of the names of weights that only values depend on: they may have their own learning rate.
 VALUE_PARTS = frozenset({"critic", "value_head"})

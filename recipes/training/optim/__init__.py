@@ -1,0 +1,1 @@
+"""Optimizers: which weights they update and how, and moments of eight bits."""
