@@ -237,7 +237,7 @@ def mapped_strategy(name: str, written: str | Mapping[str, Any]) -> PlacementStr
     """Return the strategy of an entry as a file has it under `cluster.component_placement`.
 
     Args:
-        name: whose placement it is, for messages.
+        name: the component, for messages.
         written: a rank map such as `0:0-3`, or a mapping `{"placement": "0-3", "node_group": "a800"}`.
 
     Raises:

@@ -175,7 +175,7 @@ def test_what_cannot_be_put_is_refused_and_harms_nothing(ends: Ends, kind: str) 
 # Weights
 
 
-def test_a_batch_weighs_what_was_asked_and_nobody_gets_in_between(ends: Ends) -> None:
+def test_a_batch_weighs_what_was_asked_without_gaps(ends: Ends) -> None:
     batch = ends.consumer.get_batch(4, async_op=True)
     until(lambda: waiting(ends.producer) == 1)
     behind = ends.consumer.get(async_op=True)

@@ -235,7 +235,7 @@ def test_without_a_manager_nothing_waits(job: Job) -> None:
     assert "the job has ended" in str(errors[0])
 
 
-def test_death_reaches_the_driver_and_those_who_looked_the_worker_up(job: Job) -> None:
+def test_death_reaches_the_driver_and_those_who_asked(job: Job) -> None:
     driver = job.join("driver")
     actor = job.worker(driver, "actor:0")
     env, other = job.worker(driver, "env:0"), job.worker(driver, "other:0")

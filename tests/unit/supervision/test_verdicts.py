@@ -138,7 +138,7 @@ def test_zombie_is_named_at_the_first_look(running: Job, sleeper: subprocess.Pop
     assert "is a zombie: its main thread has ended" in standing.how
 
 
-def test_nobody_is_named_while_an_operation_ends_or_a_worker_is_launched(running: Job) -> None:
+def test_nobody_is_named_while_an_operation_ends(running: Job) -> None:
     (job,) = running.looks
     assert names(held_up(running)) == ["env:0"]
     later = answer(OWN, OperationKind.METHOD)

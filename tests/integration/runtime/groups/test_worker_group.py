@@ -441,7 +441,7 @@ class Answerer(Worker):
         return request
 
 
-def test_nested_workers_are_addressed_below_the_worker_that_launched_them(cluster: Cluster) -> None:
+def test_nested_workers_have_addresses_below_their_parent(cluster: Cluster) -> None:
     with (
         Greeted.create_group().launch(cluster, "0:0", name="hosts") as hosts,
         Sibling.create_group().launch(cluster, "0", name="hosts_sibling") as siblings,
