@@ -87,7 +87,8 @@ class RLinfError(Exception):
     def __init__(
         self, message: str, *, where: str | None = None, why: str | None = None, help: str | None = None
     ) -> None:
-        message = clipped(message)
+        # gymnasium makes an error of this type from another one, which its caller takes out again.
+        message = clipped(message) if isinstance(message, str) else message  # pyright: ignore[reportUnnecessaryIsInstance]
         super().__init__(message)
         self.message = message
         self.where = where and clipped(where)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from rlinf_cli.importing.hydra_defaults import DEFAULTS, HYDRA, named_files, order_files
 from rlinf_cli.importing.projects import FOLDER_BY_VARIABLE
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.reading import read
+from rlinf_core.config.reading import read, split_components
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, find, merge, resolve_plain
 
@@ -75,7 +75,8 @@ def compose_hydra(
         return None
     composed: Node = MappingNode(tree.span, ())
     for part, package in ordered.parts:
-        over = _wrapped(part, package)
+        over = split_components(_wrapped(part, package), (), diagnostics)
+        assert isinstance(over, MappingNode)
         composed = merge(composed, _without_missing(over, composed))
     assert isinstance(composed, MappingNode)
     hydra = tree.entry(HYDRA)

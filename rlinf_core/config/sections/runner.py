@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, cast
+from typing import Any, ClassVar, Final, Literal, Self, cast
 
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_validator
+from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic_core import CoreSchema
 
 from rlinf_core.config.diagnostics import Severity
@@ -38,20 +38,6 @@ METRICS_PORT_MODULES: Final = ("prometheus_client",)
 RESUME_NEWEST: Final = "auto"
 
 
-def _present(name: Any) -> Any:
-    if name == "otlp":
-        raise problem(
-            "bad-value",
-            "the logger backend `otlp` is no longer part of rlinf",
-            help="remove it, and have the collector's `prometheus` receiver scrape `runner.metrics_port`;"
-            " `runner.trace: true` keeps the spans in `trace.json`",
-        )
-    return name
-
-
-LoggerBackend = Annotated[Literal["tensorboard", "wandb", "swanlab", "trackio", "mlflow"], BeforeValidator(_present)]
-
-
 class LoggerConfig(ConfigModel):
     """Destinations of metrics and logs. `metrics.jsonl` is always written."""
 
@@ -72,9 +58,21 @@ class LoggerConfig(ConfigModel):
     experiment_name: Text | None = Field(
         default=None, description="Name of the run, part of its folder's name. Default: the recipe's name."
     )
-    logger_backends: tuple[LoggerBackend, ...] = Field(
+    logger_backends: tuple[Literal["tensorboard", "wandb", "swanlab", "trackio", "mlflow"], ...] = Field(
         default=(), description="Additional metric services, each imported only if named here. Default: none."
     )
+
+    @field_validator("logger_backends", mode="before")
+    @classmethod
+    def _refuse_otlp(cls, backends: Any) -> Any:
+        if isinstance(backends, list | tuple) and "otlp" in backends:
+            raise problem(
+                "bad-value",
+                "the logger backend `otlp` is no longer part of rlinf",
+                help="remove it, and have the collector's `prometheus` receiver scrape `runner.metrics_port`;"
+                " `runner.trace: true` keeps the spans in `trace.json`",
+            )
+        return backends
 
 
 class RestartLimit(ConfigModel):

@@ -352,23 +352,6 @@ def test_who_floods_is_held_back_until_somebody_takes(make_pair: MakePair) -> No
     assert len(sent) == count
 
 
-def test_another_stream_is_served_beside_a_full_one(make_pair: MakePair) -> None:
-    pair = make_pair(tcp=False, inbox_messages=10)
-    beside = WorkerAddress("here", 1)
-    pair.resolver.endpoints[beside] = pair.near.info
-    other = CollectiveGroup(pair.near, beside, (THERE,), pair.resolver)
-    there = CollectiveGroup(pair.far, THERE, (HERE, beside), pair.resolver)
-    works = [pair.here.send(bytes(10), THERE, async_op=True) for _ in range(100)]
-    thread, outcome = in_thread(there.recv, beside)
-    until(lambda: pair.far.waits.waiting())
-    other.send("beside", THERE)
-    thread.join(10)
-    assert outcome == ["beside"]
-    for work in works:
-        assert there.recv(HERE) == bytes(10)
-        work.wait()
-
-
 def test_two_that_send_before_they_receive_go_on(make_pair: MakePair) -> None:
     pair = make_pair(tcp=False, arena_bytes=2 << 20, spill_after=0.02)
 

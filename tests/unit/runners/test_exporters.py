@@ -236,7 +236,7 @@ def _missing(monkeypatch: pytest.MonkeyPatch, module: str, override: str) -> Dia
 def test_a_removed_backend_is_refused_with_a_remedy() -> None:
     job = load_job("laptop", ["runner.logger.logger_backends=[tensorboard,otlp]"])
     (finding,) = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is Severity.ERROR]
-    assert finding.path == ("runner", "logger", "logger_backends", 1)
+    assert finding.path == ("runner", "logger", "logger_backends")
     assert "`otlp`" in finding.message
     assert "`runner.metrics_port`" in (finding.help or "")
 

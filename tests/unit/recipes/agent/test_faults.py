@@ -199,7 +199,7 @@ class TestSandbox:
         self, course: Any, python: Python, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         broken = ["sh", "-c", "echo bwrap: no permission to make a name space >&2; exit 1"]
-        monkeypatch.setattr(sandbox, "command", lambda limits, filter_fd: broken)
+        monkeypatch.setattr(sandbox, "command", lambda limits, filter_fd, group: broken)
         assert course(caller("python", "print(1)"), python).failure == "tool"
         with pytest.raises(ToolUnavailable, match="no permission to make a name space"):
             asyncio.run(python.call("print(1)"))
@@ -214,7 +214,7 @@ class TestSandbox:
 
     def test_a_program_that_fails_is_a_sample(self, python: Python, monkeypatch: pytest.MonkeyPatch) -> None:
         program = ["sh", "-c", "echo; echo NameError: x >&2; exit 1"]
-        monkeypatch.setattr(sandbox, "command", lambda limits, filter_fd: program)
+        monkeypatch.setattr(sandbox, "command", lambda limits, filter_fd, group: program)
         with pytest.raises(ToolError, match="NameError: x"):
             asyncio.run(python.call("x"))
 

@@ -166,7 +166,7 @@ class TestBatches:
 
     def test_an_unknown_number_of_ranks_is_not_guessed(self, findings: Any) -> None:
         text = "recipe: embodied\ncluster:\n  num_nodes: 1\n  component_placement:\n    actor,rollout,env: all\n"
-        assert findings(text) == [("accelerators-unknown", "actor,rollout,env")]
+        assert findings(text) == [("accelerators-unknown", "actor")]
 
 
 class TestEnvironments:

@@ -132,7 +132,7 @@ def test_json_keeps_text_that_looks_like_a_number(cli: Cli, tmp_path: Path) -> N
     config = json.loads(ended.out, parse_constant=pytest.fail)["config"]
     groups = config["cluster"]["node_groups"]
     assert groups[0]["label"] == "007"
-    assert config["cluster"]["component_placement"]["actor,rollout"] == {
+    assert config["cluster"]["component_placement"]["actor"] == {
         "node_group": "007",
         "placement": 0,
         "elastic": False,

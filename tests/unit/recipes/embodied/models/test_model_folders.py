@@ -77,7 +77,7 @@ def test_a_folder_of_its_kind_is_well(tmp_path: Path, model_type: str, files: di
             (model_type, {**files, "model.safetensors": content}, words)
             for model_type, files in (("pi0", PI0), ("mlp_policy", SAVED))
             for content, words in (
-                (b"", "are empty"),
+                (b"", "it is empty"),
                 (WEIGHTS[:-1], f"are {len(WEIGHTS) - 1} bytes long; their header says {len(WEIGHTS)}"),
                 (WEIGHTS[:20], "is not a safetensors file"),
                 (b"version https://git-lfs.github.com/spec/v1", "is not a safetensors file"),
