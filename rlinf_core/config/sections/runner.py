@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, Self, cast
 
 from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validator
@@ -64,15 +64,15 @@ class LoggerConfig(ConfigModel):
 
     @field_validator("logger_backends", mode="before")
     @classmethod
-    def _refuse_otlp(cls, backends: Any) -> Any:
-        if isinstance(backends, list | tuple) and "otlp" in backends:
+    def _refuse_otlp(cls, backends: object) -> object:
+        if isinstance(backends, list | tuple) and "otlp" in cast("Sequence[object]", backends):
             raise problem(
                 "bad-value",
                 "the logger backend `otlp` is no longer part of rlinf",
                 help="remove it, and have the collector's `prometheus` receiver scrape `runner.metrics_port`;"
                 " `runner.trace: true` keeps the spans in `trace.json`",
             )
-        return backends
+        return cast("object", backends)
 
 
 class RestartLimit(ConfigModel):
