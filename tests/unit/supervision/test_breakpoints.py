@@ -113,5 +113,6 @@ def test_command_names_the_run(
     monkeypatch.chdir(tmp_path)
     job = Job(log_folder=str(tmp_path / "runs" / "first" / "logs"))
     job.worker(job.join("driver"), "env:0").stops_at("x.py:3")
-    until(lambda: "env:0 waits at a breakpoint, x.py:3; `rlinf debug runs/first env:0` attaches to it" in caplog.text)
+    until(lambda: "env:0 waits at a breakpoint" in caplog.text)
     job.close()
+    assert "env:0 waits at a breakpoint, x.py:3; `rlinf debug runs/first env:0` attaches to it" in caplog.text
