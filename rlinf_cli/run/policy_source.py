@@ -105,7 +105,8 @@ def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:
         CheckpointError: it does not exist, or it is damaged.
     """
     from rlinf_core.errors import CheckpointError
-    from rlinf_core.runners.storage.checkpoint import CheckpointStore, sound_checkpoint
+    from rlinf_core.runners.storage.checkpoint import sound_checkpoint
+    from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
     from rlinf_core.runners.storage.run_folder import RunFolder
     from rlinf_core.runners.storage.run_state import STATE
 

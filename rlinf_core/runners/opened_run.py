@@ -20,7 +20,8 @@ from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.runners.metrics import Metrics, metrics_in
 from rlinf_core.runners.storage import durable
-from rlinf_core.runners.storage.checkpoint import Checkpoint, CheckpointStore, is_checkpoint, sound_checkpoint
+from rlinf_core.runners.storage.checkpoint import Checkpoint, is_checkpoint, sound_checkpoint
+from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
 from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE, runs_in

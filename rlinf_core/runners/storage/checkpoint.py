@@ -1,24 +1,13 @@
-"""Checkpoints: written to a temporary folder, verified, and renamed atomically, so that they are complete or absent.
-
-checkpoints/
-  global_step_100/          complete: it has a manifest, and every file that the manifest lists
-    manifest.json
-    ...                     whatever the workers wrote
-  .writing-global_step_200  being written, or left behind by a killed run
-  latest                    the name of the newest, for users and other tools
-"""
+"""A checkpoint of a run: its manifest, and whether its files are those that were written."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
 import platform
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import file_digest, sha256
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
@@ -29,8 +18,6 @@ from pydantic import AfterValidator, Field
 from rlinf_core.errors import CheckpointError
 from rlinf_core.foreign.file_models import Bytes, FileModel, Moment, Name, Rank, Step, read_model
 from rlinf_core.foreign.files import open_regular, read_fault
-from rlinf_core.foreign.write_fault import write_fault
-from rlinf_core.runners.storage import durable
 from rlinf_core.version import __version__
 
 if TYPE_CHECKING:
@@ -38,18 +25,12 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = "rlinf.checkpoint/1"
 MANIFEST: Final = "manifest.json"
-LATEST: Final = "latest"
 # Bytes of a checkpoint that commands read which only look at it, in a second or two.
 GLANCE: Final = 1 << 30
-KEEP_ALL: Final = -1
 
 _LOGGER: Final = logging.getLogger("rlinf")
-_NAME: Final = re.compile(r"global_step_(\d+)")
-_WRITING: Final = ".writing-"
-_REPLACED: Final = ".replaced-"
-_DISCARDED: Final = ".discarded-"
+FOLDER_NAME: Final = re.compile(r"global_step_(\d+)")
 _ANOTHER: Final = "name another `global_step_N` folder, or `runner.resume_dir=auto` for the newest complete one"
-_READ_AT_ONCE: Final = min(8, os.cpu_count() or 1)
 
 
 def _plain(fact: object) -> object:
@@ -155,143 +136,6 @@ class Checkpoint(NamedTuple):
         verify_files(self.path, self.manifest)
 
 
-class CheckpointStore:
-    """The checkpoints of one run.
-
-    Args:
-        folder: their folder; created with the first one.
-        keep: how many of the newest complete ones to keep, besides a snapshot; -1: all.
-    """
-
-    def __init__(self, folder: Path, keep: int = KEEP_ALL) -> None:
-        self.folder = folder
-        self.keep = keep
-
-    def begin(self, step: int) -> Path:
-        """Return an empty temporary folder, for the workers to write the checkpoint of `step` into before `commit`.
-
-        Partial checkpoints of earlier processes are removed: a run has one writer.
-
-        Raises:
-            CheckpointError: the folder cannot be written.
-        """
-        work = self.folder / f"{_WRITING}{_name(step)}"
-        try:
-            self.recover()
-            work.mkdir(parents=True)
-        except OSError as error:
-            raise _unwritable(self.folder, error) from error
-        return work
-
-    def commit(self, step: int, manifest: Manifest) -> Path:
-        """Turn the files written since `begin` into the checkpoint of `step`, and remove surplus checkpoints.
-
-        An existing one of the same step is replaced, atomically.
-
-        Returns:
-            Its folder, `global_step_N`.
-
-        Raises:
-            CheckpointError: `begin` was not called for this step, or the folder cannot be written.
-        """
-        work, final = self.folder / f"{_WRITING}{_name(step)}", self.folder / _name(step)
-        if not work.is_dir():
-            raise CheckpointError(f"the checkpoint of step {step} was not begun", where=str(self.folder))
-        try:
-            complete = manifest.model_copy(
-                update={
-                    "step": step,
-                    "time": manifest.time or time.time(),
-                    "versions": manifest.versions or versions(),
-                    **_described(work),
-                }
-            )
-            durable.sync_tree(work)
-            durable.write_whole(work / MANIFEST, _encode(complete))
-            if final.exists():
-                durable.rename(final, self.folder / f"{_REPLACED}{final.name}")
-            durable.rename(work, final)
-            durable.write_whole(self.folder / LATEST, f"{final.name}\n")
-            self._retain(final)
-        except OSError as error:
-            raise _unwritable(self.folder, error) from error
-        return final
-
-    def abandon(self, step: int) -> None:
-        """Remove the files written since `begin`, which are incomplete and may have filled the disk."""
-        durable.remove_tree(self.folder / f"{_WRITING}{_name(step)}")
-
-    def latest(self) -> Checkpoint | None:
-        """Return the complete checkpoint of the highest step, or None; for use, take `latest_sound`.
-
-        Determined from the folders, not from the file `latest`: a run can be killed between the two.
-        """
-        return next(iter(reversed(self.complete())), None)
-
-    def latest_sound(self) -> Checkpoint | None:
-        """Return the undamaged checkpoint of the highest step, or None; see `first_sound`."""
-        return first_sound(self.folders())
-
-    def complete(self) -> list[Checkpoint]:
-        """Return all complete checkpoints, lowest step first."""
-        return [look for look in map(_look, reversed(self.folders())) if isinstance(look, Checkpoint)]
-
-    def damaged(self, read: int = 0) -> list[str]:
-        """Return in words which checkpoints lack files, or have cut or changed ones, and which is used.
-
-        Args:
-            read: bytes of files that are read, the smallest first, to find changes of the one that is used; of others
-                sizes are compared.
-        """
-        looks: list[tuple[Path, Checkpoint | str]] = []
-        used: Checkpoint | None = None
-        for path in self.folders():
-            look = _look(path)
-            if used is None and isinstance(look, Checkpoint):
-                look = _change(path, look.manifest.files, look.manifest.digests, read) or look
-                used = look if isinstance(look, Checkpoint) else None
-            looks.append((path, look))
-        complete = [f"that of step {look.step} is used instead" for _, look in looks if isinstance(look, Checkpoint)]
-        instead = next(iter(complete), "no other one is left")
-        return [
-            f"checkpoint {path.name} is damaged: {look}; {instead}" for path, look in looks if isinstance(look, str)
-        ]
-
-    def folders(self) -> list[Path]:
-        """Return the folders of checkpoints, damaged ones included, highest step first."""
-        folders = [(int(match[1]), path) for path in self._entries() if (match := _NAME.fullmatch(path.name))]
-        return [path for _, path in sorted(folders, reverse=True)]
-
-    def recover(self) -> None:
-        """Clean up after a killed process. Only the writing process may call this."""
-        for path in self._entries():
-            if path.name.startswith((_WRITING, _DISCARDED)):
-                durable.remove_tree(path)
-            elif path.name.startswith(_REPLACED):
-                final = self.folder / path.name.removeprefix(_REPLACED)
-                if final.exists():
-                    durable.remove_tree(path)
-                else:
-                    durable.rename(path, final)
-            elif path.name.startswith(".") and path.name.endswith(".part"):
-                path.unlink(missing_ok=True)
-
-    def _retain(self, newest: Path) -> None:
-        """Remove surplus checkpoints and earlier snapshots, each renamed first so that it vanishes atomically."""
-        done = self.complete()
-        lasting = [checkpoint for checkpoint in done if not checkpoint.manifest.snapshot]
-        surplus = lasting[: -self.keep] if self.keep != KEEP_ALL else []
-        replaced = [checkpoint for checkpoint in done if checkpoint.manifest.snapshot and checkpoint.path != newest]
-        for old in (*surplus, *replaced):
-            durable.rename(old.path, self.folder / f"{_DISCARDED}{old.path.name}")
-        for path in self._entries():
-            if path.name.startswith((_REPLACED, _DISCARDED)):
-                durable.remove_tree(path)
-
-    def _entries(self) -> list[Path]:
-        return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
-
-
 def open_checkpoint(path: Path) -> Checkpoint:
     """Return the complete checkpoint in a folder `global_step_N`.
 
@@ -318,7 +162,7 @@ def sound_checkpoint(path: Path) -> Checkpoint:
 
 def is_checkpoint(path: Path) -> bool:
     """Return whether a folder is named like a checkpoint, damaged or not."""
-    return _NAME.fullmatch(path.name) is not None
+    return FOLDER_NAME.fullmatch(path.name) is not None
 
 
 def verify_files(path: Path, manifest: Manifest | None = None, within: Sequence[str] = ("",)) -> None:
@@ -335,7 +179,7 @@ def verify_files(path: Path, manifest: Manifest | None = None, within: Sequence[
     manifest = load_manifest(path) if manifest is None else manifest
     begin = tuple(within)
     files = {name: size for name, size in manifest.files.items() if name.startswith(begin)}
-    damage = _damage(path, files) or _change(path, files, manifest.digests)
+    damage = _damage(path, files) or changed_file(path, files, manifest.digests)
     if damage is not None:
         raise CheckpointError("the checkpoint is damaged", where=str(path), why=damage, help=_ANOTHER)
 
@@ -392,11 +236,12 @@ def versions() -> dict[str, str]:
     return versions_by_name
 
 
-def _name(step: int) -> str:
+def folder_name(step: int) -> str:
+    """Return the name of the folder of a step's checkpoint."""
     return f"global_step_{step}"
 
 
-def _look(path: Path) -> Checkpoint | str:
+def look_at(path: Path) -> Checkpoint | str:
     """Return the checkpoint in a folder, or why it is not complete."""
     try:
         return open_checkpoint(path)
@@ -416,14 +261,16 @@ def _damage(path: Path, files: Mapping[str, int]) -> str | None:
     return None
 
 
-def _change(path: Path, files: Mapping[str, int], digests: Mapping[str, str], most: float = math.inf) -> str | None:
+def changed_file(
+    path: Path, files: Mapping[str, int], digests: Mapping[str, str], most: float = math.inf
+) -> str | None:
     """Return the first of the files whose digest is another one, in words; at most so many bytes are read."""
     for name, size in sorted(files.items(), key=lambda file: file[1]):
         most -= size
         if not digests or most < 0:
             return None
         try:
-            digest = _digest(path / name)
+            digest = file_sha256(path / name)
         except OSError as error:
             return f"`{name}` cannot be read: {error.strerror or error}"
         if digest != digests.get(name):
@@ -431,46 +278,11 @@ def _change(path: Path, files: Mapping[str, int], digests: Mapping[str, str], mo
     return None
 
 
-def _encode(manifest: Manifest) -> str:
-    # JSON has no NaN: it is written as null.
-    metrics = {
-        name: value if value is not None and math.isfinite(value) else None for name, value in manifest.metrics.items()
-    }
-    return json.dumps({**manifest.model_dump(by_alias=True, warnings=False), "metrics": metrics}, indent=2) + "\n"
-
-
 def _shown(value: object) -> str:
     return "not set" if value is None else f"`{value}`"
 
 
-def _unwritable(folder: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(
-        "a checkpoint cannot be written",
-        where=str(folder),
-        why=write_fault(folder, error),
-        help="free some space or fix its permissions; earlier checkpoints are intact",
-    )
-
-
-def _described(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the size of every file in bytes, and its digest, each by the file's path within the folder.
-
-    Several files are read at once: hashing, 0.7 s a GiB, releases Python's lock.
-
-    Raises:
-        OSError: one cannot be read.
-    """
-    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
-    names = sorted(paths)
-    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        digests = pool.map(_digest, (paths[name] for name in names))
-        return {
-            "files": {name: paths[name].stat().st_size for name in names},
-            "digests": dict(zip(names, digests, strict=True)),
-        }
-
-
-def _digest(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal digits; it is read in pieces.
 
     Raises:

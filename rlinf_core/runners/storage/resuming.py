@@ -19,12 +19,12 @@ from rlinf_core.foreign.files import read_text
 from rlinf_core.runners.storage.checkpoint import (
     GLANCE,
     Checkpoint,
-    CheckpointStore,
     first_sound,
     load_manifest,
     open_checkpoint,
     sound_checkpoint,
 )
+from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
 from rlinf_core.runners.storage.run_state import STATE, RunState, read_state, runs_in
 
 # Keys that may differ between a run and its resumption; a key covers everything below it.

@@ -38,7 +38,8 @@ from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.node.process_identity import Presence, own_identity
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.storage import durable
-from rlinf_core.runners.storage.checkpoint import KEEP_ALL, Checkpoint, CheckpointStore, config_hash
+from rlinf_core.runners.storage.checkpoint import Checkpoint, config_hash
+from rlinf_core.runners.storage.checkpoint_store import KEEP_ALL, CheckpointStore
 from rlinf_core.runners.storage.record_file import RecordFile, parse_model
 from rlinf_core.runners.storage.resuming import config_id, find_source, run_of, values_of
 from rlinf_core.runners.storage.run_state import STATE, Attempt, RunState, mark, read_state, runs_in, why_not_own

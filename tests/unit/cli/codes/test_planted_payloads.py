@@ -24,7 +24,8 @@ from recipes.training.state import state_checkpoint
 from rlinf_core import RLinfError, load_policy
 from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.storage.checkpoint import CheckpointStore, Manifest
+from rlinf_core.runners.storage.checkpoint import Manifest
+from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
 from rlinf_core.runners.storage.resuming import find_source
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.payloads import PAYLOADS, code, plant

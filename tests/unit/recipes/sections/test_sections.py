@@ -23,7 +23,8 @@ from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.sections.runner import RolloutRunnerConfig, RunnerConfig
 from rlinf_core.config.sections.values import StepsOrNever
 from rlinf_core.config.validating.model_fields import alternatives, model_of, step
-from rlinf_core.runners.storage.checkpoint import CheckpointStore, Manifest
+from rlinf_core.runners.storage.checkpoint import Manifest
+from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
 from rlinf_core.scalars import Int, Text, YamlBool, YamlInt
 
 CLUSTER = {"num_nodes": 1, "component_placement": {"actor": "0"}}

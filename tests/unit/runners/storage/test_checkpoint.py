@@ -15,14 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_core.errors import CheckpointError
-from rlinf_core.runners.storage.checkpoint import (
-    Checkpoint,
-    CheckpointStore,
-    Manifest,
-    ManifestFile,
-    load_manifest,
-    open_checkpoint,
-)
+from rlinf_core.runners.storage.checkpoint import Checkpoint, Manifest, ManifestFile, load_manifest, open_checkpoint
+from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
 
 
 class Killed(BaseException):

@@ -20,7 +20,8 @@ from rlinf_cli.run.policy_source import checkpoint_of
 from rlinf_core import RLinfError, load_policy
 from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.storage.checkpoint import CheckpointStore, Manifest
+from rlinf_core.runners.storage.checkpoint import Manifest
+from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
 from rlinf_core.runners.storage.resuming import find_source
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.unit.cli.conftest import Cli
