@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from rlinf_core.address import WorkerAddress
@@ -39,19 +38,15 @@ from rlinf_core.supervision.deaths import CAUSE_SECONDS, DeathNews, Died, exit_r
 from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks
 from rlinf_core.supervision.lives import MANAGER, GroupLife, Hello, NotYet
 from rlinf_core.supervision.rpc import LATER, Caller, Reply, Rpc
-from rlinf_core.supervision.waits import ChannelView, LongWaits, ProcessAnswer, is_long_wait
-from rlinf_core.waiting import FIRST_WORD_AFTER, Operation, OperationKind, Publication, PublishedOperation
+from rlinf_core.supervision.wait_reports import WaitReports
+from rlinf_core.supervision.waits import ChannelView, ProcessAnswer
+from rlinf_core.waiting import FIRST_WORD_AFTER, OperationKind
 
 _log = logging.getLogger("rlinf.job")
-_REPORT_EVERY = 1.0
-_PICTURE_SECONDS = 1.5
 # For an answer of the manager, which asks all processes for at most 0.7 s.
 _SNAPSHOT_SECONDS = 3.0
-_SHORTEST_EXTENDED = 1.0
 # Seconds until the parent of an ended process has collected how it ended, and between looks.
 _END_SECONDS, _END_PAUSE = 0.5, 0.02
-# The serial of an operation that has already ended; no operation has it.
-_EXPIRED = -2
 
 
 class ManagerClient(Resolver):
@@ -63,6 +58,7 @@ class ManagerClient(Resolver):
         in_flight: returns the workers with unanswered calls of this process.
         channels: returns the channels hosted by this process.
         deaths: the deaths that it has heard of.
+        wait_reports: describes waits of this process, and reports those that last.
         on_cancel: called with the calls cancelled by their callers, or None for all.
     """
 
@@ -100,8 +96,7 @@ class ManagerClient(Resolver):
         self._warned: set[int] = set()
         self._failures: dict[int, Exception] = {}
         self.deaths = DeathNews()
-        self._next_report = 0.0
-        self._long_waits = LongWaits()
+        self.wait_reports = WaitReports(me, self.operations, self._call, self._tell)
         self._closed = False
         # Why the connection to the manager ended.
         self._manager_lost: str | None = None
@@ -117,8 +112,8 @@ class ManagerClient(Resolver):
             fallback=fallback,
             explain=self._explain,
         )
-        self.endpoint.waits.picture = self._picture
-        self.endpoint.waits.paused = self.paused
+        self.endpoint.waits.picture = self.wait_reports.picture_of_expired
+        self.endpoint.waits.paused = self.wait_reports.paused
         manager = WorkerAddress(MANAGER)
         self._stream = self.endpoint.stream(me, manager, StaticResolver({manager: info}))
         self.endpoint.on_peer_lost(self._peer_lost)
@@ -133,7 +128,7 @@ class ManagerClient(Resolver):
             self.at_breakpoint,
         )
         named = {method.__name__: method for method in methods}
-        self._rpc = Rpc(self.endpoint, named, self._report_long_waits, self._free_for, {"died": self.deaths.add})
+        self._rpc = Rpc(self.endpoint, named, self._tick, lambda: self.wait_reports.due_in, {"died": self.deaths.add})
 
     # Calls of the manager
 
@@ -366,65 +361,10 @@ class ManagerClient(Resolver):
         """Return the error of an operation that is not a `Work`, once it has failed; returned only once."""
         return self._failures.pop(serial, None)
 
-    def _free_for(self) -> float:
-        return max(0.0, self._next_report - time.monotonic())
-
-    def _report_long_waits(self) -> None:
-        now = time.monotonic()
-        if now < self._next_report or self._closed:
-            return
-        self._next_report = now + _REPORT_EVERY
-        self._warn_of_names()
-        publication = self.operations.publication()
-        if any(is_long_wait(operation, is_worker=bool(self.me.ranks)) for operation in publication.operations):
-            self._tell("waits_long")
-        for operation in self._long_waits.due(publication):
-            # In a separate thread: explaining a wait needs answers of other processes, and of this one.
-            word = threading.Thread(
-                target=self._say_word, args=(operation, publication), name="rlinf-first-word", daemon=True
-            )
-            word.start()
-
-    def _say_word(self, operation: Operation, publication: Publication) -> None:
-        picture = self._ask_for_picture(operation.serial, publication)
-        if picture is None:
-            picture = f"{self._name} {operation.waits(time.monotonic() - operation.since)}"
-        if not self._closed:
-            _log.warning("%s", picture)
-
-    def paused(self, target: str, seconds: float) -> float:
-        """Return the number of the last `seconds` in which a process of the job waited at a breakpoint.
-
-        A shorter time limit than a second is not extended: its caller continues after it by design.
-        """
-        if target == MANAGER or seconds < _SHORTEST_EXTENDED or self._closed:
-            return 0.0
-        try:
-            return self._call("paused", seconds, seconds=_PICTURE_SECONDS)
-        except RuntimeFailure:
-            return 0.0
-
-    def picture_of(self, serial: int) -> str | None:
-        """Return a description of the peers that an operation of this process waits for, if available quickly."""
-        return self._ask_for_picture(serial, self.operations.publication())
-
-    def _picture(self, work: Work[object]) -> str | None:
-        """Return a description of the peers that an expired operation waits for; blocks briefly."""
-        if work.target == MANAGER:
-            return None
-        # It may have ended already, and is described as it was.
-        operation = Operation(work.kind, work.target, work.key, work.since, _EXPIRED)
-        shown = PublishedOperation(operation, time.monotonic() - work.since)
-        now = self.operations.publication()
-        return self._ask_for_picture(_EXPIRED, replace(now, operations=(*now.operations, shown), running=False))
-
-    def _ask_for_picture(self, serial: int, publication: Publication) -> str | None:
-        if self._closed:
-            return None
-        try:
-            return self._call("explain", serial, publication, seconds=_PICTURE_SECONDS) or None
-        except RuntimeFailure:
-            return None
+    def _tick(self) -> None:
+        if not self.wait_reports.due_in and not self._closed:
+            self._warn_of_names()
+            self.wait_reports.report()
 
     # Deaths of peers
 
@@ -470,6 +410,7 @@ class ManagerClient(Resolver):
         if not self.deaths.close():
             return
         self._closed = True
+        self.wait_reports.close()
         self._rpc.stop()
         self.endpoint.close(linger=linger)
         self._ends.drop(MANAGER)

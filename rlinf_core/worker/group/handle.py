@@ -347,7 +347,7 @@ class WorkerGroupHandle(Generic[T]):
 
     def _timeout(self, seconds: float, client: ManagerClient | None, serial: int) -> CommunicationTimeoutError:
         picture = f"no answer from {_spell(self.pending())}"
-        seen = client.picture_of(serial) if client else None
+        seen = client.wait_reports.picture_of(serial) if client else None
         return CommunicationTimeoutError(
             self._title,
             seconds,
@@ -369,7 +369,7 @@ class WorkerGroupHandle(Generic[T]):
 def _extended(deadline: Deadline, client: ManagerClient | None) -> Deadline:
     """Return an expired deadline, later by the time in which somebody debugged a process of the job."""
     now = time.monotonic()
-    paused = 0.0 if client is None else client.paused("", now - deadline.at + deadline.seconds)
+    paused = 0.0 if client is None else client.wait_reports.paused("", now - deadline.at + deadline.seconds)
     at = deadline.at + paused
     return Deadline(deadline.seconds, at if at <= now else max(at, now + _SLICE_SECONDS))
 

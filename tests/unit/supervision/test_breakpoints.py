@@ -47,7 +47,7 @@ def test_pauses_of_several_processes_count_once() -> None:
 def test_wait_does_not_expire_while_a_breakpoint_is_waited_at(job: Job) -> None:
     client = job.worker(job.join("driver"), "actor:0")
     client.stops_at("x.py:3")
-    until(lambda: client.paused("env:0", 1.0) > 0)
+    until(lambda: client.wait_reports.paused("env:0", 1.0) > 0)
     work = client.endpoint.work(OperationKind.RECV, "env:0", 1.0)
     outcome: list[object] = []
     waiting = threading.Thread(target=lambda: outcome.append(work.wait()), daemon=True)
@@ -62,7 +62,7 @@ def test_wait_does_not_expire_while_a_breakpoint_is_waited_at(job: Job) -> None:
 def test_wait_expires_after_the_breakpoint_is_left(job: Job) -> None:
     client = job.worker(job.join("driver"), "actor:0")
     client.stops_at("x.py:3")
-    until(lambda: client.paused("env:0", 1.0) > 0)
+    until(lambda: client.wait_reports.paused("env:0", 1.0) > 0)
     work = client.endpoint.work(OperationKind.RECV, "env:0", 1.0)
     client.stops_at(None)
     with pytest.raises(CommunicationTimeoutError):
@@ -72,20 +72,20 @@ def test_wait_expires_after_the_breakpoint_is_left(job: Job) -> None:
 def test_short_waits_are_not_extended(job: Job) -> None:
     client = job.worker(job.join("driver"), "actor:0")
     client.stops_at("x.py:3")
-    until(lambda: client.paused("env:0", 1.0) > 0)
-    assert client.paused("env:0", 0.5) == 0.0
-    assert client.paused("manager", 5.0) == 0.0
+    until(lambda: client.wait_reports.paused("env:0", 1.0) > 0)
+    assert client.wait_reports.paused("env:0", 0.5) == 0.0
+    assert client.wait_reports.paused("manager", 5.0) == 0.0
 
 
 def test_end_of_a_process_ends_its_pause(job: Job) -> None:
     driver = job.join("driver")
     client, other = job.worker(driver, "actor:0"), job.worker(driver, "env:0")
     client.stops_at("x.py:3")
-    until(lambda: other.paused("actor:0", 1.0) > 0)
+    until(lambda: other.wait_reports.paused("actor:0", 1.0) > 0)
     client.close(linger=0.0)
     # It grows no more.
-    until(lambda: other.paused("actor:0", 1000.0) == other.paused("actor:0", 1000.0))
-    assert other.paused("actor:0", 1000.0) > 0
+    until(lambda: other.wait_reports.paused("actor:0", 1000.0) == other.wait_reports.paused("actor:0", 1000.0))
+    assert other.wait_reports.paused("actor:0", 1000.0) > 0
 
 
 def test_helper_reads_a_known_process_alone(job: Job) -> None:

@@ -31,7 +31,7 @@ class Wake(logging.Handler):
 
 
 def test_a_get_that_lasts_says_on_what_it_waits(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.client, "_long_waits", LongWaits(0.1))
+    monkeypatch.setattr(cluster.client.wait_reports, "long_waits", LongWaits(0.1))
     channel = Channel.create("first_word")
     wake = Wake("driver waits on channel `first_word`", channel)
     logger = logging.getLogger("rlinf.job")
