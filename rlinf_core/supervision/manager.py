@@ -9,19 +9,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.connections.connection import NO_ANSWER
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo
-from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.errors import ProcessEnd, RLinfError, RuntimeFailure, UnknownGroupError
 from rlinf_core.failures import PackedError
-from rlinf_core.node.process_end import EndWatch
 from rlinf_core.node.stacks.process_stacks import StackRequest
-from rlinf_core.supervision.deaths import Died, exit_reason
+from rlinf_core.supervision.death_causes import DeathCauses, Peer
+from rlinf_core.supervision.deaths import Died
 from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks
 from rlinf_core.supervision.lives import (
     DRIVER,
@@ -44,20 +42,6 @@ _log = logging.getLogger(__name__)
 # Seconds between ticks, while something is due soon, and otherwise.
 _SLICE = 0.05
 _IDLE = 3600.0
-# Seconds for another process on a dead one's node to report its cause of death.
-_POSTMORTEM_SECONDS = 0.5
-
-
-@dataclass(slots=True)
-class Peer:
-    """A registered process."""
-
-    name: str
-    stream: PeerStream
-    hello: Hello
-    exit_reason: str | None = None
-    # Processes that it has looked up, and that have looked it up.
-    acquaintances: set[str] = field(default_factory=set[str])
 
 
 @dataclass(slots=True)
@@ -73,12 +57,6 @@ class _Pending:
     @property
     def group(self) -> str:
         return self.name if self.size else self.name.rpartition(":")[0]
-
-
-@dataclass(slots=True)
-class _Death:
-    peer: Peer
-    until: float
 
 
 class Manager:
@@ -97,13 +75,12 @@ class Manager:
         self._ownership = Ownership()
         self._peers: dict[str, Peer] = {}
         self._pending: list[_Pending] = []
-        self._deaths: dict[str, _Death] = {}
         self._watch = Watch(self._ask, self._end, self._dead, clock)
-        self._ends = EndWatch()
+        self._causes = DeathCauses(self._place, self._read_log, self._conclude, clock)
         self._pauses = Pauses(clock)
         self._stores = RankStores(lambda caller, value: self._rpc.answer(caller, value))
         methods = {name: getattr(self, name) for name in vars(Manager) if not name.startswith("_")}
-        self._rpc = rpc(endpoint, methods, self._tick, lambda: _SLICE if self._deaths or self._watch.busy else _IDLE)
+        self._rpc = rpc(endpoint, methods, self._tick, self._seconds_to_tick)
         endpoint.on_peer_lost(lambda peer, reason: self._rpc.soon(partial(self._lost, peer, reason)))
 
     def _tell(self, name: str, method: str, *args: object) -> None:
@@ -119,8 +96,8 @@ class Manager:
         if address.ranks and not self._registry.ready(address, hello.incarnation, hello.info, hello.node):
             return  # a late message from an earlier incarnation
         self._peers[caller.name] = Peer(caller.name, caller.stream, hello)
-        if address.ranks and hello.info.place == self._place:
-            self._ends.watch(caller.name, hello.info.pid)
+        if address.ranks:
+            self._causes.watch(caller.name, hello)
         self._retry_pending()
 
     def exit_reason(self, caller: Caller, cause: str, name: str = "") -> None:
@@ -143,10 +120,8 @@ class Manager:
         if name in self._peers:
             # Its launcher ended it, or heard of its death before its connection ended.
             self._lost(name, "its process has ended")
-        death = self._deaths.pop(name, None)
-        if death is not None:
-            # At once: the news must not reach anybody after that of its successor.
-            self._look_at_end(death, last=True)
+        # At once: the news must not reach anybody after that of its successor.
+        self._causes.hurry(name)
         return self._registry.reopen(WorkerAddress.from_name(name))
 
     def close_group(self, caller: Caller, name: str, incarnation: int | None) -> None:
@@ -157,8 +132,7 @@ class Manager:
     def _end_group(self, name: str) -> None:
         for address in map(str, self._registry.close_group(name)):
             peer = self._peers.pop(address, None)
-            self._deaths.pop(address, None)
-            self._ends.drop(address)
+            self._causes.drop(address)
             if peer is not None:
                 self._announce_death(peer, "its group was shut down")
         self._stores.drop(name)
@@ -262,49 +236,22 @@ class Manager:
             return
         for group in self._ownership.gone(name):
             self._end_group(group)
-        self._find_cause(peer, reason)
+        self._causes.search(peer, reason)
 
-    def _find_cause(self, peer: Peer, reason: str) -> None:
-        hello = peer.hello
-        if reason.startswith(NO_ANSWER):
-            self._conclude(peer, reason, vanished=True)
-            return
-        if peer.exit_reason is not None:
-            self._conclude(peer, peer.exit_reason)
-            return
-        death = self._deaths[peer.name] = _Death(peer, self._clock() + _POSTMORTEM_SECONDS)
-        if hello.info.place == self._place:
-            # Its connection may end before its parent has collected how it ended.
-            self._look_at_end(death, last=not self._ends.is_watched(peer.name))
-            return
-        neighbour = next((other for other in self._peers.values() if other.hello.info.place == hello.info.place), None)
+    def _read_log(self, peer: Peer, take: Callable[[Reply], object]) -> None:
+        """Have another process of a dead one's node read its log."""
+        place = peer.hello.info.place
+        neighbour = next((other for other in self._peers.values() if other.hello.info.place == place), None)
         if neighbour is not None:
-            call = self._rpc.call("exit_reason", hello.log)
-            take = partial(self._in_thread, partial(self._take_exit_reason, death))
-            self._rpc.ask(neighbour.stream, call, take)
+            call = self._rpc.call("exit_reason", peer.hello.log)
+            self._rpc.ask(neighbour.stream, call, partial(self._in_thread, take))
 
     def _in_thread(self, function: Callable[[Reply], object], reply: Reply) -> None:
         self._rpc.soon(partial(function, reply))
 
-    def _take_exit_reason(self, death: _Death, reply: Reply) -> None:
-        if reply.error is None and self._deaths.get(death.peer.name) is death:
-            del self._deaths[death.peer.name]
-            self._conclude(death.peer, reply.value)
-
-    def _look_at_end(self, death: _Death, *, last: bool) -> None:
-        """Conclude a death of this machine once the kernel reports how it ended; `last` waits no longer."""
-        name = death.peer.name
-        end = self._ends.end(name)
-        if end is not None or last:
-            self._deaths.pop(name, None)
-            self._conclude(death.peer, exit_reason(death.peer.hello.log), end=end)
-
     def _conclude(
         self, peer: Peer, cause: str | None, *, vanished: bool = False, end: ProcessEnd | None = None
     ) -> None:
-        self._ends.drop(peer.name)
-        if end is not None:
-            cause = f"{end.words}; {cause}" if cause else end.words
         self._registry.died(WorkerAddress.from_name(peer.name), peer.hello.incarnation, self._clock(), cause=cause)
         self._announce_death(peer, cause, vanished=vanished, end=end)
         # Pending lookups of it now fail.
@@ -330,14 +277,11 @@ class Manager:
 
     # Waits
 
+    def _seconds_to_tick(self) -> float:
+        return _SLICE if self._causes.searching or self._watch.busy else _IDLE
+
     def _tick(self) -> None:
-        now = self._clock()
-        for name, death in list(self._deaths.items()):
-            if death.peer.hello.info.place == self._place:
-                self._look_at_end(death, last=now >= death.until)
-            elif now >= death.until:
-                del self._deaths[name]
-                self._conclude(death.peer, None)
+        self._causes.tick()
         self._watch.unknown = frozenset(lookup.name for lookup in self._pending if self._is_unknown(lookup))
         for deadlock in self._watch.tick():
             if self._refuse_unknown(deadlock):

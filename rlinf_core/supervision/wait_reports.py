@@ -32,17 +32,17 @@ class WaitReports:
         me: the address of this process.
         operations: the operations of this process that have not ended.
         call: calls a method of the manager by name, with its arguments and the time limit `seconds`.
-        tell: calls a method of the manager by name, and waits for no result.
+        notify: calls a method of the manager by name, and waits for no result.
 
     Attributes:
         long_waits: decides which waits are logged.
     """
 
     def __init__(
-        self, me: WorkerAddress, operations: InflightOps, call: Callable[..., Any], tell: Callable[[str], object]
+        self, me: WorkerAddress, operations: InflightOps, call: Callable[..., Any], notify: Callable[[str], object]
     ) -> None:
         self._name, self._is_worker = me.get_name(), bool(me.ranks)
-        self._operations, self._call, self._tell = operations, call, tell
+        self._operations, self._call, self._notify = operations, call, notify
         self.long_waits = LongWaits()
         self._next = 0.0
         self._closed = False
@@ -57,7 +57,7 @@ class WaitReports:
         self._next = time.monotonic() + _REPORT_EVERY
         publication = self._operations.publication()
         if any(is_long_wait(operation, is_worker=self._is_worker) for operation in publication.operations):
-            self._tell("waits_long")
+            self._notify("waits_long")
         for operation in self.long_waits.due(publication):
             # In a separate thread: explaining a wait needs answers of other processes, and of this one.
             threading.Thread(
