@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib import import_module
 from keyword import iskeyword
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
+
+from rlinf_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -35,9 +37,11 @@ class LazyGroup(TyperGroup):
 
     Attributes:
         families: the built-in commands by family, in help order; a command has the name of its module.
+        removed: commands of an earlier version, each with what to use instead.
     """
 
     families: ClassVar[tuple[CommandFamily, ...]]
+    removed: ClassVar[Mapping[str, str]] = {}
 
     @cached_property
     def offered(self) -> dict[str, EntryPoint]:
@@ -55,6 +59,8 @@ class LazyGroup(TyperGroup):
         return [*self._packages, *self.offered]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.removed:
+            raise ConfigError(f"rlinf no longer has the command `{cmd_name}`", help=self.removed[cmd_name])
         is_command = cmd_name in self._packages or cmd_name in self.offered
         # For an unknown name all of them are loaded, to suggest the nearest.
         for name in (cmd_name,) if is_command else self.list_commands(ctx):
@@ -122,8 +128,6 @@ def _broken(name: str, target: str, error: Exception) -> Any:
     reason = f"{type(error).__name__}: {error}"
 
     def fail() -> None:
-        from rlinf_core.errors import ConfigError
-
         raise ConfigError(
             f"command `{name}` cannot be loaded: {reason}",
             why=f"its entry point is `{target}`",

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -28,6 +29,7 @@ class _Commands(LazyGroup):
         CommandFamily("Look back", "rlinf_cli.commands.results", ("runs", "why", "replay", "report", "compare")),
         CommandFamily("Use", "rlinf_cli.commands.policies", ("eval", "play", "export")),
     )
+    removed = MappingProxyType({"chaos": "it tests rlinf itself: `make chaos JOB=FILE` in a checkout does what it did"})
 
 
 # Plain help: it appears at once and reads the same in a terminal, a pipe and a log.

@@ -40,6 +40,8 @@ def report(
             "--watch", help="Write it again every few seconds, until the run ends or Ctrl-C.", show_default=False
         ),
     ] = False,
+    live: Annotated[bool, typer.Option("--live", hidden=True)] = False,
+    port: Annotated[int | None, typer.Option("--port", hidden=True)] = None,
     output: OutputOption = Output.TEXT,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,
@@ -58,6 +60,9 @@ def report(
     from rlinf_cli.runs.run_lookup import find_run, find_runs
 
     require_modules("no report was written")
+    if live or port is not None:
+        console.warn("`--live` is now `--watch`, which writes a file and serves nothing; `--port` has no effect")
+        watch = True
     folders = [folder for name in run for folder in find_runs(name, log_path)] if run else [find_run(None, log_path)]
     path = (out or (folders[0].path / NAME if len(folders) == 1 else Path(NAME))).absolute()
     began = time.monotonic()

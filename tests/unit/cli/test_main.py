@@ -194,3 +194,10 @@ def test_no_character_set_is_too_small(tmp_path: Path) -> None:
 def test_as_a_module(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "rlinf_cli", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("rlinf ")
+
+
+def test_removed_command_names_what_does_its_work(cli: Callable[..., Any]) -> None:
+    ended = cli("chaos", "laptop")
+    assert ended.code == 2
+    assert "rlinf no longer has the command `chaos`" in ended.err
+    assert "make chaos JOB=FILE" in ended.err

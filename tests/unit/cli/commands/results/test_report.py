@@ -224,6 +224,14 @@ def test_watched_page_is_written_until_the_run_ends(cli: Cli, monkeypatch: pytes
     assert ["return 321" in page for page in pages] == [False, True, True]
 
 
+def test_options_of_the_server_name_what_there_is_now(cli: Cli) -> None:
+    run = full_run("runs")
+    ended = cli("report", run.path, "--live", "--port", "8800")
+    assert ended.code == 0
+    assert "`--live` is now `--watch`" in ended.err
+    assert (run.path / "report.html").is_file()
+
+
 def test_a_comparison_is_a_page_too(cli: Cli, tmp_path: Path) -> None:
     first, second = full_run("runs"), full_run("runs")
     ended = cli("compare", first.path, second.path, "--html", "page.html", "--metric", "env/return")
