@@ -25,7 +25,7 @@ def test_a_file_is_written_beside_with_a_summary(cli: Cli, job: Path) -> None:
     assert ended.code == 0, ended.err
     assert "rlinf validate" not in ended.err
     written = job.with_name("frankasim_async.rlinf.yaml")
-    assert "20 carried, 2 renamed, 2 not needed, 2 not available" in ended.out
+    assert "22 carried, 2 renamed, 2 not needed, 2 not available" in ended.out
     for line in (
         "  algorithm.auto_reset  -> env.train.auto_reset",
         "  actor.optim.betas     -> actor.optim.adam_beta1, actor.optim.adam_beta2",
@@ -77,8 +77,8 @@ def test_json_lists_every_key(cli: Cli, contract: Callable[[str, str], Any], job
     output = contract("import", ended.out)
     assert (output["schema"], output["ok"]) == ("rlinf.import/1", True)
     (file,) = output["files"]
-    assert file["counts"] == {"carried": 20, "renamed": 2, "not_needed": 2, "left_out": 2}
-    assert len(file["keys"]) == 26
+    assert file["counts"] == {"carried": 22, "renamed": 2, "not_needed": 2, "left_out": 2}
+    assert len(file["keys"]) == 28
     moved = next(key for key in file["keys"] if key["key"] == "algorithm.auto_reset")
     assert (moved["outcome"], moved["paths"]) == ("renamed", ["env.train.auto_reset"])
     assert moved["place"].startswith(f"{job}:")
