@@ -257,7 +257,6 @@ def _start(namespace: str) -> RayEngine:
             why=str(error).splitlines()[0] if str(error) else type(error).__name__,
             help="a machine that is very busy or short of memory exceeds Ray's time limit: try again later",
         ) from error
-    node_facts.close_to_others(str(folder))
     # If the interpreter exits without `disconnect`, Ray's exit handler ends Ray, and the folder is removed here.
     atexit.register(_disconnect_at_exit)
     return RayEngine(str(ray.get_runtime_context().gcs_address), embedded=True, folder=folder, guardian=guardian)

@@ -11,7 +11,6 @@ import os
 import socket
 import stat
 import tempfile
-from contextlib import suppress
 from typing import Any, Final, cast
 
 from rlinf_core.process.proc import MARK, alive, boot_id, namespace
@@ -79,21 +78,6 @@ def make_private(folder: str) -> bool:
     os.makedirs(folder, mode=0o700, exist_ok=True)
     info = os.lstat(folder)
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
-
-
-def close_to_others(folder: str) -> None:
-    """Take a folder and those in it from other users, to whom Ray gives all that it makes.
-
-    Raises:
-        OSError: it is another user's.
-    """
-    os.chmod(folder, 0o700)
-    for path, names, _ in os.walk(folder):
-        for name in names:
-            # Ray's agents remove some again.
-            with suppress(FileNotFoundError):
-                if not os.path.islink(os.path.join(path, name)):
-                    os.chmod(os.path.join(path, name), 0o700)
 
 
 # A raylet begins its object store in a thread, which often is not there when it first looks. It looks again after a

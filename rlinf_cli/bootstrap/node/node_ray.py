@@ -84,7 +84,6 @@ def _launch_until_ready(request: dict[str, Any], folder: str, address: str, end:
             raise no_room(folder, error) from None
         try:
             _wait_ready(request, process, folder, address, end)
-            facts.close_to_others(folder)
             return
         except SlowError:
             if time.monotonic() > end:

@@ -12,6 +12,7 @@ import pytest
 
 from rlinf_core import Cluster, Worker
 from rlinf_core.cluster import engine
+from rlinf_core.placement.strategies import NodePlacementStrategy
 from tests.listeners import family_of, listeners_of
 
 WITHOUT_RAYLET = """
@@ -253,10 +254,18 @@ def test_it_works_whatever_tmpdir_and_home_are(tmp_path: Path, name: str, folder
 
 
 @pytest.mark.security
-def test_ray_leaves_its_folders_to_nobody_else(cluster: Cluster) -> None:
-    running = engine.current()
-    assert running is not None
-    assert running.folder is not None
-    # Each driver that joins has Ray open its own folder again: the one around it is what keeps others out.
-    around = running.folder.parent.stat()
-    assert (around.st_uid, oct(around.st_mode & 0o777)) == (os.getuid(), "0o700")
+def test_another_user_reaches_nothing_that_ray_keeps(cluster: Cluster) -> None:
+    # Ray gives its own folders to everybody, again with each worker: the one around them keeps others out.
+    with Idle.create_group().launch(cluster, NodePlacementStrategy([0] * 4)) as group:
+        group.ready().wait()
+        running = engine.current()
+        assert running is not None
+        assert running.folder is not None
+        around = running.folder.parent.stat()
+        assert (around.st_uid, oct(around.st_mode & 0o7777)) == (os.getuid(), "0o700")
+        if os.getuid() == 0:
+            look = f"import os; os.stat({str(running.folder)!r})"
+            done = subprocess.run(
+                ["python3", "-c", look], user=65534, group=65534, extra_groups=[], stderr=subprocess.PIPE, check=False
+            )
+            assert b"PermissionError" in done.stderr

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
 import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -38,17 +36,3 @@ def test_where_no_temporary_folder_can_be_written_one_is_named(monkeypatch: pyte
 
     monkeypatch.setattr(tempfile, "gettempdir", none_is_usable)
     assert node_facts.private_base() == f"/tmp/rlinf-{os.getuid()}"
-
-
-def test_folders_are_closed_to_others_whatever_made_them(tmp_path: Path) -> None:
-    inner = tmp_path / "session" / "logs"
-    inner.mkdir(parents=True)
-    other = tmp_path.parent / f"{tmp_path.name}-other"
-    other.mkdir()
-    (tmp_path / "latest").symlink_to(other)
-    for folder in (tmp_path, inner.parent, inner, other):
-        folder.chmod(0o777)
-    node_facts.close_to_others(str(tmp_path))
-    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (tmp_path, inner.parent, inner)] == [0o700] * 3
-    # A link leads elsewhere.
-    assert stat.S_IMODE(other.stat().st_mode) == 0o777
