@@ -67,21 +67,15 @@ class _Lines:
 
 
 class CommentFinder:
-    """The comments of several sources, or none.
+    """The comments of several sources."""
 
-    Attributes:
-        script: the shell script that is imported. Its comments belong to no value, and those of verl's own files, whose
-            values it overrides, describe values of verl.
-    """
-
-    def __init__(self, script: SourceText | None = None) -> None:
-        self.script = script
+    def __init__(self) -> None:
         self._lines: dict[int, _Lines] = {}
 
     def of_entry(self, entry: Entry) -> Comments:
         """Return the comments of a key and its value."""
         span = entry.key.span
-        if not span.source.text or self.script is not None:
+        if not span.source.text:
             return Comments()
         value = entry.value
         on_line = isinstance(value, ScalarNode) or value.span.text.startswith(("[", "{"))
@@ -93,13 +87,13 @@ class CommentFinder:
 
     def of_item(self, node: Node) -> Comments:
         """Return the comments of an item of a list; those of a mapping belong to its keys."""
-        if not isinstance(node, ScalarNode) or not node.span.source.text or self.script is not None:
+        if not isinstance(node, ScalarNode) or not node.span.source.text:
             return Comments()
         return Comments(self._above(node.span), _behind(node.span, _BEHIND))
 
     def at_end(self, source: SourceText) -> tuple[str, ...]:
         """Return the comments after the last value of a source."""
-        return self._of(source).above(len(source.text.splitlines()) + 1) if self.script is None else ()
+        return self._of(source).above(len(source.text.splitlines()) + 1)
 
     def _above(self, span: Span) -> tuple[str, ...]:
         line = span.begin.line

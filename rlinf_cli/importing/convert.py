@@ -104,7 +104,7 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
     references = References(file.tree, environ)
     rules, sections = _rules(project, recipe, file.tree, Values(references))
     model = find_recipe(recipe).config_model()
-    header, comments = header_of(file.main), CommentFinder(file.script)
+    header, comments = header_of(file.main), CommentFinder()
     conversion = Conversion(file, project, recipe, model, rules, sections, references, header, comments)
     conversion.walk(file.tree, (), ())
     added = [*_additions(conversion)]

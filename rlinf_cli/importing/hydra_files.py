@@ -31,18 +31,16 @@ class HydraFile(NamedTuple):
         tree: the effective values, references unresolved; without `defaults`, with `hydra` of the main file.
         sources: the main file and the files of its defaults lists.
         values: the overrides that set values, which are not applied yet.
-        script: the shell script that names the main file and the overrides, if there is one.
     """
 
     tree: MappingNode
     sources: tuple[SourceText, ...]
     values: tuple[str, ...] = ()
-    script: SourceText | None = None
 
     @property
     def main(self) -> SourceText:
-        """The file that is imported: the script, or the main file."""
-        return self.script or self.sources[0]
+        """The file that is imported."""
+        return self.sources[0]
 
 
 def compose_hydra(

@@ -11,14 +11,15 @@ from rlinf_cli.importing.hydra_defaults import DEFAULTS, named_files
 from rlinf_cli.importing.hydra_files import HydraFile, compose_hydra
 from rlinf_cli.importing.omegaconf_references import References
 from rlinf_cli.importing.projects import JOB_SECTIONS
-from rlinf_cli.importing.shell.job_scripts import is_script, read_script
 from rlinf_core.config.composing.overrides import apply_overrides, parse_overrides
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import load_source, read
 from rlinf_core.config.tree import Entry, MappingNode, ScalarNode, find
 from rlinf_core.config.tree import Path as TreePath
+from rlinf_core.errors import ConfigError
 
 ENDINGS: Final = (".yaml", ".yml")
+SCRIPT_ENDINGS: Final = (".sh", ".bash")
 # The suffix of a converted file beside its original.
 IMPORTED: Final = ".rlinf.yaml"
 MAX_FILES: Final = 2000
@@ -35,21 +36,19 @@ def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], en
     """Read and compose a job file; errors are returned as findings.
 
     Args:
-        name: the file, or a shell script that starts a job.
+        name: the file.
         overrides: arguments of Hydra: `group=name` where a folder of that name is searched, `key=value`, `+key=value`,
             `~key`.
         search_path: further folders of groups.
         environ: the environment.
 
     Raises:
-        ConfigError: it is a script that starts no job, or one whose file is not here.
+        ConfigError: it is a shell script.
     """
     diagnostics = Diagnostics()
+    if is_script(Path(name)):
+        raise ConfigError("this is a shell script, which `rlinf import` does not read", help=instead_of_script(name))
     source = load_source(name, diagnostics)
-    script = read_script(source, environ, diagnostics) if source is not None and is_script(Path(name)) else None
-    if script is not None:
-        overrides = [*script.overrides, *overrides]
-        source = load_source(script.file, diagnostics)
     if source is None:
         return ReadJob(None, diagnostics)
     file = compose_hydra(source, diagnostics, environ=environ, search_path=search_path, overrides=overrides)
@@ -60,8 +59,25 @@ def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], en
     for override in parsed:
         tree = _opened(tree, override.path[:-1], environ)
     changed = apply_overrides(tree, parsed, diagnostics)
-    origin = script.source if script is not None else None
-    return ReadJob(file._replace(tree=changed, script=origin) if diagnostics.ok else None, diagnostics)
+    return ReadJob(file._replace(tree=changed) if diagnostics.ok else None, diagnostics)
+
+
+def is_script(file: Path) -> bool:
+    """Return whether a file is a shell script: by its ending, or its first line."""
+    if file.suffix in SCRIPT_ENDINGS:
+        return True
+    if not file.is_file():
+        return False
+    with file.open("rb") as start:
+        return start.read(2) == b"#!"
+
+
+def instead_of_script(name: str) -> str:
+    """Return how the job of a script of verl becomes a file."""
+    return (
+        f"where verl is installed, `bash {name} --cfg job > job.yaml` writes the job that it starts; then `rlinf import"
+        " job.yaml`"
+    )
 
 
 def _opened(tree: MappingNode, path: TreePath, environ: Mapping[str, str]) -> MappingNode:

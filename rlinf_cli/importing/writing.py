@@ -31,7 +31,7 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
     for step in conversion.steps:
         outcome, lines = _one(conversion, step, names, document)
         outcomes.append(outcome)
-        if lines and outcome.reason and _is_written(conversion, step):
+        if lines and outcome.reason:
             remarks.setdefault((step.section, outcome.reason), []).extend(lines)
     explained: set[str] = set()
     for extra in added:
@@ -53,11 +53,6 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
     if end:
         document.remark((), end)
     return document.text(), outcomes
-
-
-def _is_written(conversion: Conversion, step: KeyDecision) -> bool:
-    """Return whether this key was written in the imported file: what a script leaves out is verl's default."""
-    return conversion.file.script is None or step.leaf.node.span.source.kind == "overrides"
 
 
 def _opening(conversion: Conversion) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from rlinf_cli.importing.outcomes import Fate
 from rlinf_cli.importing.sources import job_files, read_job
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.errors import RLinfError
+from tests.conformance.recorded_scripts import job_of, recorded
 
 COUNTS = Path(__file__).with_name("import_counts.json")
 FOLDERS = {"RLinf": ("examples", "tests", "evaluations"), "verl": ("examples",)}
@@ -50,9 +52,26 @@ def files_of(project: str, checkout: Path) -> list[Path]:
 
 
 def verdicts(project: str, checkout: Path) -> Iterator[Verdict]:
-    """Convert every job file of a checkout, with no variable set."""
+    """Convert every job of a checkout, with no variable set; that of a script is what its command line composes."""
     for file in files_of(project, checkout):
-        yield _verdict(file, str(file.relative_to(checkout)))
+        name = str(file.relative_to(checkout))
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                job = job_file(file, checkout, Path(folder)) if file.suffix == ".sh" else file
+            except Exception as error:
+                yield Verdict(name, "unread", f"{type(error).__name__}: {error}")
+                continue
+            yield _verdict(job, name) if job else Verdict(name, "refused", "it starts no training")
+
+
+def job_file(script: Path, checkout: Path, folder: Path) -> Path | None:
+    """Write the job that a script starts into a folder; None where it starts none."""
+    launch = recorded(script, checkout, folder)
+    if launch is None:
+        return None
+    file = folder / "job.yaml"
+    file.write_text(job_of(launch, checkout))
+    return file
 
 
 def _verdict(file: Path, name: str) -> Verdict:

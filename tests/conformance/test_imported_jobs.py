@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from rlinf_cli.main import main
+from tests.conformance.imports import job_file
 from tests.conformance.jobs import KINDS, TRAININGS
 from tests.conformance.stand_ins import StandIns, overrides, variables, write_stand_ins
 from tests.conformance.test_imports import CHECKOUTS
@@ -38,7 +40,13 @@ def imported(source: Path, folder: Path) -> Path:
     """Import a job in this process, and return the new file."""
     if not source.exists():
         pytest.skip(f"the checkout has no `{source.name}`")
-    file = folder / "job.yaml"
+    file = folder / "imported.yaml"
+    if source.suffix == ".sh":
+        checkout = next(above for above in source.parents if above.name == "verl")
+        with tempfile.TemporaryDirectory(dir=folder) as recording:
+            job = job_file(source, checkout, Path(recording))
+            assert job is not None, source.name
+            source = job.rename(folder / "job.yaml")
     assert main(["import", str(source), "--out", str(file), "--replace"]) == 0, source.name
     return file
 

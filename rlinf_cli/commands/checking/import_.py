@@ -53,12 +53,12 @@ def import_(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Convert job files of RLinf and verl, and verl's shell scripts, to rlinf files.
+    """Convert job files of RLinf and verl to rlinf files.
 
     Hydra's defaults lists, packages, overrides, search path and references are composed into one file. Comments are
     kept; a key without a counterpart becomes a comment with the reason. The summary lists every renamed or omitted key,
-    and the result of `rlinf validate`. KEY=VALUE is a Hydra override. Of a shell script the command that starts verl is
-    read, with its variables; no command of it is run.
+    and the result of `rlinf validate`. KEY=VALUE is a Hydra override. The job of a shell script of verl is written by
+    `bash run.sh --cfg job > job.yaml`, where verl is installed.
 
     With a FOLDER, every job file in it and below is converted, and a table is printed.
     """
@@ -83,7 +83,7 @@ app = command(
     examples=(
         "rlinf import examples/config/libero_grpo.yaml",
         "rlinf import ppo_trainer.yaml algorithm.adv_estimator=grpo trainer.nnodes=2",
-        "rlinf import verl/examples/grpo_trainer/run_qwen3_8b_fsdp.sh",
+        "rlinf import job.yaml --out grpo.yaml",
         "rlinf import examples/config --out configs",
     ),
     no_args_is_help=True,
@@ -170,17 +170,19 @@ def _summary(imported: _Imported) -> list[str]:
 
 
 def _folder(folder: Path, out: Path | None, request: _Request, output: Output) -> ExitCode:
-    from rlinf_cli.importing.sources import IMPORTED, job_files
+    from rlinf_cli.importing.sources import IMPORTED, SCRIPT_ENDINGS, instead_of_script, job_files
     from rlinf_core.errors import ConfigError
 
     if out is not None and (str(out) == "-" or (out.exists() and not out.is_dir())):
         raise typer.BadParameter("for a folder, `--out` must be a folder")
     jobs, others = job_files(folder)
     if not jobs:
+        scripts = sorted(path for ending in SCRIPT_ENDINGS for path in folder.rglob(f"*{ending}"))
         raise ConfigError(
             f"no job file in `{folder}`",
-            why=f"YAML files below it: {len(others)}, none of them with `runner`, `trainer` or `actor_rollout_ref`",
-            help="name the folder with the main files of jobs",
+            why=f"YAML files below it: {len(others)}, none of them with `runner`, `trainer` or `actor_rollout_ref`"
+            + (f"; shell scripts, which are not read: {len(scripts)}" if scripts else ""),
+            help=instead_of_script(str(scripts[0])) if scripts else "name the folder with the main files of jobs",
         )
     imported: list[_Imported] = []
     for source in jobs:
@@ -203,7 +205,10 @@ def _import(source: Path, target: Path | None, request: _Request) -> _Imported:
     from rlinf_cli.importing.sources import read_job
     from rlinf_core.errors import ConfigError, RLinfError
 
-    source_job = read_job(str(source), request.overrides, request.search_path, os.environ)
+    try:
+        source_job = read_job(str(source), request.overrides, request.search_path, os.environ)
+    except RLinfError as error:
+        return _Imported(source, error=error)
     if source_job.file is None:
         return _Imported(source, findings=source_job.diagnostics)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from rlinf_cli.importing.outcomes import Leaf, LeftOut
@@ -39,6 +40,8 @@ _OVERLONG: Final = (
     "reward_model.reward_kwargs.overlong_buffer_cfg",
     "reward.reward_kwargs.overlong_buffer_cfg",
 )
+# Columns of pictures and videos by verl's default, which rows without any lack.
+_PICTURES: Final = ("images", "videos")
 # Engine arguments that verl mixes with its own keys.
 _VLLM_OPTIONS: Final = (
     "enforce_eager",
@@ -267,8 +270,9 @@ def _total_steps(path: str) -> Rule:
 
 
 def _of_pictures(leaf: Leaf, values: Values) -> Result:
-    """Keep a column of pictures that somebody names: the result is wrong until somebody decides."""
-    if leaf.node.span.source.kind == "overrides":
+    """Keep a column of pictures of a model that reads them: the result is wrong until somebody decides."""
+    sees = re.search(r"(?i)(?:^|[-_./\d])vl(?:[-_./]|$)", str(values.get(f"{_MODEL}.path", "")))
+    if sees or values.of(leaf) not in (*_PICTURES, None):
         return same(leaf.name, leaf)
     return LeftOut("models of text alone are trained", quiet=True)
 

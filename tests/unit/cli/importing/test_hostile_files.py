@@ -10,8 +10,6 @@ import pytest
 from rlinf_cli.importing.convert import Converted, convert
 from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
 from rlinf_cli.importing.outcomes import Fate
-from rlinf_cli.importing.shell.grammar import ScriptError
-from rlinf_cli.importing.shell.script import find_launch
 from rlinf_cli.importing.sources import job_files, read_job
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import read
@@ -84,28 +82,6 @@ def test_sections_that_refer_to_sections_end(tmp_path: Path, text: str, monkeypa
     outcomes = imported(tmp_path, text).outcomes
     assert len(outcomes) < 1000
     assert any(outcome.fate is not Fate.CARRIED for outcome in outcomes)
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("A=x\n" + "A=$A$A\n" * 40, "longer than"),
-        ("A=$((9**9**9**9))\n", "cannot be evaluated"),
-        ("A=$((1<<100000000000))\n", "cannot be evaluated"),
-        ("A=$((" + "(" * 1000 + "1" + ")" * 1000 + "))\n", "cannot be evaluated"),
-        ("A=" + "${A:-" * 5000 + "x" + "}" * 5000 + "\n", "nests too deeply"),
-        ("while true; do A=1; done\n", ""),
-        ("for i in " + "a " * 300 + "; do\nfor j in " + "b " * 300 + "; do A=$i; done; done\n", "more steps"),
-    ],
-)
-def test_scripts_end(script: str, words: str) -> None:
-    text = f"{script}python -m a.job x=$A\n"
-    if not words:
-        assert find_launch(text, {}, lambda word: word == "a.job") is not None
-        return
-    with pytest.raises(ScriptError, match=words) as caught:
-        find_launch(text, {}, lambda word: word == "a.job")
-    assert len(str(caught.value)) < 300
 
 
 def test_pipes_and_devices_in_a_folder_are_named(tmp_path: Path) -> None:

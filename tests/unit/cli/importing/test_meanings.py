@@ -174,7 +174,8 @@ def test_loggers_that_are_missing_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "path"),
     [
-        ("data.image_key=images", "data.image_key"),
+        ("data.image_key=photos", "data.image_key"),
+        ("actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-7B-Instruct", "data.image_key"),
         ("distillation.enabled=true", "distillation"),
         ("reward.reward_model.enable=true", "reward.use_reward_model"),
     ],

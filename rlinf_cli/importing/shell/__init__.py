@@ -1,1 +1,0 @@
-"""The command line inside a shell script, read without a shell: no command of a script is ever run."""
