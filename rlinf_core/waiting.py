@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Real
+from socket import socket
+from typing import IO
 
 from rlinf_core import env_vars
 
@@ -28,6 +31,14 @@ def stretched(seconds: float) -> float:
     except OSError:
         return seconds
     return seconds * min(max(1.0, load), _MOST_STRETCH)
+
+
+def is_readable(file: int | IO[bytes] | socket, seconds: float = 0) -> bool:
+    """Wait up to `seconds` until a descriptor can be read, has an end, or a process of a pidfd has; return whether."""
+    # In a process with many connections a descriptor may be beyond 1,023, which `select.select` does not take.
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
 def contact_seconds() -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import select
 import signal
 import struct
 import time
@@ -20,6 +19,7 @@ from typing import Final, NamedTuple
 
 from rlinf_core.errors import ProcessEnd
 from rlinf_core.process.proc import namespace
+from rlinf_core.waiting import is_readable
 
 # `struct pidfd_info` of its first version: mask, cgroupid, eleven numbers of 32 bits, exit_code.
 _INFO: Final = struct.Struct("=QQ11Ii")
@@ -90,10 +90,7 @@ class EndWatch:
 
 def has_ended(descriptor: int) -> bool:
     """Return whether the process of a pidfd has ended."""
-    # Beside many peers a descriptor may be beyond 1,023, which `select` does not take.
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
+    return is_readable(descriptor)
 
 
 def wait_status(descriptor: int) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import select
 import signal
 import subprocess
 import time
@@ -20,6 +19,7 @@ from recipes.language.rewards.matching.rules import RULES, Verdict
 from rlinf_core import ConfigError
 from rlinf_core.process.import_path import module_command
 from rlinf_core.process.proc import stat
+from rlinf_core.waiting import is_readable
 
 # Loading math-verify or a user's module takes seconds on a busy machine.
 _START_SECONDS: Final = 120.0
@@ -312,7 +312,7 @@ class Scorer:
         output = cast("IO[bytes]", child.stdout)
         while b"\n" not in self._rest:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([output], [], [], left)[0]:
+            if left <= 0 or not is_readable(output, left):
                 return None
             piece = os.read(output.fileno(), 1 << 16)
             if not piece:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pdb  # noqa: T100 - the debugger itself
-import select
 import socket
 import sys
 import threading
@@ -18,7 +17,7 @@ from typing import Any, Final
 
 from rlinf_core.process.proc import peer_credentials
 from rlinf_core.supervision.client import ManagerClient, current_client
-from rlinf_core.waiting import OperationKind
+from rlinf_core.waiting import OperationKind, is_readable
 from rlinf_core.worker.calls import check_call
 
 _SOCKET: Final = "breakpoint"
@@ -131,7 +130,7 @@ class _Terminal:
             check_call()
             if self._connection is None:
                 self._accept()
-            elif select.select([self._connection], [], [], _LOOK_EVERY)[0]:
+            elif is_readable(self._connection, _LOOK_EVERY):
                 self._receive(self._connection)
         line, _, self._received = self._received.partition(b"\n")
         return line.decode(errors="replace") + "\n"
@@ -145,7 +144,7 @@ class _Terminal:
 
     def _accept(self) -> None:
         listener = self._listener
-        if listener is None or not select.select([listener], [], [], _LOOK_EVERY)[0]:
+        if listener is None or not is_readable(listener, _LOOK_EVERY):
             return
         connection, _ = listener.accept()
         if not is_own_peer(connection):
