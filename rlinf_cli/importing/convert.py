@@ -13,9 +13,9 @@ from typing import Final
 from rlinf_cli.importing.comments import CommentFinder, header_of
 from rlinf_cli.importing.decisions import Conversion, puts
 from rlinf_cli.importing.hydra_files import HydraFile
-from rlinf_cli.importing.omegaconf_references import References
 from rlinf_cli.importing.outcomes import Added, KeyOutcome, LeftOut
 from rlinf_cli.importing.projects import RLINF_SECTIONS, VERL_SECTIONS, Project, placed, project_of, recipe_of
+from rlinf_cli.importing.references import References
 from rlinf_cli.importing.rules.evaluations import EVALUATION, acts_alone, evaluation_needs, plain
 from rlinf_cli.importing.rules.evaluations import SECTIONS as EVALUATION_SECTIONS
 from rlinf_cli.importing.rules.machine_places import reward_place, verl_places, verl_rules

@@ -19,9 +19,9 @@ from rlinf_cli.importing.foreign_names import (
     unavailable_keys,
 )
 from rlinf_cli.importing.hydra_files import HydraFile
-from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
 from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue, ReferenceText
 from rlinf_cli.importing.projects import ENGINE_OPTIONS, Project
+from rlinf_cli.importing.references import References, UnresolvableError
 from rlinf_cli.importing.rules.foreign_reasons import reason_of
 from rlinf_cli.importing.rules.machine_places import Rest, without_inner
 from rlinf_cli.importing.rules.rules_verl import engine, needs_values
@@ -125,7 +125,7 @@ class Conversion:
         if not is_reference or len(source) > _DEEPEST or len(self.steps) > _MOST_KEYS:
             return node
         try:
-            target = self.references.followed(node, source)
+            target = self.references.section(node, source)
         except UnresolvableError:
             return node
         return target if isinstance(target, MappingNode) else node
@@ -160,11 +160,11 @@ class Conversion:
         name = entry.key.raw
         if source in self.layout:
             return self.layout[source], None
-        options = (*ENGINE_OPTIONS, engine(Values(self.references)))
-        if self.project is Project.VERL and source == options and options[-1] in ("vllm", "sglang"):
-            return ("rollout", "engine_options"), None
         if self.project is Project.VERL and source[:-1] == ENGINE_OPTIONS:
-            return None, f"they are not arguments of `{options[-1]}`"
+            used = engine(Values(self.references))
+            if source[-1] == used and used in ("vllm", "sglang"):
+                return ("rollout", "engine_options"), None
+            return None, f"they are not arguments of `{used}`"
         if self.project is Project.VERL and source == ENGINE_OPTIONS:
             return source, None
         if any(known[: len(source)] == source for known in self.layout):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias, cast
 
-from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
 from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue
+from rlinf_cli.importing.plain import plain
+from rlinf_cli.importing.references import References, UnresolvableError
 from rlinf_core.config.composing.references import parse_path, to_path
-from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, to_data
+from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find
 
 # Notes on keys whose meaning differs here.
 LOG_PATH: Final = "holds one folder per run; relative to where `rlinf train` starts"
@@ -26,12 +27,11 @@ class Values:
         """Return the value at a path as plain data; the default where it is missing or unknown."""
         at = to_path(parse_path(path)[0])
         try:
-            node = self.references.node(at)
-            node = None if node is None else self.references.value(node, at)
+            value = self.references.value(at)
         except UnresolvableError:
-            return default
-        data = None if node is None else to_data(node)
-        return default if data is None else data
+            node = find(self.references.tree, at)
+            value = None if node is None or isinstance(node, ScalarNode) else plain(node)
+        return default if value is None else value
 
     def count(self, path: str, default: int) -> int:
         """Return the number at a path; the default where it is missing or no number."""
@@ -41,7 +41,7 @@ class Values:
     def of(self, leaf: Leaf) -> Any:
         """Return the value of a key as plain data; None where it is unknown."""
         try:
-            return to_data(self.references.value(leaf.node, leaf.path))
+            return self.references.value(leaf.path)
         except UnresolvableError:
             return None
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from rlinf_cli.importing.convert import Converted, convert
-from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
 from rlinf_cli.importing.outcomes import Fate
+from rlinf_cli.importing.references import References, UnresolvableError
 from rlinf_cli.importing.sources import job_files, read_job
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import read
 from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import MappingNode, ScalarNode
+from rlinf_core.config.tree import MappingNode
 
 pytestmark = pytest.mark.security
 JOB = """actor: {model: {}}
@@ -40,7 +40,7 @@ def reason(text: str) -> str:
     tree = read(SourceText("a.yaml", text), Diagnostics())
     assert isinstance(tree, MappingNode)
     with pytest.raises(UnresolvableError) as caught:
-        References(tree, {}).value(ScalarNode(tree.span, "${t0}", "${t0}"), ("a",))
+        References(tree, {}).value(("t0",))
     return str(caught.value)
 
 
