@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from rlinf_cli.importing.comments import CommentFinder, Comments
 from rlinf_cli.importing.foreign_names import (
-    accepted_keys,
+    idle_keys,
     is_accepted,
     meant_keys,
     moved_keys,
@@ -193,8 +193,8 @@ class Conversion:
         ours = other_names_of(annotations).get(name)
         if ours is not None:
             return (*target, ours), None
-        accepted = accepted_keys(annotations)
-        if name in accepted and is_accepted(value, accepted[name], self.file.tree):
+        idle = idle_keys(annotations)
+        if name in idle and is_accepted(value, idle[name], self.file.tree):
             return None, _SO_ANYWAY
         moved = moved_keys(annotations).get(name) or meant_keys(annotations).get(name)
         if moved is not None:

@@ -1,4 +1,4 @@
-"""Key names of related projects: aliases are renamed before validation, other keys get a specific message.
+"""Key names of related projects: what to write instead, for `rlinf validate`, and what they become, for `rlinf import`.
 
 The tables are in `foreign_names.toml`; they are loaded for an unknown key, and by `rlinf import`.
 """
@@ -15,18 +15,7 @@ from typing import Any, Final, NamedTuple, cast
 from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.tree import (
-    Entry,
-    MappingNode,
-    Node,
-    Path,
-    ScalarNode,
-    SequenceNode,
-    find,
-    format_path,
-    merge,
-    to_data,
-)
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, find, format_path, to_data
 from rlinf_core.config.validating.foreign_names import Renamed
 from rlinf_core.config.validating.model_fields import alternatives, model_of, sections, step, written_fields
 from rlinf_core.scalars import YamlBool
@@ -42,13 +31,15 @@ class SectionNames(NamedTuple):
         names: aliases of fields, each with its field.
         moved: keys that are in another section here, each with its path.
         unavailable: keys that have no counterpart here, each with what to do instead.
-        accepted: such keys, each with the values by which it says what is so anyway.
-        means: keys that are read as one of another section, each with its path.
+        same: such keys, each with the values by which it says what is so anyway.
+        accepted: likewise, for keys that a file of ours may have.
+        means: keys of ours that are read as one of another section, each with its path.
     """
 
     names: Mapping[str, str]
     moved: Mapping[str, str]
     unavailable: Mapping[str, str]
+    same: Mapping[str, Sequence[object]]
     accepted: Mapping[str, Sequence[object]]
     means: Mapping[str, str]
 
@@ -77,17 +68,16 @@ def names_of(section: type[BaseModel]) -> SectionNames:
     own_names = {*fields, *names}
     left = [
         {key: value for key, value in merged[kind].items() if key not in own_names}
-        for kind in ("unavailable", "accepted", "means")
+        for kind in ("unavailable", "same", "accepted", "means")
     ]
     return SectionNames(names, moved, *left)
 
 
 def with_our_names(model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
-    """Return `tree` with aliases renamed; see `ForeignNames`."""
-    renamer = _Renamer(diagnostics)
-    renamed = renamer.mapping(tree, [model], ())
-    renamed, moved = renamer.with_moved(renamed)
-    return Renamed(_without_accepted(renamed, [model], renamed), renamer.paths, moved)
+    """Return `tree` with keys at their places, and without those that say what is so anyway; see `ForeignNames`."""
+    mover = _Mover()
+    placed, moved = mover.with_moved(mover.mapping(tree, [model], ()), diagnostics)
+    return Renamed(_without_accepted(placed, [model], placed), moved)
 
 
 def _names_among(annotations: Iterable[object]) -> Iterator[SectionNames]:
@@ -126,51 +116,42 @@ def accepted_keys(annotations: Iterable[object]) -> dict[str, Sequence[object]]:
     return accepted
 
 
+def idle_keys(annotations: Iterable[object]) -> dict[str, Sequence[object]]:
+    """Return the keys of other projects that may say what is so anyway, with the values by which they do."""
+    idle = accepted_keys(annotations)
+    for section in _names_among(annotations):
+        idle |= section.same
+    return idle
+
+
 def unavailable_keys(annotations: Iterable[object]) -> dict[str, str]:
     """Return the keys that the sections among `annotations` lack, each with what to do instead."""
     return {key: instead for section in _names_among(annotations) for key, instead in section.unavailable.items()}
 
 
-class _Renamer:
-    def __init__(self, diagnostics: Diagnostics) -> None:
-        self.diagnostics = diagnostics
-        self.paths: dict[Path, str] = {}
+class _Mover:
+    """The keys of a tree that are read as keys of another section."""
+
+    def __init__(self) -> None:
         self.leaving: list[tuple[Path, Path, Entry]] = []
 
     def mapping(self, node: MappingNode, annotations: list[object], path: Path) -> MappingNode:
-        names = other_names_of(annotations)
+        """Return a mapping without these keys, at any depth."""
         means = meant_keys(annotations)
         entries: list[Entry] = []
-        for entry in self._without_twins(node, names, path):
-            if entry.key.raw in means:
-                self.leaving.append(((*path, entry.key.raw), tuple(means[entry.key.raw].split(".")), entry))
+        for entry in node.entries:
+            key, value = entry.key.raw, entry.value
+            if key in means:
+                self.leaving.append(((*path, key), tuple(means[key].split(".")), entry))
                 continue
-            ours = names.get(entry.key.raw)
-            if ours is not None:
-                self.paths[(*path, ours)] = entry.key.raw
-                entry = Entry(ScalarNode(entry.key.span, ours, ours, entry.key.plain), entry.value)
-            key = entry.key.raw
-            value = self._node(entry.value, _below(annotations, key), (*path, key))
+            if isinstance(value, MappingNode) and (below := _below(annotations, key)):
+                value = self.mapping(value, below, (*path, key))
             entries.append(entry if value is entry.value else Entry(entry.key, value))
         if len(entries) == len(node.entries) and all(map(is_, entries, node.entries)):
             return node
         return MappingNode(node.span, tuple(entries))
 
-    def _without_twins(self, node: MappingNode, names: dict[str, str], path: Path) -> list[Entry]:
-        """Return the entries of a mapping without duplicates by alias; the effective one is kept."""
-        remaining = {entry.key.raw: entry for entry in node.entries}
-        for other, ours in names.items():
-            entry, twin = remaining.get(other), remaining.get(ours)
-            if entry is None or twin is None:
-                continue
-            if _layer(twin) == _layer(entry):
-                self._report_both(entry, twin, (*path, other))
-            earlier, later = (twin, entry) if _layer(entry) > _layer(twin) else (entry, twin)
-            del remaining[earlier.key.raw]
-            remaining[later.key.raw] = Entry(later.key, merge(earlier.value, later.value))
-        return list(remaining.values())
-
-    def with_moved(self, tree: MappingNode) -> tuple[MappingNode, dict[Path, Path]]:
+    def with_moved(self, tree: MappingNode, diagnostics: Diagnostics) -> tuple[MappingNode, dict[Path, Path]]:
         """Return the tree with moved keys in their new sections, and the new path of each.
 
         Where our key is set as well in the same text, the values must agree; of two texts the later one wins.
@@ -187,7 +168,7 @@ class _Renamer:
                 tree = _put(tree, target, Entry(key, entry.value))
             elif _layer(twin) == _layer(entry) and to_data(twin.value) != to_data(entry.value):
                 name = format_path(target)
-                self.diagnostics.error(
+                diagnostics.error(
                     "duplicate-key",
                     f"`{format_path(path)}` is another name of `{name}`, which names something else",
                     entry.key.span,
@@ -196,26 +177,6 @@ class _Renamer:
                     ((twin.key.span, f"`{target[-1]}` is given at"),),
                 )
         return tree, moved
-
-    def _node(self, node: Node, annotations: list[object], path: Path) -> Node:
-        if isinstance(node, MappingNode) and annotations:
-            return self.mapping(node, annotations, path)
-        if isinstance(node, SequenceNode) and annotations:
-            below = _below(annotations, 0)
-            items = tuple(self._node(item, below, (*path, index)) for index, item in enumerate(node.items))
-            return node if items == node.items else SequenceNode(node.span, items)
-        return node
-
-    def _report_both(self, entry: Entry, twin: Entry, path: Path) -> None:
-        name, ours = entry.key.raw, twin.key.raw
-        self.diagnostics.error(
-            "duplicate-key",
-            f"`{name}` is an alias of `{ours}`, which is set too",
-            entry.key.span,
-            path,
-            f"keep `{ours}`",
-            ((twin.key.span, f"`{ours}` is set at"),),
-        )
 
 
 def _put(node: MappingNode, path: Path, entry: Entry) -> MappingNode:

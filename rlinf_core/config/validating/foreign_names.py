@@ -1,6 +1,6 @@
-"""Key names of related projects. The command line provides them; the models hold only our own names.
+"""Key names of related projects, which findings suggest ours for, and keys of ours that are read at another place.
 
-They are loaded when a file has an unknown key.
+The command line provides them, and the models hold only our own names. They are loaded when a file has an unknown key.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ if TYPE_CHECKING:
 
 
 class Renamed(NamedTuple):
-    """A tree in which every key has our name.
+    """A tree in which every key stands where it is read.
 
     Attributes:
         tree: the tree; keys keep their spans.
-        paths: the paths of renamed keys, with our names above them, and the name each had.
         moved: where keys stood that another section has, each with its path in `tree`.
     """
 
     tree: MappingNode
-    paths: dict[Path, str]
     moved: dict[Path, Path]
 
     def path(self, path: Path) -> Path:
@@ -33,27 +31,22 @@ class Renamed(NamedTuple):
         for size in range(len(path), 0, -1):
             if path[:size] in self.moved:
                 return (*self.moved[path[:size]], *path[size:])
-        ours: Path = ()
-        for segment in path:
-            ours = (
-                *ours,
-                next((new[-1] for new, old in self.paths.items() if old == segment and new[:-1] == ours), segment),
-            )
-        return ours
+        return path
 
 
 class ForeignNames(Protocol):
     """A source of foreign names. `annotations` are the types allowed at the key's place."""
 
     def with_our_names(self, model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
-        """Return `tree` with our names, without keys that have no effect here.
+        """Return `tree` with the keys that are read as ones of another section there, and without keys that say what is
+        so anyway.
 
-        A key that one file sets under both names is reported. Of a file and its base, or an override, the later wins.
+        A key that one file sets at both places is reported. Of a file and its base, or an override, the later wins.
         """
         ...
 
     def other_names_of(self, annotations: Iterable[object]) -> dict[str, str]:
-        """Return the aliases of fields, each with its field."""
+        """Return the names that related projects give fields, each with its field."""
         ...
 
     def accepted_keys(self, annotations: Iterable[object]) -> dict[str, Sequence[object]]:
@@ -71,7 +64,7 @@ class ForeignNames(Protocol):
         ...
 
     def places_of_other_name(self, model: type[BaseModel], name: str) -> list[tuple[str, str]]:
-        """Return the sections in which `name` is an alias of a field, with the field, shallowest path first."""
+        """Return the sections in which `name` stands for a field, with the field, shallowest path first."""
         ...
 
 
