@@ -121,9 +121,11 @@ def _definitions(models: Mapping[str, type[BaseModel]]) -> tuple[dict[str, Schem
 def _add_accepted_keys(definitions: Mapping[str, Schema], models: Iterable[type[BaseModel]]) -> None:
     """Add the keys that a file may have though no section has them."""
     source = foreign_names()
+    if source is None:
+        return
     for section in {section for model in models for _, section in sections(model)}:
         properties: Schema = definitions.get(section.__name__, {}).get("properties", {})
-        for other, values in (source.accepted_keys([section]) if source else {}).items():
+        for other, values in source.names_at([section]).accepted.items():
             properties[other] = _accepted(values)
 
 

@@ -1,52 +1,52 @@
 """Key names of related projects: what to write instead, for `rlinf validate`, and what they become, for `rlinf import`.
 
-The tables are in `foreign_names.toml`; they are loaded for an unknown key, and by `rlinf import`.
+The tables are in `foreign.toml`; they are loaded for an unknown key, and by `rlinf import`.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from operator import is_
 from pathlib import Path as FilePath
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, find, format_path, to_data
-from rlinf_core.config.validating.foreign_names import Renamed
+from rlinf_core.config.validating.foreign_names import Renamed, SectionNames
 from rlinf_core.config.validating.model_fields import alternatives, model_of, sections, step, written_fields
 from rlinf_core.scalars import YamlBool
 
-TABLES: Final = FilePath(__file__).with_suffix(".toml")
+TABLE: Final = FilePath(__file__).with_name("foreign.toml")
+# What `rlinf validate` puts before a reason by which nothing is lost.
+_REMOVED: Final = "remove it: "
 OURS: Final = ("rlinf_core", "recipes")
+PROJECTS: Final = ("RLinf", "verl")
 
 
-class SectionNames(NamedTuple):
-    """Key names of related projects for one section.
-
-    Attributes:
-        names: aliases of fields, each with its field.
-        moved: keys that are in another section here, each with its path.
-        unavailable: keys that have no counterpart here, each with what to do instead.
-        same: such keys, each with the values by which it says what is so anyway.
-        accepted: likewise, for keys that a file of ours may have.
-        means: keys of ours that are read as one of another section, each with its path.
-    """
-
-    names: Mapping[str, str]
-    moved: Mapping[str, str]
-    unavailable: Mapping[str, str]
-    same: Mapping[str, Sequence[object]]
-    accepted: Mapping[str, Sequence[object]]
-    means: Mapping[str, str]
+@cache
+def foreign_table() -> dict[str, Any]:
+    """Return the whole table."""
+    return tomllib.loads(TABLE.read_text(encoding="utf-8"))
 
 
 @cache
 def tables() -> dict[str, dict[str, dict[str, Any]]]:
-    return tomllib.loads(TABLES.read_text(encoding="utf-8"))
+    """Return the entries of every section by kind, by the name of its class."""
+    table = foreign_table()
+    by_section: dict[str, dict[str, dict[str, Any]]] = {}
+    for kind in SectionNames._fields:
+        for section, entries in table.get(kind, {}).items():
+            by_section.setdefault(section, {})[kind] = entries
+    for row in table["reasons"]:
+        answer = (_REMOVED if row.get("quiet") else "") + row["why"]
+        for section in row.keys() - {"why", "quiet", *PROJECTS}:
+            unavailable = by_section.setdefault(section, {}).setdefault("unavailable", {})
+            unavailable |= dict.fromkeys(row[section], answer)
+    return by_section
 
 
 @cache
@@ -66,11 +66,11 @@ def names_of(section: type[BaseModel]) -> SectionNames:
     names = {other: ours for other, ours in merged["names"].items() if ours in fields and other not in fields}
     moved = {other: path for other, path in merged["moved"].items() if other not in fields}
     own_names = {*fields, *names}
-    left = [
+    unavailable, same, accepted, means = (
         {key: value for key, value in merged[kind].items() if key not in own_names}
         for kind in ("unavailable", "same", "accepted", "means")
-    ]
-    return SectionNames(names, moved, *left)
+    )
+    return SectionNames(names, moved, unavailable, same, {**dict.fromkeys(means, ()), **accepted}, means)
 
 
 def with_our_names(model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
@@ -80,53 +80,21 @@ def with_our_names(model: type[BaseModel], tree: MappingNode, diagnostics: Diagn
     return Renamed(_without_accepted(placed, [model], placed), moved)
 
 
-def _names_among(annotations: Iterable[object]) -> Iterator[SectionNames]:
-    return (names_of(section) for section in map(model_of, annotations) if section is not None)
-
-
-def other_names_of(annotations: Iterable[object]) -> dict[str, str]:
-    """Return the aliases of the fields of all sections among `annotations`."""
-    return {other: ours for section in _names_among(annotations) for other, ours in section.names.items()}
+def names_at(annotations: Iterable[object]) -> SectionNames:
+    """Return the names for all sections among `annotations`."""
+    sections = [names_of(section) for section in map(model_of, annotations) if section is not None]
+    kinds: list[dict[str, Any]] = [{} for _ in SectionNames._fields]
+    for names in sections:
+        for kind, entries in zip(kinds, names, strict=True):
+            kind |= entries
+    return SectionNames(*kinds)
 
 
 def places_of_other_name(model: type[BaseModel], name: str) -> list[tuple[str, str]]:
-    """Return the sections in which `name` is an alias of a field, with the field, shallowest path first."""
+    """Return the sections in which `name` stands for a field, with the field, shallowest path first."""
     return [
         (place, names_of(section).names[name]) for place, section in sections(model) if name in names_of(section).names
     ]
-
-
-def meant_keys(annotations: Iterable[object]) -> dict[str, str]:
-    """Return the keys that are read as keys of another section than those among `annotations`, with their paths."""
-    return {key: path for section in _names_among(annotations) for key, path in section.means.items()}
-
-
-def moved_keys(annotations: Iterable[object]) -> dict[str, str]:
-    """Return the keys that belong to a section outside `annotations`, with their paths."""
-    return {key: path for section in _names_among(annotations) for key, path in section.moved.items()}
-
-
-def accepted_keys(annotations: Iterable[object]) -> dict[str, Sequence[object]]:
-    """Return the keys that may be written though sections lack them, with the values that they may have; see
-    `ForeignNames`.
-    """
-    accepted: dict[str, Sequence[object]] = {}
-    for section in _names_among(annotations):
-        accepted |= {**dict.fromkeys(section.means, ()), **section.accepted}
-    return accepted
-
-
-def idle_keys(annotations: Iterable[object]) -> dict[str, Sequence[object]]:
-    """Return the keys of other projects that may say what is so anyway, with the values by which they do."""
-    idle = accepted_keys(annotations)
-    for section in _names_among(annotations):
-        idle |= section.same
-    return idle
-
-
-def unavailable_keys(annotations: Iterable[object]) -> dict[str, str]:
-    """Return the keys that the sections among `annotations` lack, each with what to do instead."""
-    return {key: instead for section in _names_among(annotations) for key, instead in section.unavailable.items()}
 
 
 class _Mover:
@@ -137,7 +105,7 @@ class _Mover:
 
     def mapping(self, node: MappingNode, annotations: list[object], path: Path) -> MappingNode:
         """Return a mapping without these keys, at any depth."""
-        means = meant_keys(annotations)
+        means = names_at(annotations).means
         entries: list[Entry] = []
         for entry in node.entries:
             key, value = entry.key.raw, entry.value
@@ -195,7 +163,7 @@ def _put(node: MappingNode, path: Path, entry: Entry) -> MappingNode:
 
 def _without_accepted(node: MappingNode, annotations: list[object], tree: MappingNode) -> MappingNode:
     """Return a mapping without the keys that say what is so anyway."""
-    accepted = accepted_keys(annotations)
+    accepted = names_at(annotations).accepted
     entries: list[Entry] = []
     for entry in node.entries:
         value = entry.value

@@ -16,7 +16,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlinf_cli.importing.hydra_source import DEFAULTS, FORMS, HYDRA, JobFiles, named_files, use
+from rlinf_cli.importing.hydra_source import DEFAULTS, FORMS, HYDRA, EndlessDefaultsError, JobFiles, named_files, use
 from rlinf_cli.importing.plain import from_hydra, tree_of
 from rlinf_cli.importing.projects import FOLDER_BY_VARIABLE
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
@@ -87,14 +87,18 @@ def _composed(files: JobFiles, overrides: Sequence[str]) -> dict[str, object] | 
             group = key.partition("@")[0]
             if files.path_of(f"{group}/{name}") is not None:
                 files.size(f"{group}/{name}")
+        if not files.diagnostics.ok:
+            return None
         with warnings.catch_warnings(action="ignore"):
             with hydra.initialize(version_base=_VERSION_BASE, config_path=None, job_name="import"):
                 job = hydra.compose(files.main_name, list(overrides))
             return from_hydra(OmegaConf.to_container(job, resolve=False))
     except MissingConfigException as error:
         files.report_missing(os.path.normpath(error.missing_cfg_file or "").removesuffix(".yaml"))
+    except EndlessDefaultsError as error:
+        files.report_cycle(error.cycle)
     except RecursionError:
-        files.report_cycle()
+        files.report("extends-form", "these files nest too deeply for Hydra", "flatten them")
     except OverrideParseException as error:
         message = f"`{error.override}` is not an override in Hydra's syntax"
         files.report("override-syntax", message, "write `KEY=VALUE` or `GROUP=NAME`")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Iterator, Sequence
-from graphlib import CycleError, TopologicalSorter
 from typing import ClassVar, Final
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -49,6 +48,14 @@ def named_files(tree: MappingNode, inside: str = "") -> Iterator[tuple[str, Node
             yield os.path.normpath(path.strip("/")).removesuffix(".yaml"), entry.key if entry is not None else item
 
 
+class EndlessDefaultsError(Exception):
+    """Defaults lists that name each other in a `cycle`, or that name too many files."""
+
+    def __init__(self, cycle: Sequence[str]) -> None:
+        super().__init__(cycle)
+        self.cycle = cycle
+
+
 class JobFiles:
     """The main file of a job, and the files below the folders that are searched for the others.
 
@@ -61,6 +68,7 @@ class JobFiles:
         self.main, self.folders, self.diagnostics = main, folders, diagnostics
         self.main_name = os.path.splitext(os.path.basename(main.name))[0]
         self.trees: dict[str, MappingNode] = {}
+        self._defaults: dict[str, list[object]] = {}
         self._sizes: dict[str, int] = {}
 
     def path_of(self, name: str) -> str | None:
@@ -92,13 +100,14 @@ class JobFiles:
             split = split_components(tree, (), self.diagnostics)
             assert isinstance(split, MappingNode)
             self.trees[name] = split
+            self._defaults[name] = [*self._items(split)]
         return self.trees[name]
 
     def load(self, name: str) -> ConfigResult:
         """Return a file for Hydra, without settings of Hydra itself."""
         tree = self.tree(name)
         values = tuple(entry for entry in tree.entries if entry.key.raw not in (DEFAULTS, HYDRA))
-        data = {**for_hydra(MappingNode(tree.span, values)), DEFAULTS: [*self._items(tree)]}
+        data = {**for_hydra(MappingNode(tree.span, values)), DEFAULTS: self._defaults[name]}
         header = ConfigSource._get_header_dict(tree.span.source.text)  # pyright: ignore[reportPrivateUsage]
         return ConfigResult("rlinf", name, OmegaConf.create(data), header)
 
@@ -126,16 +135,17 @@ class JobFiles:
         """Return how many files Hydra may read for a file, one that is named twice as two.
 
         Raises:
-            RecursionError: the files name each other, or more than `MAX_FILES`.
+            EndlessDefaultsError: the files name each other, or more than `MAX_FILES`.
         """
         if name in above:
-            raise RecursionError
+            raise EndlessDefaultsError([*above[above.index(name) :], name])
         if name not in self._sizes:
             size = 1
-            for named, _ in named_files(self.tree(name), os.path.dirname(name)):
+            tree = self.tree(name)
+            for named, _ in named_files(tree, os.path.dirname(name)) if self.diagnostics.ok else ():
                 size += max((self.size(option, (*above, name)) for option in self._meant(named)), default=0)
                 if size > MAX_FILES:
-                    raise RecursionError
+                    raise EndlessDefaultsError([])
             self._sizes[name] = size
         return self._sizes[name]
 
@@ -156,21 +166,14 @@ class JobFiles:
         help = did_you_mean(name, beside) or "name its folder with `--search-path FOLDER`"
         self.report("base-unreadable", f"there is no `{name}.yaml` in {searched}", help, *nodes)
 
-    def report_cycle(self) -> None:
-        """Report the defaults lists that name each other, or that there are too many."""
-        graph = {file: [name for name, _ in self._named(file)] for file in self.trees}
-        try:
-            TopologicalSorter(graph).prepare()
-        except CycleError as error:
-            # Each is named by the next one. The file that was read first shall begin.
-            cycle: list[str] = error.args[1][:0:-1]
-            first = min(range(len(cycle)), key=lambda index: list(graph).index(cycle[index]))
-            cycle = [*cycle[first:], *cycle[:first], cycle[first]]
-            nodes = [node for name, node in self._named(cycle[-2]) if name == cycle[-1]]
-            names = " -> ".join(f"`{name}.yaml`" for name in cycle)
-            self.report("extends-cycle", f"these defaults form a cycle: {names}", "remove one of them", *nodes)
-        else:
+    def report_cycle(self, cycle: Sequence[str]) -> None:
+        """Report the defaults lists that name each other; there are too many where none do."""
+        if not cycle:
             self.report("extends-cycle", f"the defaults lists name more than {MAX_FILES} files", "merge some of them")
+            return
+        nodes = [node for name, node in self._named(cycle[-2]) if name == cycle[-1]]
+        names = " -> ".join(f"`{name}.yaml`" for name in cycle)
+        self.report("extends-cycle", f"these defaults form a cycle: {names}", "remove one of them", *nodes)
 
     def _named(self, file: str) -> Iterator[tuple[str, Node]]:
         return named_files(self.trees[file], os.path.dirname(file))

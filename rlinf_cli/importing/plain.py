@@ -91,13 +91,13 @@ def tree_of(data: Any, written: Node | None) -> Node:
     return scalar_of(data)
 
 
-def scalar_of(value: bool | float | str | None) -> ScalarNode:
+def scalar_of(value: Any) -> ScalarNode:
     """Return a scalar that no file holds."""
     if isinstance(value, str):
         return ScalarNode(_NOWHERE, value, value, plain=_UNQUOTED.fullmatch(value) is not None)
     if value is None:
         return ScalarNode(_NOWHERE, "null", None)
-    raw = str(value).lower() if isinstance(value, bool) else repr(value)
+    raw = str(value).lower() if isinstance(value, bool) else str(value)
     return ScalarNode(_NOWHERE, raw, resolve_plain(raw))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -25,10 +25,13 @@ _MOST_OF_ONE: Final = 1 << 16
 _MOST_LINKS: Final = 40
 # Characters of one text with references.
 _LONGEST: Final = 4_000
+_TOO_MANY: Final = "the references of this file are too many to follow"
 _LARGEST: Final = 2**63
-_VARIABLES: Final = ("oc.env", "env")
+# Stands before the names of our resolvers, beside which OmegaConf keeps its own.
+_OURS: Final = "rlinf."
 _ANY: Final = re.compile(r"\$\{")
 _REFERENCE: Final = re.compile(r"\$\{\s*(?:(?P<resolver>[A-Za-z_][\w.]*)\s*:|(?P<path>\.*[^\s${}:,]*)\s*\})")
+_RESOLVED: Final = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*:")
 _SELECTED: Final = re.compile(r"""\s*["']?(\.*[\w.\[\]]+)["']?\s*[,}]""")
 # A reference without another one in it, by what stands between the braces.
 _PIECE: Final = re.compile(r"(\$\{[^${}]*\})")
@@ -59,12 +62,15 @@ class Rewritten(NamedTuple):
 class References:
     """The references of a composed tree, with the values of an environment."""
 
+    environ_in_use: ClassVar[Mapping[str, str]] = {}
+
     def __init__(self, tree: MappingNode, environ: Mapping[str, str]) -> None:
         self.tree, self.environ = tree, environ
         self._config = OmegaConf.create(changed(plain(tree), _parsable))
         self._costs: dict[Path, int] = {}
         self._left = _MOST_TEXT
-        self._register()
+        for name, resolver in _RESOLVERS.items():
+            OmegaConf.register_new_resolver(f"{_OURS}{name}", resolver, replace=True)
 
     def value(self, path: Path) -> Any:
         """Return the value at a path as plain data, all references resolved.
@@ -73,10 +79,11 @@ class References:
             UnresolvableError: it is unknown, or there is none.
         """
         value: Any = self._config
+        References.environ_in_use = self.environ
         try:
             self._left -= self._cost(path)
             if self._left < 0:
-                raise UnresolvableError("the references of this file are too many to follow")
+                raise UnresolvableError(_TOO_MANY)
             for segment in path:
                 value = value[segment]
             return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
@@ -86,15 +93,20 @@ class References:
 
     def section(self, node: Node, path: Path) -> Node:
         """Return what a value that is one reference stands for, over all links; any other value unchanged."""
+        target = path
         for _ in range(_MOST_LINKS):
-            if not isinstance(node, ScalarNode) or (match := _REFERENCE.fullmatch(node.raw)) is None:
-                break
-            target = _absolute(match["path"], path)
-            while (there := find(self.tree, target)) is None and target:
-                target = self._behind(target)
+            there = find(self.tree, target)
             if there is None:
+                target = self._behind(target)
+                if not target:
+                    break
+                continue
+            if target != path:
+                node = there
+            match = _REFERENCE.fullmatch(there.raw) if isinstance(there, ScalarNode) else None
+            if match is None or not match["path"]:
                 break
-            node, path = there, target
+            target = _absolute(match["path"], target)
         return node
 
     def _behind(self, path: Path) -> Path:
@@ -123,10 +135,9 @@ class References:
         pieces = [self._symbol(piece, path, names) if "${" in piece else piece for piece in whole]
         if all(piece is not None for piece in pieces):
             return Rewritten("".join(piece or "" for piece in pieces), node.plain)
-        value = self.value(path)
-        if isinstance(value, dict | list):
+        if not isinstance(self.section(node, path), ScalarNode):
             raise UnresolvableError(f"`{node.raw}` is a section or a list")
-        scalar = scalar_of(value)
+        scalar = scalar_of(self.value(path))
         note = f"is no longer computed: `{node.raw}` was {scalar.raw} when this file was written"
         return Rewritten(scalar.raw.replace("${", "$${"), scalar.plain, note)
 
@@ -169,13 +180,14 @@ class References:
             if isinstance(node, ScalarNode):
                 cost = len(node.raw)
                 for target, must in _targets(node.raw, at):
-                    if must and not self._leads_somewhere(target):
+                    if self._leads_somewhere(target):
+                        cost += self._cost(target, links + 1)
+                    elif must:
                         raise UnresolvableError(f"`${{{format_path(target)}}}` refers to nothing")
-                    cost += self._cost(target, links + 1)
             else:
                 cost = sum(self._cost((*at, key), links) for key, _ in children(node)) if node is not None else 0
             if cost > _MOST_OF_ONE:
-                raise UnresolvableError(f"`{format_path(path)}` is a text of more than {_MOST_OF_ONE} characters")
+                raise UnresolvableError(_TOO_MANY)
             self._costs[at] = cost
         return self._costs[at]
 
@@ -185,21 +197,14 @@ class References:
         node = next((node for node in above if node is not None), None)
         return find(self.tree, path) is not None or (isinstance(node, ScalarNode) and "${" in node.raw)
 
-    def _register(self) -> None:
-        """Give OmegaConf the resolvers that values may have, and no others."""
 
-        def variable(name: str, *default: Any) -> Any:
-            if name in self.environ:
-                return resolve_plain(self.environ[name])
-            if not default:
-                raise ValueError(f"the environment has no variable `{name}`")
-            return default[0]
-
-        for name in _VARIABLES:
-            OmegaConf.register_new_resolver(name, variable, replace=True)
-        OmegaConf.register_new_resolver("oc.decode", _decoded, replace=True)
-        for name, compute in _ARITHMETIC.items():
-            OmegaConf.register_new_resolver(name, _bounded(name, compute), replace=True)
+def _variable(name: str, *default: Any) -> Any:
+    environ = References.environ_in_use
+    if name in environ:
+        return resolve_plain(environ[name])
+    if not default:
+        raise ValueError(f"the environment has no variable `{name}`")
+    return default[0]
 
 
 def _targets(text: str, path: Path) -> list[tuple[Path, bool]]:
@@ -221,20 +226,21 @@ def _targets(text: str, path: Path) -> list[tuple[Path, bool]]:
             if selected is None:
                 raise UnresolvableError(f"`{text[start:]}` is not a reference that can be followed")
             targets.append((_absolute(selected[1], path), False))
-        elif name not in (*_VARIABLES, "oc.decode", *_ARITHMETIC):
+        elif name not in _RESOLVERS:
             raise UnresolvableError(_UNKNOWN.get(str(name).partition(".")[0], f"there is no resolver `{name}` here"))
     return targets
 
 
 def _parsable(text: str) -> str:
-    """Return a text that OmegaConf can parse; its references are left out where it cannot."""
-    if len(text) > _LONGEST:
-        return marked(text)
+    """Return a text for OmegaConf, with resolvers of ours; its references are left out where it cannot parse them."""
+    if "${" not in text:
+        return text
+    text = _RESOLVED.sub(lambda match: f"${{{_OURS if match[1] in _RESOLVERS else ''}{match[1]}:", text)
     try:
-        OmegaConf.create([text] if "${" in text else [])
+        OmegaConf.create([text if len(text) <= _LONGEST else ""])
     except (OmegaConfBaseException, RecursionError):
         return marked(text)
-    return text
+    return text if len(text) <= _LONGEST else marked(text)
 
 
 def _absolute(name: str, path: Path) -> Path:
@@ -283,7 +289,7 @@ def _unquoted(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
 
 
-# Resolvers that files of these projects register for their arithmetic.
+# Arithmetic that files of these projects register for their arithmetic.
 _ARITHMETIC: Final[Mapping[str, Callable[[Number, Number], Number]]] = {
     "add": lambda one, other: one + other,
     "subtract": lambda one, other: one - other,
@@ -293,6 +299,12 @@ _ARITHMETIC: Final[Mapping[str, Callable[[Number, Number], Number]]] = {
     "int_div": lambda one, other: one // other,
     "max": max,
     "min": min,
+}
+_RESOLVERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "oc.env": _variable,
+    "env": _variable,
+    "oc.decode": _decoded,
+    **{name: _bounded(name, compute) for name, compute in _ARITHMETIC.items()},
 }
 _UNKNOWN: Final = {
     "hydra": "`hydra:` describes a Hydra run, which does not exist here",

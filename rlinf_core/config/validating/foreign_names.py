@@ -5,7 +5,7 @@ The command line provides them, and the models hold only our own names. They are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -34,6 +34,26 @@ class Renamed(NamedTuple):
         return path
 
 
+class SectionNames(NamedTuple):
+    """Keys that sections do not have, by what becomes of them.
+
+    Attributes:
+        names: names that related projects give fields, each with its field.
+        moved: keys that are in another section here, each with its path.
+        unavailable: keys that have no counterpart here, each with what to do instead.
+        same: such keys, each with the values by which it says what is so anyway.
+        accepted: likewise, for keys that a file of ours may have; a key of `means` may have any.
+        means: keys of ours that are read as one of another section, each with its path.
+    """
+
+    names: Mapping[str, str]
+    moved: Mapping[str, str]
+    unavailable: Mapping[str, str]
+    same: Mapping[str, Sequence[object]]
+    accepted: Mapping[str, Sequence[object]]
+    means: Mapping[str, str]
+
+
 class ForeignNames(Protocol):
     """A source of foreign names. `annotations` are the types allowed at the key's place."""
 
@@ -45,22 +65,8 @@ class ForeignNames(Protocol):
         """
         ...
 
-    def other_names_of(self, annotations: Iterable[object]) -> dict[str, str]:
-        """Return the names that related projects give fields, each with its field."""
-        ...
-
-    def accepted_keys(self, annotations: Iterable[object]) -> dict[str, Sequence[object]]:
-        """Return the keys that sections lack and that may be written all the same, each with the values that it may
-        have; none for a key that is read as one of another section.
-        """
-        ...
-
-    def moved_keys(self, annotations: Iterable[object]) -> dict[str, str]:
-        """Return the keys that are in another section here, each with its path."""
-        ...
-
-    def unavailable_keys(self, annotations: Iterable[object]) -> dict[str, str]:
-        """Return the keys that have no counterpart here, each with what to do instead."""
+    def names_at(self, annotations: Iterable[object]) -> SectionNames:
+        """Return the names for all sections among `annotations`."""
         ...
 
     def places_of_other_name(self, model: type[BaseModel], name: str) -> list[tuple[str, str]]:

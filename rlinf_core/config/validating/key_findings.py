@@ -57,8 +57,9 @@ def foreign_character(text: str) -> str | None:
 def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagnostic:
     """Return the finding for a key that no model knows."""
     name = str(path[-1])
-    source, annotations = foreign_names(), types_at(model, path[:-1])
-    instead = source.unavailable_keys(annotations).get(name) if source else None
+    source = foreign_names()
+    known = source.names_at(types_at(model, path[:-1])) if source else None
+    instead = known.unavailable.get(name) if known else None
     if instead is not None:
         message = f"`{format_path(path)}` is not available"
         span = key_span(tree, path) or naming(tree, path)
@@ -67,7 +68,7 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
     meant = meant_key(model, tree, path)
     elsewhere = _other_places(model, path)
     before_colon, colon, after_colon = name.partition(":")
-    named = {**source.moved_keys(annotations), **source.other_names_of(annotations)} if source else {}
+    named = {**known.moved, **known.names} if known else {}
     hint: str | None = None
     if foreign := foreign_character(name):
         hint = f"it contains {foreign}: write it with plain characters"
@@ -153,7 +154,7 @@ def meant_key(model: type[BaseModel], tree: MappingNode, path: Path) -> str | No
     name = str(path[-1]).lower().replace("-", "_")
     known = [key for key in _fields(model, tree, path[:-1]) if not is_set(key)]
     names = foreign_names()
-    other = names.other_names_of(types_at(model, path[:-1])).get(str(path[-1])) if names else None
+    other = names.names_at(types_at(model, path[:-1])).names.get(str(path[-1])) if names else None
     # A name without its first word, as `robot_ip` for `left_robot_ip`, is not similar by spelling.
     synonyms = [key for key in known if name in _SYNONYMS.get(key, ())]
     longer = [key for key in known if "_" in name and key.endswith(f"_{name}")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -56,7 +55,7 @@ NAMES = {
 @pytest.fixture(autouse=True)
 def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Names for the models of this module, besides those for ours."""
-    tables = tomllib.loads(foreign_names.TABLES.read_text())
+    tables = foreign_names.tables()
     monkeypatch.setattr(foreign_names, "tables", lambda: tables | NAMES)
     monkeypatch.setattr(foreign_names, "OURS", (*foreign_names.OURS, __name__.partition(".")[0]))
     foreign_names.names_of.cache_clear()
@@ -305,7 +304,7 @@ def test_models_hold_our_own_names_only() -> None:
     assert not [name for name, section in sections_of_all().items() if names & set(vars(section))]
 
 
-@pytest.mark.parametrize("name", sorted(set(tomllib.loads(foreign_names.TABLES.read_text()))))
+@pytest.mark.parametrize("name", sorted(foreign_names.tables()))
 def test_foreign_names_map_to_fields_and_none_is_unavailable(name: str) -> None:
     section, table = sections_of_all()[name], foreign_names.tables()[name]
     below = [item for item in sections_of_all().values() if issubclass(item, section)]
