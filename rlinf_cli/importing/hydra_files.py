@@ -21,7 +21,7 @@ from rlinf_cli.importing.plain import from_hydra, tree_of
 from rlinf_cli.importing.projects import FOLDER_BY_VARIABLE
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.reading import read
-from rlinf_core.config.source import SourceText
+from rlinf_core.config.source import OVERRIDES_NAME, SourceText, Span
 from rlinf_core.config.tree import MappingNode, ScalarNode, SequenceNode, find
 
 _VARIABLE: Final = re.compile(r"\$\{(?:oc\.)?env:\s*([A-Za-z_]\w*)\s*(?:,\s*([^}]*?)\s*)?\}")
@@ -29,6 +29,8 @@ _VARIABLE: Final = re.compile(r"\$\{(?:oc\.)?env:\s*([A-Za-z_]\w*)\s*(?:,\s*([^}
 _VERSION_BASE: Final = "1.1"
 # How Hydra begins to refuse several values for one key.
 _SWEEPS: Final = ("Ambiguous value", "Sweep parameters")
+# How it begins to refuse an override.
+_OF_OVERRIDES: Final = ("Could not ", "Override ", "Key ")
 
 
 class HydraFile(NamedTuple):
@@ -101,17 +103,32 @@ def _composed(files: JobFiles, overrides: Sequence[str]) -> dict[str, object] | 
         files.report("extends-form", "these files nest too deeply for Hydra", "flatten them")
     except OverrideParseException as error:
         message = f"`{error.override}` is not an override in Hydra's syntax"
-        files.report("override-syntax", message, "write `KEY=VALUE` or `GROUP=NAME`")
+        span = _override_in(str(error.override), overrides)
+        files.diagnostics.error("override-syntax", message, span, (), "write `section.key=value`, or `group=name`")
     except (HydraException, OmegaConfBaseException, ValueError, AssertionError) as error:
         # Hydra asserts some forms, and hides what OmegaConf says behind an empty message.
         first, _, rest = str(error.__cause__ if not str(error) else error).strip().partition("\n")
         message = first or "Hydra does not accept this defaults list"
-        if message.startswith(_SWEEPS):
-            message, rest = "a sweep over several jobs cannot be imported: choose one value", ""
-        files.report("extends-form", message, " ".join(rest.split()) or FORMS)
+        if overrides and message.startswith((*_OF_OVERRIDES, *_SWEEPS)):
+            span = _override_in(message, overrides)
+            if message.startswith(_SWEEPS):
+                message, rest = "a sweep over several jobs cannot be imported: choose one value", ""
+            files.diagnostics.error("override-path", message, span, (), " ".join(rest.split()) or None)
+        else:
+            files.report("extends-form", message, " ".join(rest.split()) or FORMS)
     finally:
         use(None)
     return None
+
+
+def _override_in(message: str, overrides: Sequence[str]) -> Span:
+    """Return the place of the argument that a message of Hydra names; of the first one where it names none."""
+    lines = [" ".join(override.split()) for override in overrides]
+    source = SourceText(OVERRIDES_NAME, "\n".join(lines), "overrides")
+    keys = [line.lstrip("+~").partition("=")[0] for line in lines]
+    at = next((index for index, key in enumerate(keys) if f"'{key}'" in message or lines[index] in message), 0)
+    start = sum(len(line) + 1 for line in lines[:at])
+    return Span(source, start, start + len(lines[at]))
 
 
 def _search_path(tree: MappingNode, folder: str, environ: Mapping[str, str], diagnostics: Diagnostics) -> Iterator[str]:

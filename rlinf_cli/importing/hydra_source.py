@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
@@ -26,6 +27,8 @@ from rlinf_core.suggest import did_you_mean
 
 DEFAULTS: Final = "defaults"
 HYDRA: Final = "hydra"
+# The package in which Hydra looks for plugins, which may be a folder beside the files.
+_PLUGINS: Final = "hydra_plugins"
 # Far above real use, far below what a malicious file asks for.
 MAX_FILES: Final = 500
 FORMS: Final = "valid items: `name`, `group: name`, `group@package: name`, `override group: name` and `_self_`"
@@ -179,7 +182,7 @@ class JobFiles:
         return named_files(self.trees[file], os.path.dirname(file))
 
     def report(self, code: str, message: str, help: str, *nodes: Node) -> None:
-        """Report an error at the first of some nodes; without one, at the main file's defaults list."""
+        """Report an error at the first of some nodes; without one, at the main file's defaults list, or its start."""
         entry: Entry | None = self.tree(self.main_name).entry(DEFAULTS)
         span = nodes[0].span if nodes else entry.key.span if entry is not None else Span(self.main, 0, 0)
         self.diagnostics.error(code, message, span, (DEFAULTS,), help)
@@ -219,7 +222,14 @@ class _SearchPath(SearchPathPlugin):
 
 
 def use(files: JobFiles | None) -> None:
-    """Let Hydra compose the files of a job; None for no more."""
+    """Let Hydra compose the files of a job; None for no more. No plugin of Hydra that is installed is imported."""
     JobSource.files = files
-    for plugin in (JobSource, _SearchPath):
-        Plugins.instance().register(plugin)
+    others = sys.modules.get(_PLUGINS)
+    sys.modules[_PLUGINS] = None  # pyright: ignore[reportArgumentType]
+    try:
+        for plugin in (JobSource, _SearchPath):
+            Plugins.instance().register(plugin)
+    finally:
+        del sys.modules[_PLUGINS]
+        if others is not None:
+            sys.modules[_PLUGINS] = others

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
 
 from rlinf_cli.importing.convert import Converted, convert
 from rlinf_cli.importing.outcomes import Fate
@@ -112,6 +114,7 @@ HOSTILE = {
     "g/aliases.yaml": "a: &a [x, x, x, x]\n" + "".join(map(ALIASES.format, "bcdefg", "abcdef")),
     "planted/__init__.py": f"raise SystemExit('{SECRET}')\n",
     "planted/job.yaml": "a: 1\n",
+    "hydra_plugins/planted.py": f"raise SystemExit('{SECRET}')\n",
 }
 
 
@@ -131,6 +134,9 @@ def test_composing_reads_no_secret_runs_nothing_and_ends(
 ) -> None:
     monkeypatch.setenv("TOKEN", SECRET)
     monkeypatch.syspath_prepend(str(tmp_path))
+    # Hydra looks for plugins once in a process.
+    kept = {kind: instance for kind, instance in Singleton._instances.items() if kind is not Plugins}
+    monkeypatch.setattr(Singleton, "_instances", kept)
     for name, text in HOSTILE.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
