@@ -28,6 +28,7 @@ from tests.chaos.fault_table import FAULTS, STANDSTILLS
 
 DOCS = Path(__file__).parent
 _HELP_WIDTH = 88
+_PICTURE: Final = (1360, 960)
 _MADE = "<!-- Made by `make docs` from {source}. Edit that instead. -->\n"
 
 
@@ -50,10 +51,18 @@ def _recipes() -> dict[str, Recipe]:
 
 
 def _picture() -> str:
+    """Return the page of the placement as a picture that Markdown can show."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        run_rlinf(["inspect", "placement", "hetero18", "--svg", "-"])
-    return printed.getvalue()
+        run_rlinf(["inspect", "hetero18", "-o", "-"])
+    page = printed.getvalue()
+    style, body = (page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0] for tag in ("style", "body"))
+    size = f'width="{_PICTURE[0]}" height="{_PICTURE[1]}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {_PICTURE[0]} {_PICTURE[1]}" role="img">\n'
+        f"<style>{style}</style>\n<foreignObject {size}>\n"
+        f'<div xmlns="http://www.w3.org/1999/xhtml">{body}</div>\n</foreignObject>\n</svg>\n'
+    )
 
 
 def _commands() -> str:

@@ -1,17 +1,19 @@
-"""Lazily imported commands: each costs import time only when it is called."""
+"""Groups of commands: imported when they are called, with the names that they had before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
-from keyword import iskeyword
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_command
 
+from rlinf_cli.command import Group, command
+from rlinf_cli.console import console
+from rlinf_cli.renamed import command_now, renewed, with_command
+from rlinf_cli.runs import run_lookup
 from rlinf_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,59 +22,49 @@ if TYPE_CHECKING:
 # A package offers a command as `NAME = "module:app"`; `rich_help_panel` of the app is its heading in the help.
 ENTRY_POINT_GROUP: Final = "rlinf.commands"
 _OTHERS: Final = "Others"
+_RUNS_DIR: Final = "--runs-dir"
 
 
-class CommandFamily(NamedTuple):
-    """Commands under one heading of `--help`, all modules of one package."""
-
-    heading: str
-    package: str
-    names: tuple[str, ...]
-
-
-class LazyGroup(TyperGroup):
-    """A group whose commands are the `app`s of modules, and those of installed packages.
+class LazyGroup(Group):
+    """The commands of `rlinf`: those of its own modules, and those of installed packages.
 
     Help loads all of them, a call only its own. A package cannot replace a built-in command.
 
     Attributes:
-        families: the built-in commands by family, in help order; a command has the name of its module.
+        families: the module of each built-in command by heading, in help order.
         removed: commands of an earlier version, each with what to use instead.
     """
 
-    families: ClassVar[tuple[CommandFamily, ...]]
+    families: ClassVar[Mapping[str, Mapping[str, str]]]
     removed: ClassVar[Mapping[str, str]] = {}
 
     @cached_property
     def offered(self) -> dict[str, EntryPoint]:
-        """The commands of packages, by name; looked up only for names that are not built in."""
+        """The commands of packages, by name; looked up only for names that are not built in.
+
+        Earlier names of our own commands are not theirs.
+        """
         from rlinf_core.process.entry_points import offered
 
         points = offered(ENTRY_POINT_GROUP)
-        return {name: points[name] for name in sorted(points) if name not in self._packages}
+        return {name: points[name] for name in sorted(points) if name not in self._modules and not command_now([name])}
 
     @cached_property
-    def _packages(self) -> dict[str, str]:
-        return {name: family.package for family in self.families for name in family.names}
+    def _modules(self) -> dict[str, str]:
+        return {name: module for family in self.families.values() for name, module in family.items()}
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*self._packages, *self.offered]
+        return [*self._modules, *self.offered]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in self.removed:
-            raise ConfigError(f"rlinf no longer has the command `{cmd_name}`", help=self.removed[cmd_name])
-        is_command = cmd_name in self._packages or cmd_name in self.offered
-        # For an unknown name all of them are loaded, to suggest the nearest.
-        for name in (cmd_name,) if is_command else self.list_commands(ctx):
-            if name not in self.commands:
-                self.add_command(self._build(name), name)
+        if cmd_name not in self.commands and (cmd_name in self._modules or cmd_name in self.offered):
+            self.add_command(self._build(cmd_name), cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def _build(self, name: str) -> Any:
-        if name in self._packages:
-            # A module cannot well be called by a word of the language, as in `rlinf import`.
-            module = f"{name}_" if iskeyword(name) else name
-            return get_command(import_module(f"{self._packages[name]}.{module}").app)
+        if name in self._modules:
+            module, _, attribute = self._modules[name].partition(":")
+            return get_command(getattr(import_module(module), attribute or name))
         point = self.offered[name]
         try:
             app: Any = point.load()
@@ -82,6 +74,20 @@ class LazyGroup(TyperGroup):
         # Where Typer keeps it depends on its version.
         built.rich_help_panel = getattr(app, "rich_help_panel", app.info.rich_help_panel)
         return built
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command of a command line, also under names that it and its options had before."""
+        if args[0] in self.removed:
+            raise ConfigError(f"rlinf no longer has the command `{args[0]}`", help=self.removed[args[0]])
+        row = command_now(args)
+        words = args if row is None else [row.new.split()[0], *args[len(row.old.split()) :]]
+        words, changes = renewed(words, set(options_of(self.get_command(ctx, words[0]))))
+        if row is not None:
+            words = with_command(row, words[1:])
+            changes.insert(0, f"`rlinf {row.old}` is now `rlinf {row.new.removesuffix(' VALUE')}`")
+        if changes and not {"-q", "--quiet"} & set(args):
+            console.warn(", ".join(changes))
+        return super().resolve_command(ctx, _without_folder(words))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -93,7 +99,7 @@ class LazyGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands under the headings of their families, summaries aligned."""
-        headings: dict[str, list[str]] = {family.heading: list(family.names) for family in self.families}
+        headings: dict[str, list[str]] = {heading: list(family) for heading, family in self.families.items()}
         for name in self.offered:
             heading = self.get_command(ctx, name).rich_help_panel
             headings.setdefault(heading if isinstance(heading, str) else _OTHERS, []).append(name)
@@ -105,22 +111,33 @@ class LazyGroup(TyperGroup):
                 formatter.write_dl(rows)
 
 
-def command(
-    function: Callable[..., None],
-    *,
-    examples: tuple[str, ...],
-    no_args_is_help: bool = False,
-    heading: str | None = None,
-) -> typer.Typer:
-    """Return the app of a module with a single command, named after its function.
+def options_of(command: Any) -> Iterator[str]:
+    """Yield the options of a command and of those below it."""
+    if command is None:
+        return
+    yield _RUNS_DIR
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    for name in getattr(command, "commands", ()):
+        yield from options_of(command.commands[name])
 
-    Args:
-        examples: commands at the end of its help.
-        heading: its heading in the help of `rlinf`, for the command of a package.
-    """
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, rich_help_panel=heading)
-    app.command(no_args_is_help=no_args_is_help, epilog=help_examples(*examples) if examples else None)(function)
-    return app
+
+def _without_folder(words: list[str]) -> list[str]:
+    """Take `--runs-dir FOLDER`, an option of `rlinf` itself, where it follows the command, too."""
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if word == "--":
+            return [*kept, word, *rest]
+        if name != _RUNS_DIR:
+            kept.append(word)
+            continue
+        folder = value if equals else next(rest, "")
+        if not folder:
+            raise ConfigError(f"`{_RUNS_DIR}` needs a folder")
+        run_lookup.choose_runs_folder(folder)
+    return kept
 
 
 def _broken(name: str, target: str, error: Exception) -> Any:
@@ -135,9 +152,4 @@ def _broken(name: str, target: str, error: Exception) -> Any:
         )
 
     fail.__doc__ = f"Cannot be loaded: {reason}"
-    return get_command(command(fail, examples=()))
-
-
-def help_examples(*commands: str) -> str:
-    """Return the end of a command's help: commands that can be typed as they stand."""
-    return "\n".join(("\b", "Examples:" if len(commands) > 1 else "Example:", *(f"  {line}" for line in commands)))
+    return get_command(command(record=False)(fail))

@@ -4,30 +4,48 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from rlinf_cli.arguments.options import Quiet, Verbose
+from rlinf_cli.command import Quiet, Verbose, help_examples, opt
 from rlinf_cli.console import console
 from rlinf_cli.console.interrupts import command_signals, ending_commands
 from rlinf_cli.exit_codes import ExitCode, code_of
-from rlinf_cli.lazy import CommandFamily, LazyGroup, help_examples
+from rlinf_cli.lazy import LazyGroup
+from rlinf_cli.runs import run_lookup
 from rlinf_core.errors import RLinfError
+
+# What is said of a value that is none of its type.
+_PYDANTIC: Final = re.compile(r"Input should be a valid (\w+), .*")
 
 
 class _Commands(LazyGroup):
-    families = (
-        CommandFamily(
-            "Train", "rlinf_cli.commands.training", ("train", "sweep", "logs", "debug", "stop", "recipes", "init")
-        ),
-        CommandFamily("Check", "rlinf_cli.commands.checking", ("validate", "inspect", "explain", "schema", "import")),
-        CommandFamily("Cluster", "rlinf_cli.commands.cluster", ("up", "status", "doctor", "down")),
-        CommandFamily("Look back", "rlinf_cli.commands.results", ("runs", "why", "replay", "report", "compare")),
-        CommandFamily("Use", "rlinf_cli.commands.policies", ("eval", "play", "export")),
+    families = MappingProxyType(
+        {
+            "Jobs": {
+                "train": "rlinf_cli.commands.train",
+                "validate": "rlinf_cli.commands.check",
+                "inspect": "rlinf_cli.commands.inspect",
+                "explain": "rlinf_cli.commands.check",
+                "init": "rlinf_cli.commands.check",
+            },
+            "Machines": dict.fromkeys(("up", "status", "down", "doctor"), "rlinf_cli.commands.machines"),
+            "Runs": {
+                **dict.fromkeys(("ps", "logs", "stop"), "rlinf_cli.commands.processes"),
+                "runs": "rlinf_cli.commands.runs",
+            },
+            "Results": dict.fromkeys(("why", "report", "compare"), "rlinf_cli.commands.results"),
+            "Policies": {
+                "eval": "rlinf_cli.commands.policies:evaluate",
+                "export": "rlinf_cli.commands.policies",
+                "import": "rlinf_cli.commands.checking.import_:app",
+            },
+        }
     )
     removed = MappingProxyType({"chaos": "it tests rlinf itself: `make chaos JOB=FILE` in a checkout does what it did"})
 
@@ -37,7 +55,7 @@ app = typer.Typer(
     name="rlinf",
     cls=_Commands,
     help="Distributed reinforcement learning on unlike machines, from one YAML file.",
-    epilog=help_examples("rlinf train recipe=embodied", "rlinf validate hetero18", "rlinf inspect placement hetero18"),
+    epilog=help_examples("rlinf train embodied", "rlinf validate hetero18", "rlinf inspect hetero18"),
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -54,11 +72,18 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _runs_dir(folder: str | None) -> str | None:
+    run_lookup.choose_runs_folder(folder)
+    return folder
+
+
 @app.callback()
 def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
+    version: Annotated[bool, opt("--version", "Show the version and exit.", callback=_version, is_eager=True)] = False,
+    runs_dir: Annotated[
+        str | None,
+        opt("--runs-dir FOLDER", "Folder of the runs; by default RLINF_RUNS, else `runs`.", callback=_runs_dir),
+    ] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -79,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    console.verbosity.quiet = console.verbosity.verbose = False
+    console.verbosity.reset()
     return guarded(lambda: _named_user_runs(arguments))
 
 
@@ -88,7 +113,7 @@ def _named_user_runs(arguments: Sequence[str] | None) -> int | None:
 
     if (home := name_user()) and "_RLINF_COMPLETE" not in os.environ:
         console.warn(f"HOME is not set, and user {os.getuid()} has no name: `{home}` is used as its home folder")
-    return app(arguments, prog_name="rlinf")
+    return app(arguments, prog_name="rlinf", standalone_mode=False)
 
 
 def guarded(work: Callable[[], int | None]) -> int:
@@ -110,6 +135,12 @@ def _report(error: Exception) -> int:
     if isinstance(error, RLinfError):
         _show(error)
         return code_of(error)
+    if isinstance(error, typer.TyperException):
+        _show_usage(error)
+        return error.exit_code
+    if isinstance(error, (typer.Abort, EOFError)):
+        console.error_block("aborted")
+        return ExitCode.FAILED
     if isinstance(error, OSError) and error.errno in console.OUTPUT_LOST and error.filename is None:
         console.error_block("the output cannot be written", why=error.strerror)
     else:
@@ -124,6 +155,33 @@ def _show(error: RLinfError) -> None:
         console.error("".join(traceback.format_exception(error)).rstrip())
     else:
         console.error_block(error.message, where=error.where, why=error.why, do=error.help)
+
+
+def _show_usage(error: typer.TyperException) -> None:
+    """Print what is wrong with the words of a command."""
+    text = error.format_message()
+    if text.startswith("Usage: "):
+        # It was called without what it requires.
+        console.error(text)
+        return
+    details = vars(error)
+    if isinstance(error, typer.BadParameter) and error.message and not (error.param_hint or error.param):
+        text = error.message
+    help = _nearest(error.message, details.get("option_name"), details.get("possibilities"))
+    if help is None and details.get("ctx") is not None:
+        help = f"`{details['ctx'].command_path} --help` shows how it is called"
+    text = _PYDANTIC.sub(r"expected a valid \1", text.partition(" (Possible options: ")[0])
+    console.error_block(f"{text[0].lower()}{text[1:]}".rstrip("."), do=help)
+
+
+def _nearest(message: str, option: str | None, possibilities: Sequence[str] | None) -> str | None:
+    """Return the option or choice that was meant, in words."""
+    from rlinf_core.suggest import did_you_mean
+
+    if option is not None:
+        return did_you_mean(option, possibilities or ())
+    choice, of, choices = message.partition(" is not one of ")
+    return did_you_mean(choice.strip("'"), [name.strip(" '") for name in choices.split(",")]) if of else None
 
 
 def _show_bug(error: Exception) -> None:

@@ -197,6 +197,13 @@ LOG_LEVEL = EnvVar(
     "one of DEBUG, INFO, WARNING, ERROR, CRITICAL",
     _level,
 )
+RUNS = EnvVar(
+    "RLINF_RUNS",
+    "runs",
+    "The folder in which commands look for runs: the `runner.logger.log_path` of their files.",
+    "a folder",
+    str,
+)
 REPORT = EnvVar(
     "RLINF_REPORT",
     True,

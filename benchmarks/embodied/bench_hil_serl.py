@@ -147,7 +147,7 @@ def demonstrations(simulator: str, folder: Path) -> tuple[Path, Path]:
     path, file = folder / "demonstrations", folder / "job.yaml"
     settings = {"simulator": simulator, "demonstrations": path, "seed": 1_000_000, "last": 1}
     file.write_text(CONFIG.format(**settings, steps=STEPS, folder=folder))
-    run([sys.executable, "-m", "rlinf_cli", "record", str(file), "--out", str(path), "-n", "20", "--successes-only"])
+    run([sys.executable, "-m", "rlinf_cli", "record", str(file), "-o", str(path), "-n", "20", "--successes-only"])
     data = load_demonstrations([str(path)])
     if data.states is None or data.rewards is None or data.successes is None:
         raise SystemExit(f"{path} has no states or no rewards")

@@ -101,7 +101,7 @@ def _compared(arguments: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         _rlinf(folder, "train", *arguments, *SHORT)
         (run,) = Path(folder).glob("runs/*")
-        return json.loads(_rlinf(folder, "inspect", "memory", str(run), "--output", "json"))["components"]
+        return json.loads(_rlinf(folder, "inspect", "memory", str(run), "--json"))["components"]
 
 
 def _rlinf(folder: str, *arguments: str) -> str:

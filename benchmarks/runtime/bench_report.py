@@ -49,7 +49,7 @@ def results(steps: int) -> Iterator[Result]:
         run = run_of(steps, Path(folder))
         page = Path(folder) / "report.html"
         began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "rlinf_cli", "report", str(run), "--out", str(page), "-q"], check=True)
+        subprocess.run([sys.executable, "-m", "rlinf_cli", "report", str(run), "-o", str(page), "-q"], check=True)
         seconds = time.perf_counter() - began
         yield Result(f"{steps} steps: made", f"{seconds / steps * 1e6:.0f} us a step", f"{seconds:.1f} s", "", True)
         size = page.stat().st_size

@@ -90,7 +90,7 @@ def files_and_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @_careful
 def training(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return recipes as `recipe=NAME`, files and, after one of these, overrides."""
+    """Return recipes, also as `recipe=NAME`, files and, after one of these, overrides."""
     from rlinf_core.job.find_recipe import recipe_names
 
     if _named(_words(ctx)) is not None:
@@ -98,28 +98,29 @@ def training(ctx: typer.Context, incomplete: str) -> list[str]:
     if ctx.params.get("arguments") or _words(ctx):
         # Bash splits `recipe=NAME` into words; the last one is the name so far.
         return _starting(recipe_names(), incomplete) if "recipe" in _words(ctx) else overrides(ctx, incomplete)
-    names = [f"recipe={name}" for name in recipe_names()]
+    names = [*recipe_names(), *(f"recipe={name}" for name in recipe_names())]
     return [*_starting(names, incomplete), *files(ctx, incomplete)]
 
 
 @_careful
 def runs(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the run folders, the youngest first."""
-    from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH, all_runs
+    from rlinf_cli.runs.run_lookup import all_runs
 
-    folders = all_runs(ctx.params.get("log_path") or DEFAULT_LOG_PATH)
-    names = [folder.path.name for folder in sorted(folders, key=lambda folder: -folder.state.created)]
+    names = [folder.path.name for folder in sorted(all_runs(), key=lambda folder: -folder.state.created)]
     return [name for name in names if name.startswith(incomplete)]
 
 
 @_careful
-def logged_components(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the components whose logs the run has."""
+def runs_and_components(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the run folders, and the components whose logs the run has."""
     from rlinf_cli.runs.log_files import log_files
-    from rlinf_cli.runs.run_lookup import DEFAULT_LOG_PATH, find_run
+    from rlinf_cli.runs.run_lookup import find_run, run_at
 
-    folder = find_run(ctx.params.get("run"), ctx.params.get("log_path") or DEFAULT_LOG_PATH, ask=False)
-    return _starting({file.component for file in log_files(folder.logs)}, incomplete)
+    names = runs(ctx, incomplete)
+    named = next((folder for word in _words(ctx) if (folder := run_at(word)) is not None), None)
+    folder = named or find_run(None, ask=False)
+    return [*names, *_starting({file.component for file in log_files(folder.logs)}, incomplete)]
 
 
 def _values(ctx: typer.Context, job: Job, incomplete: str) -> list[str]:
@@ -158,7 +159,7 @@ def components(ctx: typer.Context, incomplete: str) -> list[str]:
 def _words(ctx: typer.Context) -> list[str]:
     """Return the positional arguments typed so far."""
     words: list[str] = []
-    for name in ("file", "arguments", "overrides"):
+    for name in ("file", "arguments", "overrides", "words"):
         argument = ctx.params.get(name)
         words.extend([argument] if isinstance(argument, str) else argument or [])
     # After an option that still needs its value, Typer has not parsed the arguments yet.

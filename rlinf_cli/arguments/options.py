@@ -7,84 +7,43 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from rlinf_cli.arguments import completion
-from rlinf_cli.console import console
+from rlinf_cli.command import arg, opt
 
 
 class Output(StrEnum):
+    """The format of a result."""
+
     TEXT = "text"
     JSON = "json"
 
 
-def _be_quiet(wanted: bool) -> bool:
-    console.verbosity.quiet |= wanted
-    return wanted
-
-
-def _be_verbose(wanted: bool) -> bool:
-    console.verbosity.verbose |= wanted
-    return wanted
-
-
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", callback=_be_quiet, help="Print results and errors only.", show_default=False)
-]
-Verbose = Annotated[
-    bool,
-    typer.Option("--verbose", callback=_be_verbose, help="Print more detail, and tracebacks.", show_default=False),
-]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Format of the result.", metavar="text|json")]
-# The docstrings describe arguments: Typer's table would show their Python types.
-File = Annotated[str, typer.Argument(metavar="FILE", hidden=True, autocompletion=completion.files)]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", hidden=True, autocompletion=completion.overrides)
-]
+File = Annotated[str, arg("FILE", completion.files)]
+FileIfAny = Annotated[str | None, arg("FILE", completion.files)]
+FileOrRun = Annotated[str, arg("FILE|RUN", completion.files)]
+Training = Annotated[list[str] | None, arg("FILE|RECIPE", completion.training)]
+Overrides = Annotated[list[str] | None, arg("KEY=VALUE", completion.overrides)]
+Run = Annotated[str | None, arg("RUN", completion.runs)]
+Runs = Annotated[list[str] | None, arg("RUN...", completion.runs)]
+Processes = Annotated[list[str] | None, arg("RUN|COMPONENT[:RANK]", completion.runs_and_components)]
+Out = Annotated[Path | None, opt("-o FILE", "Output file.")]
 Assume = Annotated[
     list[str] | None,
-    typer.Option(
-        "--assume",
-        metavar="[GROUP=]N[xMODEL]",
-        help="Assume this many accelerators on each node of a group: `a800=8`, or `8` for all nodes. May be repeated.",
+    opt(
+        "--assume [GROUP=]N[xMODEL]",
+        "Assume this many accelerators on each node of a group: `a800=8`, or `8` for all nodes. May be repeated.",
         autocompletion=completion.assumptions,
-        show_default=False,
     ),
 ]
-Live = Annotated[
-    bool,
-    typer.Option(
-        "--live", help="Probe the nodes over ssh and use what they report. Starts nothing.", show_default=False
-    ),
-]
-Run = Annotated[str | None, typer.Argument(metavar="RUN", hidden=True, autocompletion=completion.runs)]
-Runs = Annotated[list[str] | None, typer.Argument(metavar="RUN", hidden=True, autocompletion=completion.runs)]
-LogPath = Annotated[
-    Path,
-    typer.Option(
-        "--log-path",
-        metavar="FOLDER",
-        help="Folder of the runs: their `runner.logger.log_path`.",
-        show_default=False,
-    ),
-]
+Live = Annotated[bool, opt("--live", "Probe the nodes over ssh and use what they report. Starts nothing.")]
+Checkpoint = Annotated[str | None, opt("--checkpoint N|PATH", "Checkpoint, or its step; by default the newest of RUN.")]
+Recipe = Annotated[str | None, opt("--recipe NAME", "Only of this recipe.", autocompletion=completion.recipes)]
+Name = Annotated[str | None, opt("--name NAME", "Name of the cluster; by default the file's, else the only one.")]
+Parallel = Annotated[int, opt("--parallel N", "Nodes contacted at the same time.", min=1)]
+DryRun = Annotated[bool, opt("--dry-run", "Validate, show what would run, start nothing.")]
+Detach = Annotated[bool, opt("--detach -d", "Run in the background and return.")]
 
 
 def assumed(assume: Iterable[str] | None) -> list[str]:
     """Return the `--assume` options of the command line."""
     return [word for assumption in assume or () for word in ("--assume", assumption)]
-
-
-def key_values(words: Iterable[str] | None) -> dict[str, str]:
-    """Return `KEY=VALUE` options as a mapping.
-
-    Raises:
-        typer.BadParameter: a word has no `=`.
-    """
-    pairs: dict[str, str] = {}
-    for word in words or ():
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"`{word}` is not KEY=VALUE")
-        pairs[key] = value
-    return pairs

@@ -101,12 +101,6 @@ def _jobs_of_cluster() -> list[JobRecord]:
     return sorted(records, key=lambda record: -record.started)
 
 
-def inspect_job(record: JobRecord, *, stacks: bool) -> JobSnapshot:
-    """Return the current activity of each process of a job; see `Inspector.snapshot`."""
-    with Inspector(record) as inspector:
-        return inspector.snapshot(stacks=stacks)
-
-
 class Inspector:
     """A connection to the manager of a running job, from outside of the job."""
 

@@ -33,11 +33,16 @@ _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "yellow": "1;33", "green": "1
 
 
 class Verbosity:
-    """The amount of output, by `--quiet` and `--verbose`."""
+    """The amount and the format of output, by `--quiet`, `--verbose` and `--json`."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the options of an earlier command."""
         self.quiet = False
         self.verbose = False
+        self.json = False
 
 
 verbosity = Verbosity()
@@ -72,9 +77,14 @@ def results(texts: Iterable[str], *, gap: bool = False) -> None:
 
 def result_json(data: Any) -> None:
     """Print a result as JSON."""
+    result(json_text(data))
+
+
+def json_text(data: Any) -> str:
+    """Return JSON that no terminal acts on."""
     import json
 
-    result(json.dumps(data, indent=2, ensure_ascii=False).translate(_ESCAPED))
+    return json.dumps(data, indent=2, ensure_ascii=False).translate(_ESCAPED)
 
 
 def message(text: str) -> None:
@@ -85,7 +95,12 @@ def message(text: str) -> None:
 
 def warn(text: str) -> None:
     """Print a warning; `--quiet` drops it."""
-    message(f"{style('warning', 'yellow', sys.stderr)}: {clipped(text)}")
+    message(warning(text))
+
+
+def warning(text: str) -> str:
+    """Return a warning as it is printed."""
+    return f"{style('warning', 'yellow', sys.stderr)}: {clipped(text)}"
 
 
 def error(text: str) -> None:

@@ -10,17 +10,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rlinf_cli.console import console
-from rlinf_cli.runs.run_lookup import find_run
 from rlinf_core.errors import RunError
 from rlinf_core.node.process_identity import Presence, look
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.supervision.lives import Hello
-
-if TYPE_CHECKING:
-    from rlinf_core.runners.storage.run_folder import RunFolder
 
 _PART: Final = 65536
 
@@ -97,25 +93,6 @@ def _print(text: str) -> None:
     # What a worker prints could steer a terminal.
     sys.stdout.write("".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text))
     sys.stdout.flush()
-
-
-def run_and_processes(run: str | None, words: Sequence[str], log_path: Path) -> tuple[RunFolder, list[str]]:
-    """Return a run and the names of processes; a first word that names processes of the active run is one of them.
-
-    Raises:
-        RunError: there is no such run, and the active one has no such component.
-    """
-    try:
-        return find_run(run, log_path), list(words)
-    except RunError as error:
-        if run is None:
-            raise
-        with suppress(RunError):
-            active = find_run(None, log_path)
-            groups = components_of(active.config_file)
-            if run.partition(":")[0] in {*groups, *groups.values()}:
-                return active, [run, *words]
-        raise error from None
 
 
 def components_of(config_file: Path) -> dict[str, str]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from rlinf_cli.command import Result
 from rlinf_cli.console import console
+from rlinf_cli.exit_codes import ExitCode
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.render import render_text
 from rlinf_core.config.secrets import mask_message, mask_text
 from rlinf_core.config.tree import format_path
 from rlinf_core.suggest import clipped
+
+if TYPE_CHECKING:
+    from rlinf_core.config.diagnostics import Diagnostics
 
 VALIDATE_SCHEMA: Final = "rlinf.validate/1"
 
@@ -31,7 +37,7 @@ def without_effect(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
 
 
 def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
-    """Return one finding as a record of `validate --output json`.
+    """Return one finding as a record of `validate --json`.
 
     Lines and columns count from 1; the end is exclusive.
     """
@@ -97,3 +103,34 @@ def _github_data(text: str) -> str:
 
 def _github_property(text: str) -> str:
     return _github_data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def validated(reports: Sequence[tuple[str, Diagnostics]], *, github: bool) -> Result:
+    """Return what `rlinf validate` answers: all findings, and a verdict on each file."""
+    findings = [diagnostic for _, diagnostics in reports for diagnostic in diagnostics]
+    code = ExitCode.OK if all(diagnostics.ok for _, diagnostics in reports) else ExitCode.INVALID
+    verdicts = [f"{_shown(file)}: {_summary(diagnostics)}" for file, diagnostics in reports]
+    if github:
+        # Every line on standard output is an annotation.
+        return Result("\n".join(map(to_github, findings)), code=code, notes=("\n".join(verdicts),))
+
+    def text() -> str:
+        shown = "\n\n".join(finding_blocks(findings, sys.stdout))
+        return "\n\n".join(part for part in (shown, "" if console.verbosity.quiet else "\n".join(verdicts)) if part)
+
+    return Result(text, lambda: to_json(findings) | {"files": [file for file, _ in reports]}, code)
+
+
+def _shown(file: str) -> str:
+    from rlinf_core.config.render import visible
+
+    return "standard input" if file == "-" else file if file.isprintable() else visible(file)
+
+
+def _summary(diagnostics: Diagnostics) -> str:
+    """Return `2 errors, 1 warning`, or `valid, with 1 warning, 2 notes`."""
+    counts = [(severity, diagnostics.count(severity)) for severity in Severity]
+    listed = ", ".join(f"{count} {severity}{'s' * (count != 1)}" for severity, count in counts if count)
+    if not diagnostics.ok:
+        return listed
+    return f"valid, with {listed}" if listed else "valid"

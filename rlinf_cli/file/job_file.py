@@ -57,12 +57,18 @@ def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def file_of_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the recipe's default config for `recipe=NAME`, with the overrides; any other name unchanged, also that of
-    a recipe whose config is not a file.
+    """Return the default config of a recipe that is named, bare or as `recipe=NAME`, with the overrides; any other name
+    unchanged, also that of a recipe whose config is not a file.
 
     Raises:
         ConfigError: there is no such recipe.
     """
+    from rlinf_core.config.shipped import is_bare_name, shipped_config
+
+    if is_bare_name(name) and not is_override(name) and not os.path.isfile(name) and shipped_config(name) is None:
+        from rlinf_core.job.find_recipe import recipe_names
+
+        name = f"{_RECIPE}{name}" if name in recipe_names() else name
     if not name.startswith(_RECIPE):
         return name, overrides
     from rlinf_core.job.find_recipe import started_recipe

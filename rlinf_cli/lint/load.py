@@ -39,7 +39,7 @@ def _note_unchecked(tree: MappingNode, diagnostics: Diagnostics) -> None:
     if others:
         names = quoted(entry.key.raw for entry in others)
         first = others[0].key
-        help_text = "add `recipe: NAME`; `rlinf recipes` lists the names"
+        help_text = "add `recipe: NAME`; `rlinf train` lists the names"
         if tree.entry("defaults") is not None:
             help_text += "; name bases with `extends: FILE`, not `defaults`"
         diagnostics.add(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from rlinf_cli.bootstrap.phases import Phase
+from rlinf_cli.console import console
 from rlinf_cli.live.phase_table import PhaseTable
 
 if TYPE_CHECKING:
@@ -84,6 +85,20 @@ def watch(request: startup.UpRequest, *, parallel: int) -> startup.UpReport:
 
     with table.shown():
         return run(work())
+
+
+def up_or_back(request: startup.UpRequest, *, parallel: int, rollback: bool) -> startup.UpReport:
+    """Bring the cluster up; with `rollback`, take the nodes that were started down again if one failed."""
+    try:
+        report = watch(request, parallel=parallel)
+    except KeyboardInterrupt:
+        console.message(f"interrupted: nodes that are up stay up until `rlinf down --name {request.name}`")
+        raise
+    if not report.ok and rollback:
+        started = {node.rank for node in report.nodes if node.changed}
+        console.message(f"taking down the nodes started by this run: {len(started)}")
+        end(request.name, [node for node in request.nodes if node.rank in started], parallel=parallel)
+    return report
 
 
 def end(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 from rlinf_core.config.ranks import format_ranks
 
 ACCELERATOR, NODE = "accelerator", "node"
+_UNITS_A_ROW = 8
 
 # Up to this many nodes, each has its own card.
 _ALL_CARDS = 24
@@ -147,3 +149,62 @@ def _merged(cards: Sequence[Card]) -> Card:
             ranks.setdefault(user.component, []).extend(user.ranks)
     together = tuple(User(name, tuple(sorted(set(user_ranks)))) for name, user_ranks in ranks.items())
     return Card(tuple(rank for card in cards for rank in card.ranks), None, (), together)
+
+
+def picture_record(picture: Picture) -> dict[str, Any]:
+    """Return the picture as data: what `placement.json` of a run keeps, and pages are made of."""
+    picture = summarised(picture)
+    colors = {name: index for index, (name, _) in enumerate(picture.components)}
+    cells = [cell for section in picture.sections for card in section.cards for cell in card.cells]
+    return {
+        "title": picture.title,
+        "subtitle": picture.subtitle,
+        "components": [{"name": name, "size": size} for name, size in picture.components],
+        "idle": not all(cell.users for cell in cells),
+        "sections": [
+            {
+                "title": section.title,
+                "subtitle": section.subtitle,
+                "cards": [_card_record(card, colors) for card in section.cards],
+            }
+            for section in picture.sections
+        ],
+    }
+
+
+def _card_record(card: Card, colors: Mapping[str, int]) -> dict[str, Any]:
+    many = len(card.ranks) > 1
+    title = f"and {len(card.ranks)} more" if many else f"node {card.ranks[0]}"
+    alone = card.host or ("" if card.cells or card.loose else "unused")
+    rows: list[dict[str, Any]] = []
+    for accelerators, kin in groupby(card.cells, key=lambda cell: cell.kind == ACCELERATOR):
+        cells = list(kin)
+        for first in range(0, len(cells), _UNITS_A_ROW):
+            row = cells[first : first + _UNITS_A_ROW]
+            # One or two robots fill the row; accelerators take an eighth each, so that unlike nodes stay comparable.
+            columns = _UNITS_A_ROW if accelerators else len(row)
+            rows.append({"columns": columns, "runs": _run_records(row, title, colors)})
+    return {
+        "title": title,
+        "about": f"nodes {format_ranks(card.ranks)}" if many else alone,
+        "many": many,
+        "rows": rows,
+        "loose": _user_records(card.loose, colors),
+    }
+
+
+def _run_records(row: Sequence[Cell], title: str, colors: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the units of a row; a process that holds several of them is drawn once across these."""
+    runs: list[dict[str, Any]] = []
+    for _, run in groupby(enumerate(row), key=lambda item: item[1].users or item[0]):
+        units = [cell for _, cell in run]
+        kind = f"{ACCELERATOR} " if units[0].kind == ACCELERATOR else ""
+        users = ", ".join(f"{user.component}:{user.label}" for user in units[0].users) or "idle"
+        about = f"{title}, {kind}{', '.join(unit.name for unit in units)}: {users}"
+        names = [unit.name for unit in units]
+        runs.append({"units": names, "users": _user_records(units[0].users, colors), "about": about})
+    return runs
+
+
+def _user_records(users: Sequence[User], colors: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"component": user.component, "ranks": user.label, "color": colors[user.component]} for user in users]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from rlinf_cli.command import Result
 from rlinf_cli.console import console, prose
 from rlinf_cli.file.job_file import SoundJob
 from rlinf_cli.placement.job_layout import JobLayout, masked, secret_texts
 from rlinf_cli.placement.picture import NODE, Card, Picture
 from rlinf_cli.placement.placement_picture import hosts_by_rank, robot_numbers
+from rlinf_cli.placement.placement_record import placement_record
 from rlinf_cli.placement.process_variables import Layer, process_interpreter, process_variables
 from rlinf_core.config.machines.cluster import replaceable
 from rlinf_core.config.ranks import format_ranks
@@ -17,6 +19,16 @@ from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology
 
 _HEADERS = ("component", "processes", "group", "nodes", "units", "per process", "accelerators")
+
+
+def placement_result(job: SoundJob, layout: JobLayout, picture: Picture, *, every_process: bool) -> Result:
+    """Return what `rlinf inspect placement` answers."""
+
+    def text() -> str:
+        summary = summary_text(job, layout, picture)
+        return f"{summary}\n\n{processes_table(job, layout)}" if every_process else summary
+
+    return Result(text, lambda: placement_record(job, layout))
 
 
 def summary_text(job: SoundJob, layout: JobLayout, picture: Picture) -> str:
@@ -111,7 +123,7 @@ def _visible_accelerators(placements: Sequence[Placement], topology: ClusterTopo
     nodes = {placement.cluster_node_rank for placement in placements}
     if all(topology.nodes[node].num_accelerators == 0 for node in nodes):
         return "none"
-    return "all of its node, none reserved"
+    return "unrestricted"
 
 
 def _share(placements: Sequence[Placement]) -> str:

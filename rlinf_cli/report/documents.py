@@ -11,7 +11,6 @@ from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Rank, read_model
 
 PLACEMENT: Final = "placement.json"
-PICTURE: Final = "placement.svg"
 ORIGINS: Final = "origins.json"
 
 
@@ -50,10 +49,69 @@ class PlacedComponent(FileModel):
     processes: list[PlacedProcess] = Field(default_factory=list[PlacedProcess])
 
 
+class DrawnUser(FileModel):
+    """Processes of a component on a unit of the picture."""
+
+    component: str
+    ranks: str
+    color: Rank
+
+
+class DrawnRun(FileModel):
+    """Neighbouring units of the picture with the same processes."""
+
+    units: list[str]
+    users: list[DrawnUser]
+    about: str
+
+
+class DrawnRow(FileModel):
+    """A row of units of the picture."""
+
+    columns: Rank
+    runs: list[DrawnRun]
+
+
+class DrawnCard(FileModel):
+    """A node of the picture, or several alike."""
+
+    title: str
+    about: str
+    many: bool
+    rows: list[DrawnRow]
+    loose: list[DrawnUser]
+
+
+class DrawnSection(FileModel):
+    """The nodes of a group in the picture."""
+
+    title: str
+    subtitle: str
+    cards: list[DrawnCard]
+
+
+class DrawnComponent(FileModel):
+    """A component of the picture, with its number of processes."""
+
+    name: str
+    size: Rank
+
+
+class DrawnPlacement(FileModel):
+    """The picture of a placement, as `picture_record` makes it."""
+
+    title: str
+    subtitle: str
+    components: list[DrawnComponent]
+    idle: bool
+    sections: list[DrawnSection]
+
+
 class PlacementFile(FileModel):
     """The content of `placement.json`."""
 
     components: dict[str, PlacedComponent] = Field(default_factory=dict[str, PlacedComponent])
+    picture: DrawnPlacement | None = None
 
 
 class RecordedPlace(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlinf_cli.live import labels
-from rlinf_cli.report.documents import ORIGINS, PICTURE, PLACEMENT, OriginsFile, PlacedProcess, PlacementFile
+from rlinf_cli.report.documents import ORIGINS, PLACEMENT, DrawnPlacement, OriginsFile, PlacedProcess, PlacementFile
 from rlinf_cli.report.series import RunSeries, series_of, telling_steps
 from rlinf_cli.report.trace_steps import TraceBar, bars_of_steps
 from rlinf_cli.runs.answer_samples import read_samples, sampled_steps
@@ -107,7 +107,7 @@ class RunContent:
     Attributes:
         status, reason: how the run ended, from its state or because its process has vanished.
         settings: the whole configuration.
-        picture: the placement as an SVG document.
+        picture: the placement as it is drawn.
         videos: files below the run folder, the newest last.
         memory: the most that processes held, by phase.
         comparisons: what was compared before the first step.
@@ -125,7 +125,7 @@ class RunContent:
     config_text: str
     processes: Sequence[ProcessRow]
     environment: Sequence[EnvRow]
-    picture: str
+    picture: DrawnPlacement | None
     story: Sequence[RunEvent]
     timelines: Sequence[StepTimeline]
     samples: Sequence[Sample]
@@ -167,7 +167,7 @@ def gather(folder: RunFolder) -> RunContent:
         config_text=_text(folder.config_file, notes),
         processes=_processes(placement),
         environment=_environment(placement),
-        picture=_text(folder.path / PICTURE, []),
+        picture=placement.picture,
         story=story,
         timelines=_timelines(folder, series, notes),
         samples=_samples(folder.path, notes),

@@ -8,17 +8,17 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from rlinf_cli.render.comparison_table import compared, difference_rows, first_difference, run_rows, verdict_lines
 from rlinf_cli.report import charts
 from rlinf_cli.report.charts import Spec
 from rlinf_cli.report.curves import result_curves
 from rlinf_cli.report.gathering import RunContent
 from rlinf_cli.report.series import Band, RunSeries, banded
+from rlinf_cli.runs.comparison_table import compared, difference_rows, first_difference, run_rows, verdict_lines
 from rlinf_cli.runs.run_comparison import Comparison
 from rlinf_core.foreign.budget import Budget, OverBudgetError
 from rlinf_core.runners.storage.first_contact import ContactCheck
@@ -89,10 +89,15 @@ def report_page(report: RunContent, path: Path, *, refresh: int = 0) -> str:
         "staleness": _chosen(report.series, specs, "staleness", ("staleness", "queue", "waiting", "in_flight")),
         "resources": _chosen(report.series, specs, "resources", ("memory/", "speed/", "per_second")),
         "groups": _groups(report.series, specs),
-        "picture": _svg_address(report.picture),
         "videos": _videos(report.videos, path),
     }
     return write_page("report.html.j2", specs, context, refresh=refresh)
+
+
+def placement_page(picture: Mapping[str, Any]) -> str:
+    """Return the picture of a placement as a page: the record of `picture_record`."""
+    page: str = _environment().get_template("placement_page.html.j2").render(picture=picture)
+    return page
 
 
 def write_page(template: str, specs: Mapping[str, Drawing], context: Mapping[str, Any], *, refresh: int = 0) -> str:
@@ -105,6 +110,7 @@ def write_page(template: str, specs: Mapping[str, Drawing], context: Mapping[str
     return page
 
 
+@cache
 def _environment() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -249,11 +255,6 @@ def _groups(series: RunSeries, specs: Drawings) -> list[MetricGroup]:
         MetricGroup(group, [_small(series, specs, f"metric-{next(number)}", name) for name in columns])
         for group, columns in grouped.items()
     ]
-
-
-def _svg_address(svg: str) -> str:
-    """Return a picture as an address: as an image it can neither run scripts nor load anything."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}" if svg else ""
 
 
 def _videos(paths: Sequence[Path], page: Path) -> list[Video]:

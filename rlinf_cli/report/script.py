@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,17 @@ from rlinf_core.errors import RLinfError
 from rlinf_core.process.requirements import install_command, missing_modules
 
 
-def require_modules(what: str) -> None:
+def require_modules(what: str, modules: Sequence[str] = MODULES) -> None:
     """Check that the packages for HTML pages are installed.
 
     Args:
         what: the error message, as in `no report was written`.
+        modules: the modules that the page needs.
 
     Raises:
         RLinfError: one is missing.
     """
-    if missing := missing_modules(MODULES):
+    if missing := missing_modules(modules):
         listed = ", ".join(f"`{name}`" for name in missing)
         raise RLinfError(
             what,

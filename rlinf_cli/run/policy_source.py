@@ -28,13 +28,12 @@ class UsedJob(NamedTuple):
     run: RunFolder | None
 
 
-def used_job(name: str, overrides: list[str], log_path: Path, command: str, checkpoint: str | None) -> UsedJob:
+def used_job(name: str, overrides: list[str], command: str, checkpoint: str | None) -> UsedJob:
     """Return the validated job of a file or a run, and choose its cluster.
 
     Args:
-        name: a file, a shipped configuration, a run folder, or the name of a run in `log_path`.
+        name: a file, a shipped configuration, a run folder, or the name of a run.
         overrides: `key=value` and `~key` arguments.
-        log_path: the folder of the runs.
         command: the command that uses it.
         checkpoint: the checkpoint that is given.
 
@@ -51,7 +50,7 @@ def used_job(name: str, overrides: list[str], log_path: Path, command: str, chec
     from rlinf_core.config.diagnostics import Severity
     from rlinf_core.errors import ConfigError, RLinfError
 
-    run = find_run_folder(name, log_path)
+    run = find_run_folder(name)
     file = str(run.config_file) if run is not None else name
     job = without_training_data(load(file, overrides))
     if run is not None:
@@ -77,7 +76,7 @@ def used_job(name: str, overrides: list[str], log_path: Path, command: str, chec
     return UsedJob(job, recipe, run)
 
 
-def find_run_folder(name: str, log_path: Path) -> RunFolder | None:
+def find_run_folder(name: str) -> RunFolder | None:
     """Return the run folder for a path or a name; None if there is no such run.
 
     Raises:
@@ -87,10 +86,16 @@ def find_run_folder(name: str, log_path: Path) -> RunFolder | None:
     from rlinf_core.config.shipped import meant_config
     from rlinf_core.runners.opened_run import folder_without_run
 
-    run = run_at(name, log_path)
+    run = run_at(name)
     if run is None and Path(name).is_dir() and meant_config(name) is None:
         raise folder_without_run(Path(name), NO_RUN_THERE)
     return run
+
+
+def config_of(name: str) -> str:
+    """Return the configuration file of a run, or a name of another file as it is."""
+    run = find_run_folder(name)
+    return name if run is None else str(run.config_file)
 
 
 def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from rlinf_cli.arguments.options import Output
 from rlinf_cli.console import console
 from rlinf_core import env_vars
 
@@ -48,7 +47,7 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
     )
 
 
-def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detached: bool) -> int:
+def train_there(record: ClusterRecord, job: SoundJob, *, detached: bool) -> int:
     """Run the job's driver on the head, forward its output, and return its exit code.
 
     The job is sent as a single resolved file, together with the values of the `cluster.forward_env` variables here.
@@ -64,13 +63,14 @@ def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detache
     head = record.nodes[0].host
     console.message(f"the driver and the run folder are on {head}")
     flags = [
-        "--told",
+        "--remote-driver",
         *(["--detach"] if detached else []),
         *(["--quiet"] if console.verbosity.quiet else []),
         *(["--verbose"] if console.verbosity.verbose else []),
+        *(["--json"] if console.verbosity.json else []),
     ]
     # -P keeps the login's home off `sys.path`: a `random.py` there would shadow the standard library's.
-    arguments = ["-P", "-m", "rlinf_cli", "train", "-", "--output", str(output), *flags]
+    arguments = ["-P", "-m", "rlinf_cli", "train", "-", *flags]
     return run_on_head(record, arguments, stdin=resolved_text(job.tree).encode(), env=forwarded)
 
 

@@ -13,7 +13,7 @@ from rlinf_cli.file.findings import without_effect
 from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import View, relaunched
-from rlinf_cli.report.documents import ORIGINS, PICTURE, PLACEMENT
+from rlinf_cli.report.documents import ORIGINS, PLACEMENT
 from rlinf_cli.runs.provenance import Provenance, collect, write_provenance
 from rlinf_core.errors import RLinfError
 from rlinf_core.process.known_secrets import hidden
@@ -124,7 +124,7 @@ class DocumentWriter(View):
             self._warned = True
 
     def _origins(self) -> dict[str, str]:
-        from rlinf_cli.render.config_view import config_record
+        from rlinf_cli.file.config_view import config_record
         from rlinf_core.config.composing.origins import origins
         from rlinf_core.config.secrets import mask
 
@@ -136,9 +136,9 @@ class DocumentWriter(View):
     def _placement(self, topology: ClusterTopology) -> dict[str, str]:
         from rlinf_cli.file.job_file import sound
         from rlinf_cli.placement.job_layout import lay_out
+        from rlinf_cli.placement.picture import picture_record
         from rlinf_cli.placement.placement_picture import picture_of
         from rlinf_cli.placement.placement_record import placement_record
-        from rlinf_cli.placement.placement_svg import placement_svg
 
         try:
             parts = sound(self._job)._replace(topology=topology)
@@ -147,7 +147,7 @@ class DocumentWriter(View):
             return {}
         title = Path(parts.name).name
         picture = picture_of(title, parts.cluster, topology, layout.placements, layout.mode)
-        return {PLACEMENT: _json(placement_record(parts, layout)), PICTURE: placement_svg(picture)}
+        return {PLACEMENT: _json({**placement_record(parts, layout), "picture": picture_record(picture)})}
 
 
 def _json(data: Any) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rlinf_core.errors import RLinfError
+from rlinf_cli.command import Result
+from rlinf_cli.console import console
+from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.suggest import quoted
 
 if TYPE_CHECKING:
+    from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Recipe
 
 # Modules that every driver imports.
@@ -33,7 +37,7 @@ def check_has_program(recipe: Recipe) -> None:
         raise RLinfError(
             f"recipe `{recipe.name}` cannot be run yet",
             why="it has no program in this version; its files can only be validated and laid out",
-            help="use `rlinf train --dry-run`, or another recipe from `rlinf recipes`",
+            help="use `rlinf train --dry-run`, or another recipe: `rlinf train` lists them",
         )
 
 
@@ -49,3 +53,57 @@ def check_installed() -> None:
             f"training needs {quoted(missing)}, {absence(missing[0])}",
             help=f"run `{install_command(*missing)}`",
         )
+
+
+def recipe_of(job: Job) -> Recipe:
+    """Return the recipe that a file selects.
+
+    Raises:
+        ConfigError: it selects none.
+    """
+    if job.recipe is None:
+        raise ConfigError(
+            "the file selects no recipe, so there is nothing to run",
+            where=job.name,
+            help="add `recipe: NAME` to it, or pass `recipe=NAME`; `rlinf train` lists the names",
+        )
+    return job.recipe
+
+
+def recipes_result() -> Result:
+    """Return the installed recipes, with the configs that they start from; one that cannot be loaded is reported."""
+    from rlinf_core.job.find_recipe import find_recipe, recipe_names
+
+    installed: list[Recipe] = []
+    for name in recipe_names():
+        try:
+            installed.append(find_recipe(name))
+        except ConfigError as error:
+            console.error_block(error.message, why=error.why, do=error.help)
+    records = [
+        {
+            "name": recipe.name,
+            "summary": recipe.summary,
+            "default_config": recipe.default_config,
+            "runnable": obstacle(recipe) is None,
+            "obstacle": obstacle(recipe),
+        }
+        for recipe in installed
+    ]
+
+    def text() -> str:
+        rows = [(recipe.name, _config_of(recipe), recipe.summary) for recipe in installed]
+        table = console.table(("recipe", "config", "what"), rows, keep=(0, 1))
+        reasons = [f"`{one.name}` cannot be run: {why}" for one in installed if (why := obstacle(one)) is not None]
+        return "\n\n".join([table, *reasons])
+
+    hint = "\n`rlinf train RECIPE` runs one; `rlinf inspect config CONFIG` shows a config with all its defaults."
+    return Result(text, {"schema": "rlinf.recipes/1", "recipes": records}, notes=(hint,))
+
+
+def _config_of(recipe: Recipe) -> str:
+    """Return what names the config that a recipe starts from."""
+    from rlinf_cli.live.run_summary import shown
+
+    own = recipe.default_config
+    return f"recipe={recipe.name}" if "\n" in own else shown(Path(own))

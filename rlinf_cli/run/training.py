@@ -11,7 +11,6 @@ from contextlib import ExitStack, redirect_stdout, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rlinf_cli.arguments.options import Output
 from rlinf_cli.console import console
 from rlinf_cli.console.interrupts import SAVING_SECONDS, STEP_SECONDS, Interrupts, signals_held
 from rlinf_cli.exit_codes import ExitCode, code_of
@@ -41,17 +40,17 @@ if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder
 
 
-def run(job: Job, recipe: Recipe, output: Output) -> ExitCode:
+def run(job: Job, recipe: Recipe) -> ExitCode:
     """Run a valid job in this process, and show its progress.
 
     Raises:
         RLinfError: no run folder can be made.
     """
     with signals_held() as release:
-        return Training(job, recipe, make_folder(job, recipe), output).run(release)
+        return Training(job, recipe, make_folder(job, recipe)).run(release)
 
 
-def run_detached(job: Job, recipe: Recipe, output: Output) -> ExitCode:
+def run_detached(job: Job, recipe: Recipe) -> ExitCode:
     """Run a valid job in a detached process, which outlives this one and its terminal.
 
     Returns once that process has made its run folder, or has failed to.
@@ -70,7 +69,7 @@ def run_detached(job: Job, recipe: Recipe, output: Output) -> ExitCode:
     if message is None:
         return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
     folder, pid = Path(message["folder"]), int(message["pid"])
-    if output is Output.JSON:
+    if console.verbosity.json:
         console.result_json(summary_record("running", recipe.name, folder, pid=pid))
     else:
         console.result(f"{shown(folder)}, process {pid}")
@@ -87,8 +86,8 @@ def _run_settled(job: Job, recipe: Recipe, settle: Any) -> ExitCode:
         output.parent.mkdir(parents=True, exist_ok=True)
         settle({"folder": str(folder.path), "pid": os.getpid()}, output)
         # Progress goes to the driver's log; this output is for everything else, and the final summary.
-        console.verbosity.quiet = True
-        return Training(job, recipe, folder, Output.TEXT).run(release)
+        console.verbosity.quiet, console.verbosity.json = True, False
+        return Training(job, recipe, folder).run(release)
 
 
 def make_folder(job: Job, recipe: Recipe) -> RunFolder:
@@ -112,17 +111,13 @@ def make_folder(job: Job, recipe: Recipe) -> RunFolder:
 
 
 class Training:
-    """One run in its folder.
+    """One run in its folder."""
 
-    Args:
-        output: format of the summary on standard output.
-    """
-
-    def __init__(self, job: Job, recipe: Recipe, folder: RunFolder, output: Output) -> None:
+    def __init__(self, job: Job, recipe: Recipe, folder: RunFolder) -> None:
         from rlinf_cli.live.progress import RunProgress
         from rlinf_cli.run.run_documents import DocumentWriter
 
-        self._job, self._recipe, self._folder, self._output = job, recipe, folder, output
+        self._job, self._recipe, self._folder = job, recipe, folder
         self._progress = RunProgress()
         self._documents = DocumentWriter(self._progress, job, folder)
         self._report: Path | None = None
@@ -243,7 +238,7 @@ class Training:
             run_events.FINISHED, self._progress.step, f"finished after step {self._progress.step}"
         )
         self._write_report()
-        if self._output is Output.TEXT:
+        if not console.verbosity.json:
             console.result(summary_text(self._progress, self._folder.path, self._report, self._unread, self._causes()))
         return self._close(RunStatus.FINISHED, ExitCode.OK)
 
@@ -268,7 +263,7 @@ class Training:
         import traceback
 
         from rlinf_cli.live.run_summary import shown
-        from rlinf_cli.render.failure_report import failure_block
+        from rlinf_cli.run.failure_report import failure_block
         from rlinf_core.runners.evidence import evidence_line, keep_evidence
         from rlinf_core.runners.failure_list import reason_of
         from rlinf_core.runners.storage import run_events
@@ -352,7 +347,7 @@ class Training:
             console.error(f"the end of the run could not be recorded in {self._folder.path}: {error.why}")
 
     def _close(self, status: str, code: ExitCode, reason: str = "") -> ExitCode:
-        if self._output is Output.JSON:
+        if console.verbosity.json:
             from rlinf_cli.live.run_summary import summary_record
 
             record = summary_record(

@@ -42,15 +42,6 @@ def log_files(folder: Path) -> list[LogFile]:
     return sorted(files, key=lambda file: (file.component, tuple(map(int, file.rank.split("_")))))
 
 
-def chosen(files: Iterable[LogFile], component: str | None, rank: int | None) -> list[LogFile]:
-    """Filter by component, by rank (with its children), or both."""
-    return [
-        file
-        for file in files
-        if component in (None, file.component) and (rank is None or file.rank.split("_")[0] == str(rank))
-    ]
-
-
 def last_lines(path: Path, count: int) -> list[str]:
     """Return the last `count` lines of a text file, `ALL` for all; empty if it cannot be read."""
     lines, rest, _ = tail(path, count)

@@ -80,7 +80,7 @@ def memory_record(
     nodes: Mapping[int, NodeMemory],
     peaks: Mapping[tuple[str, int], Mapping[str, Peak]],
 ) -> dict[str, Any]:
-    """Return what `--output json` says, sizes in bytes; `peaks` are those of a run, by component and rank, by phase."""
+    """Return what `--json` says, sizes in bytes; `peaks` are those of a run, by component and rank, by phase."""
     components: dict[str, Any] = {}
     for forecast in forecasts:
         processes = placements[forecast.component]

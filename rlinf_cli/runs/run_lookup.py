@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,17 +17,30 @@ if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder
     from rlinf_core.runners.storage.run_state import UnreadableRun
 
-DEFAULT_LOG_PATH = Path("runs")
 _MOST_UNREADABLE: Final = 5
 NO_RUN_THERE: Final = "name a run folder or a job file"
+# The folder of runs that the command line names.
+_named_folder: list[Path] = []
 
 
-def find_run(run: str | None, log_path: Path, *, ask: bool = True) -> RunFolder:
+def choose_runs_folder(folder: str | None) -> None:
+    """Look for runs in `folder` from here on; None: in that of RLINF_RUNS, by default `runs`."""
+    _named_folder[:] = [] if folder is None else [Path(folder)]
+
+
+def runs_folder() -> Path:
+    """Return the folder of runs: the `runner.logger.log_path` of their files."""
+    from rlinf_core import env_vars
+
+    return _named_folder[0] if _named_folder else Path(env_vars.RUNS.get())
+
+
+def find_run(run: str | None, *, ask: bool = True) -> RunFolder:
     """Return the folder of a run.
 
     Args:
-        run: its path, or its name in `log_path`; None for the running one, else the last. If several are running, the
-        user is asked.
+        run: its path, or its name in the folder of runs; None for the running one, else the last. If several are
+            running, the user is asked.
         ask: whether to ask; otherwise the newest is taken.
 
     Raises:
@@ -37,18 +50,18 @@ def find_run(run: str | None, log_path: Path, *, ask: bool = True) -> RunFolder:
     from rlinf_core.errors import RunError
 
     if run is not None:
-        return _named(run, log_path)
-    folders = all_runs(log_path)
+        return _named(run)
+    folders = all_runs()
     if ask:
-        warn_of_unreadable(log_path)
+        warn_of_unreadable()
     running = [folder for folder in folders if folder.state.alive]
     # A run that may be running elsewhere must not hide one that is running here.
     running = running or [folder for folder in folders if folder.state.going_on]
     if not folders:
         raise RunError(
             "there is no run",
-            where=str(log_path),
-            help="name the run folder, or the folder of the runs with `--log-path`; `rlinf train` creates runs",
+            where=str(runs_folder()),
+            help="name the run folder, or the folder of the runs with `--runs-dir`; `rlinf train` creates runs",
         )
     running.sort(key=_age)
     if len(running) > 1 and ask:
@@ -56,7 +69,7 @@ def find_run(run: str | None, log_path: Path, *, ask: bool = True) -> RunFolder:
     return max(running or folders, key=_age)
 
 
-def find_runs(run: str, log_path: Path) -> list[RunFolder]:
+def find_runs(run: str) -> list[RunFolder]:
     """Return the run of this name as `find_run` does or, for the folder of a sweep, the newest run of each point.
 
     Raises:
@@ -65,40 +78,85 @@ def find_runs(run: str, log_path: Path) -> list[RunFolder]:
     from rlinf_core.errors import RunError
     from rlinf_core.runners.storage.run_state import STATE
 
-    for path in (Path(run), log_path / run):
+    for path in (Path(run), runs_folder() / run):
         if not path.is_dir() or os.path.lexists(path / STATE):
             continue
         newest = {folder.state.experiment: folder for folder in sorted(all_runs(path), key=_age)}
         if newest:
             return sorted(newest.values(), key=lambda folder: folder.path.name)
         raise RunError("there is no run in the folder", where=str(path))
-    return [find_run(run, log_path)]
+    return [find_run(run)]
+
+
+def active_run() -> RunFolder | None:
+    """Return the newest of the runs that are active, or may be active on another machine; None without one."""
+    return max((folder for folder in all_runs() if folder.state.going_on), key=_age, default=None)
+
+
+def run_of_words(
+    words: Sequence[str], components_of: Callable[[RunFolder], Collection[str]]
+) -> tuple[RunFolder, list[str]]:
+    """Return the run that words name, and the words that name processes of it, as `actor` or `env:0`.
+
+    Without a run among them they are those of the active run, else of the last one.
+
+    Args:
+        words: RUN, COMPONENT and COMPONENT:RANK.
+        components_of: the components of a run.
+
+    Raises:
+        RunError: a word names neither.
+    """
+    from rlinf_core.errors import RunError
+    from rlinf_core.suggest import did_you_mean, quoted
+
+    for at, word in enumerate(words):
+        if not word.startswith(":") and (folder := run_at(word)) is not None:
+            return folder, [*words[:at], *words[at + 1 :]]
+    if not words:
+        return find_run(None), []
+    if Path(words[0]).is_dir():
+        return _named(words[0]), list(words[1:])
+    runs = [folder.path.name for folder in all_runs()]
+    meant = find_run(None) if runs else None
+    known = sorted(components_of(meant)) if meant is not None else []
+    wrong = next((word for word in words if word.partition(":")[0] not in {"", *known}), None)
+    if meant is not None and wrong is None:
+        return meant, list(words)
+    wrong = wrong or words[0]
+    listed = f"components of {meant.path.name}: {quoted(known)}" if meant is not None and known else None
+    help = did_you_mean(wrong.partition(":")[0], [*known, *runs])
+    raise RunError(
+        f"there is no run `{wrong}`" + (", and no such component" if known else ""),
+        where=str(runs_folder()),
+        help=help or listed or "name the run folder, or set the folder of the runs with `--runs-dir`",
+    )
 
 
 def _age(folder: RunFolder) -> tuple[float, str]:
     return folder.state.created, folder.path.name
 
 
-def all_runs(log_path: Path) -> list[RunFolder]:
-    """Return the run folders in `log_path`, by name, without unreadable ones (see `unreadable`)."""
+def all_runs(folder: Path | None = None) -> list[RunFolder]:
+    """Return the runs in a folder, by default that of runs, by name, without unreadable ones (see `unreadable`)."""
     from rlinf_core.runners.storage.run_folder import RunFolder
     from rlinf_core.runners.storage.run_state import runs_in
 
-    return [RunFolder(path, state) for path, state in runs_in(log_path.absolute())]
+    return [RunFolder(path, state) for path, state in runs_in((folder or runs_folder()).absolute())]
 
 
-def unreadable(log_path: Path) -> list[UnreadableRun]:
-    """Return the folders in `log_path` whose `run.json` cannot be used."""
+def unreadable() -> list[UnreadableRun]:
+    """Return the folders among the runs whose `run.json` cannot be used."""
     from rlinf_core.runners.storage.run_state import unreadable_runs
 
-    return unreadable_runs(log_path.absolute())
+    return unreadable_runs(runs_folder().absolute())
 
 
-def warn_of_unreadable(log_path: Path) -> None:
-    """Name the runs in `log_path` that cannot be read, each with the reason."""
+def warn_of_unreadable() -> None:
+    """Name the runs that cannot be read, each with the reason."""
     from rlinf_cli.live.run_summary import shown
 
-    broken = unreadable(log_path)
+    broken = unreadable()
     for folder in broken[:_MOST_UNREADABLE]:
         console.warn(f"{shown(folder.path)} is skipped: {folder.why}")
     if len(broken) > _MOST_UNREADABLE:
@@ -140,31 +198,31 @@ def _asked(running: list[RunFolder]) -> RunFolder:
         console.error(f"a number from 1 to {len(running)}")
 
 
-def run_at(name: str, log_path: Path) -> RunFolder | None:
-    """Return the run folder for a path, or for a name in `log_path`; None if there is none."""
+def run_at(name: str) -> RunFolder | None:
+    """Return the run folder for a path, or for a name in the folder of runs; None if there is none."""
     from rlinf_core.runners.storage.run_folder import RunFolder
     from rlinf_core.runners.storage.run_state import STATE
 
-    for path in (Path(name), log_path / name):
+    for path in (Path(name), runs_folder() / name):
         if os.path.lexists(path / STATE):
             return RunFolder.open(path)
     return None
 
 
-def _named(run: str, log_path: Path) -> RunFolder:
+def _named(run: str) -> RunFolder:
     from rlinf_core.errors import RunError
     from rlinf_core.suggest import did_you_mean
 
-    folder = run_at(run, log_path)
+    folder = run_at(run)
     if folder is not None:
         return folder
     if Path(run).is_dir():
         from rlinf_core.runners.opened_run import folder_without_run
 
         raise folder_without_run(Path(run), NO_RUN_THERE)
-    names = [folder.path.name for folder in all_runs(log_path)]
+    names = [folder.path.name for folder in all_runs()]
     raise RunError(
         f"there is no run `{run}`",
-        where=str(log_path),
-        help=did_you_mean(run, names) or "name the run folder, or set the folder of the runs with `--log-path`",
+        where=str(runs_folder()),
+        help=did_you_mean(run, names) or "name the run folder, or set the folder of the runs with `--runs-dir`",
     )

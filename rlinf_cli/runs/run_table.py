@@ -6,20 +6,31 @@ import math
 import os
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from rlinf_cli.command import Result
 from rlinf_cli.console import console
 from rlinf_cli.live import labels
-from rlinf_cli.runs.run_lookup import all_runs, damaged_checkpoints
+from rlinf_cli.live.run_summary import shown
+from rlinf_cli.runs.run_lookup import all_runs, damaged_checkpoints, runs_folder, unreadable, warn_of_unreadable
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.runners.metrics import Metrics, decode
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import outside, why_not_own
 from rlinf_core.runners.storage.run_status import RunStatus
 
+SCHEMA: Final = "rlinf.runs/1"
+# Runs without a result come last.
+_SORTED: Final[dict[str, Callable[[RunRow], Any]]] = {
+    "age": lambda row: (row.created, row.name),
+    "name": lambda row: row.name,
+    "step": lambda row: row.step,
+    "size": lambda row: row.size,
+    "result": lambda row: (row.value is not None, row.value or 0.0),
+}
 # Block size for reading a metrics file backwards.
 _LAST_BYTES = 64 << 20
 
@@ -93,17 +104,40 @@ class RunRow:
         }
 
 
+def listed_runs(statuses: Sequence[RunStatus] | None, recipe: str | None, sort: str, *, reverse: bool) -> Result:
+    """Return what `rlinf runs` answers."""
+    rows = sorted(rows_of(selected(statuses=statuses, recipe=recipe)), key=_SORTED[sort], reverse=sort != "name")
+    if reverse:
+        rows.reverse()
+    folder = runs_folder()
+    if console.verbosity.json:
+        return Result(
+            record={
+                "schema": SCHEMA,
+                "folder": str(folder.absolute()),
+                "runs": [row.record() for row in rows],
+                "unreadable": [{"folder": str(broken.path), "reason": broken.why} for broken in unreadable()],
+            }
+        )
+    warn_of_unreadable()
+    if not rows:
+        return Result(notes=(f"no such runs in {folder}" if statuses or recipe else f"no runs in {folder}",))
+    damaged = [f"{shown(row.folder)}: {words}" for row in rows for words in row.damaged]
+    failed = next((row for row in rows if row.status == RunStatus.FAILED), None)
+    hints = [] if failed is None else [f"`rlinf why {shown(failed.folder)}` says why a run failed"]
+    return Result(runs_text(rows), notes=(*map(console.warning, damaged), *hints))
+
+
 def selected(
-    log_path: Path,
     *,
     statuses: Sequence[RunStatus] | None = None,
     recipe: str | None = None,
     among: Sequence[RunFolder] | None = None,
 ) -> list[RunFolder]:
-    """Return the runs of a folder, or of `among`, filtered by status and recipe."""
+    """Return the runs, or those of `among`, filtered by status and recipe."""
     return [
         run
-        for run in (all_runs(log_path) if among is None else among)
+        for run in (all_runs() if among is None else among)
         if (not statuses or run.state.outcome[0] in statuses) and recipe in (None, run.state.recipe)
     ]
 

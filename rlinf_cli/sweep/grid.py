@@ -36,25 +36,21 @@ class Point(NamedTuple):
     overrides: tuple[str, ...]
 
 
-def split_axes(overrides: Sequence[str]) -> tuple[list[str], list[Axis]]:
-    """Return the overrides that all runs share, and the axes: those with several values, separated by commas.
+def axes_of(overrides: Sequence[str]) -> list[Axis]:
+    """Return the keys with several values, separated by commas.
 
     A comma in brackets, braces or quotes belongs to one value: `agent.tools=[a,b]` is a list.
 
     Raises:
         ConfigError: a value is empty or given twice, or a key has two axes.
     """
-    shared: list[str] = []
     axes: list[Axis] = []
     for override in overrides:
-        key, equals, text = override.partition("=")
+        key, _, text = override.partition("=")
         values = split_values(text)
-        if not equals or len(values) < 2:
-            shared.append(override)
-            continue
         _check(override, key, values, axes)
         axes.append(Axis(key, tuple(values)))
-    return shared, axes
+    return axes
 
 
 def _check(override: str, key: str, values: Sequence[str], axes: Sequence[Axis]) -> None:

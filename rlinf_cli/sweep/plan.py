@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rlinf_cli.file.job_file import load, sound
-from rlinf_cli.sweep.grid import Axis, Point, points_of, split_axes
+from rlinf_cli.run.runnable import recipe_of
+from rlinf_cli.sweep.grid import Axis, Point, axes_of, points_of, split_values
 from rlinf_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ _LOG_PATH: Final = "runner.logger.log_path"
 _NAME: Final = "runner.logger.experiment_name"
 # The queue gives them for each run.
 _OWN_KEYS: Final = frozenset({_NAME, "runner.resume_dir"})
+
+_SCALARS: Final = frozenset({bool, int, float, str})
 
 
 class SweepPlan(NamedTuple):
@@ -41,12 +44,46 @@ class SweepPlan(NamedTuple):
     parts: SoundJob
 
 
-def plan_of(file: str, overrides: Sequence[str], seeds: int) -> SweepPlan:
+def several(file: str, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that give a key several values.
+
+    A comma belongs to one value in brackets and quotes, and where the key itself takes it, as a placement does.
+
+    Args:
+        file: the file of the command line.
+        overrides: `KEY=VALUE` and `KEY=A,B`.
+    """
+    doubtful = [override for override in overrides if len(split_values(override.partition("=")[2])) > 1]
+    if not doubtful or file == "-":
+        return []
+    from rlinf_core.config.composing.references import PathSyntaxError, parse_path, to_path
+    from rlinf_core.config.diagnostics import Severity
+    from rlinf_core.config.validating.model_fields import types_at
+
+    job = load(file, overrides)
+    wrong = {
+        finding.span.source.text.split("\n")[finding.span.begin.line - 1]
+        for finding in job.diagnostics
+        if finding.severity is Severity.ERROR
+    }
+
+    def is_plain(override: str) -> bool:
+        try:
+            path = to_path(parse_path(override.partition("=")[0])[0])
+        except PathSyntaxError:
+            return True
+        return job.recipe is not None and not _SCALARS.isdisjoint(types_at(job.recipe.config_model(), path))
+
+    return [override for override in doubtful if override in wrong or is_plain(override)]
+
+
+def plan_of(file: str, overrides: Sequence[str], swept: Sequence[str], seeds: int) -> SweepPlan:
     """Return the runs for a command line.
 
     Args:
         file: a path, a shipped config, or `recipe=NAME`.
         overrides: `KEY=VALUE` for all runs, `KEY=A,B` for one value after the other.
+        swept: those of several values, see `several`.
         seeds: repetitions with other seeds; 0: once, with the file's own.
 
     Raises:
@@ -54,7 +91,8 @@ def plan_of(file: str, overrides: Sequence[str], seeds: int) -> SweepPlan:
         typer.Exit: the file has errors, which are printed on standard error.
     """
     _check_keys(overrides)
-    shared, axes = split_axes(overrides)
+    shared = [override for override in overrides if override not in swept]
+    axes = axes_of(swept)
     first = [*shared, *(f"{axis.key}={axis.values[0]}" for axis in axes)]
     job = load(file, first)
     parts = sound(job)
@@ -109,16 +147,11 @@ def _checked_runner(job: Job) -> str:
     """
     from rlinf_core.config.sections.runner import RunnerConfig
 
-    if job.recipe is None:
-        raise ConfigError(
-            "the file selects no recipe, so there is nothing to run",
-            where=job.name,
-            help="add `recipe: NAME` to it, or pass `recipe=NAME`; `rlinf recipes` lists the names",
-        )
+    recipe = recipe_of(job)
     runner = getattr(job.config, "runner", None)
     if not isinstance(runner, RunnerConfig):
         raise ConfigError(
-            f"recipe `{job.recipe.name}` cannot be swept: it has no section `runner`, which names the run folders",
+            f"recipe `{recipe.name}` cannot be swept: it has no section `runner`, which names the run folders",
             where=job.name,
             help="give its config a field `runner: RunnerConfig`",
         )

@@ -42,8 +42,7 @@ def why_text(diagnosis: Diagnosis, name: str) -> str:
         title = "and" if finding.kind is before else _TITLES[finding.kind]
         lines, before = [*lines, "", title, *_finding(finding, since)], finding.kind
     if diagnosis.clean:
-        lines += ["", "no cause of trouble is found: it did not fail, and its metrics show nothing that keeps it from"]
-        lines += ["learning. `rlinf compare` shows how another run differs"]
+        lines += ["", "No problem found. `rlinf compare` shows how another run differs."]
     if facts.notes:
         lines += ["", "what could not be read or used", *(f"  {note}" for note in facts.notes)]
     return clipped("\n".join(lines))

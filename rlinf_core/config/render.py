@@ -43,7 +43,9 @@ def render_text(diagnostic: Diagnostic, *, color: bool = False, width: int = _WI
     span = diagnostic.span
     begin = span.begin
     tint = _COLORS[diagnostic.severity]
-    head = paint(f"{visible(span.source.name)}:{begin}:", _BOLD)
+    # A file that is missing or empty has no places.
+    place = f"{begin}:" if span.source.text else ""
+    head = paint(f"{visible(span.source.name)}:{place}", _BOLD)
     label = paint(f"{diagnostic.severity}[{diagnostic.code}]", tint)
     lines = [f"{head} {label}: {visible(mask_message(diagnostic.message))}"]
 

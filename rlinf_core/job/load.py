@@ -147,17 +147,26 @@ def _load_source(
     shipped = meant_config(name)
     if shipped is not None:
         return load_source(str(shipped), diagnostics)
-    if not is_bare_name(name) or os.path.exists(name):
-        return load_source(name, diagnostics, stdin=stdin)
-
-    from rlinf_core.suggest import did_you_mean, quoted
-
     findings = Diagnostics()
-    source = load_source(name, findings)
-    known = shipped_configs()
-    hint = did_you_mean(name, known) or (f"the shipped configurations are {quoted(known)}" if known else None)
-    diagnostics.extend(diagnostic._replace(help=diagnostic.help or hint) for diagnostic in findings)
+    source = load_source(name, findings, stdin=stdin)
+    if source is None and name != "-" and not os.path.exists(name):
+        hint = _similar_job(name)
+        diagnostics.extend(finding._replace(help=finding.help or hint) for finding in findings)
+    else:
+        diagnostics.extend(findings)
     return source
+
+
+def _similar_job(name: str) -> str | None:
+    """Return the shipped configuration or recipe that a name, or the name of a file, may mean."""
+    from rlinf_core.job.find_recipe import recipe_names
+    from rlinf_core.suggest import did_you_mean
+
+    folder, base = os.path.split(name)
+    known = [*shipped_configs(), *recipe_names()]
+    help = did_you_mean(base.removesuffix(".yaml").removesuffix(".yml"), known) if not folder else None
+    listed = "`rlinf train` lists the recipes and their configs" if is_bare_name(name) else None
+    return help or listed
 
 
 def _find_base(name: str, _extending: str) -> str | None:

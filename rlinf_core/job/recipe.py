@@ -176,13 +176,13 @@ class Evaluate(Protocol):
 
 
 class Play(Protocol):
-    """`rlinf play`: writes a video of episodes into `file` and returns how they went: `file` and `episodes`."""
+    """`rlinf eval --play`: writes a video of episodes into `file` and returns how they went: `file` and `episodes`."""
 
     def __call__(self, job: Job, checkpoint: Path, file: Path, *, episodes: int, emit: Emit) -> Mapping[str, Any]: ...
 
 
 class Replay(Protocol):
-    """`rlinf replay`: does an item again that processes died of, in a process of its own.
+    """`rlinf why --replay`: does an item again that processes died of, in a process of its own.
 
     `item` is a `QuarantinedItem` of the run.
 
@@ -255,7 +255,7 @@ class Recipe(NamedTuple):
 
     Attributes:
         name: what `recipe: NAME` says in a file, and the first part of the names of its runs.
-        summary: one line for `rlinf recipes`.
+        summary: one line for `rlinf train`.
         config: the pydantic model of its whole file, or `module:Class`. It has the fields `recipe` and `cluster`.
         default_config: the config that `rlinf train recipe=NAME` starts from: the name of a shipped one, a YAML file
             beside the module that holds the recipe, or YAML of several lines.

@@ -328,7 +328,7 @@ class ManagerClient(Resolver):
         session = current_session() or self._session
         folder = os.path.dirname(session.log_folder) if session.log_folder is not None else None
         run = f"--job {session.job}" if folder is None else min(os.path.relpath(folder), folder, key=len)
-        _log.warning("%s waits at a breakpoint, %s; `rlinf debug %s %s` attaches to it", name, place, run, name)
+        _log.warning("%s waits at a breakpoint, %s; `rlinf ps --attach %s %s` attaches to it", name, place, run, name)
 
     def _succeeded(self, died: Died) -> bool:
         """Return whether a successor of a dead worker is connected already."""

@@ -177,7 +177,7 @@ class DisturbedRun:
             return
         with (self._started.folder / STACKS).open("wb") as file, contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(
-                [*COMMAND, "debug", str(run.path)],
+                [*COMMAND, "ps", "--stacks", str(run.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -58,7 +58,7 @@ def compare(
     for component, ranks in seen.items():
         for rank, (interpreter, environment) in enumerate(ranks):
             asked = ("--component", component, "--rank", str(rank), *(f"--assume={item}" for item in assume))
-            command = [default, "-m", "rlinf_cli", "inspect", "env", str(file), *asked, "--output", "json"]
+            command = [default, "-m", "rlinf_cli", "inspect", "env", str(file), *asked, "--json"]
             output = control.run(command, env=env)
             assert output.returncode == 0, output.stderr
             offline = json.loads(output.stdout)

@@ -47,7 +47,7 @@ def imported(source: Path, folder: Path) -> Path:
             job = job_file(source, checkout, Path(recording))
             assert job is not None, source.name
             source = job.rename(folder / "job.yaml")
-    assert main(["import", str(source), "--out", str(file), "--replace"]) == 0, source.name
+    assert main(["import", str(source), "-o", str(file), "--replace"]) == 0, source.name
     return file
 
 
@@ -69,7 +69,7 @@ def test_imported_jobs_are_planned(
         for variable, value in variables(text).items():
             monkeypatch.setenv(variable, value)
         capsys.readouterr()
-        plan = ["--dry-run", "--assume", str(accelerators), "--output", "json"]
+        plan = ["--dry-run", "--assume", str(accelerators), "--json"]
         code = main(["train", str(file), *overrides(text, made, rows=rows), *plan])
         out, err = capsys.readouterr()
         assert code == 0, f"{name}: {err}"

@@ -27,7 +27,7 @@ def rlinf(*words: str, environ: Mapping[str, str] | None = None) -> tuple[int, A
         try:
             code = int(main(list(words)))
         finally:
-            console.verbosity.quiet = console.verbosity.verbose = False
+            console.verbosity.reset()
     text = out.getvalue().replace(f"{REPOSITORY}/", "").replace(f"{Path.cwd()}/", "")
     try:
         return code, json.loads(text)

@@ -31,7 +31,7 @@ def _is_kept(path: str) -> bool:
 
 @pytest.mark.parametrize("words", ["why first", "compare first longer", "runs", "export first --out exported"])
 def test_commands_answer_as_before(words: str, runs: Path) -> None:
-    code, answer = rlinf(*words.split(), "--log-path", "runs", "--output", "json")
+    code, answer = rlinf(*words.split(), "--runs-dir", "runs", "--json")
     facts = [f"{path} = {text}" for path, text in leaves(answer) if _is_kept(path)]
     if (model := Path("exported/model.safetensors")).exists():
         from safetensors.torch import load_file
@@ -42,5 +42,5 @@ def test_commands_answer_as_before(words: str, runs: Path) -> None:
 
 
 def test_a_report_is_written_of_it(runs: Path) -> None:
-    assert rlinf("report", "first", "longer", "--out", "report.html", "--log-path", "runs")[0] == 0
+    assert rlinf("report", "first", "longer", "-o", "report.html", "--runs-dir", "runs")[0] == 0
     assert "longer" in Path("report.html").read_text()

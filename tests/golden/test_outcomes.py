@@ -44,10 +44,10 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("name", shipped_configs())
 def test_a_shipped_config_is_laid_out_as_before(name: str) -> None:
     parts = {
-        "finding": _findings(rlinf("validate", name, "--output", "json")),
-        "placement": _placement(rlinf("inspect", "placement", name, "--output", "json")),
+        "finding": _findings(rlinf("validate", name, "--json")),
+        "placement": _placement(rlinf("inspect", "placement", name, "--json")),
         "memory": _memory(name),
-        "value": _values(rlinf("inspect", "config", "--all", name, "--output", "json")),
+        "value": _values(rlinf("inspect", "config", "--all", name, "--json")),
     }
     check_frozen(f"configs/{name}", [f"{part} {line}" for part, lines in parts.items() for line in lines])
 
@@ -62,7 +62,7 @@ def test_examples_of_codes_report_what_they_did(stage: str) -> None:
 
 
 def test_keys_have_the_types_and_defaults_they_had() -> None:
-    _, schema = rlinf("schema")
+    _, schema = rlinf("explain", "--schema")
     recipes: dict[str, dict[str, None]] = {}
     for recipe, model in _recipe_schemas(schema).items():
         for line in _keys(model, "", schema["$defs"]):
@@ -113,7 +113,7 @@ def _process(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def _memory(name: str) -> list[str]:
-    words = ("inspect", "memory", name, "--output", "json")
+    words = ("inspect", "memory", name, "--json")
     code, report = rlinf(*words, environ=_OFFLINE)
     if code == 2:
         Path("model").mkdir()
@@ -145,7 +145,7 @@ def _validated(example: Example) -> tuple[int, Any]:
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         Path(file).write_text(_plain(text), encoding="utf-8")
     assumed = [word for value in example.assume for word in ("--assume", _plain(value))]
-    words = ["validate", "job.yaml", *map(_plain, example.overrides), *assumed, "--output", "json"]
+    words = ["validate", "job.yaml", *map(_plain, example.overrides), *assumed, "--json"]
     return rlinf(*words, environ=dict(example.environ))
 
 

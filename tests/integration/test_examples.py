@@ -130,7 +130,7 @@ def test_cells_of_the_notebook_read_a_sweep(
         calls.append(words)
         assert unread(" ".join(["rlinf", *words])) == []
         runs = [{"folder": str(bandit_run(tmp_path, share, seed))} for share in (0.02, 0.3) for seed in range(3)]
-        return SimpleNamespace(stdout=json.dumps({"runs": runs}) if words[0] == "sweep" else "")
+        return SimpleNamespace(stdout=json.dumps({"runs": runs}) if words[0] == "train" else "")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", run)
@@ -138,7 +138,7 @@ def test_cells_of_the_notebook_read_a_sweep(
     namespace: dict[str, Any] = {}
     for cell in cells_of_notebook():
         exec(cell, namespace)  # noqa: S102 - as a notebook does
-    assert [words[0] for words in calls] == ["init", "sweep", "compare"]
+    assert [words[0] for words in calls] == ["init", "train", "compare"]
     assert "exploration 0.02 - checkpoints [3]" in capsys.readouterr().out
     # Of each value three seeds and their mean.
     assert len(namespace["axes"].lines) == 8

@@ -42,7 +42,7 @@ def test_a_shipped_config_validates_by_name(installed: Path, tmp_path: Path) -> 
 
 
 def test_the_recipes_travel_with_it(installed: Path, tmp_path: Path) -> None:
-    result = run(installed / "rlinf", "recipes", cwd=tmp_path)
+    result = run(installed / "rlinf", "train", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "embodied" in result.stdout
     assert "math" in result.stdout
@@ -62,7 +62,7 @@ def test_what_training_lacks_is_named_for_this_interpreter(installed: Path, tmp_
     # The interpreter may be called by another of its names, such as python3.11.
     assert f"run `{installed / 'python'}" in result.stderr
     assert " -m pip install 'ray>=2.60,<2.61' 'torch>=2.6' 'numpy>=1.26' 'safetensors>=0.5'`" in result.stderr
-    assert "`embodied` cannot be run: needs `ray`" in run(installed / "rlinf", "recipes", cwd=tmp_path).stdout
+    assert "`embodied` cannot be run: needs `ray`" in run(installed / "rlinf", "train", cwd=tmp_path).stdout
 
 
 def test_the_core_install_is_light(installed: Path, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_the_core_install_is_light(installed: Path, tmp_path: Path) -> None:
         ("inspect", "placement", "hetero18", "--assume", "a800=8", "--assume", "4090=8"),
         ("inspect", "config", "hetero18"),
         ("inspect", "env", "hetero18", "--component", "env", "--rank", "1", "--assume", "8"),
-        ("schema",),
+        ("explain", "--schema"),
         ("explain", "placement-out-of-range"),
         ("explain", "cluster.node_groups.env_configs"),
     ],

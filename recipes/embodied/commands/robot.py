@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlinf_cli.arguments import completion
-from rlinf_cli.arguments.options import File, Output, OutputOption, Quiet, Verbose, key_values
+from rlinf_cli.arguments.options import File, FileIfAny
+from rlinf_cli.command import Result, arg, command, group, key_values, opt
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
-from rlinf_cli.lazy import help_examples
 
 if TYPE_CHECKING:
     from recipes.embodied.config.camera_config import RobotEnvOptions
@@ -23,30 +22,19 @@ CHECK_SCHEMA = "rlinf.robot-check/1"
 CAMERAS_SCHEMA = "rlinf.robot-cameras/1"
 DONE_SCHEMA = "rlinf.robot-done/1"
 
-app = typer.Typer(
-    help="List, check, look through, reset, move and stop the arms of a file, from the node that they are attached to.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    rich_help_panel="Robots",
-)
+app = group("List, check, move and stop the arms of a file, from their node.", heading="Robots")
 
-Robot = Annotated[
-    str | None,
-    typer.Argument(metavar="[ROBOT]", help="Its address or its node's rank. Default: the only one."),
-]
+# Its address or its node's rank; by default the only one.
+Robot = Annotated[str | None, arg("ROBOT")]
 
 
-@app.command("list", epilog=help_examples("rlinf robot list robot.yaml"), no_args_is_help=True)
-def list_(file: File, output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Verbose = False) -> None:
+@command("rlinf robot list robot.yaml", app=app, name="list")
+def list_(file: File) -> Result:
     """List the robots of FILE, their lease holders and their state."""
     from recipes.embodied.robots.manual_control import look
 
     listed, cameras = _opened(file)
     robots = look(listed, cameras)
-    if output is Output.JSON:
-        console.result_json({"schema": LIST_SCHEMA, "robots": robots})
-        return
     columns = ("node", "type", "address", "controller", "holder", "state")
     rows = [
         (
@@ -55,93 +43,77 @@ def list_(file: File, output: OutputOption = Output.TEXT, quiet: Quiet = False, 
         )
         for robot in robots
     ]
-    if rows:
-        heads = ("node", "type", "address", "controller", "held by", "state", "cameras")
-        console.result(console.table(heads, rows, keep=(0, 2)))
-    else:
-        console.message("the file declares no robots")
+    heads = ("node", "type", "address", "controller", "held by", "state", "cameras")
+    return Result(
+        lambda: console.table(heads, rows, keep=(0, 2)) if rows else "",
+        {"schema": LIST_SCHEMA, "robots": robots},
+        notes=() if rows else ("the file declares no robots",),
+    )
 
 
-@app.command("check", epilog=help_examples("rlinf robot check robot.yaml 10.10.10.1"), no_args_is_help=True)
+@command("rlinf robot check robot.yaml 10.10.10.1", app=app)
 def check(
     file: File,
     robot: Robot = None,
-    output: OutputOption = Output.TEXT,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Run the checks that a run makes before it moves an arm: controller, link, limits, workspace, cameras, lease.
+) -> Result:
+    """Run the checks that a run makes before it moves an arm.
 
-    Nothing is moved. The exit status is 1 if a check fails.
+    Those of its controller, link, limits, workspace, cameras and lease. Nothing is moved. The exit status is 1 if a
+    check fails.
     """
     from recipes.embodied.robots.manual_control import as_record
     from recipes.embodied.robots.manual_control import check as checks_of
 
     listed, cameras = _opened(file)
     checks = checks_of(_arm(listed, robot), cameras)
-    if output is Output.JSON:
-        console.result_json({"schema": CHECK_SCHEMA, "checks": as_record(checks)})
-    else:
-        rows = [(check.verdict, check.name, check.message, check.help or "") for check in checks]
-        console.result(console.table(("", "check", "found", "do"), rows, keep=(0, 1)))
-    if any(check.verdict == "fault" for check in checks):
-        raise typer.Exit(ExitCode.FAILED)
+    rows = [(check.verdict, check.name, check.message, check.help or "") for check in checks]
+    return Result(
+        lambda: console.table(("", "check", "found", "do"), rows, keep=(0, 1)),
+        {"schema": CHECK_SCHEMA, "checks": as_record(checks)},
+        ExitCode.FAILED if any(check.verdict == "fault" for check in checks) else ExitCode.OK,
+    )
 
 
-@app.command("reset", epilog=help_examples("rlinf robot reset robot.yaml"), no_args_is_help=True)
+@command("rlinf robot reset robot.yaml", app=app)
 def reset(
     file: File,
     robot: Robot = None,
-    output: OutputOption = Output.TEXT,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Move an arm to its home position, and open its gripper. Refused while a job holds it."""
+) -> Result:
+    """Move an arm to its home position, and open its gripper.
+
+    It is refused while a job holds the arm. ROBOT is its address or its node's rank; by default the only one.
+    """
     from recipes.embodied.robots.manual_control import reset as reset_arm
 
     listed, cameras = _opened(file)
     arm = _arm(listed, robot)
     reset_arm(arm, cameras)
-    _done(arm, "reset", "at home position", output)
+    return _done(arm, "reset", "at home position")
 
 
-@app.command(
-    "teleop",
-    epilog=help_examples(
-        "rlinf robot teleop robot.yaml --device spacemouse",
-        "rlinf robot teleop --to 127.0.0.1:17320 --token-file ~/.robot-token",
-    ),
-    no_args_is_help=True,
+@command(
+    "rlinf robot teleop robot.yaml --device spacemouse",
+    "rlinf robot teleop --to 127.0.0.1:17320 --token-file ~/.robot-token",
+    app=app,
 )
 def teleop(
-    file: Annotated[str | None, typer.Argument(metavar="FILE", hidden=True, autocompletion=completion.files)] = None,
+    file: FileIfAny = None,
     robot: Robot = None,
-    device: Annotated[
-        str, typer.Option("--device", metavar="NAME", help="keyboard, gamepad, spacemouse, browser, or your own.")
-    ] = "keyboard",
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", metavar="KEY=VALUE", help="An option of the device. May be repeated."),
-    ] = None,
+    device: Annotated[str, opt("--device NAME", "keyboard, gamepad, spacemouse, browser, or your own.")] = "keyboard",
+    option: Annotated[list[str] | None, opt("--option KEY=VALUE", "An option of the device. May be repeated.")] = None,
     to: Annotated[
         str | None,
-        typer.Option(
-            "--to",
-            metavar="HOST:PORT",
-            help="Instead steer a run with intervention source `remote`, from the keyboard.",
-        ),
+        opt("--to HOST:PORT", "Instead steer a run with intervention source `remote`, from the keyboard."),
     ] = None,
-    token_file: Annotated[
-        str | None, typer.Option("--token-file", metavar="PATH", help="With --to: file of the shared token.")
-    ] = None,
-    output: OutputOption = Output.TEXT,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Teleoperate an arm from its current position. Refused while a job holds it."""
+    token_file: Annotated[str | None, opt("--token-file PATH", "With --to: file of the shared token.")] = None,
+) -> Result:
+    """Teleoperate an arm from its current position.
+
+    It is refused while a job holds the arm.
+    """
     if to is not None:
         _steer_remotely(to, token_file)
-        return
+        return Result()
     if file is None:
         raise typer.BadParameter("name a FILE, or a run with `--to HOST:PORT`")
     from recipes.embodied.interventions.devices.key_bindings import LEGEND
@@ -152,57 +124,44 @@ def teleop(
     if device == "keyboard":
         console.message(LEGEND)
     periods = teleoperate(arm, device, key_values(option), console.message, cameras)
-    _done(arm, "teleop", f"it was moved for {periods} control periods", output)
+    return _done(arm, "teleop", f"it was moved for {periods} control periods")
 
 
-@app.command("stop", epilog=help_examples("rlinf robot stop robot.yaml"), no_args_is_help=True)
+@command("rlinf robot stop robot.yaml", app=app)
 def stop(
     file: File,
     robot: Robot = None,
-    output: OutputOption = Output.TEXT,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Stop an arm at once, whoever holds it; a run that holds it ends with an error.
+) -> Result:
+    """Stop an arm at once, whoever holds it.
 
-    This is not an emergency stop: that is a hardware button, which works without a computer.
+    A run that holds it ends with an error. This is not an emergency stop: that is a hardware button, which works
+    without a computer.
     """
     from recipes.embodied.robots.manual_control import stop as stop_arm
 
     arm = _arm(_opened(file)[0], robot)
     stop_arm(arm)
-    _done(arm, "stop", "stopped until reset", output)
+    return _done(arm, "stop", "stopped until reset")
 
 
-@app.command(
-    "cameras",
-    epilog=help_examples("rlinf robot cameras robot.yaml", "rlinf robot cameras robot.yaml --save pictures"),
-    no_args_is_help=True,
-)
+@command("rlinf robot cameras robot.yaml", "rlinf robot cameras robot.yaml -o pictures", app=app)
 def cameras(
     file: File,
     robot: Robot = None,
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="FOLDER", help="Write a picture from each camera to this folder.")
-    ] = None,
-    output: OutputOption = Output.TEXT,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Look through the cameras of a robot's environment for a second: frames, sizes, ages. Nothing is moved."""
+    save: Annotated[Path | None, opt("-o FOLDER", "Write a picture from each camera to this folder.")] = None,
+) -> Result:
+    """Look through the cameras of an environment for a second.
+
+    Their frames, sizes and ages are listed. Nothing is moved.
+    """
     from recipes.embodied.robots.manual_control import SECONDS, chosen_robot
     from recipes.embodied.robots.robot_cameras import look_through, save_pictures
 
     listed, options = _opened(file)
     if options is None or not options.cameras:
-        console.message("the file declares no cameras: `env.train.options.cameras`")
-        return
+        return Result(notes=("the file declares no cameras: `env.train.options.cameras`",))
     states, views = look_through(chosen_robot(listed, robot), options, SECONDS)
     files = [] if save is None else save_pictures(save, views)
-    if output is Output.JSON:
-        seen = [state._asdict() for state in states]
-        console.result_json({"schema": CAMERAS_SCHEMA, "cameras": seen, "pictures": [str(file) for file in files]})
-        return
     rows = [
         (
             state.name,
@@ -214,9 +173,13 @@ def cameras(
         )
         for state in states
     ]
-    console.result(console.table(("camera", "source", "device", "pixels", "frames/s", "newest frame"), rows, keep=(0,)))
-    for picture in files:
-        console.message(f"wrote {picture}")
+    heads = ("camera", "source", "device", "pixels", "frames/s", "newest frame")
+    seen = [state._asdict() for state in states]
+    return Result(
+        lambda: console.table(heads, rows, keep=(0,)),
+        {"schema": CAMERAS_SCHEMA, "cameras": seen, "pictures": [str(file) for file in files]},
+        notes=tuple(f"wrote {picture}" for picture in files),
+    )
 
 
 def _arm(listed: list[Listed], robot: str | None) -> Franka:
@@ -240,12 +203,10 @@ def _opened(file: str) -> tuple[list[Listed], RobotEnvOptions | None]:
     return list_robots(job.cluster), None if env is None else robot_options(env.train)
 
 
-def _done(arm: Franka, what: str, message: str, output: Output) -> None:
+def _done(arm: Franka, what: str, message: str) -> Result:
     address = f"{arm.robot_ip}:{arm.robot_port}"
-    if output is Output.JSON:
-        console.result_json({"schema": DONE_SCHEMA, "did": what, "address": address, "node": arm.node_rank})
-    else:
-        console.result(f"{address} of node {arm.node_rank}: {message}")
+    record = {"schema": DONE_SCHEMA, "did": what, "address": address, "node": arm.node_rank}
+    return Result(f"{address} of node {arm.node_rank}: {message}", record)
 
 
 def _steer_remotely(address: str, token_file: str | None) -> None:

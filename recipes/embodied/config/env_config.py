@@ -37,7 +37,7 @@ class VideoConfig(ConfigModel):
             ("fps", "episodes"),
             lambda video, sizes: not video.save_video,
             "training writes no videos: `save_video` is false",
-            "remove it, or write `save_video: true`; `rlinf play`, `rlinf record` and `rlinf eval` read it",
+            "remove it, or write `save_video: true`; `rlinf eval --play`, `rlinf record` and `rlinf eval` read it",
             because=("save_video",),
             severity=Severity.NOTE,
         ),
@@ -253,8 +253,8 @@ class EvalEnvironmentConfig(EnvironmentConfig):
 
     inference: InferenceConfig = Field(
         default_factory=InferenceConfig,
-        description="Emulated delay of the policy in evaluations and `rlinf play`, and temporal ensembling: delay,"
-        " chunking, guidance.",
+        description="Emulated delay of the policy in evaluations and videos, and temporal ensembling: delay, chunking,"
+        " guidance.",
     )
 
 

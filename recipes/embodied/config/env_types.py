@@ -39,10 +39,10 @@ class EnvType(NamedTuple):
         task: the default, where `tasks` is empty and there is one.
         processes: simulator processes of a worker where the file gives no number; None: it is always stepped in the
             worker's own process.
-        install: what pip installs for it; None: the module, or for a simulator what `rlinf env setup` installs.
+        install: what pip installs for it; None: the module, or for a simulator what `rlinf venv setup` installs.
         action_size, control_hz: the action size and control rate of one that is not made to be asked, where all of its
             tasks have the same: numbers in an action, and actions in a second; else 0 and None.
-        stored_sets: the sets of tasks whose starts are states that their makers stored, which `rlinf env check` tries.
+        stored_sets: the sets of tasks whose starts are states that their makers stored, which `rlinf venv check` tries.
             Empty: the simulator draws its starts itself.
     """
 
@@ -174,7 +174,7 @@ def is_simulator(name: str) -> bool:
 
 
 def has_setup(name: str) -> bool:
-    """Return whether `rlinf env setup` makes an interpreter for this type."""
+    """Return whether `rlinf venv setup` makes an interpreter for this type."""
     return is_simulator(name) and ENV_TYPES[name].install is None
 
 
@@ -182,7 +182,7 @@ def how_to_install(name: str) -> str | None:
     """Return how to get an interpreter with a simulator, in words; None where its module is installed as any other."""
     if has_setup(name):
         return (
-            f"run `rlinf env setup {name}`: it creates an interpreter with the package and prints the lines that use it"
+            f"run `rlinf venv setup {name}`: it makes an interpreter with the package and prints the lines that use it"
         )
     install = ENV_TYPES[name].install if name in ENV_TYPES else None
     return install and f"run `pip install {install}` in a separate interpreter, and name that in `env_configs`"

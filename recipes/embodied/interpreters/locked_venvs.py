@@ -87,7 +87,7 @@ def setup(env_type: str, folder: Path | None, emit: Emit) -> Made:
 
         installable = simulators()
         help = did_you_mean(env_type, installable) or f"known: {quoted(installable)}"
-        raise ConfigError(f"`rlinf env setup` does not support `{env_type}`", help=help)
+        raise ConfigError(f"`rlinf venv setup` does not support `{env_type}`", help=help)
     folder = (folder or DEFAULT_FOLDER / env_type).expanduser().absolute()
     python = folder / "bin" / "python"
     _check_folder(folder, env_type)
@@ -213,7 +213,7 @@ def _check_folder(folder: Path, env_type: str) -> None:
         raise SetupError(f"`{folder}` was made for `{marked}`", help="give another folder with `--path`")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SetupError(
-            f"`{folder}` exists and was not created by `rlinf env setup`",
+            f"`{folder}` exists and was not created by `rlinf venv setup`",
             help="give another folder with `--path`, or remove it",
         )
 

@@ -72,7 +72,7 @@ def check_starts(
                 command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace"
             )
         except OSError as error:
-            failure.why, failure.help = error.strerror, f"run `rlinf env setup {env_type}`, or name one with `--path`"
+            failure.why, failure.help = error.strerror, f"run `rlinf venv setup {env_type}`, or name one with `--path`"
             raise failure from None
         with process:
             assert process.stdout is not None
@@ -82,7 +82,7 @@ def check_starts(
                     continue
                 record = load_json_object(line)
                 if "fault" in record:
-                    failure.why, failure.help = record["fault"], f"run `rlinf env setup {env_type}`"
+                    failure.why, failure.help = record["fault"], f"run `rlinf venv setup {env_type}`"
                     continue
                 records.append(record)
                 faulty = len({start for start, _ in record["faults"]})

@@ -46,7 +46,7 @@ class SuspectedEpisodes:
 
 
 def replay_of(episode: EpisodeAtDeath) -> dict[str, object]:
-    """Return what `rlinf replay` needs to repeat an episode, beside the run's file."""
+    """Return what `rlinf why --replay` needs to repeat an episode, beside the run's file."""
     return {
         "environment": episode.environment,
         "group": episode.group,

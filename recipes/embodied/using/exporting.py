@@ -60,7 +60,7 @@ def export(config: PolicyJob, checkpoint: Path, folder: Path, kind: str) -> dict
     if kind not in FORMATS:
         raise ConfigError(f"unknown format `{kind}`", help=f"known: {', '.join(FORMATS)}")
     if folder.exists():
-        raise RLinfError("the export folder already exists", where=str(folder), help="name another with `--out`")
+        raise RLinfError("the export folder already exists", where=str(folder), help="name another with `-o`")
     missing = missing_modules(_ONNX) if kind == "onnx" else []
     if missing:
         raise RLinfError(

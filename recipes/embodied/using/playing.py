@@ -1,4 +1,4 @@
-"""A trained policy to look at: `rlinf play` calls `play`."""
+"""A trained policy to look at: `rlinf eval --play` calls `play`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def play(
         RLinfError: the file exists.
     """
     if file.exists():
-        raise RLinfError("the video exists", where=str(file), help="name another with `--out`")
+        raise RLinfError("the video exists", where=str(file), help="name another with `-o`")
     needed("av", "a video")
     config = cast("PolicyJob", job.config)
     environments = config.env.eval

@@ -1,4 +1,4 @@
-"""An episode that simulator processes died of, done again alone: `rlinf replay` calls `replay`."""
+"""An episode that simulator processes died of, done again alone: `rlinf why --replay` calls `replay`."""
 
 from __future__ import annotations
 

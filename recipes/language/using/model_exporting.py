@@ -52,7 +52,7 @@ def export_checkpoint(config: ModelJobConfig, checkpoint: Path, folder: Path, ki
             help=f"write `--format {KIND}`: a folder of transformers, which vLLM loads, too",
         )
     if folder.exists():
-        raise RLinfError("the export folder already exists", where=str(folder), help="name another with `--out`")
+        raise RLinfError("the export folder already exists", where=str(folder), help="name another with `-o`")
     difference = write_model(config, checkpoint, folder)
     return {
         "folder": str(folder),

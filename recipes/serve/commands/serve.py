@@ -7,49 +7,31 @@ from typing import Annotated
 import typer
 
 from rlinf_cli.arguments import completion
-from rlinf_cli.arguments.options import Output, OutputOption, Quiet, Verbose
-from rlinf_cli.lazy import command
+from rlinf_cli.arguments.options import Detach, DryRun
+from rlinf_cli.command import Result, arg, command
 
 
-def serve(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(metavar="FILE", hidden=True, autocompletion=completion.training),
-    ],
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Validate, show placement and resolved config, start nothing.", show_default=False
-        ),
-    ] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Run in the background and return.", show_default=False)
-    ] = False,
-    output: OutputOption = Output.TEXT,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Serve training and sampling to clients of the Tinker SDK, on loopback.
+@command(
+    "rlinf serve serve_laptop",
+    "rlinf serve serve_laptop server.port=8700 server.tenants=[ann,ben]",
+    heading="Policies",
+)
+def app(
+    arguments: Annotated[list[str], arg("FILE", completion.training)], dry_run: DryRun = False, detach: Detach = False
+) -> Result | int:
+    """Serve training and sampling to clients of the Tinker SDK.
 
     FILE is a path or the name of a shipped config of `recipe: serve`, such as serve_laptop; KEY=VALUE replaces a value
-    of it, as in `server.port=8700`. The command prints the two environment variables that a client needs. Ctrl-C ends
-    the service.
+    of it, as in `server.port=8700`. The command prints the two environment variables that a client needs, and listens
+    on loopback. Ctrl-C ends the service.
     """
-    from rlinf_cli.commands.training.train import train
-    from rlinf_cli.file.job_file import load, split_files
+    from rlinf_cli.file.job_file import load
+    from rlinf_cli.run.starting import chosen, start
 
-    files, overrides = split_files(arguments)
-    if len(files) == 1:
-        job = load(files[0], overrides)
-        if job.recipe is not None and job.recipe.name != "serve":
-            message = f"`{files[0]}` is a job of recipe `{job.recipe.name}`, which serves nothing: use `rlinf train`"
-            raise typer.BadParameter(message)
-    train(arguments, dry_run=dry_run, detach=detach, output=output, quiet=quiet, verbose=verbose)
-
-
-app = command(
-    serve,
-    examples=("rlinf serve serve_laptop", "rlinf serve serve_laptop server.port=8700 server.tenants=[ann,ben]"),
-    heading="Use",
-    no_args_is_help=True,
-)
+    file, overrides = chosen(arguments)
+    recipe = load(file, overrides).recipe
+    if recipe is not None and recipe.name != "serve":
+        raise typer.BadParameter(
+            f"`{file}` is a job of recipe `{recipe.name}`, which serves nothing: use `rlinf train`"
+        )
+    return start(file, overrides, None, dry_run=dry_run, detach=detach)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from rlinf_cli.arguments import completion
-from rlinf_cli.arguments.options import Output, OutputOption, Quiet, Verbose
+from rlinf_cli.arguments.options import Output
+from rlinf_cli.command import arg, command, opt
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode, code_of
 from rlinf_cli.file.job_file import is_override
-from rlinf_cli.lazy import command
 
 if TYPE_CHECKING:
     from rlinf_cli.importing.convert import Converted
@@ -22,37 +22,28 @@ if TYPE_CHECKING:
     from rlinf_core.errors import RLinfError
 
 
-def import_(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(metavar="FILE|FOLDER|KEY=VALUE", hidden=True, autocompletion=completion.yaml_paths),
-    ],
+@command(
+    "rlinf import examples/config/libero_grpo.yaml",
+    "rlinf import ppo_trainer.yaml algorithm.adv_estimator=grpo trainer.nnodes=2",
+    "rlinf import job.yaml -o grpo.yaml",
+    "rlinf import examples/config -o configs",
+    name="import",
+)
+def app(
+    arguments: Annotated[list[str], arg("FILE|FOLDER|KEY=VALUE", completion.yaml_paths)],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            metavar="FILE|FOLDER",
-            help="Output file, or folder for several; `-` for standard output. Default: NAME.rlinf.yaml beside the"
-            " original.",
-            show_default=False,
+        opt(
+            "-o FILE|FOLDER",
+            "Output file, or folder for several; `-` for standard output. Default: NAME.rlinf.yaml beside it.",
         ),
     ] = None,
     search_path: Annotated[
         list[str] | None,
-        typer.Option(
-            "--search-path",
-            metavar="FOLDER",
-            help="Additional search folder for defaults lists. May be repeated.",
-            show_default=False,
-        ),
+        opt("--search-path FOLDER", "Additional search folder for defaults lists. May be repeated."),
     ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Overwrite an existing output file.", show_default=False)
-    ] = False,
-    output: OutputOption = Output.TEXT,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
+    replace: Annotated[bool, opt("--replace", "Overwrite an existing output file.")] = False,
+) -> int:
     """Convert job files of RLinf and verl to rlinf files.
 
     Hydra's defaults lists, packages, overrides, search path and references are composed into one file. Comments are
@@ -62,6 +53,7 @@ def import_(
 
     With a FOLDER, every job file in it and below is converted, and a table is printed.
     """
+    output = Output.JSON if console.verbosity.json else Output.TEXT
     overrides = [argument for argument in arguments if _is_override(argument)]
     names = [argument for argument in arguments if argument not in overrides]
     if len(names) != 1:
@@ -70,24 +62,7 @@ def import_(
     _require_hydra()
     folders = [os.path.expanduser(folder) for folder in search_path or ()]
     request = _Request(overrides, folders, replace)
-    if target.is_dir():
-        ended = _folder(target, out, request, output)
-    else:
-        ended = _file(target, out, request, output)
-    if ended is not ExitCode.OK:
-        raise typer.Exit(ended)
-
-
-app = command(
-    import_,
-    examples=(
-        "rlinf import examples/config/libero_grpo.yaml",
-        "rlinf import ppo_trainer.yaml algorithm.adv_estimator=grpo trainer.nnodes=2",
-        "rlinf import job.yaml --out grpo.yaml",
-        "rlinf import examples/config --out configs",
-    ),
-    no_args_is_help=True,
-)
+    return (_folder if target.is_dir() else _file)(target, out, request, output)
 
 
 def _is_override(argument: str) -> bool:
@@ -174,7 +149,7 @@ def _folder(folder: Path, out: Path | None, request: _Request, output: Output) -
     from rlinf_core.errors import ConfigError
 
     if out is not None and (str(out) == "-" or (out.exists() and not out.is_dir())):
-        raise typer.BadParameter("for a folder, `--out` must be a folder")
+        raise typer.BadParameter("for a folder, `-o` must be a folder")
     jobs, others = job_files(folder)
     if not jobs:
         scripts = sorted(path for ending in SCRIPT_ENDINGS for path in folder.rglob(f"*{ending}"))
@@ -217,9 +192,9 @@ def _import(source: Path, target: Path | None, request: _Request) -> _Imported:
             if target.exists() and (not request.replace or target.samefile(source)):
                 raise ConfigError(
                     f"`{target}` already exists",
-                    help="name another file with `--out`"
+                    help="name another file with `-o`"
                     if target.samefile(source)
-                    else "name another file with `--out`, or overwrite it with `--replace`",
+                    else "name another file with `-o`, or overwrite it with `--replace`",
                 )
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)

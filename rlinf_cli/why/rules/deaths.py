@@ -42,8 +42,7 @@ def crashed(incident: Incident) -> RunFinding | None:
         "crashed",
         f"{_named(process)} crashed in native code: {_signal(process)}",
         _cause(process),
-        "look at the innermost call of the stack: the library that it is in has the fault, or was given what it cannot"
-        " take",
+        "look at the innermost call of the stack: the crash is in that library, or in its arguments",
     )
 
 
@@ -62,7 +61,7 @@ def killed(incident: Incident) -> RunFinding | None:
             "the kernel log has no line about a lack of memory for this process",
             *_memory(incident),
         ],
-        f"somebody or something on its machine sent it {signal}: a person, a scheduler, a watchdog of memory",
+        f"{signal} came from outside the run: check the scheduler's logs and memory watchdogs of that machine",
     )
 
 
@@ -140,7 +139,8 @@ def simulator_died(incident: Incident) -> RunFinding | None:
         "simulator-died",
         f"a process of `{incident.process.name}` died: {words.partition(chr(10))[0]}",
         last.strip("\n").splitlines()[:_SHOWN],
-        "look at the end of its log: a simulator that crashes says where; a start that kills it thrice is set aside",
+        "look at the end of its log, where a simulator says why it crashed; after three crashes the episode is"
+        " quarantined",
     )
 
 

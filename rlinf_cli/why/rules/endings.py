@@ -54,8 +54,8 @@ def stalled(incident: Incident) -> RunFinding | None:
         first,
         (incident.what, *others, f"source: {incident.source}"),
         (
-            "`rlinf debug` shows the whole stacks of all processes; one that cannot go on is ended with `kill -9`, and"
-            " the run starts it again",
+            "`rlinf ps --stacks` shows the whole stacks of all processes; one that cannot go on is ended by `kill -9`,"
+            " and the run starts it again",
         ),
         step=incident.step,
         time=incident.time,

@@ -105,7 +105,7 @@ def _of_answers(text: str, otherwise: str) -> tuple[str, str, str]:
     if tool is not None:
         what = f"the tool `{tool[1]}` fails: {tool[2]}"
         return "tool-fails", what, "call it by hand; one that takes long needs a longer `agent.tool_timeout`"
-    do = "score one answer by hand with the same function; `rlinf samples` shows answers with the reasons"
+    do = "score one answer by hand with the same function; `rlinf report --samples` shows answers with the reasons"
     first = _FIRST.search(text)
     return "reward-fails", otherwise if first is None else f"{otherwise}: {first[1]}", do
 
@@ -170,7 +170,7 @@ def deadlock(incident: Incident) -> RunFinding | None:
     return _finding(
         incident,
         "deadlock",
-        f"processes wait for one another, and nobody can wake them: {_first_line(incident)}",
+        f"Deadlock: {_first_line(incident)}",
         _quoted(incident),
         "let one of them send before it receives; `waits.json` and `stacks.txt` in the evidence show where each waits",
     )

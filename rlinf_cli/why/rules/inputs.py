@@ -136,7 +136,7 @@ def items_are_set_aside(facts: RunFacts) -> RunFinding | None:
     alone = (
         "run that item alone"
         if not first.replay
-        else f"`rlinf replay {name.removesuffix('.json')}` does it again alone"
+        else f"`rlinf why --replay {name.removesuffix('.json')}` does it again alone"
     )
     return RunFinding(
         FindingKind.LEARNING,

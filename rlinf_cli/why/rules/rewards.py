@@ -72,7 +72,7 @@ def reward_fails(facts: RunFacts) -> RunFinding | None:
         "reward-fails",
         f"the reward fails: {failed:.0f} of {answers:.0f} answers of a step could not be scored",
         (f"metrics.jsonl: `{kind}` is {column.values[-1]:.0f} in step {column.steps[-1]}",),
-        ("score one answer by hand with the same function; `rlinf samples` shows answers with the reasons",),
+        ("score one answer by hand with the same function; `rlinf report --samples` shows answers with the reasons",),
         step=column.steps[0],
     )
 

@@ -96,7 +96,7 @@ def no_gradient(facts: RunFacts) -> RunFinding | None:
     return RunFinding(
         FindingKind.LEARNING,
         "no-gradient",
-        "there is no gradient: nothing that is trained on moves a weight",
+        "gradients are zero: no training data changes a weight",
         (f"metrics.jsonl: `{_NORM}` is 0 from step {since} to {norms.steps[-1]}",),
         ("look at the rewards, at `algorithm` (weights of the losses), and at what of the model is frozen",),
         step=since,

@@ -366,7 +366,7 @@ class JobConfig(ConfigModel):
     """A whole file. A recipe adds its sections."""
 
     recipe: Text = Field(
-        description="Recipe to train, a name listed by `rlinf recipes`, or your own as `package.module:name`. A file"
+        description="Recipe to train, a name listed by `rlinf train`, or your own as `package.module:name`. A file"
         " without it only describes machines."
     )
     cluster: ClusterConfig = Field(description="The machines, and the placement of components on them.")

@@ -154,7 +154,7 @@ def _how_to_write(expected: str, kind: str, value: object) -> str | None:
         if expected in ("an integer", "a number", "a finite number") and (number := _WITH_UNIT.fullmatch(value)):
             return f"write the number alone: `{number[1]}`"
         if expected in ("an integer", "a number", "a finite number") and _NUMBERS.fullmatch(value):
-            return "write one of them; `rlinf sweep` trains with each"
+            return "write one of them; `rlinf train` trains with each"
         if expected == "a mapping" and (glued := _GLUED.match(value)):
             return f"write a space after each `:`, as in `{glued[1]}: {glued[2]}`"
     return None

@@ -142,7 +142,7 @@ class QuarantinedItem(FileModel):
         step: the step that it was for; 0: an evaluation.
         time: when it was set aside, in seconds since 1970.
         deaths: how the processes died that it was given to, one line each.
-        replay: what `rlinf replay` needs to do it again; empty where that cannot be done alone.
+        replay: what `rlinf why --replay` needs to do it again; empty where that cannot be done alone.
     """
 
     schema_: Annotated[Literal["rlinf.quarantine/1"], Field(alias="schema")]

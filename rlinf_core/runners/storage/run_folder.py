@@ -12,7 +12,7 @@
       curve.png, curve.svg
       events.jsonl    its start, checkpoints, restarts and end, one JSON object per line
       evidence/       of each failure and restart, see `rlinf_core.runners.storage.evidence`
-      origins.json, placement.json, placement.svg, report.html
+      origins.json, placement.json, report.html
 
 Imports nothing heavy, as commands use it, too.
 """

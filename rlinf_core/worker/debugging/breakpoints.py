@@ -1,4 +1,4 @@
-"""Breakpoints in workers: `breakpoint()` waits for `rlinf debug`, which attaches a terminal to Python's own debugger.
+"""Breakpoints in workers: `breakpoint()` waits for `rlinf ps --attach`, which connects a terminal to the debugger.
 
 Nothing listens on a network: the socket is a file in the private folder of the process, and takes this user only.
 """

@@ -12,7 +12,7 @@ _OF_RAY: Final = "ray."
 
 
 def enter_breakpoints() -> None:
-    """Have `breakpoint()` in this process wait for `rlinf debug`, unless the user's environment says otherwise."""
+    """Have `breakpoint()` in this process wait for `rlinf ps --attach`, unless the environment says otherwise."""
     if os.environ.get(_VARIABLE, _OF_RAY).startswith(_OF_RAY):
         os.environ[_VARIABLE] = f"{__name__}.{wait_here.__name__}"
 

@@ -352,7 +352,7 @@ class WorkerGroupHandle(Generic[T]):
             self._title,
             seconds,
             picture=f"{picture}: {seen}" if seen else picture,
-            help="give `wait` a longer timeout; `rlinf inspect workers` shows what each worker does",
+            help="give `wait` a longer timeout; `rlinf ps` shows what each worker does",
         )
 
     @property

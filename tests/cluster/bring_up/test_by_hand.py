@@ -79,7 +79,7 @@ def by_hand(hosts: Hosts) -> Iterator[ByHand]:
 
 def test_status_shows_it_on_each_of_its_nodes(by_hand: ByHand) -> None:
     def seen(name: str) -> dict[str, Any]:
-        done = by_hand.rlinf(name, "status", "--output", "json")
+        done = by_hand.rlinf(name, "status", "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
@@ -116,7 +116,7 @@ def test_a_job_trains_over_it(by_hand: ByHand, hosts: Hosts) -> None:
     # Under /var/tmp, which all hosts see.
     file, runs = by_hand.ray.folder / "two.yaml", by_hand.ray.folder / "runs"
     file.write_text(FILE.format(runs=runs))
-    done = by_hand.rlinf("render0", "train", str(file), "--output", "json")
+    done = by_hand.rlinf("render0", "train", str(file), "--json")
     assert done.returncode == 0, done.stderr
     logs = Path(json.loads(done.stdout)["folder"]) / "logs"
     # Ranks are what `RLINF_NODE_RANK` says, though the head of Ray has another than 0.

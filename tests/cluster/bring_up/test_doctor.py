@@ -63,7 +63,7 @@ class Doctor:
 
     def run(self, *options: str) -> tuple[int, dict[str, Any]]:
         self.path.write_text(LAB.format(**self.values))
-        done = self.hosts.control.rlinf("doctor", str(self.path), "--output", "json", *options)
+        done = self.hosts.control.rlinf("doctor", str(self.path), "--json", *options)
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
 
@@ -187,13 +187,13 @@ def test_status_tells_a_whole_cluster_and_a_missing_host(hosts: Hosts, tmp_path:
     up = control.rlinf("up", str(path))
     try:
         assert up.returncode == 0, up.stderr
-        whole = control.rlinf("status", "--name", "pair", "--output", "json")
+        whole = control.rlinf("status", "--name", "pair", "--json")
         assert whole.returncode == 0, whole.stdout
         assert [node["state"] for node in json.loads(whole.stdout)["nodes"]] == ["up", "up"]
         # What is ours takes no port from us.
-        again = control.rlinf("doctor", str(path), "--output", "json")
+        again = control.rlinf("doctor", str(path), "--json")
         assert (again.returncode, not_ok(json.loads(again.stdout))) == (0, {})
-        result = control.rlinf("inspect", "hardware", "--output", "json")
+        result = control.rlinf("inspect", "hardware", "--json")
         assert [node["host"] for node in json.loads(result.stdout)["nodes"]] == ["render0", "render1"]
         hosts["render1"].kill()
         partly = control.rlinf("status", "--name", "pair")

@@ -104,7 +104,7 @@ def test_spare_serves_as_the_host_that_is_lost(four: Four) -> None:
     # The node comes back, and has its own place again where the next run begins.
     four.hosts["render0"].restart()
     four.up()
-    done = four.rlinf("train", str(four.file), "--output", "json")
+    done = four.rlinf("train", str(four.file), "--json")
     assert done.returncode == 0, done.stderr
     assert "a spare, serves" not in done.stderr
     undisturbed = Path(json.loads(done.stdout)["folder"])

@@ -108,7 +108,7 @@ class Five:
         return self.hosts.control.rlinf(*arguments, env=self.env, timeout=280)
 
     def up(self, *arguments: str) -> tuple[int, dict[str, Any], str]:
-        done = self.rlinf("up", str(self.file), "--output", "json", "--timeout", "90", *arguments)
+        done = self.rlinf("up", str(self.file), "--json", "--timeout", "90", *arguments)
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout), done.stderr
 
@@ -281,7 +281,7 @@ def test_a_killed_raylet_is_repaired_and_nothing_else_touched(five: Five) -> Non
     )
     counted = five.on_head(str(script), str(five.file))
     assert counted.stdout.splitlines()[-1:] == ["5"], counted.stderr
-    done = five.rlinf("status", "--output", "json")
+    done = five.rlinf("status", "--json")
     assert (done.returncode, [node["state"] for node in json.loads(done.stdout)["nodes"]]) == (0, ["up"] * 5)
 
 
@@ -289,7 +289,7 @@ def test_down_is_proven_and_twice_is_fine(five: Five, foreign: tuple[Host, str])
     host, folder = foreign
     theirs = of_ray(host, folder)
     assert theirs, (host.folder.parent / "foreign.log").read_text()
-    done = five.rlinf("down", "--output", "json")
+    done = five.rlinf("down", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
     assert all(node["found"] and not node["left"] for node in report["nodes"])

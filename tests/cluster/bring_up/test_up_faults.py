@@ -58,7 +58,7 @@ class Site:
 
     def fails(self, file: str, *arguments: str) -> tuple[dict[str, Any], str]:
         """Return the one failure of an `up` that ends with status 3, and what it said to people."""
-        done = self.rlinf("up", file, "--output", "json", *arguments)
+        done = self.rlinf("up", file, "--json", *arguments)
         assert done.returncode == 3, done.stderr
         assert "Traceback" not in done.stderr
         [failure] = json.loads(done.stdout)["failures"]
@@ -141,7 +141,7 @@ def test_a_second_up_while_ssh_drops_in_the_middle_of_the_first(site: Site) -> N
     file = site.file("robot0")
     with host.frozen():
         first = site.hosts.control.spawn(
-            [sys.executable, "-m", "rlinf_cli", "up", file, "--output", "json"],
+            [sys.executable, "-m", "rlinf_cli", "up", file, "--json"],
             env=site.env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -163,7 +163,7 @@ def test_a_host_that_dies_while_it_joins(site: Site) -> None:
     host = site.hosts["render1"]
     file = site.file("render0", "render1")
     run = site.hosts.control.spawn(
-        [sys.executable, "-m", "rlinf_cli", "up", file, "--output", "json"],
+        [sys.executable, "-m", "rlinf_cli", "up", file, "--json"],
         env=site.env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -178,7 +178,7 @@ def test_a_host_that_dies_while_it_joins(site: Site) -> None:
     [failure] = json.loads(out)["failures"]
     assert failure["rank"] == 1
     assert failure["phase"] in ("join", "verify")
-    done = site.rlinf("up", file, "--output", "json")
+    done = site.rlinf("up", file, "--json")
     assert done.returncode == 0, done.stderr
     assert [node["changed"] for node in json.loads(done.stdout)["nodes"]] == [False, True]
 
@@ -188,7 +188,7 @@ def test_ssh_that_drops_while_a_node_joins(site: Site) -> None:
     host = site.hosts["render1"]
     file = site.file("render0", "render1")
     run = site.hosts.control.spawn(
-        [sys.executable, "-m", "rlinf_cli", "up", file, "--output", "json", "--timeout", "90"],
+        [sys.executable, "-m", "rlinf_cli", "up", file, "--json", "--timeout", "90"],
         env=site.env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -201,7 +201,7 @@ def test_ssh_that_drops_while_a_node_joins(site: Site) -> None:
     assert failure["rank"] == 1
     assert failure["phase"] in ("join", "verify")
     assert failure["help"]
-    done = site.rlinf("up", file, "--output", "json")
+    done = site.rlinf("up", file, "--json")
     assert done.returncode == 0, done.stderr
     assert all(node["up"] for node in json.loads(done.stdout)["nodes"])
 
@@ -266,12 +266,12 @@ def test_down_with_the_head_gone_and_a_node_unreachable(site: Site) -> None:
     site.hosts["render0"].restart()
     site.hosts.control.forget_connections()
     with site.hosts["robot0"].unplugged():
-        done = site.rlinf("down", "--output", "json")
+        done = site.rlinf("down", "--json")
     assert done.returncode == 3
     [failure] = json.loads(done.stdout)["failures"]
     assert failure["rank"] == 2
     assert not ours_on(site.hosts["render1"])
-    done = site.rlinf("down", "--output", "json")
+    done = site.rlinf("down", "--json")
     assert done.returncode == 0, done.stderr
     assert [node["host"] for node in json.loads(done.stdout)["nodes"]] == ["robot0"]
     assert not ours_on(site.hosts["robot0"])
@@ -337,7 +337,7 @@ def test_self_started_and_hand_started_nodes_join(site: Site) -> None:
     assert "is up" in done.stdout
     # The record is the head's; on the other one its own Ray tells.
     for host in (head, second):
-        seen = json.loads(host.run([*rlinf, "status", "--output", "json"], timeout=120).stdout)
+        seen = json.loads(host.run([*rlinf, "status", "--json"], timeout=120).stdout)
         assert (seen["cluster"], seen["whole"]) == ("alone", True)
         assert [node["state"] for node in seen["nodes"]] == ["up", "up"]
     job = f"load_job({str(path)!r}).cluster"

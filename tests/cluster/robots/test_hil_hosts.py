@@ -122,7 +122,7 @@ def test_two_arms_feed_a_learner_on_a_third_machine(site: Site) -> None:
     up = site.rlinf("up", str(site.file), "--timeout", "90")
     assert up.returncode == 0, up.stderr
 
-    done = site.rlinf("train", str(site.file), "--output", "json")
+    done = site.rlinf("train", str(site.file), "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["status"] == "finished"

@@ -39,7 +39,7 @@ def test_what_is_declared_is_compared_with_what_the_nodes_have(hosts: Hosts, tmp
         with hosts["trainer1"].nvidia(2):
             sound = hosts.control.rlinf("validate", str(path), "--live")
         stack.enter_context(hosts["trainer1"].nvidia(1))
-        lacking = hosts.control.rlinf("validate", str(path), "--live", "--output", "json")
+        lacking = hosts.control.rlinf("validate", str(path), "--live", "--json")
     assert sound.returncode == 0, sound.stderr
     assert "lab.yaml: valid" in sound.stdout
     assert lacking.returncode == 2, lacking.stderr
@@ -53,7 +53,7 @@ def test_who_runs_where_on_what_the_nodes_have(hosts: Hosts, tmp_path: Path) -> 
     path = tmp_path / "lab.yaml"
     path.write_text(UNDECLARED)
     with hosts["trainer0"].nvidia(3), hosts["trainer1"].nvidia(1):
-        shown = hosts.control.rlinf("inspect", "placement", str(path), "--live", "--output", "json")
+        shown = hosts.control.rlinf("inspect", "placement", str(path), "--live", "--json")
     assert shown.returncode == 0, shown.stderr
     actor = json.loads(shown.stdout)["components"]["actor"]["processes"]
     assert [(item["node_rank"], item["local_hardware_ranks"]) for item in actor] == [

@@ -90,7 +90,7 @@ class Three:
 
     def train(self, *overrides: str) -> Path:
         """Return the folder of a run that went to its end."""
-        done = self.rlinf("train", str(self.file), "--output", "json", *overrides)
+        done = self.rlinf("train", str(self.file), "--json", *overrides)
         assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)
         assert report["status"] == "finished"

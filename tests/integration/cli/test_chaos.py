@@ -20,7 +20,7 @@ GOOD = {"equal", "right", "explained", "untouched"}
 
 def chaos(job: str, folder: Path, *options: str) -> list[dict[str, Any]]:
     """Return the records of the disturbed runs."""
-    command = [sys.executable, "-m", "tests.chaos", *JOBS[job], "--folder", str(folder), "--output", "json", *options]
+    command = [sys.executable, "-m", "tests.chaos", *JOBS[job], "--folder", str(folder), "--json", *options]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode in (0, 1), ended.stderr
     return json.loads(ended.stdout)["runs"]

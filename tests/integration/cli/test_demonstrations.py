@@ -48,7 +48,7 @@ def evaluated(folder: Path, run: Path, out: str) -> dict[str, Any]:
 
 
 def evaluation(folder: Path, out: str, *arguments: str) -> dict[str, Any]:
-    rlinf(folder, "eval", *arguments, "--out", out)
+    rlinf(folder, "eval", *arguments, "-o", out)
     loaded: dict[str, Any] = json.loads((folder / out / "eval.json").read_text())
     del loaded["times"]
     return loaded
@@ -56,7 +56,7 @@ def evaluation(folder: Path, out: str, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.nightly
 def test_demonstrations_teach_a_policy_whose_evaluation_repeats(tmp_path: Path) -> None:
-    rlinf(tmp_path, "record", "laptop", "--out", "shown", "-n", "4")
+    rlinf(tmp_path, "record", "laptop", "-o", "shown", "-n", "4")
     rlinf(tmp_path, "train", "recipe=sft", "data.train_data_paths=shown", "runner.val_check_interval=-1", *SMALL)
     (learned,) = (tmp_path / "runs").glob("sft-*")
     losses = [record.metrics["train/actor/bc_loss"] for record in read_metrics(learned / "metrics.jsonl")]
@@ -70,7 +70,7 @@ def test_demonstrations_teach_a_policy_whose_evaluation_repeats(tmp_path: Path) 
     assert first["videos"]
 
     # What is exported is evaluated as the model that a file begins with.
-    rlinf(tmp_path, "export", str(learned), "--format", "safetensors", "--out", "policy")
+    rlinf(tmp_path, "export", str(learned), "--format", "safetensors", "-o", "policy")
     pretrained = evaluation(tmp_path, "third", "laptop", "actor.model.model_path=policy", *SMALL)
     assert pretrained["total"] == first["total"]
     assert pretrained["checkpoint"]["step"] is None

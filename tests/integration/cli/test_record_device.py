@@ -65,7 +65,7 @@ def test_a_scripted_expert_is_recorded_in_just_the_steps_it_took(tmp_path: Path)
     options = ScriptedOptions(probability=0.2, shortest=2, longest=4, seed=7)
     values = [f"--option={name}={value}" for name, value in options.model_dump().items()]
     sizes = ("env.train.total_num_envs=3", *SMALL)
-    with rlinf(tmp_path, "record", "laptop", "--device", "scripted", *values, "-n", "6", "--out", "shown", *sizes):
+    with rlinf(tmp_path, "record", "laptop", "--device", "scripted", *values, "-n", "6", "-o", "shown", *sizes):
         pass
     result = episodes(tmp_path / "shown")
     assert len(result) == 6
@@ -87,9 +87,7 @@ def test_a_person_elsewhere_records_an_episode_and_judges_it(tmp_path: Path) -> 
         port = int(free.getsockname()[1])
     options = (f"--option=token_file={token}", f"--option=port={port}", "--option=release_steps=0")
     sizes = ("env.train.total_num_envs=1", "env.train.max_episode_steps=400", "env.train.task=pick")
-    with rlinf(
-        tmp_path, "record", "laptop", "--device", "remote", *options, "-n", "1", "--out", "shown", *sizes
-    ) as job:
+    with rlinf(tmp_path, "record", "laptop", "--device", "remote", *options, "-n", "1", "-o", "shown", *sizes) as job:
         result: list[tuple[socket.socket, float]] = []
 
         def connected() -> bool:
@@ -151,7 +149,7 @@ def test_intervention_within_a_chunk_is_recorded_by_ticks(tmp_path: Path) -> Non
     with rlinf(tmp_path, "train", "laptop", *learns, *sizes, *ends):
         pass
     (run,) = (tmp_path / "runs").glob("embodied-*")
-    with rlinf(tmp_path, "record", str(run), "--device", "grabber:Grabber", "-n", "8", "--out", "corrected"):
+    with rlinf(tmp_path, "record", str(run), "--device", "grabber:Grabber", "-n", "8", "-o", "corrected"):
         pass
     (log,) = {*tmp_path.rglob("truth.jsonl")}
     truth = {(number, reset, step): took for number, reset, step, took in map(json.loads, log.read_text().splitlines())}

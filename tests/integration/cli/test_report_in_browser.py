@@ -40,14 +40,14 @@ def page_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         first, second = full_run(str(folder)), full_run(str(folder))
         code = main(["compare", str(first.path), str(second.path), "--html", str(path), "--metric", "env/return"])
     elif request.param == "several":
-        code = main(["report", str(full_run(str(folder)).path), str(empty_run(str(folder)).path), "--out", str(path)])
+        code = main(["report", str(full_run(str(folder)).path), str(empty_run(str(folder)).path), "-o", str(path)])
     else:
         made = {
             "finished": full_run,
             "failed": lambda folder: full_run(folder, status=RunStatus.FAILED),
             "empty": empty_run,
         }
-        code = main(["report", str(made[request.param](str(folder)).path), "--out", str(path)])
+        code = main(["report", str(made[request.param](str(folder)).path), "-o", str(path)])
     assert code == 0
     return path
 
@@ -93,7 +93,7 @@ def test_long_run_is_drawn_by_few_points_with_its_extremes(browser: Any, tmp_pat
         for step in range(1, steps + 1):
             metrics.log(step, {"env/return": 1234.5 if step == spike else step / steps})
     path = tmp_path / "page.html"
-    assert main(["report", str(run.path), "--out", str(path)]) == 0
+    assert main(["report", str(run.path), "-o", str(path)]) == 0
     assert path.stat().st_size < 3_000_000
     page = browser.new_page()
     page.goto(path.as_uri())

@@ -86,7 +86,7 @@ def test_interrupted_and_continued_to_its_end(running: subprocess.Popen[str]) ->
     assert kept is not None
 
     last = kept.step + 2
-    ended = rlinf("train", *SMALL, f"runner.max_steps={last}", "runner.resume_dir=auto", "--output", "json")
+    ended = rlinf("train", *SMALL, f"runner.max_steps={last}", "runner.resume_dir=auto", "--json")
     assert ended.returncode == 0, ended.stderr
     data: dict[str, Any] = json.loads(ended.stdout)
     assert (data["status"], data["step"], data["folder"]) == ("finished", last, str(run.path))
@@ -119,7 +119,7 @@ def test_watcher_that_dies_is_named(running: subprocess.Popen[str], name: str, c
     _, err = running.communicate(timeout=100)
     assert running.returncode == 1, err
     assert f"error: `{name}` on this machine died" in err
-    asked = rlinf("why", "--output", "json")
+    asked = rlinf("why", "--json")
     assert asked.returncode == 1, asked.stderr
     (failure,) = json.loads(asked.stdout)["failures"]
     assert (failure["code"], failure["ended_run"]) == ("watcher-died", True)
@@ -140,7 +140,7 @@ def _process_below(pid: int, command: str) -> int:
 
 @pytest.mark.nightly
 def test_a_worker_that_dies_is_told_first(running: subprocess.Popen[str]) -> None:
-    jobs = rlinf("inspect", "workers", "--output", "json", "--job", _job_of(running.pid))
+    jobs = rlinf("ps", "--json", "--job", _job_of(running.pid))
     assert jobs.returncode == 0, jobs.stderr
     workers = {worker["name"]: worker for worker in json.loads(jobs.stdout)["workers"]}
     victim = workers["RolloutGroup:0"]["pid"]

@@ -77,7 +77,7 @@ def run(tmp_path: Path, base: str, env: dict[str, str]) -> Iterator[Run]:
     file.write_text(f"cluster: {{num_nodes: 1, ports: {ports.start}-{ports.stop - 1}}}\n")
 
     def call(command: str, *arguments: str) -> Any:
-        argv = [sys.executable, "-m", "rlinf_cli", command, str(file), "--output", "json", *arguments]
+        argv = [sys.executable, "-m", "rlinf_cli", command, str(file), "--json", *arguments]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

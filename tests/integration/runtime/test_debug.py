@@ -77,12 +77,12 @@ def group(cluster: Cluster) -> Iterator[WorkerGroup[Debugged]]:
 def words(*arguments: str) -> list[str]:
     session = current_session()
     assert session is not None
-    return ["debug", "--job", session.job, *arguments]
+    return ["ps", "--attach", "--job", session.job, *arguments]
 
 
 def debug(*arguments: str) -> tuple[int, dict[tuple[str, bool], dict[str, Any]]]:
     """Return the exit code, and the processes by name and whether a worker started them."""
-    command = [RLINF, *words(*arguments), "--output", "json"]
+    command = [RLINF, *words(*arguments), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout, done.stderr
     record = json.loads(done.stdout)

@@ -17,12 +17,12 @@ def test_dry_run_lists_the_faults_of_each_seed(capsys: pytest.CaptureFixture[str
     arguments = ("laptop", "runner.max_steps=20", "--seeds", "5", "--fault", "kill", "--dry-run")
     assert main(arguments) == 0
     assert "nothing was started" in capsys.readouterr().err
-    assert main((*arguments, "--output", "json")) == 0
+    assert main((*arguments, "--json")) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["schema"] == "rlinf.chaos_plan/1"
     assert [run["seed"] for run in record["runs"]] == [0, 1, 2, 3, 4]
     assert {strike["fault"].partition("-")[0] for run in record["runs"] for strike in run["strikes"]} == {"kill"}
-    assert main((*arguments[:2], *arguments[4:], "--first-seed", "3", "--output", "json")) == 0
+    assert main((*arguments[:2], *arguments[4:], "--first-seed", "3", "--json")) == 0
     assert json.loads(capsys.readouterr().out)["runs"][0] == record["runs"][3]
 
 

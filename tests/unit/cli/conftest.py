@@ -41,7 +41,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     def run(*arguments: str | Path) -> Ended:
         capsys.readouterr()
         code = main([str(argument) for argument in arguments])
-        console.verbosity.quiet = console.verbosity.verbose = False
+        console.verbosity.reset()
         out, err = capsys.readouterr()
         return Ended(int(code), out, err)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from rlinf_cli.console import console
-from rlinf_cli.lazy import command
+from typing import Annotated
+
+from rlinf_cli.command import Result, command, opt
 
 
-def greet(name: str) -> None:
+@command("rlinf greet you", heading="Friends", record=False)
+def app(name: str, how: Annotated[str, opt("--out HOW", "How to say it.")] = "") -> Result:
     """Greet somebody."""
-    console.result(f"hello {name}")
-
-
-app = command(greet, examples=("rlinf greet you",), heading="Friends")
+    return Result(f"hello {name}" + (f", {how}" if how else ""))

@@ -17,6 +17,13 @@ from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.runners.trace import TraceWriter
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}"
+PICTURE: dict[str, Any] = {
+    "title": NASTY, "subtitle": NASTY, "idle": True, "components": [{"name": NASTY, "size": 2}],
+    "sections": [{"title": NASTY, "subtitle": NASTY, "cards": [{
+        "title": NASTY, "about": NASTY, "many": False, "loose": [{"component": NASTY, "ranks": NASTY, "color": 9}],
+        "rows": [{"columns": 8, "runs": [{"units": [NASTY], "users": [], "about": NASTY}]}],
+    }]}],
+}  # fmt: skip
 
 
 def full_run(folder: str, *, status: str = RunStatus.FINISHED, steps: int = 12) -> RunFolder:
@@ -32,8 +39,9 @@ def full_run(folder: str, *, status: str = RunStatus.FINISHED, steps: int = 12) 
         "python": None, "env": {"RANK": "0", "NOTE": NASTY}, "env_layers": {"RANK": "runtime", "NOTE": "env_configs"},
     }  # fmt: skip
     other = {**process, "rank": 1, "env": {"RANK": "1"}}
-    (run.path / "placement.json").write_text(json.dumps({"components": {"actor": {"processes": [process, other]}}}))
-    (run.path / "placement.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20"/>')
+    (run.path / "placement.json").write_text(
+        json.dumps({"components": {"actor": {"processes": [process, other]}}, "picture": PICTURE})
+    )
     peaks = [{"component": "actor", "rank": 1, "phases": {NASTY: {"rss": 300 << 20, "device": 5 << 20}}}]
     run.memory_file.write_text(json.dumps({"schema": "rlinf.memory/1", "processes": peaks}))
     checks = [ContactCheck("actor", "logits", NASTY, "agrees", 1e-5, 1e-3, 0.25, NASTY)]

@@ -40,7 +40,7 @@ def complete(cli: Callable[..., Any], tmp_path: Path, mixed: Path, monkeypatch: 
 
 def test_commands(complete: Complete) -> None:
     assert complete("va") == ["validate"]
-    assert complete("inspect", "") == ["placement", "config", "env", "hardware", "memory", "workers"]
+    assert complete("inspect", "") == ["placement", "config", "env", "hardware", "memory"]
 
 
 def test_codes_and_fields(complete: Complete) -> None:
@@ -52,7 +52,7 @@ def test_codes_and_fields(complete: Complete) -> None:
 
 
 def test_recipes(complete: Complete) -> None:
-    assert complete("schema", "--recipe", "") == ["agent", "embodied", "math", "serve", "sft", "sft_chat"]
+    assert complete("explain", "--recipe", "") == ["agent", "embodied", "math", "serve", "sft", "sft_chat"]
 
 
 def test_shipped_configs_and_yaml_files(complete: Complete) -> None:
@@ -101,7 +101,7 @@ class TestOfTrain:
     def test_recipes_and_files_come_first(self, complete: Complete) -> None:
         assert complete("train", "recipe=e") == ["recipe=embodied"]
         completions = complete("train", "")
-        assert {"recipe=embodied", "recipe=math", "mixed.yaml", "laptop"} <= set(completions)
+        assert {"embodied", "recipe=math", "mixed.yaml", "laptop"} <= set(completions)
 
     def test_a_recipe_whose_name_bash_parts(self, complete: Complete) -> None:
         assert complete("train", "recipe", "=", "em") == ["embodied"]
@@ -126,15 +126,15 @@ class TestOfTrain:
             run.log_file(component, 0).touch()
         assert complete("logs", "emb") == [run.path.name]
         assert complete("stop", "") == [run.path.name]
-        assert complete("logs", "--component", "") == ["actor", "env"]
-        assert complete("logs", run.path.name, "--component", "a") == ["actor"]
+        assert complete("logs", "") == [run.path.name, "actor", "env"]
+        assert complete("logs", run.path.name, "a") == ["actor"]
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ("train", "recipe=nothing", "runner."),
-        ("logs", "--component", "a"),
+        ("logs", "a"),
         ("inspect", "env", "no-such-file.yaml", "--component", ""),
         ("validate", "mixed.yaml", "a..b["),
         ("validate", "/no/such/folder/"),

@@ -19,12 +19,12 @@ RLINF = Path(sys.executable).with_name("rlinf")
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Make `rlinf recipes` raise."""
+    """Make `rlinf train` raise."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("rlinf_cli.commands.training.recipes._listed", fail)
+    monkeypatch.setattr("rlinf_cli.run.runnable.recipes_result", fail)
 
 
 def test_the_version(cli: Callable[..., Any]) -> None:
@@ -53,8 +53,8 @@ def test_help_under_both_names(cli: Callable[..., Any], command: tuple[str, ...]
         ("validate", "actor.seed=1"),
         ("validate", "-", "-"),
         ("validate", "a.yaml", "--output", "xml"),
-        ("inspect", "nothing"),
         ("inspect", "env", "a.yaml"),
+        ("runs", "nothing"),
         (),
     ],
     ids=" ".join,
@@ -63,11 +63,49 @@ def test_wrong_usage_is_2_and_said_on_stderr(cli: Callable[..., Any], arguments:
     ended = cli(*arguments)
     assert ended.code == 2
     assert ended.out == ""
-    assert "Usage: rlinf" in ended.err
+    # Without what it requires, a command shows its help.
+    assert ended.err.startswith("Usage: rlinf " if arguments in ((), ("validate",)) else "error: ")
+    assert "Traceback" not in ended.err
 
 
-def test_a_mistyped_command_gets_a_suggestion(cli: Callable[..., Any]) -> None:
-    assert "Did you mean 'validate'?" in cli("validte").err
+@pytest.mark.parametrize(
+    ("arguments", "neighbour"),
+    [
+        (("validte",), "validate"),
+        (("inpsect", "laptop"), "inspect"),
+        (("runs", "prun"), "prune"),
+        (("robot", "lsit"), "list"),
+        (("validate", "laptpo"), "laptop"),
+        (("train", "laptop.yml"), "laptop"),
+        (("train", "embodeid"), "embodied"),
+        (("inspect", "hetero8"), "hetero18"),
+    ],
+    ids=" ".join,
+)
+def test_a_misspelt_word_gets_its_neighbour(
+    cli: Callable[..., Any], arguments: tuple[str, ...], neighbour: str
+) -> None:
+    ended = cli(*arguments)
+    assert ended.code == 2
+    assert f"did you mean `{neighbour}`?" in ended.err + ended.out
+
+
+@pytest.mark.parametrize("group", [(), ("inspect",), ("runs",), ("robot",), ("venv",)], ids=" ".join)
+def test_summaries_fit_a_terminal(cli: Callable[..., Any], group: tuple[str, ...]) -> None:
+    text = cli(*group, "--help").out
+    assert "..." not in text.replace("[ARGS]...", "")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_recipe_is_named_bare(cli: Callable[..., Any]) -> None:
+    assert cli("train", "embodied", "--dry-run", "-q").out == cli("train", "recipe=embodied", "--dry-run", "-q").out
+
+
+def test_views_are_named_before_or_behind_the_file(cli: Callable[..., Any]) -> None:
+    views = [("placement", "laptop"), ("laptop", "placement"), ("laptop",)]
+    assert len({cli("inspect", *words).out for words in views}) == 1
+    asked = ("laptop", "--component", "env", "--rank", "0")
+    assert cli("inspect", *asked, "env").out == cli("inspect", "env", *asked).out
 
 
 @pytest.mark.parametrize(
@@ -85,7 +123,7 @@ def test_errors_have_their_codes(error: RLinfError, code: ExitCode) -> None:
 
 def test_an_error_of_ours_is_one_block(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, RLinfError("it broke", where="node 3", why="no route", help="plug it in"))
-    ended = cli("recipes")
+    ended = cli("train")
     assert ended.code == 1
     assert ended.err == "error: it broke\n  where: node 3\n    why: no route\n     do: plug it in\n"
 
@@ -94,25 +132,25 @@ def test_an_error_of_ours_has_its_traceback_under_verbose(
     cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, RLinfError("it broke"))
-    assert "Traceback" in cli("recipes", "--verbose").err
-    assert "Traceback" in cli("--verbose", "recipes").err
-    assert "Traceback" not in cli("recipes").err
+    assert "Traceback" in cli("train", "--verbose").err
+    assert "Traceback" in cli("--verbose", "train").err
+    assert "Traceback" not in cli("train").err
 
 
 def test_a_bug_is_said_in_words_without_its_locals(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, KeyError("surprise"))
-    ended = cli("recipes")
+    ended = cli("train")
     assert ended.code == 1
     assert "this is a bug in rlinf" in ended.err
     assert "KeyError: 'surprise'" in ended.err
     assert "--verbose" in ended.err
     assert "Traceback" not in ended.err
-    assert "Traceback" in cli("recipes", "--verbose").err
+    assert "Traceback" in cli("train", "--verbose").err
 
 
 def test_an_interrupt_is_130(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, KeyboardInterrupt())
-    ended = cli("recipes")
+    ended = cli("train")
     assert (ended.code, ended.err) == (130, "")
 
 
@@ -150,7 +188,7 @@ def shell(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "command",
-    ["rlinf --help", "rlinf explain", "rlinf schema", "rlinf validate --help", "rlinf recipes"],
+    ["rlinf --help", "rlinf explain", "rlinf explain --schema", "rlinf validate --help", "rlinf train"],
 )
 def test_a_reader_that_leaves_early_sees_no_traceback(command: str, tmp_path: Path) -> None:
     ended = shell(f"{command} | head -1", tmp_path)
@@ -166,7 +204,7 @@ def test_early_reader_exit_keeps_the_exit_code(tmp_path: Path) -> None:
     assert ended.stdout == "2\n"
 
 
-@pytest.mark.parametrize("command", ["rlinf recipes", "rlinf --help", "rlinf inspect placement collocated"])
+@pytest.mark.parametrize("command", ["rlinf train", "rlinf --help", "rlinf inspect placement collocated"])
 def test_a_full_disk_is_said_in_words(command: str, tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import typer.main
 
+from rlinf_cli.lazy import options_of
 from rlinf_cli.main import app
+from rlinf_cli.renamed import command_now, renewed
 
 REPOSITORY = Path(__file__).parents[3]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -47,14 +49,17 @@ def unread(command: str) -> list[str]:
     level: Any = typer.main.get_command(app)
     words = shlex.split(command)[1:]
     context: Any = level.context_class(level, info_name="rlinf")
-    while hasattr(level, "get_command") and words and not words[0].startswith("-"):
-        under = level.get_command(context, words[0])
-        if under is None:
-            if not getattr(level, "invoke_without_command", False):
-                raise LookupError(f"no command `{words[0]}`")
+    assert command_now(words) is None, "an earlier name"
+    while hasattr(level, "get_command"):
+        default = getattr(level, "default", None)
+        if default is not None and (not words or words[0].startswith("-")):
+            words = [default, *words]
+        elif not words or words[0].startswith("-"):
             break
-        level, words = under, words[1:]
-        context = level.context_class(level, info_name=level.name, parent=context)
+        else:
+            assert renewed(words, set(options_of(level.get_command(context, words[0]))))[1] == []
+        name, level, words = level.resolve_command(context, words)
+        context = level.context_class(level, info_name=name, parent=context)
     # Not by `main`: callbacks of options would show help or ask for files.
     _, left, _ = level.make_parser(context).parse_args(args=list(words))
     return left
@@ -95,7 +100,7 @@ def help_of_commands(command: Any, path: str, parent: Any = None) -> Iterator[tu
 
 
 # `rlinf inspect` and its like do nothing alone: their help lists commands.
-FAMILIES = {"rlinf inspect", "rlinf env", "rlinf robot"}
+FAMILIES = {"rlinf inspect", "rlinf runs", "rlinf robot", "rlinf venv"}
 HELP = [entry for entry in help_of_commands(typer.main.get_command(app), "rlinf") if entry[0] not in FAMILIES]
 
 

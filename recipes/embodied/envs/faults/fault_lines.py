@@ -36,7 +36,7 @@ def _missing_file(error: BaseException) -> ConfigError | None:
     return ConfigError(
         f"the simulator lacks its file `{named}`",
         why=str(error).splitlines()[0],
-        help="install it again with all its assets: `rlinf env setup` installs a complete list",
+        help="install it again with all its assets: `rlinf venv setup` installs a complete list",
     )
 
 

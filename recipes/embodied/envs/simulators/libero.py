@@ -58,7 +58,7 @@ class LiberoSimulation(Simulation):
         if not os.path.exists(file):
             raise ConfigError(
                 f"LIBERO's task `{task}` has no file `{file}`",
-                help="install LIBERO with its assets: `rlinf env setup libero`",
+                help="install LIBERO with its assets: `rlinf venv setup libero`",
             )
         self._options, self._words = options, selected.language
         self._starts = self._initial_states(tasks, int(number))

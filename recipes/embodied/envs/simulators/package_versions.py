@@ -9,7 +9,7 @@ from typing import Final
 
 from recipes.embodied.config.env_types import ENV_TYPES
 
-# Lock files of the interpreters that `rlinf env setup` makes, by kind.
+# Lock files of the interpreters that `rlinf venv setup` makes, by kind.
 LOCKS: Final = Path(__file__).parents[2] / "interpreters/locks"
 # By the kind of environment, what pip calls them; a kind without an entry has the package of its module alone.
 DISTRIBUTIONS: Final[Mapping[str, tuple[str, ...]]] = {

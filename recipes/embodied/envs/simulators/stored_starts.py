@@ -35,8 +35,8 @@ def compare_starts(contact: FirstContact, section: str, env_type: str, faults: l
             f"the stored starts of `{env_type}` do not hold under this physics: {faults[0]}",
             where=section,
             why=f"{packages}; success rates from such starts compare with nobody's",
-            help=f"run `rlinf env setup {env_type}`, which installs the versions of published numbers, and"
-            f" `rlinf env check {env_type}`, which tries each task; `runner.skip_checks=true` uses them all the same",
+            help=f"run `rlinf venv setup {env_type}`, which installs the versions of published numbers, and"
+            f" `rlinf venv check {env_type}`, which tries each task; `runner.skip_checks=true` uses them all the same",
         )
     if faults:
         _LOGGER.warning("stored starts of %s do not hold: %s", section, note)

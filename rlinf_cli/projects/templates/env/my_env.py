@@ -41,7 +41,7 @@ class Cart(VectorEnv):
         # A new array at each call: the policy keeps what it got.
         return {"states": np.stack((self._place, self._speed), axis=1).astype(np.float32)}
 
-    # What `rlinf play` shows.
+    # What `rlinf eval --play` shows.
     def look(self, rows: NDArray[np.intp]) -> dict[str, NDArray[np.float64]]:
         """Return the place of each cart, for a video."""
         return {"place": self._place[rows]}

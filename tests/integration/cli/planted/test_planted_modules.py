@@ -43,8 +43,8 @@ USES = {
     "report": ("report", "{run}"),
     "memory": ("inspect", "memory", "{run}/config.yaml"),
     "eval": ("eval", "{run}"),
-    "play": ("play", "{run}", "--out", "{out}.mp4"),
-    "export": ("export", "{run}", "--out", "{out}"),
+    "play": ("eval", "--play", "{run}", "-o", "{out}.mp4"),
+    "export": ("export", "{run}", "-o", "{out}"),
 }
 # Which reader a file is meant for, by its suffix; the others get pickles.
 KINDS = {".pt": "archive", ".distcp": "archive", ".npz": "numbers", ".npy": "numbers"}

@@ -32,8 +32,8 @@ FILES: Final = {
 }
 TRAIN: Final = ("train", *SMALL, "runner.max_restarts=0", "runner.val_check_interval=-1")
 COMMANDS: Final = {
-    "eval": ("eval", "{run}", "--out", "{out}"),
-    "play": ("play", "{run}", "--out", "{out}"),
+    "eval": ("eval", "{run}", "-o", "{out}"),
+    "play": ("eval", "--play", "{run}", "-o", "{out}"),
     "resume": (*TRAIN, "runner.max_steps=2", f"runner.resume_dir={{run}}/{STEP}"),
     "load": (*TRAIN, "runner.max_steps=1", f"actor.checkpoint_load_path={{run}}/{STEP}"),
 }

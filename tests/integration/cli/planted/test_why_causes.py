@@ -50,7 +50,7 @@ def rlinf(*arguments: str, worker: str = "") -> subprocess.CompletedProcess[str]
 
 def causes() -> list[tuple[str, str]]:
     """The codes and causes of the last run, failures first."""
-    record: dict[str, Any] = json.loads(rlinf("why", "--output", "json").stdout)
+    record: dict[str, Any] = json.loads(rlinf("why", "--json").stdout)
     return [(finding["code"], finding["what"]) for finding in (*record["failures"], *record["learning"])]
 
 

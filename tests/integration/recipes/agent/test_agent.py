@@ -88,7 +88,7 @@ def test_a_model_acts_is_trained_and_shown_turn_by_turn(train_agent: Train) -> N
     assert len(gaps(run)) == 3
     assert max(gaps(run)) < 1e-4
     shown = subprocess.run(
-        [sys.executable, "-m", "rlinf_cli", "samples", str(run.folder.path), "-n", "60", "--output", "json"],
+        [sys.executable, "-m", "rlinf_cli", "report", "--samples", str(run.folder.path), "-n", "60", "--json"],
         capture_output=True,
         text=True,
         check=True,
@@ -98,7 +98,7 @@ def test_a_model_acts_is_trained_and_shown_turn_by_turn(train_agent: Train) -> N
     assert [turn["who"] for turn in used["turns"]][:3] == ["task", "model", "tool"]
     assert used["turns"][1]["text"].endswith("</calculator>")
     text = subprocess.run(
-        [sys.executable, "-m", "rlinf_cli", "samples", str(run.folder.path), "-n", "60"],
+        [sys.executable, "-m", "rlinf_cli", "report", "--samples", str(run.folder.path), "-n", "60"],
         capture_output=True,
         text=True,
         check=True,

@@ -39,7 +39,7 @@ def test_a_model_built_on_the_spot_is_trained_kept_and_shown(whole: Run) -> None
     assert all(-1 <= step["rollout/reward"] <= 1 for step in steps)
     assert all(step["rollout/staleness_max"] == 0 for step in steps)
     shown = subprocess.run(
-        [sys.executable, "-m", "rlinf_cli", "samples", str(whole.folder.path), "-n", "2", "--output", "json"],
+        [sys.executable, "-m", "rlinf_cli", "report", "--samples", str(whole.folder.path), "-n", "2", "--json"],
         capture_output=True,
         text=True,
         check=True,

@@ -39,10 +39,10 @@ def rlinf(folder: Path, *arguments: str) -> str:
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_forecast_is_near_the_peaks_of_a_run(name: str, tmp_path: Path) -> None:
     if name == "sft_laptop":
-        rlinf(tmp_path, "record", "laptop", "--out", "shown", "-n", "4")
+        rlinf(tmp_path, "record", "laptop", "-o", "shown", "-n", "4")
     rlinf(tmp_path, "train", name, *SHORT, *CONFIGURATIONS[name])
     (run,) = (tmp_path / "runs").iterdir()
-    components = json.loads(rlinf(tmp_path, "inspect", "memory", str(run), "--output", "json"))["components"]
+    components = json.loads(rlinf(tmp_path, "inspect", "memory", str(run), "--json"))["components"]
     # Where nothing is evaluated, recipe `sft` measures its actor alone.
     measured = {component: item for component, item in components.items() if item["host_measured"] is not None}
     assert "actor" in measured

@@ -54,7 +54,7 @@ def test_folder_chunk_and_loss_equal_lerobots_own(tmp_path: Path) -> None:
 
 
 def test_jobs_learn_from_demonstrations_and_rewards(tmp_path: Path) -> None:
-    rlinf(tmp_path, "record", "franka_pick", "--out", "demonstrations", "-n", "4", "env.train.task=reach")
+    rlinf(tmp_path, "record", "franka_pick", "-o", "demonstrations", "-n", "4", "env.train.task=reach")
     for recipe, kind, config in (("sft", "diffusion", DIFFUSION), ("embodied", "act", ACT)):
         folder = tmp_path / f"{recipe}_{kind}"
         folder.mkdir()
@@ -64,5 +64,5 @@ def test_jobs_learn_from_demonstrations_and_rewards(tmp_path: Path) -> None:
         (metrics,) = folder.glob("runs/*/metrics.jsonl")
         last = json.loads(metrics.read_text().splitlines()[-1])
         assert last["step"] == 2
-        rlinf(folder, "export", str(metrics.parent), "--out", "exported")
+        rlinf(folder, "export", str(metrics.parent), "-o", "exported")
         assert (folder / "exported" / "policy_preprocessor.json").is_file()

@@ -59,7 +59,7 @@ def test_it_acts_learns_and_is_loaded(tmp_path: Path) -> None:
 def test_a_job_learns_from_demonstrations_and_rewards(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(JOB.format(python=PYTHON, data=tmp_path / "demonstrations"))
-    for command in (["record", "franka_vision_ppo", "--out", "demonstrations", "-n", "8"], ["train", str(job)]):
+    for command in (["record", "franka_vision_ppo", "-o", "demonstrations", "-n", "8"], ["train", str(job)]):
         done = subprocess.run(
             [sys.executable, "-m", "rlinf_cli", *command], env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True
         )

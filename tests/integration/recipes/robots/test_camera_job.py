@@ -74,7 +74,7 @@ def test_learning_from_cameras_and_demonstrations(start_arm: Any, tmp_path: Path
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    rlinf("record", "job.yaml", "--device", "pusher:Pusher", "--out", "demonstrations", "-n", "2")
+    rlinf("record", "job.yaml", "--device", "pusher:Pusher", "-o", "demonstrations", "-n", "2")
     rlinf("train", "job.yaml")
     (folder,) = (tmp_path / "runs").iterdir()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

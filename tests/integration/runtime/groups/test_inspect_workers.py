@@ -55,16 +55,14 @@ def ours() -> tuple[str, str]:
 
 def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
     chosen = () if "--job" in arguments else ours()
-    return subprocess.run(
-        [RLINF, "inspect", "workers", *chosen, *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    return subprocess.run([RLINF, "ps", *chosen, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
 def when_it_waits(*arguments: str) -> dict[str, dict[str, Any]]:
     """Return the workers by name, once the call has arrived. On a busy machine one may answer too late to be shown."""
     deadline = time.monotonic() + 20
     while True:
-        done = inspect("--output", "json", *arguments)
+        done = inspect("--json", *arguments)
         assert done.returncode == 0, done.stderr
         record = json.loads(done.stdout)
         assert record["schema"] == "rlinf.workers/1"
@@ -107,7 +105,7 @@ def test_in_a_pipe_each_process_is_one_line(job: Any) -> None:
 def test_the_table_fits_a_terminal(job: Any) -> None:
     child = pexpect.spawn(
         str(RLINF),
-        ["inspect", "workers", *ours()],
+        ["ps", *ours()],
         dimensions=(200, 80),
         timeout=60,
         encoding="utf-8",
@@ -139,7 +137,7 @@ def test_without_any_job() -> None:
     # A folder of a longer path, as pytest's own, is left for the one of all jobs.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         done = subprocess.run(
-            [RLINF, "inspect", "workers"],
+            [RLINF, "ps"],
             capture_output=True,
             text=True,
             check=False,

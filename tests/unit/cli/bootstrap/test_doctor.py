@@ -13,7 +13,7 @@ from rlinf_cli.bootstrap import preflight
 from rlinf_cli.bootstrap.checks.finding import CheckVerdict
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, OnLine, Result, Transport
-from rlinf_cli.render.doctor_findings import doctor_record, doctor_text
+from rlinf_cli.machines.doctor_findings import doctor_record, doctor_text
 from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import Trial
 

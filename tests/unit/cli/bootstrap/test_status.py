@@ -14,7 +14,7 @@ from rlinf_cli.bootstrap import cluster_state
 from rlinf_cli.bootstrap.cluster_state import NodeStatus, State
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports.transport import CommandOutcome, OnLine, Result, Transport
-from rlinf_cli.render.cluster_status import status_record, status_text
+from rlinf_cli.machines.cluster_status import status_record, status_text
 from rlinf_core.node import cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 

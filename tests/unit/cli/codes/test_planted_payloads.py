@@ -82,13 +82,13 @@ def _uses(cli: Cli, run: Path) -> Iterator[Callable[[], object]]:
     """Yield every use of a run folder that needs no Ray."""
     config, checkpoint = run / "config.yaml", run / "checkpoints" / "global_step_1"
     for arguments in (
-        ("runs", "--log-path", run.parent),
+        ("runs", "--runs-dir", run.parent),
         ("report", run),
         ("compare", run, run),
-        ("samples", run),
+        ("report", "--samples", run),
         ("logs", run),
         ("stop", run),
-        ("export", run, "--out", run.parent / "exported"),
+        ("export", run, "-o", run.parent / "exported"),
         ("validate", config),
         ("validate", config, f"actor.checkpoint_load_path={checkpoint}"),
         ("validate", config, f"runner.resume_dir={run}"),
@@ -109,8 +109,8 @@ def test_the_run_is_one_that_commands_accept(received: Path, cli: Cli) -> None:
     """The test below shows something only where commands get as far as to read the files."""
     load_policy(received)
     run, out = received, received.parent / "out"
-    for arguments in (("runs", "--log-path", run.parent), ("report", run), ("export", run)):
-        assert cli(*arguments, *(("--out", out) if arguments[0] == "export" else ())).code == 0, arguments
+    for arguments in (("runs", "--runs-dir", run.parent), ("report", run), ("export", run)):
+        assert cli(*arguments, *(("-o", out) if arguments[0] == "export" else ())).code == 0, arguments
     shutil.rmtree(out)
 
 

@@ -1,12 +1,14 @@
-"""The processes that words of `rlinf debug` name."""
+"""The processes that words of `rlinf ps` name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rlinf_cli.debug.attaching import chosen_processes, components_of, run_and_processes
+from rlinf_cli.debug.attaching import chosen_processes, components_of
+from rlinf_cli.runs.run_lookup import choose_runs_folder, run_of_words
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.errors import RunError
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -42,18 +44,27 @@ def test_components_come_from_the_configuration(tmp_path: Path) -> None:
     assert components_of(file) == {"env": "EnvGroup", "actor": "A"}
 
 
-@pytest.mark.parametrize("word", ["env:0", "env", "EnvGroup", "EnvGroup:1"])
-def test_first_word_may_name_processes_of_the_active_run(tmp_path: Path, word: str) -> None:
-    run = RunFolder.create(RunnerConfig(logger=LoggerConfig(log_path=str(tmp_path))), "embodied")
-    run.config_file.write_text("env: {group_name: EnvGroup}\n", encoding="utf-8")
-    folder, words = run_and_processes(word, ["actor"], tmp_path)
-    assert (folder.path, words) == (run.path, [word, "actor"])
-    folder, words = run_and_processes(run.path.name, [word], tmp_path)
-    assert (folder.path, words) == (run.path, [word])
-    with pytest.raises(RunError, match="there is no run `evn:0`"):
-        run_and_processes("evn:0", [], tmp_path)
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Path]:
+    choose_runs_folder(str(tmp_path))
+    yield tmp_path
+    choose_runs_folder(None)
 
 
-def test_word_without_any_run_is_one_that_does_not_exist(tmp_path: Path) -> None:
+@pytest.mark.parametrize("word", ["env:0", "env", "EnvGroup", "EnvGroup:1", ":0"])
+def test_words_may_name_processes_of_the_active_run(runs: Path, word: str) -> None:
+    run = RunFolder.create(RunnerConfig(logger=LoggerConfig(log_path=str(runs))), "embodied")
+    for words in ([word, "env"], [run.path.name, word, "env"], [word, "env", str(run.path)]):
+        folder, processes = run_of_words(words, lambda _: ["env", "EnvGroup"])
+        assert (folder.path, processes) == (run.path, [word, "env"])
+    with pytest.raises(RunError, match="there is no run `evn:0`, and no such component") as error:
+        run_of_words(["evn:0"], lambda _: ["env"])
+    assert error.value.help == "did you mean `env`?"
+    with pytest.raises(RunError, match="there is no run") as error:
+        run_of_words([f"x{run.path.name}"], lambda _: ["env"])
+    assert error.value.help == f"did you mean `{run.path.name}`?"
+
+
+def test_word_without_any_run_is_one_that_does_not_exist(runs: Path) -> None:
     with pytest.raises(RunError, match="there is no run `env:0`"):
-        run_and_processes("env:0", [], tmp_path)
+        run_of_words(["env:0"], lambda _: [])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_cli.render.comparison_table import result_text
+from rlinf_cli.runs.comparison_table import result_text
 from rlinf_cli.runs.metric_comparison import (
     ConfigDifference,
     Kind,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_cli.sweep.grid import MOST_POINTS, Axis, points_of, short_keys, split_axes, split_values
+from rlinf_cli.sweep.grid import MOST_POINTS, Axis, axes_of, points_of, short_keys, split_values
 from rlinf_core.errors import ConfigError
 
 
@@ -34,9 +34,8 @@ def test_numbers_come_back_as_typed(numbers: list[int]) -> None:
     assert split_values(",".join(map(str, numbers))) == [str(number) for number in numbers]
 
 
-def test_overrides_with_one_value_are_shared() -> None:
-    shared, axes = split_axes(["a.b=1", "~c", "+d=[1,2]", "lr=1,2", "gamma=0.9,0.99"])
-    assert shared == ["a.b=1", "~c", "+d=[1,2]"]
+def test_each_key_of_several_values_is_an_axis() -> None:
+    axes = axes_of(["lr=1,2", "gamma=0.9,0.99"])
     assert axes == [Axis("lr", ("1", "2")), Axis("gamma", ("0.9", "0.99"))]
 
 
@@ -51,7 +50,7 @@ def test_overrides_with_one_value_are_shared() -> None:
 )
 def test_slips_of_the_command_line_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        split_axes(overrides)
+        axes_of(overrides)
     assert message in str(error.value)
 
 

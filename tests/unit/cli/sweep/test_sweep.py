@@ -1,4 +1,4 @@
-"""`rlinf sweep` with a recipe that starts nothing: the queue, its folder, and what ends or continues it."""
+"""`rlinf train` with a recipe that starts nothing: the queue, its folder, and what ends or continues it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from rlinf_cli.runs.run_lookup import all_runs
-from rlinf_cli.sweep.plan import plan_of
+from rlinf_cli.sweep.plan import plan_of, several
 from tests.waiting import until
 
 Cli = Callable[..., Any]
 RLINF = Path(sys.executable).with_name("rlinf")
-SWEEP = ("sweep", "recipe=fake", "--folder", "swept")
+SWEEP = ("train", "recipe=fake", "--folder", "swept")
 
 
 @pytest.fixture(autouse=True)
@@ -62,13 +62,13 @@ def test_files_of_the_working_folder_are_not_imported(cli: Cli) -> None:
 
 
 def test_a_failed_run_ends_no_other(cli: Cli) -> None:
-    ended = cli(*SWEEP, "fake.fail=bug,restart", "-o", "json")
+    ended = cli(*SWEEP, "fake.fail=bug,restart", "--json")
     assert ended.code == 1
     record = json.loads(ended.out)
     assert [run["status"] for run in record["runs"]] == ["failed", "finished"]
     assert record["runs"][0]["reason"]
     assert record["runs"][0]["values"] == {"fake.fail": "bug"}
-    assert "continue with: rlinf sweep recipe=fake fake.fail=bug,restart --folder" in ended.err
+    assert "continue with: rlinf train recipe=fake fake.fail=bug,restart --folder" in ended.err
 
     cli(*SWEEP, "fake.fail=bug,restart")
     assert [run.state.experiment for run in all_runs(Path("swept"))] == [
@@ -87,7 +87,7 @@ def test_a_signal_ends_the_runs_and_the_sweep() -> None:
     assert sweep.returncode == 130
     assert set(statuses().values()) == {"interrupted"}
     assert "Traceback" not in err
-    assert "continue with: rlinf sweep recipe=fake fake.seconds=600,601" in err
+    assert "continue with: rlinf train recipe=fake fake.seconds=600,601" in err
 
 
 def test_a_killed_sweep_waits_for_its_runs(cli: Cli) -> None:
@@ -110,7 +110,7 @@ def test_folders_of_others_are_left_alone(cli: Cli) -> None:
     assert "the configuration of 01-seconds-0, 02-seconds-0.001 is another one now" in shared.err
     Path("full").mkdir()
     Path("full", "thesis.tex").write_text("x")
-    full = cli("sweep", "recipe=fake", "fake.seconds=0,1", "--folder", "full")
+    full = cli("train", "recipe=fake", "fake.seconds=0,1", "--folder", "full")
     assert "the folder for the sweep is not empty" in full.err
     assert os.listdir("full") == ["thesis.tex"]
 
@@ -144,17 +144,17 @@ def test_a_planted_file_is_refused(cli: Cli, content: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("recipe=fake", "fake.seconds=1"), "that is one run"),
+        (("recipe=fake", "fake.seconds=1", "--folder", "swept"), "nothing to sweep"),
         (("recipe=fake", "fake.seconds=1,x"), "x"),
         (("recipe=fake", "fake.api_key=a1b2c3d4,e5f6a7b8"), "`fake.api_key` is a secret"),
         (("recipe=fake", "fake.seconds=0,1", "runner.resume_dir=auto"), "each of its runs has its own"),
         (("recipe=fake", "fake.seconds=0,1", "--seeds", "2"), "no training seed"),
-        (("-", "fake.seconds=0,1"), "name one file or a recipe"),
-        (("fake.seconds=0,1",), "name one file or a recipe"),
+        (("-", "--seeds", "2"), "a sweep takes neither standard input"),
+        (("fake.seconds=0,1",), "name a file or a recipe"),
     ],
 )
 def test_what_cannot_be_swept_is_refused(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
-    ended = cli("sweep", *arguments)
+    ended = cli("train", *arguments)
     assert ended.code != 0
     assert words in ended.err
     assert "Traceback" not in ended.err
@@ -162,7 +162,8 @@ def test_what_cannot_be_swept_is_refused(cli: Cli, arguments: tuple[str, ...], w
 
 
 def test_seeds_of_evaluations_stay() -> None:
-    plan = plan_of("laptop", ["actor.optim.lr=1e-4,3e-4"], 2)
+    values = "actor.optim.lr=1e-4,3e-4"
+    plan = plan_of("laptop", [values], [values], 2)
     assert [point.values["seed"] for point in plan.points] == ["0", "1", "0", "1"]
     first, second = (dict(word.split("=") for word in point.overrides) for point in plan.points[:2])
     assert int(second["actor.seed"]) == int(first["actor.seed"]) + 1
@@ -170,8 +171,26 @@ def test_seeds_of_evaluations_stay() -> None:
     assert second["env.eval.seed"] == first["env.eval.seed"]
 
 
+@pytest.mark.parametrize(
+    ("override", "swept"),
+    [
+        ("actor.optim.lr=1e-4,3e-4", True),
+        ("actor.model.model_type=mlp_policy,cnn_policy", True),
+        ("runner.logger.experiment_name=a,b", True),
+        ('runner.logger.experiment_name="a,b"', False),
+        ("actor.seed=1", False),
+        ("actor.seed=[1,2]", False),
+        # A placement is a list of ranks by itself.
+        ("cluster.component_placement.actor=0,1", False),
+        ("no.such.key=1,2", True),
+    ],
+)
+def test_a_comma_makes_a_sweep_except_where_a_key_takes_it(override: str, swept: bool) -> None:
+    assert several("laptop", ["env.eval.seed=3", override]) == ([override] if swept else [])
+
+
 def test_a_dry_run_writes_nothing(cli: Cli) -> None:
-    ended = cli("sweep", "recipe=fake", "fake.seconds=0,1", "--dry-run")
+    ended = cli("train", "recipe=fake", "fake.seconds=0,1", "--dry-run")
     assert ended.code == 0
     assert ended.out.split() == ["run", "seconds", "01-seconds-0", "0", "02-seconds-1", "1"]
     assert os.listdir() == []

@@ -52,7 +52,7 @@ def test_page_tells_what_was_started_again_alone(cli: Cli, tmp_path: Path) -> No
 
 def test_record_has_the_same_findings(cli: Cli, tmp_path: Path) -> None:
     run = made_run(tmp_path, {"train/actor/lr": 0.0})
-    ended = cli("why", run.path, "--output", "json")
+    ended = cli("why", run.path, "--json")
     record = json.loads(ended.out)
     assert (ended.code, record["schema"], record["clean"]) == (1, "rlinf.why/1", False)
     assert [finding["code"] for finding in record["learning"]] == ["learning-rate-zero"]
@@ -61,7 +61,7 @@ def test_record_has_the_same_findings(cli: Cli, tmp_path: Path) -> None:
 def test_run_without_a_cause_ends_with_zero(cli: Cli, tmp_path: Path) -> None:
     ended = cli("why", made_run(tmp_path).path)
     assert ended.code == 0
-    assert "no cause of trouble is found" in ended.out
+    assert "No problem found." in ended.out
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_what_figures_lack_is_told(
 ) -> None:
     run = made_run(tmp_path, metrics)
     page = cli("why", run.path)
-    assert (page.code, "no cause of trouble" in page.out) == (1, False)
+    assert (page.code, "No problem found" in page.out) == (1, False)
     assert "what its figures lack" in page.out
     assert says in page.out
-    record = json.loads(cli("why", run.path, "--output", "json").out)
+    record = json.loads(cli("why", run.path, "--json").out)
     assert [(finding["kind"], finding["code"]) for finding in record["learning"]] == [("figures", code)]
 
 
@@ -108,7 +108,7 @@ def test_a_run_goes_on_only_from_a_checkpoint(cli: Cli, tmp_path: Path, has_chec
 
 
 def test_run_that_is_not_there_is_an_error(cli: Cli, tmp_path: Path) -> None:
-    ended = cli("why", "nosuch", "--log-path", tmp_path)
+    ended = cli("why", "nosuch", "--runs-dir", tmp_path)
     assert (ended.code, ended.out) == (1, "")
     assert "there is no run `nosuch`" in ended.err
 

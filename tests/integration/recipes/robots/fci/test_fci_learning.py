@@ -38,7 +38,7 @@ def test_demonstrations_become_a_policy(patient: bool, control: Control, tmp_pat
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
-    demonstrations = ("--out", "demonstrations/reach", "-n", str(EPISODES), "--successes-only")
+    demonstrations = ("-o", "demonstrations/reach", "-n", str(EPISODES), "--successes-only")
     rlinf("record", "franka_real", *overrides, *demonstrations)
     short = ["runner.max_steps=3", "runner.val_check_interval=3", "runner.save_interval=3"]
     rlinf("train", "franka_real", *overrides, *short, "runner.logger.log_path=runs")

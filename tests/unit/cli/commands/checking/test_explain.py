@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.codes import Code, Example, all_codes, codes_by_stage
-from rlinf_cli.render.explained import code_text
+from rlinf_cli.file.explained import code_text
 from rlinf_core.config.diagnostics import Severity
 
 Cli = Callable[..., Any]
@@ -104,13 +104,13 @@ def test_an_unknown_recipe_is_2(cli: Cli) -> None:
 
 
 def test_json(cli: Cli) -> None:
-    listed = json.loads(cli("explain", "--output", "json").out)
+    listed = json.loads(cli("explain", "--json").out)
     assert listed["schema"] == "rlinf.explain/1"
     assert [code["code"] for code in listed["codes"]] == list(all_codes())
-    code = json.loads(cli("explain", "unknown-key", "--output", "json").out)
+    code = json.loads(cli("explain", "unknown-key", "--json").out)
     assert code["code"]["name"] == "unknown-key"
     assert "«" not in json.dumps(code, ensure_ascii=False)
-    (field,) = json.loads(cli("explain", "cluster.num_nodes", "--output", "json").out)["fields"]
+    (field,) = json.loads(cli("explain", "cluster.num_nodes", "--json").out)["fields"]
     assert (field["path"], field["required"]) == ("cluster.num_nodes", True)
 
 

@@ -96,7 +96,7 @@ def test_the_text_is_yaml_of_the_same_job(
 
 
 def test_json_is_the_contract(cli: Cli, mixed: Path, contract: Contract) -> None:
-    data = contract("config", cli("inspect", "config", mixed, "cluster.ssh.port=23", "--output", "json").out)
+    data = contract("config", cli("inspect", "config", mixed, "cluster.ssh.port=23", "--json").out)
     assert data["config"]["cluster"]["num_nodes"] == 4
     assert data["config"]["cluster"]["node_groups"][0]["label"] == "a800"
     values = {value["path"]: value for value in data["values"]}
@@ -128,7 +128,7 @@ env: {train: {env_type: "recipes.embodied.envs.franka.franka_kin:FrankaKinEnv", 
 
 def test_json_keeps_text_that_looks_like_a_number(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(LOSSLESS)
-    ended = cli("inspect", "config", tmp_path / "job.yaml", "--output", "json")
+    ended = cli("inspect", "config", tmp_path / "job.yaml", "--json")
     config = json.loads(ended.out, parse_constant=pytest.fail)["config"]
     groups = config["cluster"]["node_groups"]
     assert groups[0]["label"] == "007"

@@ -62,7 +62,7 @@ def test_group_variables_do_not_reach_cluster_placed_processes(cli: Cli, tmp_pat
     assert "the node's own  Ray's; with `rlinf up`: /opt/rollout/bin/python\n" in env
     assert "OMP_NUM_THREADS" in rollout
     assert f"/opt/rollout/bin/python  env_configs of rollout, {path}:11\n" in rollout
-    data = json.loads(cli("inspect", "env", path, "-c", "env", "-r", "0", "--output", "json").out)
+    data = json.loads(cli("inspect", "env", path, "-c", "env", "-r", "0", "--json").out)
     assert (data["python"], data["python_by_up"]) == (None, "/opt/rollout/bin/python")
     ended = cli("validate", path)
     assert ended.code == 0
@@ -71,7 +71,7 @@ def test_group_variables_do_not_reach_cluster_placed_processes(cli: Cli, tmp_pat
 
 
 def test_json_is_the_contract(cli: Cli, mixed: Path, contract: Contract) -> None:
-    data = contract("env", cli("inspect", "env", mixed, "-c", "actor", "-r", "0", "--output", "json").out)
+    data = contract("env", cli("inspect", "env", mixed, "-c", "actor", "-r", "0", "--json").out)
     assert (data["component"], data["rank"], data["node_rank"]) == ("actor", 0, 0)
     assert data["python"] == "/opt/train/bin/python"
     assert data["python_layer"] == "env_configs of a800"

@@ -1,4 +1,4 @@
-"""`rlinf schema`."""
+"""`rlinf explain --schema`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Cli = Callable[..., Any]
 
 @pytest.fixture
 def validator(cli: Cli) -> jsonschema.Draft202012Validator:
-    schema = json.loads(cli("schema").out)
+    schema = json.loads(cli("explain", "--schema").out)
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 
@@ -35,7 +35,7 @@ def test_a_mistyped_key_does_not(validator: jsonschema.Draft202012Validator) -> 
 
 
 def test_one_recipe(cli: Cli) -> None:
-    ended = cli("schema", "--recipe", "math")
+    ended = cli("explain", "--schema", "--recipe", "math")
     assert ended.code == 0
     schema = jsonschema.Draft202012Validator(json.loads(ended.out))
     config = {"recipe": "math", "cluster": {"num_nodes": 1}}
@@ -44,6 +44,6 @@ def test_one_recipe(cli: Cli) -> None:
 
 
 def test_an_unknown_recipe_is_2(cli: Cli) -> None:
-    ended = cli("schema", "--recipe", "maths")
+    ended = cli("explain", "--schema", "--recipe", "maths")
     assert (ended.code, ended.out) == (2, "")
     assert "did you mean `math`?" in ended.err

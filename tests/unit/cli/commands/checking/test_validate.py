@@ -77,7 +77,7 @@ def test_several_files(cli: Cli, good: Path, bad: Path, contract: Contract) -> N
     ended = cli("validate", good, bad)
     assert ended.code == 2
     assert ended.out.endswith(f"\n\n{good}: valid\n{bad}: 2 errors\n")
-    data = contract("validate", cli("validate", good, bad, "--output", "json").out)
+    data = contract("validate", cli("validate", good, bad, "--json").out)
     assert {diagnostic["file"] for diagnostic in data["diagnostics"]} == {str(bad)}
     assert data["files"] == [str(good), str(bad)]
     assert data["ok"] is False
@@ -163,9 +163,9 @@ def test_what_cannot_be_read_is_2_in_every_form(
     ended = cli("validate", path)
     assert ended.code == 2
     assert f"error[{code}]" in ended.out
-    result = contract("validate", cli("validate", path, "--output", "json").out)
+    result = contract("validate", cli("validate", path, "--json").out)
     assert code in [diagnostic["code"] for diagnostic in result["diagnostics"]]
-    annotated = cli("validate", path, "--output", "github")
+    annotated = cli("validate", path, "--github")
     assert annotated.code == 2
     assert f"::error title=rlinf ({code}),file={path}" in annotated.out
 
@@ -194,7 +194,7 @@ def test_an_unreadable_file(tmp_path: Path) -> None:
 
 
 def test_github_output_holds_nothing_else(cli: Cli, bad: Path) -> None:
-    ended = cli("validate", bad, "--output", "github")
+    ended = cli("validate", bad, "--github")
     assert [line.partition(" ")[0] for line in ended.out.splitlines()] == ["::error", "::error"]
     assert ended.err == f"{bad}: 2 errors\n"
 
@@ -265,8 +265,8 @@ def test_findings_of_one_kind_are_counted_after_a_hundred(cli: Cli, tmp_path: Pa
     assert ended.out.count("error[unknown-key]: unknown key") == 100
     assert "error[unknown-key]: and 200 more of this kind" in ended.out
     assert "300 errors, 1 warning" in ended.out
-    assert cli("validate", path, "--output", "github").out.count("(unknown-key)") == 101
-    record = contract("validate", cli("validate", path, "--output", "json").out)
+    assert cli("validate", path, "--github").out.count("(unknown-key)") == 101
+    record = contract("validate", cli("validate", path, "--json").out)
     assert len(record["diagnostics"]) == 102
     assert (record["errors"], record["warnings"]) == (300, 1)
     assert cli("inspect", "placement", path).err.count("error[unknown-key]") == 101

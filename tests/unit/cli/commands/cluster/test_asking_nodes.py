@@ -40,7 +40,7 @@ def file(tmp_path: Path) -> Callable[[str], Path]:
 def test_what_is_declared_must_be_found(cli: Cli, contract: Contract, file: Callable[[str], Path]) -> None:
     path = file(DECLARED % (8, "gpu"))
     assert cli("validate", path).code == 0
-    ended = cli("validate", path, "--live", "--output", "json")
+    ended = cli("validate", path, "--live", "--json")
     assert ended.code == 2
     (finding,) = contract("validate", ended.out)["diagnostics"]
     assert (finding["code"], finding["line"], finding["column"]) == ("accelerators-differ", 4, 35)

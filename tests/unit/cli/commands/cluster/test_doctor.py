@@ -10,7 +10,7 @@ import pytest
 
 from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding
 from rlinf_cli.bootstrap.preflight import DoctorReport
-from rlinf_cli.render.doctor_findings import doctor_text
+from rlinf_cli.machines.doctor_findings import doctor_text
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.node import cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
@@ -49,7 +49,7 @@ cluster:
 
 
 def test_this_machine_is_looked_at(cli: Cli, contract: Contract, file: Callable[[str], Path]) -> None:
-    ended = cli("doctor", file(LAB % 8), "--output", "json")
+    ended = cli("doctor", file(LAB % 8), "--json")
     data = contract("doctor", ended.out)
     by_check = {finding["check"]: finding for finding in data["findings"]}
     assert ended.code == 1
@@ -72,14 +72,14 @@ def test_checks_of_the_newest_run_are_told(
         run.update(created=float(number))
         note_comparisons(run.path, checks)
 
-    data = contract("doctor", cli("doctor", "laptop", "--output", "json").out)
+    data = contract("doctor", cli("doctor", "laptop", "--json").out)
     (line,) = [finding for finding in data["findings"] if finding["check"] == "first contact"]
     assert line["verdict"] == "warning"
     assert line["what"].startswith("checks of the newest run: 1 agree, 1 differ, 1.2 s (`runs/embodied-")
     assert line["what"].endswith("these differ: states against their description")
     assert line["help"].startswith("look at `rlinf why runs/embodied-")
     assert line["data"]["seconds"] == 1.25
-    data = contract("doctor", cli("doctor", "math_laptop", "--output", "json").out)
+    data = contract("doctor", cli("doctor", "math_laptop", "--json").out)
     assert "first contact" not in [finding["check"] for finding in data["findings"]]
 
 
@@ -95,7 +95,7 @@ def test_hardware_is_shown_declared_against_found(cli: Cli, contract: Contract, 
     ended = cli("inspect", "hardware", file(LAB % 0))
     assert ended.code == 0
     assert ended.out.splitlines()[1].split()[:3] == ["0", "arm", "this"]
-    data = contract("hardware", cli("inspect", "hardware", file(LAB % 1), "--output", "json").out)
+    data = contract("hardware", cli("inspect", "hardware", file(LAB % 1), "--json").out)
     assert not data["ok"]
     (node,) = data["nodes"]
     assert node["declared"] == {"per_node": 1, "model": None}
@@ -116,7 +116,7 @@ def test_the_record_of_a_cluster_that_is_gone_is_told(cli: Cli, contract: Contra
 
     node = RecordedNode(0, None, (), sys.executable, {}, address="127.0.0.1")
     cluster_records.save(ClusterRecord("lab", "0badcafe", "lab.yaml", "127.0.0.1:21500", True, (21500, 21699), (node,)))
-    ended = cli("status", "lab.yaml", "--output", "json")
+    ended = cli("status", "lab.yaml", "--json")
     data = contract("status", ended.out)
     assert ended.code == 3
     assert "no cluster `other` is known" in cli("status", "other.yaml").err

@@ -79,7 +79,7 @@ def test_no_writer_follows_a_link(name: str, tmp_path: Path) -> None:
     assert list(precious.iterdir()) == [] if is_folder else precious.read_bytes() == before
 
 
-@pytest.mark.parametrize("arguments", [[], ["--out", "page.html"]])
+@pytest.mark.parametrize("arguments", [[], ["-o", "page.html"]])
 def test_a_report_replaces_the_link_itself(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:

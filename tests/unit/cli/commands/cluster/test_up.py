@@ -61,14 +61,14 @@ def test_up_tells_each_step_and_ends_with_one_line(cli: Cli, site: FakeCluster) 
 
 def test_json_keeps_its_contract(cli: Cli, site: FakeCluster, contract: Callable[[str, str], Any]) -> None:
     site.nodes[2].ssh = CommandOutcome.KEY_REFUSED
-    ended = cli("up", "lab.yaml", "--output", "json")
+    ended = cli("up", "lab.yaml", "--json")
     assert ended.code == 3
     report = contract("up", ended.out)
     assert (report["ok"], report["address"]) == (False, "10.0.0.1:20000")
     assert [node["up"] for node in report["nodes"]] == [True, True, False]
     assert report["failures"][0]["help"] == "what to do about ssh"
     site.nodes[2].ssh = None
-    ended = cli("down", "--output", "json")
+    ended = cli("down", "--json")
     assert ended.code == 0
     assert contract("down", ended.out)["ok"] is True
 
@@ -110,7 +110,7 @@ def test_the_plan_touches_nothing_and_hides_secrets(
     assert "PLAIN" not in ended.out
     assert "RLINF_NODE_RANK=1" in ended.out
     assert os.environ["PATH"] not in ended.out
-    plan = contract("up-plan", cli("up", "lab.yaml", "--dry-run", "--output", "json").out)
+    plan = contract("up-plan", cli("up", "lab.yaml", "--dry-run", "--json").out)
     assert [node["head"] for node in plan["nodes"]] == [True, False, False]
     assert site.log == []
     assert cluster_records.names() == []
@@ -153,7 +153,7 @@ def test_down_without_a_record_asks_the_nodes_of_the_file(cli: Cli, site: FakeCl
 
 def test_down_of_nothing_keeps_its_contract(cli: Cli, site: FakeCluster, contract: Callable[[str, str], Any]) -> None:
     for arguments, name in (((), None), (("--name", "lab"), "lab")):
-        ended = cli("down", "--output", "json", *arguments)
+        ended = cli("down", "--json", *arguments)
         data = contract("down", ended.out)
         assert (ended.code, data["ok"], data["cluster"], data["nodes"]) == (0, True, name, [])
 

@@ -48,7 +48,7 @@ def test_an_evaluation_of_episodes_that_lacks_some_ends_with_one(
     left_out: int, output: str, cli: Cli, returning: Returning, tmp_path: Path
 ) -> None:
     returning("recipes.embodied.using.evaluation", episodes(left_out=left_out))
-    ended = cli("eval", "laptop", "--out", tmp_path / "out", "--output", output)
+    ended = cli("eval", "laptop", "-o", tmp_path / "out", "--output", output)
     assert ended.code == left_out
     if output == "text":
         assert ("15, 1 left out" in ended.out) == bool(left_out)
@@ -57,7 +57,7 @@ def test_an_evaluation_of_episodes_that_lacks_some_ends_with_one(
 
 def test_errors_of_the_environment_are_told_with_their_line(cli: Cli, returning: Returning, tmp_path: Path) -> None:
     returning("recipes.embodied.using.evaluation", episodes(env_errors=["raised RuntimeError at ship.py:25 in step"]))
-    ended = cli("eval", "laptop", "--out", tmp_path / "out")
+    ended = cli("eval", "laptop", "-o", tmp_path / "out")
     assert ended.code == 0
     assert "4 episodes count as failed, by an error of the environment: raised RuntimeError at ship.py:25" in ended.err
 
@@ -67,7 +67,7 @@ def test_answers_that_are_cut_off_or_left_out_are_counted(
     left_out: int, cli: Cli, returning: Returning, tmp_path: Path
 ) -> None:
     returning("recipes.language.using.answer_scoring", answers(left_out))
-    ended = cli("eval", "math_eval", "--out", tmp_path / "out")
+    ended = cli("eval", "math_eval", "-o", tmp_path / "out")
     assert ended.code == bool(left_out)
     kept = 160 - left_out
     assert f"{kept} of {kept} answers cut off at max_new_tokens=6" in ended.err
@@ -109,5 +109,5 @@ def test_a_file_that_resumes_training_needs_the_weights(
     (tmp_path / "one").mkdir()
     (tmp_path / "job.yaml").write_text("extends: laptop\nrunner: {resume_dir: one}\n")
     returning("recipes.embodied.using.evaluation", episodes())
-    ended = cli("eval", "job.yaml", "--out", tmp_path / "out")
+    ended = cli("eval", "job.yaml", "-o", tmp_path / "out")
     assert (ended.code, "--checkpoint one" in ended.err) == (2, True)

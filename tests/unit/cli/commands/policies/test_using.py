@@ -41,7 +41,7 @@ def test_a_folder_of_runs_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunError, match="this folder is not a run") as caught:
-        find_run_folder("empty", tmp_path / "runs")
+        find_run_folder("empty")
     assert caught.value.help == "name a run folder or a job file"
     (tmp_path / "laptop").mkdir()
-    assert find_run_folder("laptop", tmp_path / "runs") is None
+    assert find_run_folder("laptop") is None

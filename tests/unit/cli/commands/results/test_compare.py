@@ -184,7 +184,7 @@ def test_runs_that_differ_in_seeds_are_a_set(cli: Cli, contract: Callable[[str, 
             config["actor"]["optim"]["lr"], config["actor"]["seed"] = lr, seed
             runs.append(made(f"lr{lr}-{seed}", config, PROVENANCE, success).path)
 
-    data = contract("compare", cli("compare", *runs, "--output", "json").out)
+    data = contract("compare", cli("compare", *runs, "--json").out)
 
     assert [[len(item["runs"]), item["label"]] for item in data["sets"]] == [[3, "A"], [3, "B"]]
     (result,) = data["verdicts"]

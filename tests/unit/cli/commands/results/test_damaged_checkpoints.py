@@ -88,7 +88,7 @@ def is_named(text: str) -> bool:
 @pytest.mark.parametrize("run", DAMAGES, indirect=True)
 def test_export_says_what_it_writes(cli: Cli, run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     out = tmp_path / "out"
-    done = cli("export", run, "--out", out)
+    done = cli("export", run, "-o", out)
     assert (done.code, is_named(caplog.text)) == (0, True)
     assert "step    1" in done.out
     assert json.loads((out / "policy.json").read_text())["step"] == 1
@@ -138,12 +138,12 @@ def test_a_damaged_checkpoint_that_is_named_is_refused(run: Path) -> None:
 
 @pytest.mark.parametrize("run", SEEN, indirect=True)
 def test_tables_and_causes_name_it(cli: Cli, contract: Callable[[str, str], object], run: Path, sound: Path) -> None:
-    listed = cli("runs", "--log-path", run.parent)
+    listed = cli("runs", "--runs-dir", run.parent)
     assert is_named(listed.err)
-    data = json.loads(cli("runs", "--log-path", run.parent, "--output", "json").out)
+    data = json.loads(cli("runs", "--runs-dir", run.parent, "--json").out)
     assert is_named(*data["runs"][0]["damaged_checkpoints"])
     assert is_named(cli("compare", run, sound).err)
-    compared = json.loads(cli("compare", run, sound, "--output", "json").out)
+    compared = json.loads(cli("compare", run, sound, "--json").out)
     assert is_named(
         "".join(words for one in compared["sets"] for item in one["runs"] for words in item["damaged_checkpoints"])
     )
@@ -170,7 +170,7 @@ def test_a_glance_reads_the_smallest_files_first(run: Path) -> None:
 @pytest.mark.parametrize("run", ["cut"], indirect=True)
 def test_where_no_checkpoint_is_sound(rlinf: Cli, run: Path, tmp_path: Path) -> None:
     (run / "checkpoints" / "global_step_1" / MANIFEST).unlink()
-    done = rlinf("export", run, "--out", tmp_path / "out")
+    done = rlinf("export", run, "-o", tmp_path / "out")
     assert done.code != 0
     assert done.err.count("no other one is left") == 2
     assert "no sound checkpoint" in done.err

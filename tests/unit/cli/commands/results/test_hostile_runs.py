@@ -104,7 +104,7 @@ class TestStop:
     def test_a_copy_does_not_stop_the_run_that_it_is_of(self, cli: Cli, here: Path, done: list[Any]) -> None:
         original = created()
         shutil.copytree(original.path, here / "backup" / original.path.name)
-        ended = cli("stop", "--log-path", here / "backup")
+        ended = cli("stop", "--runs-dir", here / "backup")
         assert (ended.code, done) == (1, [])
         assert "does not have the folder open" in ended.err
 
@@ -162,7 +162,7 @@ class TestOneBadFolder:
         if content != "nowhere":
             assert "runs/bad is skipped: `run.json` " in ended.err
             assert why in ended.err
-            (output,) = json.loads(cli("runs", "--output", "json").out)["unreadable"]
+            (output,) = json.loads(cli("runs", "--json").out)["unreadable"]
             assert why in output["reason"]
         for command in COMMANDS:
             for run in ([], ["bad"]) if command != ["runs"] else ([],):
@@ -189,11 +189,11 @@ class TestPrune:
         original.checkpoints.commit(4, Manifest(step=4))
         original.end("finished")
         shutil.copytree(here / "runs", here / "backup")
-        listed = cli("runs", "prune", "--status", "finished", "--log-path", "backup")
+        listed = cli("runs", "prune", "--status", "finished", "--runs-dir", "backup")
         kept = here / "weights" / original.path.name
         assert f"checkpoints in {kept} are kept:" in listed.out
         assert "it is marked as owned by the run in" in listed.out
-        assert cli("runs", "prune", "--status", "finished", "--delete", "--log-path", "backup").code == 0
+        assert cli("runs", "prune", "--status", "finished", "--delete", "--runs-dir", "backup").code == 0
         assert not list((here / "backup").iterdir())
         assert original.checkpoints.latest() is not None
         # The original's own are deleted with it, and the listing says so before.
@@ -304,7 +304,7 @@ def test_no_value_of_any_field_signals_deletes_or_breaks(
 
 
 FILES = (
-    *("metrics.jsonl", "events.jsonl", "origins.json", "placement.json", "placement.svg", "environment.json"),
+    *("metrics.jsonl", "events.jsonl", "origins.json", "placement.json", "environment.json"),
     *("memory.json", "trace.json", "config.yaml", "samples/step_4.jsonl"),
     *("logs/actor/rank_0.log", "videos/small.mp4", "first_contact.json", "evidence/20260314-101502/failure.json"),
 )

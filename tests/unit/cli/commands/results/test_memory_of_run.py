@@ -66,7 +66,7 @@ def test_a_run_needs_no_assumption(cli: Cli, tmp_path: Path) -> None:
     run = RunFolder.create(RunnerConfig.model_validate({"logger": {"log_path": str(tmp_path)}}), "math")
     run.write_config_text(ON_UNKNOWN_GPUS)
     (run.path / "placement.json").write_text(json.dumps({"components": COMPONENTS}))
-    ended = cli("inspect", "memory", run.path, "--available", "64", "--output", "json")
+    ended = cli("inspect", "memory", run.path, "--available", "64", "--json")
     assert ended.code == 0, ended.err
     record = json.loads(ended.out)
     assert {name: part["processes"] for name, part in record["components"].items()} == {

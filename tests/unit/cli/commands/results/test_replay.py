@@ -38,4 +38,4 @@ def test_item_that_needs_its_engine_is_refused(cli: Run, folder: Path) -> None:
 
 def test_run_that_set_nothing_aside_says_so(cli: Run, tmp_path: Path) -> None:
     ended = cli("replay", "x", str(made_run(tmp_path).path))
-    assert (ended.code, "it has set nothing aside" in ended.err) == (1, True)
+    assert (ended.code, "the run has no quarantined items" in ended.err) == (1, True)

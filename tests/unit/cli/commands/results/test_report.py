@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -108,8 +109,9 @@ def test_no_text_of_a_run_becomes_a_part_of_the_page(cli: Cli) -> None:
     assert "&lt;img src=x onerror=alert(2)&gt;{{ 7*7 }}" in page
     result = elements(page)
     assert result.names.count("script") == 3
-    # That of the placement.
-    assert result.names.count("img") == 1
+    # The picture of the placement is made of its record.
+    assert result.names.count("img") == 0
+    assert f"<h3>{escape(NASTY)} <small>" in page
     specs = json.loads(asset(page, "application/json"))
     assert any(NASTY in spec["description"] for spec in specs.values())
     assert "`env:1` died in `interact`" in page
@@ -171,12 +173,12 @@ def test_long_runs_stay_small(cli: Cli) -> None:
 
 def test_out_json_and_a_missing_folder(cli: Cli, tmp_path: Path) -> None:
     run = full_run("runs")
-    ended = cli("report", run.path, "--out", "page.html", "--output", "json")
+    ended = cli("report", run.path, "-o", "page.html", "--json")
     record = json.loads(ended.out)
     assert record == {"schema": "rlinf.report/1", "run": str(run.path), "report": str(tmp_path / "page.html")}
     # Opening the page asks for no other file.
     assert f'preload="none" src="runs/{run.path.name}/videos/large%20one.mp4"' in written(tmp_path / "page.html")
-    ended = cli("report", run.path, "--out", "nowhere/page.html")
+    ended = cli("report", run.path, "-o", "nowhere/page.html")
     assert ended.code == 1
     assert "cannot write" in ended.err
 

@@ -72,7 +72,7 @@ def test_the_table_tells_status_step_result_age_and_size(cli: Cli, runs: dict[st
     # That of the evaluation, though a later step has a return.
     assert rows[2][1:] == ["embodied", "finished", "2", "success", "0.25", "2", "d", "3", "MB"]
     assert rows[3][1:6] == ["embodied", "failed", "0", "9", "d"]
-    assert f"`rlinf logs runs/{runs['bad'].path.name}`" in ended.err
+    assert f"`rlinf why runs/{runs['bad'].path.name}`" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_filters_and_order(cli: Cli, runs: dict[str, RunFolder], arguments: tupl
 
 
 def test_data_is_of_its_contract(cli: Cli, runs: dict[str, RunFolder], contract: Callable[[str, str], Any]) -> None:
-    results = contract("runs", cli("runs", "--output", "json").out)["runs"]
+    results = contract("runs", cli("runs", "--json").out)["runs"]
 
     by_name = {result["experiment"]: result for result in results}
     assert by_name["good"]["result"] == {"name": "success", "value": 0.25}
@@ -104,7 +104,7 @@ def test_data_is_of_its_contract(cli: Cli, runs: dict[str, RunFolder], contract:
 
 
 def test_a_folder_without_runs(cli: Cli, tmp_path: Path) -> None:
-    ended = cli("runs", "--log-path", tmp_path / "nowhere")
+    ended = cli("runs", "--runs-dir", tmp_path / "nowhere")
 
     assert (ended.code, ended.out) == (0, "")
     assert "no runs in" in ended.err
@@ -119,7 +119,7 @@ class TestPrune:
         assert (ended.code, names(ended.out)) == (0, ["good", "bad"])
         assert "would delete 2 runs, 3 MB; add --delete" in ended.err
         assert all(run.path.is_dir() for run in runs.values())
-        data = contract("runs-prune", cli("runs", "prune", "--older-than", "1d", "--output", "json").out)
+        data = contract("runs-prune", cli("runs", "prune", "--older-than", "1d", "--json").out)
         assert (data["dry_run"], [run["experiment"] for run in data["runs"]]) == (True, ["good", "bad"])
 
     def test_deletes_what_is_chosen_and_nothing_else(self, cli: Cli, runs: dict[str, RunFolder]) -> None:

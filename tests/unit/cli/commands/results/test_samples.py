@@ -130,7 +130,7 @@ def test_random_ones_are_all_in_another_order(cli: Cli, run: RunFolder) -> None:
 
 
 def test_data_is_of_its_contract(cli: Cli, run: RunFolder, contract: Callable[[str, str], Any]) -> None:
-    data = contract("samples", cli("samples", "--order", "best", "-n", "2", "--output", "json").out)
+    data = contract("samples", cli("samples", "--order", "best", "-n", "2", "--json").out)
 
     assert (data["step"], [item["reward"] for item in data["samples"]]) == (10, [1.0, 0.5])
 

@@ -39,7 +39,7 @@ def interpreter(tmp_path: Path) -> Path:
 
 def test_each_simulator_is_listed_with_its_interpreter(cli: Cli) -> None:
     text = cli("env", "list")
-    data = json.loads(cli("env", "list", "--output", "json").out)
+    data = json.loads(cli("env", "list", "--json").out)
     assert (text.code, data["schema"]) == (0, "rlinf.env-list/1")
     assert {"libero", "metaworld", "robosuite"} <= {simulator["env_type"] for simulator in data["simulators"]}
     for item in data["simulators"]:
@@ -55,7 +55,7 @@ def test_an_unknown_simulator_is_refused_before_anything_is_made(cli: Cli) -> No
 
 
 def test_each_task_is_tried_at_starts_spread_over_its_list(interpreter: Path, cli: Cli) -> None:
-    ended = cli("env", "check", "libero", "many", "--starts", "2", "--path", str(interpreter), "--output", "json")
+    ended = cli("env", "check", "libero", "many", "--starts", "2", "--path", str(interpreter), "--json")
     assert ended.code == 0
     tasks = json.loads(ended.out)["tasks"]
     assert [(task["set"], task["task"], task["starts"], task["faults"]) for task in tasks] == [

@@ -63,7 +63,7 @@ def test_readme_of_each_kind_begins_with_three_commands(kind: ProjectKind) -> No
 
 
 def test_files_as_json(cli: Cli, tmp_path: Path) -> None:
-    data = json.loads(cli("init", "env", tmp_path, "--output", "json").out)
+    data = json.loads(cli("init", "env", tmp_path, "--json").out)
     assert (data["schema"], data["kind"], data["folder"]) == ("rlinf.init/1", "env", str(tmp_path))
     assert sorted(data["files"]) == sorted(path.name for path in tmp_path.iterdir())
     assert data["next"][-1] == "rlinf train my_env.yaml"

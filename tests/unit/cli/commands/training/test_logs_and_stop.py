@@ -90,15 +90,15 @@ class TestLogs:
         (tmp_path / "elsewhere").mkdir()
         os.chdir(tmp_path / "elsewhere")
         assert cli("logs").code == 1
-        assert len(cli("logs", "--log-path", tmp_path / "runs").out.splitlines()) == 7
+        assert len(cli("logs", "--runs-dir", tmp_path / "runs").out.splitlines()) == 7
 
     @pytest.mark.parametrize(
         ("arguments", "what", "do"),
         [
-            (("embodide",), "there is no run `embodide`", "name the run folder"),
-            (("--component", "actr"), "this run has no log of `actr`", "did you mean `actor`?"),
-            (("--component", "reward"), "this run has no log of `reward`", "`actor`, `driver`, `env`"),
-            (("--component", "env", "--rank", "3"), "this run has no log of rank 3", "ranks 0, 10"),
+            (("embodide",), "there is no run `embodide`, and no such component", "`actor`, `driver`, `env`"),
+            (("actr",), "there is no run `actr`, and no such component", "did you mean `actor`?"),
+            (("env:3",), "this run has no log of rank 3", "ranks 0, 10"),
+            (("env", ":3"), "this run has no log of rank 3", "ranks 0, 10"),
         ],
     )
     def test_what_is_not_there(self, cli: Cli, run: RunFolder, arguments: tuple[str, ...], what: str, do: str) -> None:
@@ -325,7 +325,7 @@ class TestSeveralLiveRuns:
         assert terminal.exitstatus == 0
 
     def test_completion_asks_nobody(self, runs: list[RunFolder]) -> None:
-        assert find_run(None, Path("runs"), ask=False).path == runs[1].path
+        assert find_run(None, ask=False).path == runs[1].path
 
 
 def test_help_of_both(cli: Cli) -> None:
@@ -344,7 +344,7 @@ def test_logs_show_what_a_terminal_would_act_on(cli: Cli, run: RunFolder) -> Non
     assert not set(result.out) & set("\x1b\x07\r\x9b\u202e")
 
 
-@pytest.mark.parametrize("command", ["runs", "runs --output json", "runs prune --status finished"])
+@pytest.mark.parametrize("command", ["runs", "runs --json", "runs prune --status finished"])
 def test_run_lists_show_what_a_terminal_would_act_on(cli: Cli, run: RunFolder, command: str) -> None:
     state = json.loads((run.path / "run.json").read_text())
     (run.path / "run.json").write_text(json.dumps({**state, "recipe": HOSTILE, "reason": HOSTILE}))

@@ -18,7 +18,7 @@ PACKAGES = Path(__file__).parents[2] / "packages"
 
 
 def test_each_with_the_config_it_starts_from(cli: Cli) -> None:
-    ended = cli("recipes")
+    ended = cli("train")
     assert ended.code == 0
     table, _, _ = ended.out.partition("\n\n")
     header, *rows = table.splitlines()
@@ -29,7 +29,7 @@ def test_each_with_the_config_it_starts_from(cli: Cli) -> None:
 
 
 def test_json(cli: Cli) -> None:
-    data = json.loads(cli("recipes", "--output", "json").out)
+    data = json.loads(cli("train", "--json").out)
     assert data["schema"] == "rlinf.recipes/1"
     assert [recipe["name"] for recipe in data["recipes"]] == ["agent", "embodied", "math", "serve", "sft", "sft_chat"]
     assert all(recipe["summary"] and recipe["default_config"] for recipe in data["recipes"])
@@ -44,14 +44,14 @@ def test_a_broken_package_does_not_hide_the_others(cli: Cli, monkeypatch: pytest
         return find(name)
 
     monkeypatch.setattr(registry, "find_recipe", finding)
-    ended = cli("recipes")
+    ended = cli("train")
     assert ended.code == 0
     assert "math" in ended.out
     assert "recipe `embodied` cannot be loaded" in ended.err
 
 
 def test_a_package_brings_its_own_config(cli: Cli, fake_recipe: Path) -> None:
-    data = json.loads(cli("recipes", "--output", "json").out)
+    data = json.loads(cli("train", "--json").out)
     (own,) = [recipe["default_config"] for recipe in data["recipes"] if recipe["name"] == "fake"]
     assert Path(own) == PACKAGES / "fake.yaml"
     ended = cli("train", "recipe=fake", "--dry-run")
@@ -64,14 +64,14 @@ def test_what_cannot_be_run_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     find = registry.find_recipe
     monkeypatch.setattr(registry, "find_recipe", lambda name: unprogrammed if name == "unprogrammed" else find(name))
     why = "it has no program in this version; its files can only be validated and laid out"
-    text = cli("recipes").out
+    text = cli("train").out
     assert f"\n`unprogrammed` cannot be run: {why}\n" in text
     assert "`embodied` cannot be run" not in text
-    first, second = json.loads(cli("recipes", "--output", "json").out)["recipes"]
+    first, second = json.loads(cli("train", "--json").out)["recipes"]
     assert (first["runnable"], first["obstacle"]) == (True, None)
     assert (second["runnable"], second["obstacle"]) == (False, why)
 
 
 def test_what_an_interpreter_lacks_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else object())
-    assert "`embodied` cannot be run: needs `torch`, not installed in this Python\n" in cli("recipes").out
+    assert "`embodied` cannot be run: needs `torch`, not installed in this Python\n" in cli("train").out

@@ -90,7 +90,7 @@ def test_an_arm_from_switching_on_to_a_stop(file: str, arm: Franka, capsys: pyte
         return capsys.readouterr().out
 
     address = f"{arm.robot_ip}:{arm.robot_port}"
-    (listed,) = json.loads(said("list", file, "-o", "json"))["robots"]
+    (listed,) = json.loads(said("list", file, "--json"))["robots"]
     assert listed == {
         "group": "arms",
         "type": "Franka",
@@ -101,7 +101,7 @@ def test_an_arm_from_switching_on_to_a_stop(file: str, arm: Franka, capsys: pyte
         "holder": None,
         "cameras": [],
     }
-    checks = json.loads(said("check", file, address, "-o", "json"))["checks"]
+    checks = json.loads(said("check", file, address, "--json"))["checks"]
     assert {check["name"]: check["verdict"] for check in checks} == {
         "controller": "ok",
         "link": "ok",

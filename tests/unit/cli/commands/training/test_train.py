@@ -123,7 +123,7 @@ class TestARun:
         ended = cli("train", "recipe=fake")
         run = last_run()
         assert f"  report      runs/{run.path.name}/report.html" in ended.out.splitlines()
-        ended = cli("train", "recipe=fake", "fake.fail=worker", "--output", "json")
+        ended = cli("train", "recipe=fake", "fake.fail=worker", "--json")
         assert ended.code == 1
         assert json.loads(ended.out)["report"] == str(last_run().path / "report.html")
         assert states == ["finished", "failed"]
@@ -145,7 +145,7 @@ class TestARun:
         assert "WARNING [driver] something is odd\n" in log
 
     @pytest.mark.security
-    @pytest.mark.parametrize("options", [(), ("--output", "json"), ("--quiet",), ("--verbose",)], ids=str)
+    @pytest.mark.parametrize("options", [(), ("--json",), ("--quiet",), ("--verbose",)], ids=str)
     def test_no_secret_is_kept_or_shown(
         self, cli: Cli, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
     ) -> None:
@@ -180,7 +180,7 @@ class TestARun:
         assert len([line for line in ended.err.splitlines() if line.startswith("step ")]) == 12
 
     def test_json(self, cli: Cli, contract: Callable[[str, str], Any]) -> None:
-        data = contract("train", cli("train", "recipe=fake", "--output", "json").out)
+        data = contract("train", cli("train", "recipe=fake", "--json").out)
         assert (data["status"], data["step"], data["last_step"], data["restarts"]) == ("finished", 12, 12, 0)
         assert data["metrics"]["env/success_at_end"] == 0.9
         assert data["evaluation"] == {"step": 10, "metrics": {"eval/success_at_end": 0.75, "eval/return": 9.0}}
@@ -217,7 +217,7 @@ class TestADryRun:
         assert list(folder.iterdir()) == []
 
     def test_json(self, cli: Cli, folder: Path) -> None:
-        data = json.loads(cli("train", "recipe=fake", "--dry-run", "--output", "json").out)
+        data = json.loads(cli("train", "recipe=fake", "--dry-run", "--json").out)
         assert (data["schema"], data["recipe"]) == ("rlinf.plan/1", "fake")
         assert data["placement"]["components"]["rollout"]["world_size"] == 2
         assert data["config"]["config"]["runner"]["max_steps"] == 12
@@ -255,8 +255,8 @@ class TestMistakes:
         ("arguments", "said"),
         [
             (("recipe=fak",), "there is no recipe `fak`"),
-            (("fake",), "`fake` is a recipe, not a file: write `recipe=fake`"),
-            (("runner.max_steps=3",), "name a file or a recipe, as in `rlinf train recipe=embodied`"),
+            (("fak",), "did you mean `fake`?"),
+            (("runner.max_steps=3",), "name a file or a recipe, as in `rlinf train embodied`"),
             (("a.yaml", "b.yaml"), "one file at a time, not 2"),
             (("hetero18",), "the file selects no recipe, so there is nothing to run"),
             (("missing.yaml",), "missing.yaml"),
@@ -320,7 +320,7 @@ class TestAFailure:
         assert "error: 2 of 3 nodes joined within 30 s\n  where: 10.0.0.1:6379\n" in ended.err
 
     def test_of_the_program(self, cli: Cli, contract: Callable[[str, str], Any]) -> None:
-        ended = cli("train", "recipe=fake", "fake.fail=bug", "-q", "--output", "json")
+        ended = cli("train", "recipe=fake", "fake.fail=bug", "-q", "--json")
         assert ended.code == 1
         assert "the driver failed: KeyError: 'surprise'" in ended.err
         data = contract("train", ended.out)
@@ -331,7 +331,7 @@ class TestAFailure:
         self, cli: Cli, contract: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         broken_disk_for('"failed"', monkeypatch)
-        ended = cli("train", "recipe=fake", "fake.fail=bug", "-q", "--output", "json")
+        ended = cli("train", "recipe=fake", "fake.fail=bug", "-q", "--json")
         assert ended.code == 1
         assert "the driver failed: KeyError: 'surprise'" in ended.err
         assert "the end of the run could not be recorded in " in ended.err
@@ -350,7 +350,7 @@ class TestAFailure:
             kept(path, text)
 
         monkeypatch.setattr(durable, "write_short", write_short)
-        ended = cli("train", "recipe=fake", "fake.fail=bug", "-q", "--output", "json")
+        ended = cli("train", "recipe=fake", "fake.fail=bug", "-q", "--json")
         assert (ended.code, tries) == (1, [])
         assert "could not be recorded" not in ended.err
         assert last_run().state.status == "failed"
@@ -447,7 +447,7 @@ class TestDetached:
         assert "  run folder  " in printed
 
     def test_json(self, rlinf: Cli, contract: Callable[[str, str], Any]) -> None:
-        ended = rlinf("train", "recipe=fake", "--detach", "--output", "json")
+        ended = rlinf("train", "recipe=fake", "--detach", "--json")
         data = contract("train", ended.out)
         assert (data["status"], data["step"]) == ("running", 0)
         assert RunFolder.open(data["folder"]).state.pid == data["pid"]

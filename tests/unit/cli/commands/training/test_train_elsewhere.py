@@ -70,12 +70,12 @@ def record(name: str, machine: str = "another") -> None:
 
 def test_the_driver_goes_to_the_head(cli: Cli, head: Head, fake_recipe: Path) -> None:
     record("farm")
-    ended = cli("train", "farm.yaml", "runner.max_steps=7", "--output", "json", "--verbose")
+    ended = cli("train", "farm.yaml", "runner.max_steps=7", "--json", "--verbose")
     assert (ended.code, ended.out) == (143, "")
     assert "the driver and the run folder are on trainer" in ended.err
     ((name, arguments, text),) = head.asked
     assert name == "farm"
-    assert arguments == ["-P", "-m", "rlinf_cli", "train", "-", "--output", "json", "--told", "--verbose"]
+    assert arguments == ["-P", "-m", "rlinf_cli", "train", "-", "--remote-driver", "--verbose", "--json"]
     # Overrides and references have been followed.
     job = load_job("-", stdin=text.encode(), environ={})
     assert job.ok

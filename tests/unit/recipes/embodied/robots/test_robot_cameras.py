@@ -284,7 +284,7 @@ def test_cameras_by_hand(arm: Franka, tmp_path: Path, capsys: pytest.CaptureFixt
     file = written(arm, tmp_path)
 
     def said(*arguments: str) -> Any:
-        assert main(["robot", *arguments, file, "-o", "json"]) == 0, capsys.readouterr().err
+        assert main(["robot", *arguments, file, "--json"]) == 0, capsys.readouterr().err
         return json.loads(capsys.readouterr().out)
 
     assert said("list")["robots"][0]["cameras"] == ["tape", "scene"]

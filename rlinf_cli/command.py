@@ -1,0 +1,198 @@
+"""Commands as functions: options in, a `Result` out.
+
+@command("rlinf runs", "rlinf runs prune --status failed --older-than 7d")
+def runs(recipe: Annotated[str | None, opt("--recipe NAME", "Only runs of this recipe.")] = None) -> Result: ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import typer
+from typer.core import TyperGroup
+
+from rlinf_cli.console import console
+from rlinf_core.errors import ConfigError
+
+
+class Result(NamedTuple):
+    """The answer of a command.
+
+    Attributes:
+        text: the answer for people; a function if it takes time to make.
+        record: the same as data, which `--json` prints; likewise.
+        code: the exit code.
+        notes: printed after `text`, on standard error.
+    """
+
+    text: str | Callable[[], str] = ""
+    record: Any = None
+    code: int = 0
+    notes: tuple[str, ...] = ()
+
+    def show(self) -> None:
+        """Print the answer in the format that the user asked for."""
+        if console.verbosity.json and self.record is not None:
+            console.result_json(self.record() if callable(self.record) else self.record)
+            return
+        text = self.text() if callable(self.text) else self.text
+        if text:
+            console.result(text)
+        for note in self.notes:
+            console.message(note)
+
+
+Command: TypeAlias = Callable[..., Result | int | None]
+
+
+def command(
+    *examples: str,
+    app: typer.Typer | None = None,
+    name: str | None = None,
+    heading: str | None = None,
+    record: bool = True,
+) -> Callable[[Command], typer.Typer]:
+    """Make a command of a function, which returns what it answers, or its exit code if it has printed that itself.
+
+    Args:
+        examples: commands at the end of its help, which can be typed as they stand.
+        app: the group that it belongs to; by default it stands alone.
+        name: its name in `app`; by default that of the function.
+        heading: its heading in the help of `rlinf`, for the command of a package.
+        record: whether there is a record for `--json`.
+    """
+
+    def register(function: Command) -> typer.Typer:
+        own = typer.Typer(add_completion=False, rich_markup_mode=None, rich_help_panel=heading) if app is None else app
+        answer = _answering(function, record)
+        # Called without what it requires, it says what that is in full.
+        bare = any(
+            parameter.default is parameter.empty for parameter in inspect.signature(function).parameters.values()
+        )
+        own.command(name, no_args_is_help=bare, epilog=help_examples(*examples))(answer)
+        return own
+
+    return register
+
+
+class Group(TyperGroup):
+    """A group of commands that suggests the nearest for a name that none of them has.
+
+    Attributes:
+        default: the command that is meant where none is named, if there is one.
+    """
+
+    default: str | None = None
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if self.default is None or args[:1] in (["-h"], ["--help"]):
+            return super().parse_args(ctx, args)
+        bare = not args or args[0].startswith("-")
+        return super().parse_args(ctx, [self.default, *args] if bare else args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        command = self.get_command(ctx, args[0])
+        if command is None:
+            from rlinf_core.suggest import did_you_mean, quoted
+
+            names = self.list_commands(ctx)
+            listed = f"`{ctx.command_path} --help` lists them" if len(names) > 9 else f"there are {quoted(names)}"
+            raise ConfigError(
+                f"`{ctx.command_path}` has no command `{args[0]}`", help=did_you_mean(args[0], names) or listed
+            )
+        return args[0], command, args[1:]
+
+
+def group(help: str, *, heading: str | None = None, cls: Any = Group, default: str | None = None) -> typer.Typer:
+    """Return a group of commands, the `default` of which is meant where none is named."""
+    return typer.Typer(
+        cls=type("Group", (cls,), {"default": default}) if default else cls,
+        help=help or None,
+        no_args_is_help=default is None,
+        add_completion=False,
+        rich_markup_mode=None,
+        rich_help_panel=heading,
+    )
+
+
+def opt(spec: str, help: str = "", **settings: Any) -> Any:
+    """Return an option for `Annotated`: `opt("--lines -n N", "Number of last lines.")`.
+
+    Args:
+        spec: its names, and a word for its value if it takes one.
+        help: a sentence about it.
+        settings: further arguments of `typer.Option`.
+    """
+    names = [word for word in spec.split() if word.startswith("-")]
+    value = " ".join(word for word in spec.split() if not word.startswith("-"))
+    return typer.Option(*names, metavar=value or None, help=help, **settings)
+
+
+def arg(name: str, complete: Any = None) -> Any:
+    """Return an argument for `Annotated`. The docstring describes it: Typer's table would show its Python type."""
+    return typer.Argument(metavar=name, hidden=True, autocompletion=complete)
+
+
+def help_examples(*commands: str) -> str | None:
+    """Return the end of a command's help."""
+    if not commands:
+        return None
+    return "\n".join(("\b", "Examples:" if len(commands) > 1 else "Example:", *(f"  {line}" for line in commands)))
+
+
+def key_values(words: list[str] | None) -> dict[str, str]:
+    """Return `KEY=VALUE` options as a mapping.
+
+    Raises:
+        typer.BadParameter: a word has no `=`.
+    """
+    pairs: dict[str, str] = {}
+    for word in words or ():
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"`{word}` is not KEY=VALUE")
+        pairs[key] = value
+    return pairs
+
+
+def _set(name: str) -> Callable[[bool], bool]:
+    def setting(wanted: bool) -> bool:
+        setattr(console.verbosity, name, getattr(console.verbosity, name) or wanted)
+        return wanted
+
+    return setting
+
+
+Quiet = Annotated[bool, opt("--quiet -q", "Print results and errors only.", callback=_set("quiet"))]
+Verbose = Annotated[bool, opt("--verbose -v", "Print more detail, and tracebacks.", callback=_set("verbose"))]
+_Json = Annotated[bool, opt("--json", "Print the result as JSON.", callback=_set("json"))]
+
+
+def _answering(function: Command, record: bool) -> Callable[..., None]:
+    """Return a function with the options of every command, which prints the result and ends with its exit code."""
+    added: Mapping[str, Any] = {**({"as_json": _Json} if record else {}), "quiet": Quiet, "verbose": Verbose}
+
+    @wraps(function)
+    def answer(**arguments: Any) -> None:
+        for option in added:
+            del arguments[option]
+        result = function(**arguments)
+        if isinstance(result, Result):
+            result.show()
+            result = result.code
+        if result:
+            raise typer.Exit(result)
+
+    signature = inspect.signature(function, eval_str=True)
+    options = [
+        inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+        for option, annotation in added.items()
+    ]
+    parameters = [*signature.parameters.values(), *options]
+    annotations = {parameter.name: parameter.annotation for parameter in parameters}
+    vars(answer).update(__signature__=signature.replace(parameters=parameters), __annotations__=annotations)
+    answer.__annotations__ = annotations
+    return answer

@@ -1,1 +1,0 @@
-"""Commands that bring clusters up, inspect them and take them down."""

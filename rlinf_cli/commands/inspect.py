@@ -1,0 +1,167 @@
+"""`rlinf inspect`: views of a file, or of the file of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlinf_cli.arguments import completion
+from rlinf_cli.arguments.options import Assume, FileIfAny, FileOrRun, Live, Name, Out, Overrides, Parallel, assumed
+from rlinf_cli.command import Group, Result, command, group, opt
+
+_DEFAULT = "placement"
+
+
+class _Views(Group):
+    """The views; the name of one may follow the file, too, and placement is the one that is shown by default."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        valued = {
+            name
+            for view in self.commands.values()
+            for parameter in view.params
+            for name in parameter.opts
+            if not getattr(parameter, "is_flag", True)
+        }
+        named = (at for at, word in enumerate(args) if word in self.commands and (not at or args[at - 1] not in valued))
+        at = next(named, None)
+        words = [_DEFAULT, *args] if at is None else [args[at], *args[:at], *args[at + 1 :]]
+        return super().resolve_command(ctx, words)
+
+
+inspect = group("Show what a file means: placement, values, memory, hardware.", cls=_Views)
+
+
+@command(
+    "rlinf inspect placement hetero18",
+    "rlinf inspect placement job.yaml --assume a800=8 -o job.html",
+    app=inspect,
+)
+def placement(
+    file: FileOrRun,
+    overrides: Overrides = None,
+    assume: Assume = None,
+    live: Live = False,
+    show_all: Annotated[bool, opt("--all", "Show every process.")] = False,
+    out: Out = None,
+) -> Result:
+    """Show where each component runs, and which hardware is idle.
+
+    Connects to no machine: give accelerators that FILE does not declare with --assume, or probe the nodes with --live.
+    KEY=VALUE replaces a value of FILE, ~KEY deletes one. -o also writes a picture, an HTML page.
+    """
+    from rlinf_cli.file.job_file import load_sound
+    from rlinf_cli.placement.job_layout import lay_out
+    from rlinf_cli.placement.placement_picture import picture_of
+    from rlinf_cli.placement.placement_summary import placement_result
+    from rlinf_cli.run.policy_source import config_of
+
+    job = load_sound(config_of(file), overrides, assume, live=live)
+    if out is not None and any(out.exists() and out.samefile(name) for name in job.files):
+        raise typer.BadParameter(f"`{out}` is part of the configuration; name another file", param_hint="'-o'")
+    layout = lay_out(job, "placement", file, arguments=(*(overrides or ()), *assumed(assume)))
+    picture = picture_of(Path(job.name).name, job.cluster, job.topology, layout.placements, layout.mode)
+    result = placement_result(job, layout, picture, every_process=show_all)
+    if out is None:
+        return result
+    from rlinf_cli.report.reporting import draw_placement
+
+    return draw_placement(result, picture, out)
+
+
+@command("rlinf inspect config laptop", "rlinf inspect config job.yaml runner.max_steps=50", app=inspect)
+def config(
+    file: FileOrRun,
+    overrides: Overrides = None,
+    show_all: Annotated[bool, opt("--all", "Also show defaults that are null or empty.")] = False,
+) -> Result:
+    """Show the resolved file, and each value's origin.
+
+    The output is YAML that loads to the same values; the comment after each value is its file and line, its override,
+    or `default`. Secrets are masked. KEY=VALUE replaces a value of FILE, ~KEY deletes one.
+    """
+    from rlinf_cli.file.config_view import config_result
+    from rlinf_cli.file.job_file import load_sound
+    from rlinf_cli.run.policy_source import config_of
+
+    return config_result(load_sound(config_of(file), overrides), every_value=show_all)
+
+
+@command("rlinf inspect env hetero18 --component actor --rank 3", app=inspect)
+def env(
+    file: FileOrRun,
+    component: Annotated[str, opt("--component -c NAME", "Component.", autocompletion=completion.components)],
+    rank: Annotated[int, opt("--rank -r N", "Rank of the process in its component.", min=0)],
+    overrides: Overrides = None,
+    assume: Assume = None,
+    live: Live = False,
+) -> Result:
+    """Show the environment and interpreter of one process.
+
+    Each variable is shown with its source; a part in `<...>` is known only on the node or at launch. KEY=VALUE replaces
+    a value of FILE, ~KEY deletes one.
+    """
+    from rlinf_cli.file.job_file import load_sound
+    from rlinf_cli.placement.job_layout import lay_out
+    from rlinf_cli.placement.process_env import env_record, env_text
+    from rlinf_cli.run.policy_source import config_of
+    from rlinf_core.errors import PlacementError
+
+    job = load_sound(config_of(file), overrides, assume, live=live)
+    arguments = (*(overrides or ()), "--component", component, "--rank", str(rank), *assumed(assume))
+    placements = lay_out(job, "env", file, component, arguments).placements[component]
+    if rank >= len(placements):
+        last = len(placements) - 1
+        raise PlacementError(f"component `{component}` has no rank {rank}", help=f"its ranks are 0 to {last}")
+    process = placements[rank]
+    return Result(lambda: env_text(job, component, process), lambda: env_record(job, component, process))
+
+
+@command("rlinf inspect hardware cluster.yaml", app=inspect)
+def hardware(
+    file: FileIfAny = None,
+    overrides: Overrides = None,
+    name: Name = None,
+    parallel: Parallel = 128,
+) -> Result:
+    """Show accelerators, robots and cameras: found against declared.
+
+    Probes the machines of FILE, or those of the running cluster. The exit status is 1 if declared hardware is missing,
+    3 if a node cannot be reached.
+    """
+    from rlinf_cli.machines.hardware_table import hardware_result
+    from rlinf_cli.machines.probing import look_at_hardware
+
+    return hardware_result(*look_at_hardware(file, overrides, name, parallel=parallel))
+
+
+@command(
+    "rlinf inspect memory laptop actor.model.hidden_dim=4096",
+    "rlinf inspect memory runs/embodied-20260314-101502",
+    app=inspect,
+)
+def memory(
+    file: FileOrRun,
+    overrides: Overrides = None,
+    available: Annotated[
+        float | None,
+        opt(
+            "--available GIB",
+            "Memory of each node in GiB; by default as the file declares, else that of this machine.",
+            min=0.001,
+        ),
+    ] = None,
+    assume: Assume = None,
+) -> Result:
+    """Forecast the memory of each process, and whether it fits.
+
+    Nothing is started, and no weights are read. For a RUN, its processes are taken to be where they
+    were, and their measured peaks are shown beside the forecast. The exit status is 1 if a node has too little memory;
+    what reduces it is suggested.
+    """
+    from rlinf_cli.memory.forecast import forecast_of
+
+    words = (*(overrides or ()), *assumed(assume))
+    return forecast_of(file, overrides or (), assume, available, words)

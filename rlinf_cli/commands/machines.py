@@ -1,0 +1,167 @@
+"""Commands that bring clusters up, inspect them and take them down."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from rlinf_cli.arguments.options import DryRun, File, FileIfAny, Name, Overrides, Parallel
+from rlinf_cli.command import Result, command, opt
+from rlinf_cli.console import console
+from rlinf_cli.exit_codes import ExitCode
+
+
+class Template(StrEnum):
+    SLURM = "slurm"
+    KUBERAY = "kuberay"
+
+
+@command("rlinf up cluster.yaml", "rlinf up cluster.yaml --print slurm")
+def up(
+    file: File,
+    overrides: Overrides = None,
+    name: Name = None,
+    dry_run: DryRun = False,
+    template: Annotated[
+        Template | None,
+        opt(
+            "--print slurm|kuberay",
+            "Print a job script or manifest with which Slurm or Kubernetes starts the same cluster.",
+        ),
+    ] = None,
+    wishes: Annotated[
+        list[str] | None,
+        opt(
+            "--with [GROUP:]KEY[=VALUE]",
+            "With --print, for all nodes or those of a group. Slurm: `requeue` to resume after the time limit, or an"
+            " option of `sbatch`, as in `time=24:00:00` or `sim:partition=cpu`. KubeRay: `image`, `volume=CLAIM:/PATH`,"
+            " `cpu`, `memory`, `toleration=KEY[=VALUE][:EFFECT]`, `secret=NAME`, or `job` for a RayJob. May be"
+            " repeated.",
+        ),
+    ] = None,
+    rollback: Annotated[bool, opt("--rollback", "If a node fails, take down the nodes that this run started.")] = False,
+    node_rank: Annotated[int | None, opt("--node-rank K", "Start only this machine, as node K.", min=0)] = None,
+    head_address: Annotated[str | None, opt("--head-address A", "With --node-rank: address of node 0.")] = None,
+    token_file: Annotated[
+        str | None, opt("--token-file FILE", "With --node-rank: file of the token that all nodes share.")
+    ] = None,
+    block: Annotated[bool, opt("--block", "Stay in the foreground until stopped, then take down.")] = False,
+    sync: Annotated[str | None, opt("--sync PATH", "Copy rlinf and the code in PATH to the nodes.")] = None,
+    timeout: Annotated[
+        float, opt("--timeout SECONDS", "Time limit for Ray to start on a node, in seconds.", min=1)
+    ] = 60.0,
+    parallel: Parallel = 128,
+    insecure_no_auth: Annotated[
+        bool,
+        opt(
+            "--insecure-no-auth",
+            "Disable authentication: anyone who reaches the ports can run programs on the nodes.",
+        ),
+    ] = False,
+) -> Result | None:
+    """Bring the nodes of a file up as one cluster.
+
+    Uses ssh if the file has `hosts`, else only this machine. Run again, it starts missing nodes and leaves the others.
+    With --node-rank (or as a Slurm task) it starts only the node that it runs on. KEY=VALUE replaces a value of FILE,
+    ~KEY deletes one.
+    """
+    from rlinf_cli.machines.cluster_lifecycle import Asked, prepare, up_or_back
+    from rlinf_cli.machines.up_report import plan_result, up_result
+    from rlinf_core.process.signal_mask import ignore_warnings
+
+    # These signals are for the driver: its nodes must stay until it has saved.
+    ignore_warnings()
+    if template is not None:
+        from rlinf_cli.machines.job_scripts import job_script
+
+        return Result(job_script(template, file, overrides, name, wishes or ()))
+    if wishes:
+        raise typer.BadParameter("it requires --print", param_hint="'--with'")
+    asked = Asked(file, overrides, name, node_rank, head_address, token_file, timeout, not insecure_no_auth, sync)
+    request = prepare(asked)
+    if dry_run:
+        nodes = [node for node in request.nodes if request.only in (None, node.rank)]
+        return plan_result(request.name, nodes, authenticated=request.authenticated)
+    if insecure_no_auth:
+        console.message("warning: authentication is off: anyone who reaches the ports can run programs on the nodes")
+    if block:
+        from rlinf_cli.machines.foreground import hold
+
+        hold(request, lambda report: up_result(report).show(), parallel=parallel)
+        return None
+    report = up_or_back(request, parallel=parallel, rollback=rollback)
+    result = up_result(report)
+    if not report.ok and not rollback and any(node.up for node in report.nodes):
+        again = "running nodes stay up: run the same command again to retry the others, or `rlinf down` to end all"
+        return result._replace(notes=(again,))
+    return result
+
+
+@command("rlinf status", "rlinf status cluster.yaml")
+def status(file: FileIfAny = None, name: Name = None, parallel: Parallel = 128) -> Result:
+    """Show the nodes of the cluster, and the running jobs.
+
+    By default the only running cluster, or that of RLINF_CLUSTER. Each node is probed over ssh; a Ray started by other
+    means is queried at RLINF_ADDRESS. The exit status is 3 while a node is missing.
+    """
+    from rlinf_cli.bootstrap import cluster_identity
+    from rlinf_cli.machines.cluster_status import status_record, status_text
+    from rlinf_cli.machines.probing import ask_status
+
+    report = ask_status(name if file is None else cluster_identity.cluster_name(file, name), parallel=parallel)
+    code = ExitCode.OK if report.all_up else ExitCode.UNREACHABLE
+    return Result(lambda: status_text(report), lambda: status_record(report), code)
+
+
+@command("rlinf down", "rlinf down cluster.yaml")
+def down(
+    file: FileIfAny = None,
+    name: Name = None,
+    node_rank: Annotated[int | None, opt("--node-rank K", "Take down this machine alone, node K.", min=0)] = None,
+    force: Annotated[bool, opt("--force", "Even while a job runs, without asking.")] = False,
+    parallel: Parallel = 128,
+) -> Result:
+    """Take down the cluster that `up` started, and verify that.
+
+    By default the only running cluster. With FILE no record of it is needed: every node of the file is probed. A Ray
+    that `up` did not start is left alone.
+    """
+    from rlinf_cli.machines import taking_down
+    from rlinf_cli.machines.cluster_lifecycle import end, jobs_of
+    from rlinf_cli.machines.up_report import down_result
+
+    if node_rank is not None and file is None:
+        raise typer.BadParameter("it requires FILE, in which this machine is node K", param_hint="'--node-rank'")
+    cluster, nodes = taking_down.nodes_of(file, name, node_rank)
+    if cluster is None or not nodes:
+        return taking_down.nothing_recorded(cluster)
+    jobs = jobs_of(cluster, nodes)
+    listed = [taking_down.job_line(job) for job in jobs]
+    if jobs and not force and not taking_down.agreed(cluster, listed):
+        return Result(code=ExitCode.FAILED)
+    for job in listed:
+        console.message(f"ending {job}")
+    return down_result(end(cluster, nodes, parallel=parallel, jobs=jobs))
+
+
+@command("rlinf doctor cluster.yaml")
+def doctor(
+    file: File,
+    overrides: Overrides = None,
+    name: Name = None,
+    link_seconds: Annotated[
+        float, opt("--link-seconds SECONDS", "Time limit for measuring links, in seconds; 0 skips it.", min=0)
+    ] = 60.0,
+    parallel: Parallel = 128,
+) -> Result:
+    """Check the machines of a file before a job starts on them.
+
+    Checks interpreters, Ray, clocks, ports, disks, accelerators, robots, cameras, and the links between nodes that the
+    job will use. Nothing is started or changed. KEY=VALUE replaces a value of FILE, ~KEY deletes one.
+    """
+    from rlinf_cli.machines.doctor_findings import doctor_result
+    from rlinf_cli.machines.probing import examine
+
+    return doctor_result(examine(file, overrides, name, link_seconds=link_seconds, parallel=parallel))

@@ -1,1 +1,0 @@
-"""Commands that use trained policies."""

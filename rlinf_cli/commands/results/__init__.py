@@ -1,1 +1,0 @@
-"""Commands for the results of runs."""

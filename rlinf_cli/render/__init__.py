@@ -1,1 +1,0 @@
-"""Rendering of results: plain data in, plain strings out."""

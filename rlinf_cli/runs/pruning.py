@@ -1,0 +1,153 @@
+"""Deletion of runs: which, and their folders with checkpoints elsewhere that are certainly their own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import typer
+
+from rlinf_cli.command import Result
+from rlinf_cli.console import console
+from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.runs.run_lookup import find_run, runs_folder, unreadable, warn_of_unreadable
+from rlinf_cli.runs.run_table import RunRow, rows_of, runs_text, selected, size_text
+from rlinf_core.errors import RunError
+from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_state import STATE, outside, why_not_own
+from rlinf_core.runners.storage.run_status import RunStatus
+
+SCHEMA: Final = "rlinf.runs-prune/1"
+_UNITS: Final = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+def age_in_seconds(text: str | None) -> float | None:
+    """Return an age such as `36h` or `7d` in seconds."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text.strip())
+    if match is None:
+        raise typer.BadParameter("write a number with m, h, d or w, as in `36h` or `7d`", param_hint="'--older-than'")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def pruned(
+    names: Sequence[str] | None,
+    statuses: Sequence[RunStatus] | None,
+    recipe: str | None,
+    older_than: float | None,
+    keep: int,
+    *,
+    delete: bool,
+) -> Result:
+    """Return the runs that are selected, and delete them if that is asked for.
+
+    Args:
+        names: run folders or names of runs; None for all.
+        statuses, recipe: the statuses and the recipe that are selected; None for all.
+        older_than: started longer ago, in seconds.
+        keep: the number of the newest that are kept.
+    """
+    candidates = [find_run(run) for run in names] if names else None
+    chosen = selected(statuses=statuses, recipe=recipe, among=candidates)
+    chosen.sort(key=lambda run: (run.state.created, run.path.name), reverse=True)
+    if older_than is not None:
+        chosen = [run for run in chosen if time.time() - run.state.created > older_than]
+    going_on = [run for run in chosen if run.state.going_on]
+    ended = [run for run in chosen if run not in going_on][keep:]
+    rows = rows_of(ended)
+    total = sum(row.size for row in rows)
+    broken = [] if names else unreadable()
+    deleted = [_delete(run) for run in ended] if delete else []
+    record = {
+        "schema": SCHEMA,
+        "folder": str(runs_folder().absolute()),
+        "dry_run": not delete,
+        "bytes": total,
+        "runs": [row.record() for row in rows],
+        "going_on": [run.path.name for run in going_on],
+        "unreadable": [{"folder": str(run.path), "reason": run.why} for run in broken],
+    }
+    count = f"{len(rows)} run{'' if len(rows) == 1 else 's'}, {size_text(total)}"
+    verdict = f"deleted {count}" if delete else f"would delete {count}; add --delete to delete"
+    if not names:
+        warn_of_unreadable()
+    return Result(
+        "\n".join([runs_text(rows), *_elsewhere(rows)]) if rows else "",
+        record,
+        ExitCode.OK if all(deleted) else ExitCode.FAILED,
+        (*map(_why_kept, going_on), verdict if rows else "no runs selected"),
+    )
+
+
+def _elsewhere(rows: Sequence[RunRow]) -> Iterator[str]:
+    """Return a line for each run with checkpoints outside of its folder: location, size, and whether they are
+    deleted."""
+    for row in rows:
+        if row.elsewhere is not None:
+            what = f"{row.name}: checkpoints in {row.elsewhere}"
+            own = f"{what}, {size_text(row.elsewhere_size)}, are deleted with it"
+            yield own if row.foreign is None else f"{what} are kept: {row.foreign}"
+
+
+def _why_kept(run: RunFolder) -> str:
+    if run.state.alive:
+        return f"{run.path.name} is active and kept"
+    return (
+        f"{run.path.name} may be active and is kept: {run.state.process} is not visible from here; if it has ended"
+        f" for certain, `rlinf stop {run.path} --force` releases it"
+    )
+
+
+def _delete(run: RunFolder) -> bool:
+    """Delete a run; return whether it is completely gone. Failures are reported."""
+    try:
+        delete_run(run)
+    except OSError as error:
+        console.error_block(
+            f"{run.path.name} cannot be deleted completely",
+            where=error.filename or str(run.path),
+            why=error.strerror or str(error),
+            do="fix the permissions, and delete again",
+        )
+        return False
+    except RunError as error:
+        console.error_block(
+            f"{run.path.name} cannot be deleted", where=error.where, why=error.why or error.message, do=error.help
+        )
+        return False
+    return True
+
+
+def delete_run(run: RunFolder) -> None:
+    """Delete a finished run: its checkpoints, then its folder, the state file last.
+
+    An interrupted deletion leaves a run that can be deleted again. Links are deleted, not followed. Checkpoints outside
+    of the folder are deleted only if they bear this run's mark (`ownership`).
+
+    Raises:
+        OSError: something cannot be deleted, the run has (or may have) started again, or its folder is a link.
+        RunError: its state cannot be read.
+    """
+    if run.path.is_symlink():
+        raise OSError(None, "it is a link; delete the run at its target, or remove the link by hand", str(run.path))
+    # A command that resumes the run claims it, too.
+    with durable.claimed(run.path / STATE) as ours:
+        if not ours or run.refresh().going_on:
+            raise OSError(None, "the run has started again", str(run.path))
+        elsewhere = outside(run.path, run.state)
+        if elsewhere is not None and why_not_own(run.path, run.state) is None:
+            shutil.rmtree(elsewhere)
+        for child in sorted(run.path.iterdir()):
+            if child.name == STATE:
+                continue
+            if child.is_dir() and not child.is_symlink():
+                shutil.rmtree(child)
+            else:
+                child.unlink()
+        (run.path / STATE).unlink()
+    run.path.rmdir()

@@ -1,0 +1,149 @@
+"""The picture of a placement: complete, safe to show, and no larger for a large cluster."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_cli.placement.picture import ACCELERATOR, Card, Cell, Picture, Section, User, picture_record, summarised
+from rlinf_cli.report.documents import DrawnPlacement
+from rlinf_cli.report.page import placement_page
+
+
+class _Page(HTMLParser):
+    """The tags and the texts of a page, its styles left out."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self.tags[-1:] != ["style"] and data.strip():
+            self.texts.append(data.strip())
+
+
+def drawn(picture: Picture) -> _Page:
+    record = picture_record(picture)
+    # A run keeps the record, and reads it as a stranger's.
+    kept = DrawnPlacement.model_validate(json.loads(json.dumps(record)))
+    assert placement_page(record) == placement_page(kept)
+    return _Page(placement_page(record))
+
+
+def units(picture: Picture) -> list[dict[str, Any]]:
+    cards = [card for section in picture_record(picture)["sections"] for card in section["cards"]]
+    return [run for card in cards for row in card["rows"] for run in row["runs"]]
+
+
+def node(rank: int, component: str, per_node: int = 8) -> Card:
+    cells = (Cell(ACCELERATOR, i, (User(component, (rank * per_node + i,)),)) for i in range(per_node))
+    return Card((rank,), None, tuple(cells), ())
+
+
+def picture(cards: tuple[Card, ...], components: tuple[tuple[str, int], ...] = (("actor", 8),)) -> Picture:
+    return Picture("job", "words", components, (Section("a800", "nodes", cards),))
+
+
+def test_one_node_shows_every_unit_and_rank() -> None:
+    page = drawn(picture((node(0, "actor"),)))
+    assert "node 0" in page.texts
+    assert [run["units"] for run in units(picture((node(0, "actor"),)))] == [[str(unit)] for unit in range(8)]
+    # Each number twice: as that of a unit, and as the rank on it.
+    assert [page.texts.count(str(number)) for number in range(8)] == [2] * 8
+    assert page.texts.count("actor") == 9
+
+
+def test_components_of_a_shared_unit_have_distinct_colours() -> None:
+    shared = Cell(ACCELERATOR, 0, (User("actor", (0,)), User("rollout", (0, 1))))
+    (unit,) = units(picture((Card((0,), None, (shared,), ()),), (("actor", 1), ("rollout", 2))))
+    assert [(user["ranks"], user["color"]) for user in unit["users"]] == [("0", 0), ("0-1", 1)]
+    assert unit["about"] == "node 0, accelerator 0: actor:0, rollout:0-1"
+
+
+def test_a_process_on_several_units_is_drawn_once_across_them() -> None:
+    wide = User("actor", (5,))
+    (unit,) = units(picture((Card((0,), None, (Cell(ACCELERATOR, 0, (wide,)), Cell(ACCELERATOR, 1, (wide,))), ()),)))
+    assert unit["units"] == ["0", "1"]
+
+
+def test_robots_have_a_row_of_their_own() -> None:
+    cells = (*(Cell(ACCELERATOR, index, ()) for index in range(9)), Cell("Franka", 0, (User("env", (0,)),), "10.0.0.1"))
+    (section,) = picture_record(picture((Card((0,), None, cells, ()),), (("env", 1),)))["sections"]
+    rows = [(row["columns"], len(row["runs"])) for row in section["cards"][0]["rows"]]
+    assert rows == [(8, 8), (8, 1), (1, 1)]
+    assert "Franka 0 · 10.0.0.1" in drawn(picture((Card((0,), None, cells, ()),), (("env", 1),))).texts
+
+
+def test_an_idle_unit_is_explained() -> None:
+    idle = picture((Card((0,), None, (Cell(ACCELERATOR, 0, ()),), ()),))
+    assert "idle" in drawn(idle).texts
+    assert "idle" not in drawn(picture((node(0, "actor"),))).texts
+
+
+def test_processes_without_a_unit_are_a_bar_of_their_node() -> None:
+    card = Card((3,), None, (), (User("agent", tuple(range(100))),))
+    page = drawn(picture((card,), (("agent", 100),)))
+    assert page.texts[-2:] == ["agent", "0-99"]
+
+
+def test_hundreds_of_like_nodes_are_a_few_cards_and_a_count() -> None:
+    page = drawn(picture(tuple(node(rank, "actor") for rank in range(300)), (("actor", 2400),)))
+    assert "and 297 more" in page.texts
+    assert "24-2399" in page.texts
+    assert len(page.texts) < 200
+
+
+def test_eighteen_nodes_are_all_drawn() -> None:
+    texts = drawn(picture(tuple(node(rank, "actor") for rank in range(18)))).texts
+    assert [text for text in texts if text.startswith("node ")] == [f"node {rank}" for rank in range(18)]
+
+
+def test_unlike_nodes_are_never_more_than_a_page_or_two() -> None:
+    cards = tuple(node(rank, f"c{rank}") for rank in range(500))
+    short = summarised(picture(cards, tuple((f"c{rank}", 8) for rank in range(500))))
+    (section,) = short.sections
+    assert len(section.cards) == 60
+    assert sorted(rank for card in section.cards for rank in card.ranks) == list(range(500))
+
+
+def test_more_components_than_colours_stay_apart_by_stripes() -> None:
+    names = tuple(f"c{index}" for index in range(10))
+    cells = tuple(Cell(ACCELERATOR, i, (User(name, (0,)),)) for i, name in enumerate(names))
+    shown = placement_page(picture_record(picture((Card((0,), None, cells, ()),), tuple((name, 1) for name in names))))
+    assert shown.count('class="band c1 stripes"') == 2
+
+
+@pytest.mark.parametrize("hostile", ["<script>&", "a\"b'c", "\x1b[31m\x00", "数据", "{{ 7*7 }}"])
+def test_names_cannot_break_the_page(hostile: str) -> None:
+    card = Card((0,), hostile, (Cell(hostile, 0, (User(hostile, (0,)),)),), ())
+    page = drawn(Picture(hostile, hostile, ((hostile, 1),), (Section(hostile, hostile, (card,)),)))
+    assert "script" not in page.tags
+    assert "49" not in page.texts
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), min_size=1, max_size=40))
+def test_every_rank_is_on_exactly_one_card(shapes: list[tuple[int, int]]) -> None:
+    cards = tuple(
+        Card(
+            (rank,),
+            None,
+            tuple(Cell(ACCELERATOR, i, (User("actor", (i,)),)) for i in range(units)),
+            tuple(User("agent", (i,)) for i in range(loose)),
+        )
+        for rank, (units, loose) in enumerate(shapes)
+    )
+    short = summarised(picture(cards, (("actor", 1), ("agent", 1))))
+    assert [rank for section in short.sections for card in section.cards for rank in card.ranks] == list(
+        range(len(shapes))
+    )
+    drawn(picture(cards, (("actor", 1), ("agent", 1))))

@@ -1,0 +1,149 @@
+"""How a failed job is told: what failed first comes first, what followed from it is one line."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from rlinf_cli.run.failure_report import failure_block
+from rlinf_core.errors import ChannelClosed, ClusterError, WorkerDiedError
+from rlinf_core.failures import PackedError, WorkerGroupError
+from rlinf_core.runners.failure_list import failures_of, reason_of
+
+
+def raised(error: Exception, where: str) -> Exception:
+    """As it arrives from a worker."""
+    try:
+        raise error
+    except Exception as caught:
+        return PackedError.of(caught, where).unpack()
+
+
+def group(name: str, failures: dict[int, Exception], **places: str) -> WorkerGroupError:
+    error = WorkerGroupError(name, "generate", failures, 8)
+    error.places = {int(rank[1:]): place for rank, place in places.items()}
+    return error
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    file = tmp_path / "rollout" / "rank_1.log"
+    file.parent.mkdir()
+    file.write_text("".join(f"2026-01-01 10:00:00,{i:03} INFO [rollout:1] line {i}\n" for i in range(40)))
+    return tmp_path
+
+
+def test_the_first_failure_in_full(logs: Path) -> None:
+    error = group(
+        "rollout",
+        {0: WorkerDiedError("rollout:1"), 1: raised(ValueError("bad action"), "rollout:1"), 2: ChannelClosed("a", "x")},
+        r1="node 1 (10.0.0.2), pid 4711",
+    )
+    block = failure_block(error, logs, "runs/x")
+    assert block.what == "`rollout:1` failed in `generate`: ValueError: bad action"
+    assert block.where is not None
+    assert block.where.startswith("node 1 (10.0.0.2), pid 4711; ")
+    assert block.where.endswith(" in raised")
+    assert block.why is not None
+    first, *tail, last = block.why.splitlines()
+    assert first == "last log lines"
+    assert [line.split()[-1] for line in tail] == [str(i) for i in range(30, 40)]
+    assert last == "because of it also failed: rollout:0 (WorkerDiedError), rollout:2 (ChannelClosed)"
+    assert block.do is not None
+    assert "`rlinf logs runs/x --component rollout --rank 1` shows its log" in block.do
+
+
+def test_a_group_is_told_with_its_component(logs: Path) -> None:
+    error = group("RolloutGroup", {1: raised(ValueError("bad"), "RolloutGroup:1")}, r1="node 1 (10.0.0.2), pid 4711")
+    block = failure_block(error, logs, "runs/x", {"RolloutGroup": "rollout"})
+    assert block.what == "`RolloutGroup:1` failed in `generate`: ValueError: bad"
+    assert block.where is not None
+    assert block.where.startswith("component `rollout`; node 1 (10.0.0.2), pid 4711; ")
+    assert block.why is not None
+    assert block.why.startswith("last log lines\n")
+    assert block.do is not None
+    assert block.do.startswith("`rlinf logs runs/x --component rollout --rank 1`")
+
+
+def test_the_same_after_a_journey(logs: Path) -> None:
+    error = group("rollout", {1: raised(ValueError("bad"), "rollout:1")}, r1="node 1 (10.0.0.2), pid 4711")
+    twin = pickle.loads(pickle.dumps(error))
+    assert failure_block(twin, logs, None)._replace(do=None) == failure_block(error, logs, None)._replace(do=None)
+
+
+def test_roots_come_first_over_several_groups() -> None:
+    error = ExceptionGroup(
+        "run",
+        [
+            group("env", {0: ChannelClosed("actions", "closed")}),
+            group("rollout", {1: raised(KeyError("k"), "rollout:1")}),
+        ],
+    )
+    assert [failure.name for failure in failures_of(error)] == ["rollout:1", "env:0"]
+    block = failure_block(error, None, None)
+    assert block.what == "`rollout:1` failed in `generate`: KeyError: 'k'"
+    assert block.why == "because of it also failed: env:0 (ChannelClosed)"
+
+
+def test_the_cause_of_a_failure_comes_before_it() -> None:
+    error = group("env", {0: ChannelClosed("actions", "closed")})
+    error.__cause__ = group("rollout", {1: raised(KeyError("k"), "rollout:1")})
+    assert [failure.name for failure in failures_of(error)] == ["rollout:1", "env:0"]
+
+
+def test_failures_beside_each_other_are_not_called_consequences() -> None:
+    error = group("actor", {rank: raised(ValueError("bad"), f"actor:{rank}") for rank in range(8)})
+    block = failure_block(error, None, None)
+    assert block.why == (
+        "besides it also failed: actor:1, actor:2, actor:3, actor:4, actor:5, actor:6 (ValueError) and 1 more"
+    )
+
+
+def test_a_death_is_told_by_its_own_words() -> None:
+    death = WorkerDiedError("env:3", node="node 0 (127.0.0.1)", cause="killed by signal 9")
+    block = failure_block(group("env", {3: death}, r3="node 0 (127.0.0.1), pid 7"), None, None)
+    assert block.what == "`env:3` died in `generate`"
+    assert block.where == "node 0 (127.0.0.1), pid 7"
+    assert block.why == "killed by signal 9"
+
+
+def test_a_constructor_that_raised() -> None:
+    error = WorkerGroupError("actor", "__init__", {0: raised(ImportError("no torch"), "actor:0")}, 1)
+    assert reason_of(error) == "`actor:0` failed in its constructor: ImportError: no torch"
+
+
+def test_the_driver_itself() -> None:
+    try:
+        raise KeyError("surprise")
+    except KeyError as error:
+        block = failure_block(error, None, None)
+    assert block.what == "the driver failed: KeyError: 'surprise'"
+    assert block.where is not None
+    assert block.where.endswith("in test_the_driver_itself")
+    assert block.do == "`--verbose` shows the traceback"
+
+
+def test_an_error_of_ours_keeps_its_words() -> None:
+    block = failure_block(
+        ClusterError("nobody answers", where="10.0.0.1", why="no route", help="plug it in"), None, None
+    )
+    assert (block.what, block.where, block.why, block.do) == ("nobody answers", "10.0.0.1", "no route", "plug it in")
+
+
+def test_a_message_of_many_lines_is_cut_and_the_reason_is_one() -> None:
+    error = group("actor", {0: raised(RuntimeError("\n".join(f"line {i}" for i in range(50))), "actor:0")})
+    block = failure_block(error, None, None)
+    assert block.what.splitlines()[-1] == "... 38 more lines"
+    assert reason_of(error) == "`actor:0` failed in `generate`: RuntimeError: line 0"
+
+
+def test_unlisted_death_comes_first_of_its_consequences() -> None:
+    """A channel's own process answers no call: those that use it tell of its death."""
+    death = WorkerDiedError("trajectories:0", node="node 0", cause="it was killed by SIGKILL")
+    error = group("rollout", {0: raised(death, "rollout:0"), 1: raised(death, "rollout:1")})
+    first, *others = failures_of(error)
+    assert (first.name, first.consequence) == ("trajectories:0", False)
+    assert [(failure.name, failure.consequence) for failure in others] == [("rollout:0", True), ("rollout:1", True)]
+    assert reason_of(error) == "`trajectories:0` on node 0 died"
